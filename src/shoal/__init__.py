@@ -17,7 +17,7 @@ from shoal.core.extras import lazy_names as _lazy_names
 if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
     from shoal.batching.batcher import Batcher
-    from shoal.batching.calls.call import StreamCall, UnaryCall
+    from shoal.batching.calls.call import StreamCall, UnaryCall, retrying
     from shoal.batching.calls.stream import END, SKIP, Mark, ResultStream
     from shoal.batching.calls.threads import ThreadStream
     from shoal.batching.current import current_batch
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from shoal.batching.decorator.blocking import BlockingCall, BlockingStreamCall, blocking
     from shoal.batching.decorator.decorator import batch, open_batchers
     from shoal.batching.open.batch import OpenBatch, OpenRequest
-    from shoal.batching.options.checks import of_list
-    from shoal.batching.retrying import retrying
+    from shoal.batching.options import of_list
     from shoal.core.batch import Batch, DispatchReason
     from shoal.core.counters import BatcherStatistics, ClosingCounts
     from shoal.core.events import BatchObserver, BatchRecord
@@ -266,9 +265,9 @@ _WHERE: Final = {
     "current_backend_tag": "shoal.replicas.code.current",
     "current_batch": "shoal.batching.current",
     "current_replica_tag": "shoal.replicas.code.current",
-    "of_list": "shoal.batching.options.checks",
+    "of_list": "shoal.batching.options",
     "open_batchers": "shoal.batching.decorator.decorator",
-    "retrying": "shoal.batching.retrying",
+    "retrying": "shoal.batching.calls.call",
     "serve": "shoal.starting",
     "start": "shoal.starting",
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, List  # noqa: UP035 - users write it, and
 import pytest
 
 import shoal
-from shoal.batching.options.checks import adapted
+from shoal.batching.options import adapted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

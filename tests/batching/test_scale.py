@@ -20,7 +20,7 @@ import trio
 import shoal
 from shoal import BatchOptions
 from shoal.core.forming.former import Former
-from shoal.core.policies.size_or_wait import SizeOrWait
+from shoal.core.policies.rule import SizeOrWait
 from shoal.core.policy import Dispatch
 from shoal.core.request import Request, State
 from shoal.testing import settle

@@ -11,7 +11,7 @@ from core.former_scenes import admit, change, check, expire, new, queue, take, w
 from shoal import BatchOptions, QueuePolicy, WholeQueuePolicy
 from shoal.core.batch import DispatchReason
 from shoal.core.forming.former import Former
-from shoal.core.policies.size_or_wait import SizeOrWait
+from shoal.core.policies.rule import SizeOrWait
 from shoal.core.policy import Dispatch, Wait
 from shoal.core.request import State
 

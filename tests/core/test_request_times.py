@@ -56,18 +56,10 @@ def test_many_are_counted_together_and_few_are_kept(count):
     times = RequestTimes()
     for _ in range(count):
         times.count("a", "json", 200, 0.25)
-    assert len(times.new_of("a", "json", 200)) < MOST_NEW
     for _ in range(2):
         [one] = times
         assert (one.times.total, one.times.sum) == (count, 0.25 * count)
         assert one.times.counts[TIME_BOUNDS_S.index(0.25)] == count
-
-
-def test_who_appends_by_itself_is_counted_as_well():
-    times = RequestTimes()
-    times.count("a", "json", 200, 1.0)
-    times.new_of("a", "json", 200).append(2.0)
-    assert totals(times) == {("a", "json", "ok"): (2, 3)}
 
 
 def test_labels_are_of_a_fixed_set():

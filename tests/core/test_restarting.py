@@ -52,11 +52,6 @@ def test_chance_chooses_the_whole_wait() -> None:
     assert sum(waits) / len(waits) == pytest.approx(0.4, abs=0.02)
 
 
-def test_other_waits_can_be_asked_for() -> None:
-    restarts = Restarts(initial_s=1, factor=3, max_s=5)
-    assert fail(restarts, 3) == pytest.approx([1, 3, 5])
-
-
 def test_replicas_that_are_started_together_fail_once() -> None:
     together, alone = Restarts(), Restarts()
     for number in range(10):
@@ -132,7 +127,7 @@ def test_the_circuit_opens_after_so_many_failures_to_start_in_a_row() -> None:
 
 
 def test_tries_go_on_while_the_circuit_is_open_and_the_first_success_closes_it() -> None:
-    restarts = Restarts(open_after=1)
+    restarts = Restarts()
     now = sum(fail(restarts, 5))
     assert restarts.is_open
     assert restarts.next_at < math.inf

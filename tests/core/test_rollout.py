@@ -75,17 +75,6 @@ def test_a_scene_has_its_decision(replicas: str, wanted: int, start: int, drain:
     assert decide(scene(replicas), wanted, VERSION) == Decision(start, tuple(drain.split()))
 
 
-@pytest.mark.parametrize(
-    ("replicas", "surge", "start"),
-    [("a:r b:r c:r", 2, 2), ("a:r b:r c:r D:s", 2, 1), ("a:r", 5, 1)],
-)
-def test_so_many_are_replaced_at_once_as_the_surge_says(
-    replicas: str, surge: int, start: int
-) -> None:
-    wanted = sum(word[0].islower() for word in replicas.split())
-    assert decide(scene(replicas), wanted, VERSION, surge=surge).start == start
-
-
 def test_any_other_version_is_to_be_replaced() -> None:
     seen = [Seen(0, -1, LifeState.READY, 0), Seen(1, VERSION + 1, LifeState.READY, 0)]
     assert decide(seen, 2, VERSION) == Decision(1, ())
@@ -159,12 +148,12 @@ def test_every_small_scene_keeps_the_rules() -> None:
                 Seen(number, version, STATES[letter], number % 2)
                 for number, (version, letter) in enumerate(kinds_of_all)
             ]
-            for wanted, surge in product(range(6), (1, 2)):
-                check(replicas, wanted, surge)
+            for wanted in range(6):
+                check(replicas, wanted)
 
 
-def check(replicas: list[Seen[int]], wanted: int, surge: int) -> None:
-    decision = decide(replicas, wanted, VERSION, surge)
+def check(replicas: list[Seen[int]], wanted: int) -> None:
+    decision = decide(replicas, wanted, VERSION)
     gone = set(decision.drain)
     assert len(gone) == len(decision.drain)
     staying = [seen for seen in replicas if seen.id not in gone]
@@ -172,25 +161,24 @@ def check(replicas: list[Seen[int]], wanted: int, surge: int) -> None:
     assert decision.start >= 0
     assert ready_of(staying) == min(wanted, ready_of(replicas))
     # Ready ones of an older version may be as many as wanted, beside those that replace them.
-    assert capacity_of(staying) + decision.start <= wanted + surge
+    assert capacity_of(staying) + decision.start <= wanted + 1
     of_version = [seen for seen in staying if seen.version == VERSION]
     assert capacity_of(of_version) + decision.start <= wanted
     old = [seen for seen in staying if seen.version != VERSION]
     assert capacity_of(old) == ready_of(old)
     if not any(seen.version == VERSION for seen in replicas if seen.id in gone):
-        assert capacity_of(of_version) + decision.start >= min(wanted, surge)
+        assert capacity_of(of_version) + decision.start >= min(wanted, 1)
     # It is all done at once: once carried out, there is nothing more to do.
     started = [Seen(number + 100, VERSION, LifeState.NEW, 0) for number in range(decision.start)]
-    assert decide([*staying, *started], wanted, VERSION, surge) == Decision(0, ())
+    assert decide([*staying, *started], wanted, VERSION) == Decision(0, ())
 
 
 class RolloutMachine(RuleBasedStateMachine):
     """Replicas that start, fail and die at random, and a supervisor that follows the decisions."""
 
-    @initialize(wanted=st.integers(0, 4), surge=st.integers(1, 3))
-    def begin(self, wanted: int, surge: int) -> None:
+    @initialize(wanted=st.integers(0, 4))
+    def begin(self, wanted: int) -> None:
         self.wanted = wanted
-        self.surge = surge
         self.version = 0
         self.number = 0
         self.lives: dict[int, tuple[int, ReplicaLife]] = {}
@@ -199,7 +187,7 @@ class RolloutMachine(RuleBasedStateMachine):
         self.look()
 
     def look(self) -> None:
-        decision = decide(self.seen(), self.wanted, self.version, self.surge)
+        decision = decide(self.seen(), self.wanted, self.version)
         for number in decision.drain:
             self.lives[number][1].on("drain")
         for _ in range(decision.start):
@@ -276,7 +264,7 @@ class RolloutMachine(RuleBasedStateMachine):
 
     @invariant()
     def there_are_not_too_many(self) -> None:
-        assert len(self.of(*CAPACITY)) <= self.wanted + self.surge
+        assert len(self.of(*CAPACITY)) <= self.wanted + 1
 
     def teardown(self) -> None:
         """Lets all further events succeed, and checks that exactly the wanted replicas remain."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from os import system
 from typing import Any
 
-from shoal.core.policies.size_or_wait import SizeOrWait
+from shoal.core.policies.rule import SizeOrWait
 from shoal.replicas.local.task import TaskReplica
 
 __all__ = ["SizeOrWait", "TaskReplica", "code", "own", "system"]

@@ -10,7 +10,7 @@ import pytest
 from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, settle
 from serving.scenes import Gated, Stage, at_once, echo, never, serving, slowly
 from shoal.core.events import BatchObserver, BatchRecord
-from shoal.core.policies.size_or_wait import SizeOrWait
+from shoal.core.policies.rule import SizeOrWait
 from shoal.errors import BatcherClosed, NameTaken, NoSuchName, ReplicaDied, ShutDown
 from shoal.serving.controller.controller import Controller
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal.batching.options.functions import with_held_functions
+from shoal.batching.options import with_held_functions
 from shoal.core.options.options import OPTIONS
 from shoal.errors import HandlerFailed
 from shoal.serving.config.batching import one_at_a_time

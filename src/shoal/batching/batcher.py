@@ -18,11 +18,9 @@ import anyio.lowlevel
 from shoal.batching.calls.call import StreamCall, UnaryCall
 from shoal.batching.current import refuse_own_handler
 from shoal.batching.handlers.binding import not_of_a_batch
-from shoal.batching.handlers.handler import Fill, Handler
+from shoal.batching.handlers.handler import Fill, Handler, model_handler
 from shoal.batching.handlers.own_context import stack_of
-from shoal.batching.model import BatchableModel, model_handler
-from shoal.batching.options.checks import checked_options
-from shoal.batching.options.functions import held_as_handler
+from shoal.batching.options import checked_options, held_as_handler
 from shoal.batching.session import Session
 from shoal.core.counters import ClosingCounts, Counters
 from shoal.errors import BatcherClosed, NotOpen
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.batching.calls.entry import Entry
-    from shoal.batching.calls.result_types import Answer, ListAnswer, ListSteps, N, Steps
+    from shoal.batching.calls.stream import Answer, BatchableModel, ListAnswer, ListSteps, N, Steps
     from shoal.batching.open.batch import OpenBatch
     from shoal.batching.running.slots import Room
     from shoal.core.batch import Batch
@@ -66,14 +64,14 @@ class Batcher(Generic[C_co]):
 
     Args:
         handler: The function of a list: plain, async, or a generator function; or its `Handler`.
-        signature: A function of one item, whose parameters and result type calls have; see `batch`.
+        signature: A function of one item with the parameters and result type of calls; see `batch`.
         name: The name in messages and metrics; the handler's name by default.
         fill: ``"closed"`` passes complete batches to the handler. With ``"open"`` it starts when
             the first request arrives and gets later ones as they arrive; with ``"continuous"`` it
             takes requests between its steps for as long as the batcher is open. For both it is an
             async function of an `OpenBatch`.
         streams: Whether an open or continuous handler answers calls with streams.
-        room: Tells when the handler can take another batch; None for whenever a slot is free.
+        room: The capacity of the handler; None if it takes a batch whenever a slot is free.
         observers: The observers of its batches, if batchers share them; None for its own.
         **options: As in `BatchOptions`.
 
@@ -82,7 +80,7 @@ class Batcher(Generic[C_co]):
         observers: The observers of its batches; add a `BatchObserver`.
 
     Raises:
-        TypeError: The handler is no function of a list, or an option is unknown or of a wrong type.
+        TypeError: The handler is not a function of a list; or an option is unknown or mistyped.
         ValueError: An option is out of its range.
     """
 
@@ -184,7 +182,7 @@ class Batcher(Generic[C_co]):
         await self.serve(lambda: task_status.started(self.call))
 
     async def serve(self, on_open: Callable[[], object]) -> None:
-        """Does the same as `run`, and calls a function as soon as calls are accepted."""
+        """Serves calls like `run`; calls a function as soon as calls are accepted."""
         await self._new_session().run(on_open)
 
     def begin(self, tasks: TaskGroup, on_broken: Callable[[], object] | None = None) -> None:
@@ -226,15 +224,15 @@ class Batcher(Generic[C_co]):
         """Stops accepting calls, runs the queued requests, and waits until all have ended.
 
         After ``graceful_shutdown_timeout_s`` queued requests fail with `BatcherClosed`, and
-        handlers are cancelled. One that can't be, in a thread or under a shield, can answer for
-        10 s more; then its callers fail. Idempotent. From its own handler, it does not wait.
+        handlers are cancelled. A handler in a thread or under a shield can still answer for 10 s;
+        then its callers fail. Idempotent. Called by its own handler, it does not wait.
 
         Args:
             drop_queued: Whether queued requests fail at once, so that only running ones are
                 answered; None for the value of ``drop_queued_on_shutdown``.
 
         Returns:
-            How those requests ended that were in it when closing began; `statistics` has totals.
+            The outcomes of the requests in it when closing began; `statistics` has totals.
 
         Cancellation: closing continues without the caller.
         """
@@ -310,7 +308,7 @@ class Batcher(Generic[C_co]):
     def drain(self) -> None:
         """Stops waiting for batches to fill, for good: a free slot takes what is queued.
 
-        Calls are still accepted. A server does this first when it shuts down. With
+        Calls are still accepted. A server that shuts down does this first. With
         ``drop_queued_on_shutdown`` the queued requests fail with `BatcherClosed`.
 
         Raises:
@@ -329,7 +327,7 @@ class Batcher(Generic[C_co]):
         ``graceful_shutdown_timeout_s`` and ``drop_queued_on_shutdown``; for continuous batches all options do.
 
         Args:
-            **changes: As in `BatchOptions`; options that are not named stay as they are.
+            **changes: As in `BatchOptions`; options that you omit keep their values.
 
         Raises:
             TypeError: A name is no option, or a value has the wrong type; nothing is changed.

@@ -34,7 +34,7 @@ from shoal.batching.current import waiting_batches
 from shoal.batching.handlers.own_context import HoldLog
 from shoal.batching.open.batch import OpenRun
 from shoal.batching.open.slots import OpenSlots
-from shoal.batching.options.functions import manager_of, refuse_change
+from shoal.batching.options import manager_of, refuse_change
 from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.batching.running.run import UnaryRun
 from shoal.batching.running.slots import SlotParts
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("shoal")
 
-_MOST_COUNTED: Final = 10_000  # waiting requests, whose levels are counted one by one
+_MOST_COUNTED: Final = 10_000  # waiting requests; their levels are counted one by one
 
 LAST_ANSWERS_S: Final = 10.0
 """How long a handler may still answer after closing has cancelled it, in seconds."""
@@ -201,19 +201,16 @@ class Session:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether closing was requested, or the session has ended."""
         return self.state != "open" or self._stopping.is_set()
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the queue is empty and no handler is running."""
         return self.state in ("closed", "broken") or self.slots.are_at_rest
 
     def check_loop(self) -> None:
         self._intake.check_loop()
 
     def flush(self) -> None:
-        """Dispatches the queued requests without waiting for more."""
         self.slots.flush()
 
     def drain(self) -> None:
@@ -330,13 +327,11 @@ class Session:
         self._end()
 
     def _fail_queue(self) -> None:
-        """Fails the queued requests; no more calls are accepted."""
         self._intake.close()
         self._intake.fail(self._former.clear(), None)
         self._bell.ring()
 
     def _end(self) -> None:
-        """Fails all requests that have not ended."""
         if self.state == "closed":
             return
         self._begin_counting()

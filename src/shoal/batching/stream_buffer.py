@@ -56,7 +56,6 @@ class StreamBuffer:
         self._held_since = 0.0
 
     def wake(self) -> None:
-        """Wakes the reader, because there is an item, an error or the end."""
         waiter = self.waiter
         if waiter is not None:
             self.waiter = None
@@ -81,7 +80,6 @@ class StreamBuffer:
         return False
 
     def begin_hold(self, hold: Any, now: float) -> None:
-        """Records that the slot waits for room, and its waiter."""
         self.hold = hold
         self._held_since = now
 
@@ -92,7 +90,6 @@ class StreamBuffer:
             self.held_s += now - self._held_since
 
     def release(self) -> None:
-        """Wakes the slot that waits for room."""
         hold = self.hold
         if hold is not None:
             self.end_hold(self.parking.now())
@@ -146,7 +143,6 @@ async def wait_for_readers(
 
 
 def too_slow(name: str, request: Request, limit_s: float | None) -> SlowReader:
-    """Returns the error for a reader that blocked its batch for too long."""
     return SlowReader(
         f"a stream of {name} blocked its batch for {limit_s} s: "
         f"its reader left {request.waiter.capacity} items in the buffer"

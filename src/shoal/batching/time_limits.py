@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 
 class Deadlines:
-    """Ends requests that run out of time."""
-
     def __init__(
         self, parking: Parking, overdue: Overdue, expire: Callable[[Request, str], None]
     ) -> None:
@@ -46,12 +44,11 @@ class Deadlines:
             self._bell.ring()
 
     def expire_all(self) -> None:
-        # In a function, whose frame ends: the task's would keep the last request while it sleeps.
+        # In a function, since its frame ends: the task's keeps the last request while it sleeps.
         for request, what_it_did in self._overdue.pop(self._parking.now()):
             self._expire(request, what_it_did)
 
     async def run(self) -> None:
-        """Runs until it is cancelled."""
         while True:
             self.expire_all()
             self.asleep_until = self._overdue.timers.next_at()
@@ -68,7 +65,6 @@ class TimeLimits:
         self._asleep_until = math.inf
 
     def add(self, at: float, on_time: Callable[[], object]) -> Timer:
-        """Schedules a function call at a time on the loop's clock, in seconds."""
         if at < self._asleep_until:
             self._bell.ring()
         return self._timers.add(at, on_time)
@@ -77,7 +73,6 @@ class TimeLimits:
         self._timers.forget(timer)
 
     async def run(self) -> None:
-        """Runs until it is cancelled."""
         while True:
             for on_time in self._timers.due(self._parking.now()):
                 on_time()

@@ -69,13 +69,13 @@ class Batch(RequestBatch):
         failure: The first error that one of its requests ended with; internal to the engine.
         free_at: When a worker slot became free for it, on that clock; internal to the engine.
         group: The waiter of all its requests, if they have one in common; internal to the engine.
-        trace: The headers by which a call continues the batch's trace, as of W3C: ``traceparent``
-            and ``tracestate``; None where it is not traced. Set by an observer when it begins.
-        surroundings: What its handler runs within, set likewise; None for nothing.
+        trace: The headers with which a call continues the batch's trace, such as W3C's
+            ``traceparent``; None if it is not traced. Set by an observer when it begins.
+        surroundings: A context manager around its handler; None for none. Set by an observer.
         is_continuous: Whether requests join it for as long as its batcher is open.
         load: The sum of their costs, including padding.
-        draining: Set when the batcher starts to close. A handler of endless streams should end them
-            then; what still runs after ``graceful_shutdown_timeout_s`` is cancelled.
+        draining: Set when the batcher starts to close. A handler of endless streams should then end
+            them; it is cancelled after ``graceful_shutdown_timeout_s``.
         is_overdue: Whether its handler has used up the operator's time: ``handler_timeout_s`` or
             ``graceful_shutdown_timeout_s``. Callers that leave don't make it overdue.
         on_overdue: Called when it becomes overdue; internal to the engine.
@@ -115,9 +115,9 @@ class Batch(RequestBatch):
     def requests(self) -> tuple[Request, ...]:
         """Its requests, in the order of the items that the handler was given.
 
-        Those of an open batch that have ended are left out. The tuple is empty once the handler has
-        ended: an object that keeps the handler's context alive, such as a cancelled asyncio timer,
-        also keeps the batch alive, and must not keep items and results.
+        Requests of an open batch that have ended are left out. The tuple is empty once the handler
+        has ended: an object that keeps the handler's context alive, such as a cancelled asyncio
+        timer, also keeps the batch alive, and must not keep items and results.
         """
         return tuple(self.members)
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OccupancyStatistics:
-    """The occupancy of a batcher's open or continuous batches, until one moment."""
-
     # Requests that have joined a batch, including those that it began with.
     joined: int
     # Requests that have left a batch, with any outcome.
@@ -95,7 +93,7 @@ class ClosingCounts:
         finished: How many got their result.
         failed: How many failed.
         cancelled: How many were cancelled by their callers, or ran out of time.
-        declined: How many the handler declined, by an ``HTTPException`` below 500.
+        declined: How many the handler declined, with an ``HTTPException`` below 500.
     """
 
     finished: int
@@ -117,22 +115,22 @@ class BatcherStatistics:
         batches_running: Batches in the handler.
         finished: Requests that ended with a result.
         failed: Requests that ended with an error of the handler or of the batcher.
-        declined: Requests that the handler declined, by an ``HTTPException`` below 500.
-        cancelled: Requests whose callers left.
+        declined: Requests that the handler declined, with an ``HTTPException`` below 500.
+        cancelled: Requests with callers that left.
         expired: Requests that ran out of time.
         rejected: Calls that were refused because the queue was full.
         shed: Requests that were failed to make room for others.
-        shared: Calls that shared the request of an equal call; they are counted above as well.
-        cache_hits: Calls that were answered from the cache; likewise.
+        shared: Calls that shared the request of an equal call; also counted above.
+        cache_hits: Calls that were answered from the cache; also counted above.
         batches: Batches by dispatch reason.
         batch_size: Requests per batch; for an open batch, all that joined it. Continuous batches
             are not counted: see `occupancy`.
         wait_s: How long each request waited in the queue until a handler got it, in seconds.
-        run_s: How long the handler took for each batch, in seconds; likewise.
+        run_s: How long the handler took for each batch, in seconds; without
+            continuous batches.
         padding: How much was added to batches by padding, in requests, or in cost with a
             `batch_size_fn`.
-        load: The sum of the costs of all batches, with padding, where sizes are not numbers of
-            requests; None where they are.
+        load: The sum of the costs of all batches, with padding; None without a `batch_size_fn`.
         split_calls: Calls that were split into several requests.
         split_requests: The requests that these calls were split into.
         isolating_runs: Runs of the handler with a part of a batch that had failed.
@@ -140,8 +138,8 @@ class BatcherStatistics:
         max_batch_size: The option in force.
         batch_wait_timeout_s: The option in force, in seconds.
         latency_model: The measured run times of the handler.
-        batch_size_limit: The current limit on the size of a batch; below `max_batch_size` where the
-            size is chosen against a latency target.
+        batch_size_limit: The current limit on the size of a batch; below `max_batch_size` if the
+            size is chosen for a latency target.
         scheduling_capacity: How much more could start at once: the capacity of idle worker slots
             and open batches, less what is queued. In requests, or in cost with a `batch_size_fn`. 0
             while the batcher is closing or not open; infinity if batches are not limited in number.
@@ -206,7 +204,6 @@ class Counters:
         self.occupancy: Occupancy | None = None
 
     def note_load(self, requests: Sequence[Request], load: float) -> None:
-        """Counts the load of a batch where it is not just the number of its requests."""
         self.load += load
         self.padding += load - sum([request.cost for request in requests])
 

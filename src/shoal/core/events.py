@@ -36,19 +36,19 @@ class BatchRecord:
         id: The batch's number, unique within its batcher.
         reason: Why it was dispatched.
         is_open: Whether requests could join it while it ran.
-        size: How many requests it had; of an open batch, how many joined it in all.
+        size: How many requests it had; of an open batch, how many joined it in total.
         limit: How many it could have had, or its greatest cost with a ``batch_size_fn``.
-        load: The cost of its requests, with padding; of an open batch, of those it began with.
+        load: The cost of its requests, with padding; of an open batch, of the first requests.
         arrived_at: When the oldest of the requests it began with arrived.
         began_at: When it was given to the handler.
         ended_at: When the handler had ended.
         finished: How many of its requests ended with a result.
         failed: How many failed.
         cancelled: How many were cancelled by their callers, or ran out of time.
-        error: The first error that failed one of them; None if none did, or if only the end of the
-            batcher failed them.
-        trace: The headers by which a call continues its trace; None where it is not traced.
-        declined: How many the handler declined, by an ``HTTPException`` below 500.
+        error: The first error that failed one of them; None if there is none, or if only the
+            end of the batcher failed them.
+        trace: The headers with which a call continues its trace; None if it is not traced.
+        declined: How many the handler declined, with an ``HTTPException`` below 500.
     """
 
     batcher: str
@@ -146,7 +146,7 @@ class Observers:
         self.all = tuple(each for each in self.all if each is not observer)
         self.of_failures = tuple(each for each in self.of_failures if each is not observer)
 
-    def tell(self, call: Callable[[BatchObserver], object], *, has_failed: bool = False) -> None:
+    def notify(self, call: Callable[[BatchObserver], object], *, has_failed: bool = False) -> None:
         """Calls a function with each observer; logs and removes an observer that raises."""
         for observer in (*self.all, *self.of_failures) if has_failed else self.all:
             try:

@@ -188,7 +188,7 @@ class LatencyModel:
         self._recent.append(sample)
         class_ = _class_of(size)
         if class_ not in self._classes:
-            # A new class tells most about the line, and there is nothing to compare it with.
+            # A new class has most influence on the line, and there is nothing to compare it with.
             _keep(sample, self._classes, class_, keys=_CLASSES, each=_IN_CLASS)
             self._draw()
         else:
@@ -205,7 +205,6 @@ class LatencyModel:
             self._ratios.append(self._paces[_RECENT // 2] / self._level)
 
     def _learn(self) -> None:
-        """Adds the samples of the block to their classes."""
         block, self._block = self._block, []
         pace = self._new_pace(block)
         if pace is not None:
@@ -272,14 +271,12 @@ def _middle(samples: Iterable[_Sample]) -> tuple[float, float]:
 
 
 def _weighted_median(values: list[tuple[float, float]]) -> float:
-    """Returns the weighted median of (value, weight) pairs, the lower one of two."""
     rising = sorted(values)
     weights = list(accumulate(weight for _, weight in rising))
     return rising[bisect_left(weights, weights[-1] / 2)][0]
 
 
 def _slope(points: list[tuple[float, float, float]]) -> float:
-    """Returns the run time per unit of size, fitted to points in ascending order of size."""
     slopes: list[tuple[float, float]] = []
     for (size, seconds, weight), (larger, more, other) in combinations(points, 2):
         if wider := larger - size:

@@ -39,7 +39,7 @@ class Wait(NamedTuple):
     """The decision to wait until the time `until` (None for no limit) or for `wake_at` requests.
 
     The slot asks again at that time, or as soon as `wake_at` requests are queued. With a `wake_at`
-    of 0 it is `BatchPolicy.add` that tells when the slot must ask again.
+    of 0, `BatchPolicy.add` decides when the slot must ask again.
     """
 
     until: float | None
@@ -63,7 +63,7 @@ class BatchPolicy(ABC):
     - With a `Pressure` and at least one queued request, `decide` returns `Dispatch`, never `Wait`.
       If the pressure names a request, it does so on every call until that request has been taken.
     - After `Dispatch`, `take` returns at least one request and at most ``size``.
-    - `Wait` names a time or a number of requests, or `add` tells when to decide again, so that no
+    - `Wait` names a time or a number of requests, or `add` asks for a decision, so that no
       request is forgotten. If nothing else happens, `decide` returns `Dispatch` at the time that
       `Wait` named.
     - With an empty queue, `decide` returns `Wait`.
@@ -98,8 +98,8 @@ class BatchPolicy(ABC):
     def put_back(self, requests: Sequence[Request]) -> None:
         """Puts requests of the last `take` back to their old positions.
 
-        It is called when some callers of the batch have left meanwhile. The others are put back, in
-        order, and the slot decides again.
+        It is called if some callers of the batch have left since. The other requests are put back,
+        in order, and the slot decides again.
         """
 
     @abstractmethod

@@ -44,12 +44,10 @@ class Queue(ABC):
         """Removes and returns requests in order, while the sum of their costs is within `room`."""
 
     @abstractmethod
-    def pop(self) -> None:
-        """Removes the request that `first` returned."""
+    def pop(self) -> None: ...
 
     @abstractmethod
-    def put_back(self, requests: Sequence[Request]) -> None:
-        """Puts the last removed requests back to their old positions."""
+    def put_back(self, requests: Sequence[Request]) -> None: ...
 
     @abstractmethod
     def sweep(self) -> None: ...
@@ -62,7 +60,6 @@ class Queue(ABC):
         """Includes leftovers."""
 
     def is_led_by(self, request: Request) -> bool:
-        """Returns whether a request that has just been pushed is the first."""
         return self.first() is request
 
     @abstractmethod
@@ -298,13 +295,11 @@ class LevelQueue(Queue):
         return iter(sorted(waiting, key=self._place))
 
     def _order(self) -> None:
-        """Drops the empty lanes, and sorts the others."""
         self._lanes = {key: lane for key, lane in self._lanes.items() if lane}
         self._heads = [(*self._place(lane[0]), key) for key, lane in self._lanes.items()]
         heapq.heapify(self._heads)
 
     def _first_lane(self) -> deque[Request] | None:
-        """Returns the lane that has the first request of the queue."""
         heads = self._heads
         while heads:
             rank, number, key = heads[0]

@@ -12,6 +12,10 @@ A request that has ended stays in its final state. A later event (a result for a
 left, a caller that leaves after its result) then has no effect, so every accepted call ends exactly
 once.
 
+An ``HTTPException`` of Starlette chooses a status; below 500 the request is declined. jinja2's
+``TemplateError`` chooses 400: templates raise that class on purpose, and its subclasses for
+mistakes. The chat templates of Hugging Face's models refuse messages with it.
+
 Invariants:
     ``batch`` is set only while the request is running. A batch refers to its requests, so keeping
     it for longer would create a reference cycle for every batch, and collecting those costs more
@@ -20,9 +24,12 @@ Invariants:
 
 from __future__ import annotations
 
+import sys
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
+
+from shoal.errors import ItemTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -36,8 +43,6 @@ NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class State(Enum):
-    """The state of a request."""
-
     PARKED = "parked"
     """Waits to be admitted to the queue."""
     QUEUED = "queued"
@@ -220,3 +225,30 @@ class Request:
 
     def __repr__(self) -> str:
         return f"<Request {self.state.value} item={self.item!r:.60}>"
+
+
+def chosen_status(error: BaseException) -> int | None:
+    """Returns the status (300 to 599) that an error chooses; None if it chooses none."""
+    if is_of_template(error):
+        return 400
+    starlette = sys.modules.get("starlette.exceptions")  # else nobody has raised one
+    if starlette is None or not isinstance(error, starlette.HTTPException):
+        return None
+    chosen: Any = error
+    try:
+        status: object = chosen.status_code
+    except Exception:  # of a subclass, which need not have it
+        return None
+    return int(status) if isinstance(status, int) and 300 <= status <= 599 else None
+
+
+def is_of_template(error: BaseException) -> bool:
+    """Returns whether a template has raised this error on purpose."""
+    jinja2 = sys.modules.get("jinja2.exceptions")
+    return jinja2 is not None and type(error) is jinja2.TemplateError
+
+
+def is_declined(error: BaseException) -> bool:
+    """Returns whether an error is a response below 500 that the code chose, and no failure."""
+    status = chosen_status(error)
+    return status < 500 if status is not None else isinstance(error, ItemTooLarge)

@@ -54,8 +54,6 @@ _NO_HEADERS: Final[Mapping[bytes, bytes]] = MappingProxyType({})
 
 
 class Exemplar(NamedTuple):
-    """One of the requests that a bucket counts."""
-
     trace_id: str
     took_s: float
     # In seconds since the epoch.
@@ -110,15 +108,10 @@ class RequestTimes:
             yield TimesOfOne(endpoint, protocol, outcome, times, dict(series.exemplars))
 
     def keep(self, endpoints: Container[str]) -> None:
-        """Drops the times of endpoints that were deleted."""
         for key in [key for key in self._series if key[0] not in endpoints]:
             del self._series[key]
         for new in [new for new in self._new if new[0] not in endpoints]:
             del self._new[new]
-
-    def new_of(self, endpoint: str, protocol: str, status: int) -> list[float]:
-        """Returns a list to append times to directly, for speed; call `count_new` at `MOST_NEW`."""
-        return self._new[endpoint, protocol, status]
 
     def count_new(self) -> None:
         for (endpoint, protocol, status), new in self._new.items():
@@ -137,7 +130,6 @@ class RequestTimes:
     def _note(
         self, endpoint: str, protocol: str, status: int, took_s: float, traceparent: bytes
     ) -> None:
-        """Keeps a request of a recorded trace as the exemplar of its bucket."""
         exemplars = self._of(endpoint, protocol, status).exemplars
         bucket, now = bisect_left(TIME_BOUNDS_S, took_s), time.time()
         there = exemplars.get(bucket)
@@ -166,7 +158,6 @@ def outcome_of(status: int) -> str:
 
 
 def status_of(error: BaseException) -> int:
-    """Returns the HTTP status for the error of a call."""
     if not isinstance(error, Exception):
         return LEFT
     return next((status for kinds, status in _STATUSES if isinstance(error, kinds)), 500)

@@ -50,7 +50,6 @@ class Timers:
         return timer
 
     def forget(self, timer: Timer) -> None:
-        """Cancels a timer; does nothing if it has expired or was cancelled."""
         if timer[2] is not None:
             timer[2] = None
             self.forgotten += 1

@@ -7,19 +7,18 @@ and Schomaker 2005): each backend gets a score from a hash of its name and the k
 weight, and the highest score wins. There is no hash ring to build, no table to keep, and no state
 to share between processes.
 
-When weights change, a key moves only to a backend whose weight has grown relative to the one that
-it leaves. If one backend is added, removed, or changed while the others keep their proportions, as
-in each step of a canary release, the share of keys that move is the minimum: the sum of the gains.
-If the weights of three or more backends change in other ways, some further keys move: with a sum of
-gains of d, at most a share of 2d / (1 + d). No rule that does not remember where each key has been
-can always do better (Bavarian et al., "Optimality of Correlated Sampling Strategies", 2016); and
-with a memory, keys would move on a restart, or differ between processes.
+When weights change, a key moves only to a backend with a weight that has grown relative to that of
+its old backend. If one backend is added, removed, or changed while the others keep their
+proportions, as in each step of a canary release, the share of keys that move is the minimum: the
+sum of the gains. If the weights of three or more backends change in other ways, some further
+keys move: with a sum of gains of d, at most a share of 2d / (1 + d). No rule without a memory of
+the place of each key can always do better (Bavarian et al., "Optimality of Correlated Sampling
+Strategies", 2016). With a memory, keys would move on a restart, or differ between processes.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,13 +27,14 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from shoal.core.options.checks import number
 from shoal.errors import NoSuchName
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
 _TOLERANCE: Final = 1e-6
-# Hashes become 2**52 numbers, each half a step above a multiple of this: never 0 or 1, whose
+# Hashes become 2**52 numbers, each half a step above a multiple of this: never 0 or 1, since their
 # logarithms can't be used.
 _STEP: Final = 2.0**-52
 
@@ -111,16 +111,11 @@ class Shadow:
         backend: Any = self.backend
         if not isinstance(backend, str):
             raise TypeError(f"the backend of shadow traffic must be a name, not {backend!r}")
-        proportion: Any = self.proportion
-        if isinstance(proportion, bool) or not isinstance(proportion, (int, float)):
-            raise TypeError(
-                f"the proportion of shadow traffic must be a number from 0 to 1, not {proportion!r}"
-            )
+        name = "the proportion of shadow traffic"
+        proportion = number(name, self.proportion, "a number from 0 to 1")
         if not 0 <= proportion <= 1:
-            raise ValueError(
-                f"the proportion of shadow traffic must be from 0 to 1, not {proportion!r}"
-            )
-        object.__setattr__(self, "proportion", float(proportion))
+            raise ValueError(f"{name} must be from 0 to 1, not {self.proportion!r}")
+        object.__setattr__(self, "proportion", proportion)
 
     def takes(self, point: float) -> bool:
         """Returns whether a request is copied; `point` is a random number from [0, 1)."""
@@ -145,8 +140,7 @@ def _known(tag: Any, known: Collection[str]) -> str:
 
 
 def _weight(tag: str, weight: Any) -> float:
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)):
-        raise TypeError(f"the weight of {tag} must be a number, such as 0.5, not {weight!r}")
-    if not 0 <= weight <= sys.float_info.max:  # a whole number may be larger, and no infinity
+    checked = number(f"the weight of {tag}", weight, "a number, such as 0.5")
+    if not 0 <= checked < math.inf:
         raise ValueError(f"the weight of {tag} must be at least 0, and finite, not {weight!r}")
-    return float(weight)
+    return checked

@@ -59,8 +59,6 @@ class AsyncioLimit:
 
 
 class AsyncioParking(Parking):
-    """Waiting on asyncio, and on loops that replace its own, such as uvloop."""
-
     name = "asyncio"
 
     def __init__(self) -> None:
@@ -191,7 +189,7 @@ class AsyncioParking(Parking):
         return partial(self._loop.remove_reader, fd)
 
     async def watch_readable(self, fd: int, report: Callable[[], object]) -> None:
-        # Not `anyio.wait_readable`, which adds the descriptor anew for each wait: for an epoll
+        # Not `anyio.wait_readable`, which adds the descriptor again for each wait: for an epoll
         # object that takes the kernel a time for each socket in it.
         waiter: Future[None] = Future(loop=self._loop)
         self._loop.add_reader(fd, lambda: self.wake(waiter))

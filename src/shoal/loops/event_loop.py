@@ -156,8 +156,6 @@ class EventLoop(NamedTuple):
 
 
 class Home:
-    """The event loop in which a batcher was created, and its thread and process."""
-
     __slots__ = ("described", "loop", "process", "thread")
 
     def __init__(self) -> None:

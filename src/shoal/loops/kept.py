@@ -38,8 +38,6 @@ T = TypeVar("T")
 
 
 class KeptBlock(Generic[T]):
-    """A block that a keeper has entered."""
-
     # `opened` must not refer to this object, which would never be dropped then.
 
     def __init__(self, opened: AbstractAsyncContextManager[T], backend: str) -> None:

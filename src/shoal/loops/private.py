@@ -6,7 +6,7 @@
   scope for the handler. A public way to the current scope and the one around it would do.
 - ``Future._callbacks`` of asyncio, ``TaskGroup._parent_task``, and what the callbacks of ``gather``
   refer to: which task awaits a future, to refuse a call that waits for itself. From Python 3.14 on,
-  `asyncio.capture_call_graph` tells.
+  `asyncio.capture_call_graph` does it.
 - ``Future._asyncio_future_blocking`` of asyncio: whether a trio task, as asyncio's guest, awaits a
   future of asyncio. A public name for it would do.
 

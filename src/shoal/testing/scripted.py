@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from types import TracebackType
 
-    from shoal.batching.calls.result_types import Results, Slot
+    from shoal.batching.calls.stream import Results, Slot
     from shoal.core.request import Request
 
 

@@ -4,23 +4,33 @@ A `UnaryCall` is awaited for one result; a `StreamCall` returns a stream of resu
 the open batcher when the call is awaited or the stream is entered, since a decorated function
 outlives its batchers. So, as with any async function, all errors are raised there, and code that
 gathers many calls gets all of their errors in one place.
+
+`retrying` is for bursts that are shorter than a few batches: with ``max_queued_requests=0`` a call
+is refused even if a slot will be free in a moment. TensorFlow Serving puts such a retrier in front
+of a scheduler that never queues. If callers should wait for as long as it takes, in order and
+without polling, use ``overload="wait"`` instead.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
+import anyio
+
 from shoal.batching.calls.intake import result_of
 from shoal.batching.calls.stream import ResultStream
 from shoal.batching.calls.threads import LoopOfThread, ThreadStream
 from shoal.core.forming.call_options import NO_CALL_OPTIONS
+from shoal.core.options.checks import seconds
+from shoal.errors import Overloaded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
     from typing import Unpack
 
     from shoal.batching.calls.entry import Entry
@@ -50,9 +60,9 @@ class UnaryCall(Generic[P, R]):
         ItemTooLarge: The item costs more than ``max_batch_size``.
         DeadlineExceeded: The call's deadline, ``request_timeout_s`` or queue timeout has passed.
         HandlerTimeout: The handler ran for too long.
-        WrongBatchSize: The handler returned another number of results than it was given items.
-        Exception: What the handler raised, or returned as this call's result; or what a function of
-            one item, such as ``bucket_by``, raised.
+        WrongBatchSize: The handler returned more or fewer results than items.
+        Exception: An error that the handler raised, or returned as this call's result; or the error
+            of a function of one item, such as ``bucket_by``.
 
     Cancellation: a request that the handler does not have yet never reaches it; otherwise its
     result is dropped. Other calls of the batch are not affected. Checkpoint: always.
@@ -100,11 +110,9 @@ class UnaryCall(Generic[P, R]):
         return result
 
     def _found_for(self, args: tuple[Any, ...]) -> tuple[Entry, tuple[Any, ...]]:
-        """Returns the entry for a call, and its arguments."""
         return self._find(), args
 
     def _elsewhere(self, intake: Intake) -> Entry:
-        """Returns the entry for a call in another event loop than the intake's."""
         raise intake.refusals.elsewhere()
 
     @overload
@@ -128,16 +136,16 @@ class UnaryCall(Generic[P, R]):
 
         Args:
             *columns: The items; for a handler with several parameters one iterable for each.
-            return_exceptions: Whether errors of calls are returned in their places of the list
-                instead of being raised, also those of calls that were refused.
+            return_exceptions: Whether errors of calls, including refused ones, are returned in
+                their places of the list instead of being raised.
 
         Returns:
             The results, in the order of the items.
 
         Raises:
-            Overloaded: The queue has no room for all; then none was made, and no request was shed.
+            Overloaded: The queue has no room for all calls; then none is made, and none is shed.
             ValueError: The columns have different lengths.
-            Exception: As for a single call: the first in the order of the items, after all ended.
+            Exception: The first error in the order of the items, after all calls have ended.
 
         Cancellation: all of the calls are dropped. Checkpoint: always.
         """
@@ -148,7 +156,7 @@ class UnaryCall(Generic[P, R]):
     def options(self, **options: Unpack[CallKeywords]) -> UnaryCall[P, R]:
         """Returns the same call with other options: ``call.options(timeout_s=0.5)(item)``.
 
-        Options that are not named, or None, stay as they are.
+        Options that you omit, or pass as None, keep their values.
 
         Args:
             **options: ``timeout_s``: how long the call may take from when it is made, in seconds.
@@ -238,3 +246,70 @@ def mark_as_async(call: UnaryCall[Any, Any]) -> None:
 
 def _name(call: object) -> str:
     return getattr(call, "__name__", "call")
+
+
+def retrying(
+    call: Callable[P, Awaitable[R]],
+    /,
+    *,
+    max_time_s: float = 0.010,
+    delay_s: float = 0.0001,
+) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Returns a call that is retried while it raises `Overloaded`.
+
+    ``call = shoal.retrying(embed)``, then ``await call("text")``. The first try is always made.
+    Another is made after `delay_s`, if it would begin less than `max_time_s` after the first. All
+    other errors are raised at once. A deadline of the call starts again with each try:
+    ``shoal.retrying(embed.options(timeout_s=0.5))``.
+
+    Args:
+        call: A batched function, or any other async function that raises `Overloaded`. Not one that
+            returns a stream: a stream is refused when it is entered, not when it is called.
+        max_time_s: How long to try, in seconds; a try that has begun is not cut short.
+        delay_s: How long to wait between two tries, in seconds, above 0.
+
+    Returns:
+        An async function with the parameters of `call`.
+
+    Raises:
+        TypeError: `call` is not an async function, or a time is not a number.
+        ValueError: A time is out of its range.
+
+    Raises (from the call): the last `Overloaded` when no try is left; the errors of `call`.
+
+    Cancellation: as for `call`; between two tries nothing is queued. Checkpoint: always.
+    """
+    _refuse_streams(call)
+    max_time_s = seconds("max_time_s", max_time_s)
+    if seconds("delay_s", delay_s) == 0:
+        raise ValueError(
+            f"delay_s must be above 0 seconds, not {delay_s!r}: it would retry without a pause"
+        )
+
+    @functools.wraps(call, updated=())
+    async def call_again(*args: P.args, **kwargs: P.kwargs) -> R:
+        give_up_at = anyio.current_time() + max_time_s
+        while True:
+            try:
+                return await call(*args, **kwargs)
+            except Overloaded:
+                if anyio.current_time() + delay_s >= give_up_at:
+                    raise
+            await anyio.sleep(delay_s)
+
+    return call_again
+
+
+def _refuse_streams(call: Any) -> None:
+    if not callable(call):
+        raise TypeError(f"retrying() takes an async function, not {call!r}")
+    if (
+        isinstance(call, StreamCall)
+        or inspect.isasyncgenfunction(call)
+        or inspect.isgeneratorfunction(call)
+    ):
+        raise TypeError(
+            f"retrying() takes a call that is awaited, but {call!r} returns a stream, which can be "
+            "refused only when it is entered; retry entering it in a loop of your own:\n"
+            "    async with call(item) as stream: ..."
+        )

@@ -36,8 +36,6 @@ FINISHED = State.FINISHED
 
 
 class Entry:
-    """The entry point for calls of an open batcher."""
-
     def __init__(
         self,
         intake: Intake,
@@ -55,7 +53,6 @@ class Entry:
         self.configure(options)
 
     def configure(self, options: BatchOptions) -> None:
-        """Applies new options to the calls made from now on."""
         self._options = options
         self.intake.configure(options)
         self.options_factory = self.intake.options_factory
@@ -152,7 +149,6 @@ class Entry:
         return self._map(items, call_options, return_exceptions=return_exceptions)
 
     def begin_stream_of(self, item: Any, call_options: CallOptions | None) -> ResultStream[Any]:
-        """Returns the stream of a call with bound arguments; entering it makes the call."""
         return ResultStream(partial(self._entered_with, item, call_options))
 
     def entered(
@@ -172,12 +168,10 @@ class Entry:
         return self._request_options_of(item, call_options or NO_CALL_OPTIONS, self.now())
 
     def forget_results(self) -> None:
-        """Empties the cache; later calls share no earlier request."""
         if self._sharing is not None:
             self._sharing.clear()
 
     def _shared_for(self, call_options: CallOptions | None) -> Sharing | None:
-        """Returns the sharing of a call; None if it shares nothing."""
         return self._sharing if call_options is None or call_options.share else None
 
     def _request_options_in_scope(
@@ -220,7 +214,6 @@ class Entry:
                     self.intake.former.overdue.forget(request)
 
     async def _map_alike(self, items: list[Any], *, return_exceptions: bool) -> list[Any]:
-        """Makes calls that have only an item."""
         self.intake.check_loop()
         self.intake.adopt()
         if self.needs_options:  # configured since
@@ -251,7 +244,6 @@ class Entry:
     async def _map(
         self, items: list[Any], call_options: CallOptions, *, return_exceptions: bool
     ) -> list[Any]:
-        """Makes calls with one or more parts each."""
         self.intake.check_loop()
         self.intake.adopt()
         divided = self._divided_or_error if return_exceptions else self._divided

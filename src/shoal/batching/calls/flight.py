@@ -59,7 +59,6 @@ class Flight(RequestBatch):
     # What the engine calls on the waiter of the leader, where that has one result.
 
     def wake(self) -> None:
-        """Ends the calls, since the leader has ended."""
         self._landed(self)
 
     @property
@@ -69,7 +68,6 @@ class Flight(RequestBatch):
 
     @property
     def waits(self) -> bool:
-        """Whether the leader was not dispatched yet."""
         return self.leader.state in _WAITING
 
     def done(self) -> bool:
@@ -117,7 +115,6 @@ class SharedBuffer:
         return filled_buffer(self.parking, self.capacity, self.history)
 
     def append(self, item: Any) -> None:
-        """Gives each reader an item."""
         if self.history is not None:
             self.history.append(item)
             if len(self.history) > REPLAYED_MOST:

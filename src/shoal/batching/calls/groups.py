@@ -67,7 +67,6 @@ class GroupWaiter:
 
 
 def group_of(first: GroupWaiter, requests: Sequence[Request]) -> GroupWaiter | None:
-    """Returns the common waiter of requests; None if they have several."""
     waiters = [request.waiter for request in requests]
     return first if waiters.count(first) == len(waiters) else None
 
@@ -83,8 +82,6 @@ def clear_errors(requests: Sequence[Request]) -> None:
 
 
 class Part(NamedTuple):
-    """An item, or a part of one, and its `RequestOptions`."""
-
     item: Any
     options: RequestOptions
 
@@ -122,7 +119,6 @@ class Splitting:
         return parts
 
     def joined(self, requests: Sequence[Request]) -> Any:
-        """Joins the results of parts that have ended; raises the first error of a part."""
         for request in requests:
             if request.error is not None:
                 raise request.error

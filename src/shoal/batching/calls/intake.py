@@ -74,7 +74,6 @@ class Intake:
         self.park = parking.park
 
     def configure(self, options: BatchOptions) -> None:
-        """Applies new options to the requests made from now on."""
         self.options_factory = RequestOptionsFactory(self.name, options)
 
     def adopt(self) -> None:
@@ -172,7 +171,6 @@ class Intake:
     def new_request(
         self, item: Any, options: RequestOptions | None, waiter: Any, now: float
     ) -> Request:
-        """Makes a request that is in no queue yet."""
         request = Request()
         request.item = item
         request.waiter = waiter
@@ -217,7 +215,6 @@ class Intake:
             self.ring()
 
     def _admit_all(self, requests: list[Request]) -> None:
-        """Admits all requests of a group, or none of them."""
         refusal = self.former.refusal_of(requests)
         if refusal is not None:
             raise self.refusals.not_admitted(refusal, requests)
@@ -256,7 +253,6 @@ class Intake:
             request.error = None  # it will not be raised, and its traceback keeps the request
 
     def expire(self, request: Request, what_it_did: str) -> None:
-        """Fails a request that has run out of time, unless it has ended already."""
         if request.state not in (PARKED, QUEUED, RUNNING):
             return
         self.abandon(request, "expired")
@@ -268,7 +264,6 @@ class Intake:
         self.parking.wake_all((request,))
 
     def close(self) -> None:
-        """Stops admitting calls; queued requests stay."""
         self.refusals.closed = True
         self.former.close()
         self.ring()
@@ -295,14 +290,12 @@ class Intake:
             self.fail_one(request, self.refusals.stopped())
 
     def fail_one(self, request: Request, error: Exception) -> None:
-        """Fails a request that was removed from the queue, and wakes its caller."""
         request.error = error
         self._counters.failed += 1
         self.parking.wake_all((request,))
 
 
 def result_of(request: Request) -> Any:
-    """Returns the result of a request that has ended, or raises its error."""
     if request.error is None:
         return request.value
     try:
@@ -326,11 +319,9 @@ class CallErrors:
         self._is_blocked_by = is_blocked_by
 
     def elsewhere(self) -> ShoalError:
-        """Returns the error for a caller in another event loop, or in none."""
         return self.stopped() if self.closed else not_open_here(self._name, [self.home])
 
     def stopped(self) -> BatcherClosed:
-        """Returns the error for one caller that the batcher could not answer."""
         if self.failure is None:
             return BatcherClosed(f"{self._name} is closed")
         error = BatcherClosed(f"{self._name} stopped: {shown(self.failure)}")
@@ -345,7 +336,6 @@ class CallErrors:
         return Overloaded(f"{self._name} is overloaded: {why}")
 
     def shed(self, request: Request, now: float) -> Overloaded:
-        """Returns the error for a request that was shed from the queue for another."""
         self._counters.shed += 1
         self.notify_left((request,), "shed", now)
         return Overloaded(f"{self._name} is overloaded, and has shed this request for another one")
@@ -365,8 +355,7 @@ class CallErrors:
             return
         for request in requests:
             at = request.arrived_at if now is None else now
-            tell = methodcaller("request_left", self._name, request, why, at)
-            observers.tell(tell)
+            observers.notify(methodcaller("request_left", self._name, request, why, at))
 
     def refuse_blocked(self) -> None:
         """Raises `WouldDeadlock` for a call that would wait for the handler that makes it."""

@@ -1,9 +1,9 @@
-"""Calls whose caller may leave otherwise than by being cancelled, such as the client of a server.
+"""Calls with a caller that may leave without being cancelled, such as the client of a server.
 
 A caller that leaves ends its call: a queued request is removed before the handler gets it, the
 result of a request in the handler is discarded, and a stream frees its slot.
 
-The server of the caller tells by a callback that it has left. So the caller's task waits for its
+The server of the caller reports its leaving with a callback. So the caller's task waits for its
 result as any caller does, and the callback ends its request.
 """
 

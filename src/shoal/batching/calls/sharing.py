@@ -89,8 +89,6 @@ RUNNING = State.RUNNING
 
 
 class Sharing:
-    """The flights and the cache of one batcher."""
-
     def __init__(self, intake: Intake, counters: Counters) -> None:
         self._intake = intake
         self._counters = counters
@@ -108,7 +106,6 @@ class Sharing:
             self._results = {} if options.cache is None else _new_cache(options.cache, self._intake)
 
     def clear(self) -> None:
-        """Drops all results; later calls share no earlier request."""
         self._results.clear()
         self._flights.clear()
 
@@ -229,7 +226,6 @@ class Sharing:
             flight.drop_references()
 
     def _failed(self, flight: Flight, request: Request, error: Exception) -> None:
-        """Ends one call with an error, before the leader has ended."""
         request.state, request.error, request.batch = State.FAILED, error, None
         self._counters.failed += 1
         flight.active -= 1
@@ -237,7 +233,6 @@ class Sharing:
         self._left(flight, request)
 
     def _landed(self, flight: Flight) -> None:
-        """Ends all calls of a flight after its leader has ended."""
         is_current = self._flights.get(flight.key) is flight
         self._remove(flight)
         leader = flight.leader

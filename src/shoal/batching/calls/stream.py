@@ -1,4 +1,4 @@
-"""Streams: several results for one call, through a bounded buffer.
+"""Streams: several results for one call, through a bounded buffer; and the types of results.
 
 The shared state is a `StreamBuffer`: the worker slot that runs the handler puts items in, one
 reader takes them out, and either can leave. `ResultStream` is the reader's interface to it. The
@@ -14,7 +14,19 @@ import warnings
 import weakref
 from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    Self,
+    SupportsIndex,
+    TypeAlias,
+    TypeVar,
+)
 
 import anyio
 import anyio.lowlevel
@@ -23,16 +35,97 @@ from shoal.core.request import State
 from shoal.errors import NotOpen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from types import TracebackType
 
     from shoal.batching.calls.intake import Intake
     from shoal.batching.stream_buffer import StreamBuffer
     from shoal.core.request import Request
 
+
+P = ParamSpec("P")
+MYPY = False
+"""Whether mypy reads this, which takes it as True."""
+
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+N = TypeVar("N")
+N_co = TypeVar("N_co", covariant=True)
+
+
+class Results(Protocol[R_co]):
+    """One result for each item: a list, tuple, array, or anything sized and indexable."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> R_co: ...
+
+
+class ResultList(Protocol[R, N_co]):
+    # The methods and their order matter. `__contains__` makes pyright match an exception class with
+    # `Exception` before R. `append` makes mypy refuse an R that is wider than the elements, such as
+    # `object` for `int | str`. `__len__` makes it refuse a generic handler, for which it finds no
+    # R. A handler that is refused here is treated as one that returns `Results`.
+
+    if not MYPY:
+
+        def __contains__(self, element: R, /) -> bool: ...
+
+    def __getitem__(self, index: SupportsIndex, /) -> R | Exception: ...
+
+    def __len__(self) -> N_co: ...
+
+    def append(self, element: R, /) -> None: ...
+
+
+class SlotList(Protocol[R, N_co]):
+    """A list of slots, with the methods of `ResultList` for the same reasons."""
+
+    if not MYPY:
+
+        def __contains__(self, element: R, /) -> bool: ...
+
+    def __getitem__(self, index: SupportsIndex, /) -> Slot[R] | Exception: ...
+
+    def __len__(self) -> N_co: ...
+
+    def append(self, element: R, /) -> None: ...
+
+
+Answer: TypeAlias = "Awaitable[Results[R]] | Results[R]"
+"""What a unary handler returns when it is called."""
+
+ListAnswer: TypeAlias = "Awaitable[ResultList[R, N]] | ResultList[R, N]"
+"""What a unary handler returns if it is a list, in which exceptions are not results."""
+
+Ended: TypeAlias = "Literal[Mark.END] | type[StopIteration | StopAsyncIteration]"
+"""The values in a slot that end its stream."""
+
+Slot: TypeAlias = "R | Ended | Literal[Mark.SKIP]"
+"""What one slot of a step may hold, besides an exception."""
+
+Steps: TypeAlias = "AsyncIterator[Results[R]] | Iterator[Results[R]]"
+"""What a generator handler returns: steps, each with one slot for each request."""
+
+ListSteps: TypeAlias = "AsyncIterator[SlotList[R, N]] | Iterator[SlotList[R, N]]"
+"""Steps that are lists, in which marks and exceptions are not results."""
+
 
 _ALIVE: Final = (State.RUNNING, State.QUEUED, State.PARKED)
+
+
+class BatchableModel(Protocol[P, R_co]):
+    """What `Batcher.over` takes: a method for one call, and one for a batch."""
+
+    @property
+    def run(self) -> Callable[P, Any]:
+        """The method whose parameters a call has; it is never called."""
+        ...
+
+    @property
+    def run_batch(self) -> Callable[..., Answer[R_co]]:
+        """Takes a list for each parameter of ``run`` and returns one result for each call."""
+        ...
 
 
 class Mark(Enum):
@@ -64,9 +157,9 @@ class ResultStream(Generic[R_co]):
     `aclose`. Otherwise its request is dropped when Python collects the stream, with a
     `ResourceWarning`; CPython does that as soon as nothing refers to it.
 
-    Raises (from the iteration, after the items that came before):
-        The handler's own exception, or the one that it yielded in this stream's slot.
-        WrongBatchSize: A step had another number of slots than the batch has requests.
+    Raises (from the iteration, after the earlier items):
+        The handler's own exception, or an exception that it yielded in this stream's slot.
+        WrongBatchSize: A step had more or fewer slots than the batch has requests.
         SlowReader: This reader blocked its batch for too long.
         HandlerTimeout: The handler ran for too long.
         DeadlineExceeded: The call's deadline passed.
@@ -77,7 +170,7 @@ class ResultStream(Generic[R_co]):
         TypeError: The arguments don't fit the handler's parameters.
         Overloaded: The queue is full.
         ItemTooLarge: The item costs more than ``max_batch_size``.
-        Exception: What a function of one item, such as ``bucket_by``, raised.
+        Exception: The error of a function of one item, such as ``bucket_by``.
         DeadlineExceeded: The call's deadline had passed before it was made.
 
     Cancellation: a cancelled wait for an item loses no item, and inside ``async with`` reading can
@@ -176,7 +269,7 @@ class ResultStream(Generic[R_co]):
         raise StopAsyncIteration
 
     def ready(self) -> list[R_co]:
-        """Returns the items that are there already, without waiting; they are not read again."""
+        """Removes and returns the buffered items, without waiting."""
         request = self._request
         if request is None:
             return []
@@ -188,9 +281,9 @@ class ResultStream(Generic[R_co]):
         return items
 
     def pass_on(self, take: Callable[[R_co], bool]) -> None:
-        """Has each item that the reader waits for offered to a function first.
+        """Offers each item that the reader waits for to a function first.
 
-        So a reader that only passes items on is not switched to for each of them.
+        A reader that only forwards items then needs no task switch for each of them.
 
         Args:
             take: Takes an item at once, in no task of the reader, and returns whether it did; the
@@ -206,7 +299,7 @@ class ResultStream(Generic[R_co]):
         await anyio.lowlevel.checkpoint()
 
     def leave(self) -> None:
-        """Does the same as `aclose` without a checkpoint, for code that can't wait."""
+        """Closes the stream like `aclose`, without a checkpoint, for code that can't wait."""
         self._left = True
         if self._request is not None:
             _leave(self._intake, self._request)
@@ -256,7 +349,6 @@ class Watch(weakref.ref["ResultStream[Any]"]):
 
 
 def _leave(intake: Intake, request: Request) -> None:
-    """Drops the request of a stream that its reader has left."""
     intake.abandon(request)
     if request.options is not None:
         intake.former.overdue.forget(request)

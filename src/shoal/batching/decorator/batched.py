@@ -33,8 +33,6 @@ R = TypeVar("R")
 
 
 class Decorated:
-    """The common base of decorated functions and generators."""
-
     __name__: str
     __qualname__: str
 
@@ -46,7 +44,6 @@ class Decorated:
         opening.face = self
 
     def _bind(self, receiver: object, here: dict[int, Entry]) -> None:
-        """Sets the receiver of the method, and the entries open for it, by thread."""
         self._receiver = receiver
         self._here = here
         opening = self._opening
@@ -71,7 +68,7 @@ class Decorated:
         """The batcher that is open for this function in this event loop.
 
         Raises:
-            NotOpen: None is.
+            NotOpen: No batcher is open.
         """
         return self._opening.found(self._receiver).batcher
 
@@ -82,12 +79,12 @@ class Decorated:
         on. From a thread without an event loop, such as that of a plain ``reconfigure()``, they
         apply to all open batchers soon after.
 
-        So it may be called before a batcher is open, such as for a method of ``self`` in a
+        It may be called before a batcher is open, such as for a method of ``self`` in a
         constructor, and the options outlive the batcher. For a method it sets the options of this
         instance only. See `Batcher.configure` for which batch is the next.
 
         Args:
-            **changes: As in `BatchOptions`; options that are not named stay as they are.
+            **changes: As in `BatchOptions`; options that you omit keep their values.
 
         Raises:
             TypeError: A name is no option, or a value has the wrong type; nothing is changed.
@@ -146,17 +143,14 @@ class Decorated:
         return self._opening.lent(self._receiver, self, batcher)
 
     def set_entry(self, entry: Entry) -> None:
-        """Sets the entry for calls in this thread."""
         self._here[get_ident()] = entry
 
     def remove_entry(self, entry: Entry) -> None:
-        """Removes an entry for calls."""
         for thread, there in tuple(self._here.items()):
             if there is entry:
                 del self._here[thread]
 
     def parts(self) -> tuple[Callable[..., Any], Callable[..., Any] | None, dict[str, Any]]:
-        """Returns the handler, the function with the signature of calls, and the options."""
         return self._opening.parts(self._receiver)
 
     def bound(self, receiver: object) -> Any:

@@ -1,7 +1,7 @@
 """A block in which batched functions open at their first call: `open_batchers` without arguments.
 
 The tasks of a batcher that was not opened by name need an owner. It can't be the first caller,
-whose cancellation and context would then apply to them. So a program has a block around its
+since its cancellation and context would then apply to them. So a program has a block around its
 ``main``, and a missing batcher is opened in the nursery and context of that block. Opening returns
 at once without a checkpoint, so concurrent first calls find the batcher open, in their order.
 
@@ -183,7 +183,6 @@ class BatcherBlock:
         batcher.stop(self._at_rest.wait, partial(self._look_at, batcher))
 
     def _look_at(self, batcher: Batcher[Any]) -> None:
-        """Updates whether a batcher is busy."""
         if not batcher.is_at_rest:
             self._busy.add(batcher)
             return
@@ -240,7 +239,6 @@ def block_here() -> BatcherBlock | None:
 
 
 def loops_of_context() -> list[EventLoop]:
-    """Returns the event loop of the block of the caller's context, if any."""
     block = own_block.get()
     if block is None or block.is_closing or block.process != os.getpid():
         return []

@@ -63,13 +63,13 @@ def blocking(batched: Any, /, *, backend: str = "trio") -> AbstractContextManage
         A context manager that returns the blocking call, a `BlockingCall` or `BlockingStreamCall`.
         Leaving the block waits for calls in progress in other threads.
 
-    Raises (on entering): `TypeError` for what is not batched; `RuntimeError` for a batcher that is
-        or was open, since a batcher can be opened only once, and in a trio task.
+    Raises (on entering): `TypeError` for an object that is not batched; `RuntimeError` in a trio
+        task, and for a batcher that is or was open, since a batcher can be opened only once.
 
     Raises (on leaving): `WouldDeadlock` in a handler of the block, at once.
 
-    Raises (from the call): what the call would raise in an event loop; `BatcherClosed` once the
-        block has been left; `NotOpen` in a process that was forked inside of the block.
+    Raises (from the call): the errors of the call in an event loop; `BatcherClosed` once the block
+        has been left; `NotOpen` in a process that was forked inside of the block.
 
     Cancellation: a `KeyboardInterrupt` in the waiting thread drops its request.
     """
@@ -244,7 +244,6 @@ class _PortalRun:
             raise self._closed(error) from error
 
     def run_sync(self, function: Callable[[], None]) -> None:
-        """Runs a plain function in the event loop, if that still runs."""
         if os.getpid() != self._process:
             return
         try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
-    from shoal.batching.calls.result_types import Answer, ListAnswer, ListSteps, N, Steps
+    from shoal.batching.calls.stream import Answer, ListAnswer, ListSteps, N, Steps
     from shoal.batching.decorator.overloads import (
         BatchedGeneratorMethod,
         BatchedMethod,
@@ -157,9 +157,9 @@ def batch(
             parameters it takes a list for each; without parameters it returns as many results as
             `current_batch` has requests.
         signature: A function of one item, which is never called. The call has its parameter names,
-            types and defaults, and its result type; for streams, that of an item. For what type
-            checkers can't see in the handler: names, defaults, more than three parameters, and, for
-            mypy, results of several types in a list with exceptions::
+            types and defaults, and its result type; for streams, the type of an item. Use it where
+            type checkers can't see these in the handler: names, defaults, more than three
+            parameters, and, for mypy, results of several types in a list with exceptions::
 
                 def parse(text: str, base: int = 10) -> int | str: ...
 
@@ -179,8 +179,8 @@ def batch(
         is a generator function.
 
     Raises:
-        TypeError: The handler is no function of a list, such as with a parameter whose annotation
-            does not allow a list; or an option is unknown or of a wrong type.
+        TypeError: The handler is not a function of a list, for example if a parameter's annotation
+            does not allow a list; or an option is unknown or has the wrong type.
         ValueError: An option is out of its range.
     """
     if handler is None:
@@ -216,19 +216,19 @@ def open_batchers(*batched: Any) -> AbstractAsyncContextManager[None]:
     Leaving such a block refuses calls from outside, finishes queued and running requests and the
     calls that running handlers make, and then closes all batchers.
 
-    With arguments only those are opened. They are closed in reverse order, so list a function that
+    With arguments it opens only those batchers. They are closed in reverse order, so list a function that
     other handlers call first. Leaving the block stops intake and runs the queued requests. In both
     cases requests that have not ended after ``graceful_shutdown_timeout_s`` are cancelled. Every
     call ends with a result or an error.
 
     Args:
-        *batched: Functions decorated with `batch`, methods of instances, or instances, all of whose
-            batched methods are opened: ``open_batchers(embed, model.predict, other_model)``.
+        *batched: Functions decorated with `batch`, methods of instances, or instances, for all of
+            their batched methods: ``open_batchers(embed, model.predict, other_model)``.
 
     Raises:
         TypeError: One of them is not decorated with `batch`, and has no batched methods.
-        RuntimeError: One of them is open in this event loop already, in another such block that
-            names it.
+        RuntimeError: One of them is open in this event loop already, in another block that names
+            it.
 
     Raises (on leaving): `WouldDeadlock` in a handler that the block waits for, at once.
 

@@ -18,8 +18,7 @@ from typing import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from shoal.batching.calls.result_types import Answer, ListAnswer, ListSteps, N, Steps
-    from shoal.batching.calls.stream import ResultStream
+    from shoal.batching.calls.stream import Answer, ListAnswer, ListSteps, N, ResultStream, Steps
     from shoal.batching.decorator.batched import BatchedFunction, BatchedGenerator
     from shoal.batching.open.batch import OpenBatch
 

@@ -32,7 +32,7 @@ from shoal.batching.batcher import Batcher
 from shoal.batching.decorator.block import OpenedBatcher, block_here, loops_of_context
 from shoal.batching.handlers.binding import signature_of, signature_of_batch
 from shoal.batching.handlers.handler import Handler
-from shoal.batching.options.checks import checked_options
+from shoal.batching.options import checked_options
 from shoal.errors import NotOpen
 from shoal.loops.event_loop import EventLoop, not_open_here
 
@@ -98,7 +98,6 @@ class _Observation:
         batcher.observers.add(observer)
 
     def end(self) -> list[BatchObserver]:
-        """Ends observing; returns the observers."""
         ended = list(self._observed.items())
         self._observed.clear()
         for batcher, observer in ended:
@@ -122,7 +121,6 @@ class Watches:
             watch.begin(batcher)
 
     def end(self, kind: object) -> list[BatchObserver]:
-        """Ends observers of a kind, if there are any, and returns them."""
         watch = self._all.pop(kind, None)
         return [] if watch is None else watch.end()
 
@@ -162,7 +160,7 @@ class Opening:
             if signature is None
             else signature_of_batch(function, signature)
             if fill != "closed"
-            # Whether this is a method, whose first parameter is not batched, is not known yet.
+            # Whether this is a method, with a parameter that is not batched, is not known yet.
             else signature_of(signature, names[1:], names)
         )
         # Whether it is defined in a class, with an instance as its receiver.
@@ -184,14 +182,12 @@ class Opening:
 
     @cached_property
     def bound_signature(self) -> Signature:
-        """The signature of a call with one item on an instance."""
         if self._signature is not None:
             return self.call_signature
         _self, *parameters = self.call_signature.parameters.values()
         return self.call_signature.replace(parameters=parameters)
 
     def key(self, receiver: object) -> tuple[EventLoop, int | None]:
-        """Returns the key of this event loop's batcher for a receiver."""
         return EventLoop.here(), None if receiver is None else id(receiver)
 
     def loops(self, receiver: object) -> list[EventLoop]:
@@ -222,7 +218,6 @@ class Opening:
 
     @asynccontextmanager
     async def opened(self, receiver: object, face: Face) -> AsyncGenerator[Batcher[Any]]:
-        """Keeps a batcher open for this event loop and a receiver."""
         batcher = self.new_batcher(receiver, self.new_handler(receiver))
         with self._taking(receiver):
             async with batcher:
@@ -243,7 +238,6 @@ class Opening:
     def parts(
         self, receiver: object
     ) -> tuple[Callable[..., Any], Callable[..., Any] | None, dict[str, Any]]:
-        """Returns the arguments to make a batcher: handler, signature, options."""
         function = self.handler.function
         kind: dict[str, Any] = {}
         if self.handler.fill != "closed":
@@ -255,7 +249,6 @@ class Opening:
         return {**self._options, **self.settings.of(receiver)}
 
     def options(self, receiver: object) -> BatchOptions:
-        """Returns the options of a receiver's batcher here, or of the next one to be opened."""
         opened = self.table.get(self.key(receiver))
         if opened is not None:
             return opened.batcher.options
@@ -273,8 +266,8 @@ class Opening:
         own.update(changes)
         if EventLoop.here().is_none:
             number = None if receiver is None else id(receiver)
-            for (loop, whose), there in list(self.table.items()):
-                if whose == number:
+            for (loop, key), there in list(self.table.items()):
+                if key == number:
                     loop.soon(partial(_configure, there.batcher, changes))
 
     def _open_in(self, block: BatcherBlock, receiver: object) -> OpenedBatcher:
@@ -369,7 +362,7 @@ class Opening:
     ) -> Generator[None]:
         key = self.key(receiver)
         opened = OpenedBatcher(batcher, batcher.find(), face)
-        unnamed = self.table.get(key)  # a batcher opened by a call; hidden meanwhile
+        unnamed = self.table.get(key)  # a batcher opened by a call; hidden by this one
         if unnamed is not None:
             self._remove(key, unnamed)
         self._add(key, opened)
@@ -381,12 +374,11 @@ class Opening:
                 self._add(key, unnamed)
 
     def not_open(self, receiver: object) -> NotOpen:
-        """Returns the error for a call that finds no batcher."""
         number = None if receiver is None else id(receiver)
         homes = [
             opened.entry.intake.home
-            for (_, whose), opened in list(self.table.items())
-            if whose == number
+            for (_, key), opened in list(self.table.items())
+            if key == number
         ]
         if homes:
             return not_open_here(self.handler.name, homes)

@@ -319,7 +319,6 @@ def is_number(dtype: Any) -> bool:
 
 
 def unmarked(annotation: Any) -> Any:
-    """Returns the type inside `Annotated`, aliases and the like."""
     while get_origin(annotation := bare(annotation)) in _MARKS:
         [annotation] = get_args(annotation)
     return annotation
@@ -357,7 +356,6 @@ def _is_unpacked(annotation: Any) -> bool:
 
 
 def _unpacked(annotation: Any) -> Any:
-    """Returns the tuple that is unpacked in a type of tuples."""
     if get_origin(annotation) in _UNPACK:
         return get_args(annotation)[0]
     return tuple[get_args(annotation)]  # type: ignore[misc]  # the arguments are known at run time

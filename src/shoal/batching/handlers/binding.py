@@ -49,8 +49,6 @@ _ONE_LIST = Parameter("items", Parameter.POSITIONAL_ONLY)
 
 
 class Binding:
-    """Converts calls with one item to calls of a handler."""
-
     def __init__(
         self,
         signature: Signature,
@@ -98,7 +96,6 @@ class Binding:
 
     @classmethod
     def of_items(cls, signature: Signature, gives: Literal["items", "arguments"]) -> Binding:
-        """Returns the binding for a handler that processes the items itself."""
         for parameter in signature.parameters.values():
             if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
                 raise TypeError(
@@ -120,7 +117,6 @@ class Binding:
         return tuple(bound.arguments[name] for name in self.names)
 
     def columns(self, items: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Converts a batch's items to the handler's positional and keyword arguments."""
         if self.gives_one_list:
             return [items], {}
         values: list[Any]
@@ -273,7 +269,6 @@ def signature_of_batch(
 
 
 def not_of_a_batch(handler: Callable[..., Any]) -> TypeError:
-    """Returns the error for a handler of open batches that takes or returns something else."""
     return TypeError(
         "the handler of an open batch takes the batch alone, and answers each of its requests, "
         f"but {handler!r} is {read_signature(handler)}; "
@@ -355,7 +350,6 @@ def takes_lists(function: Callable[..., Any]) -> bool:
 
 
 def described(signature: Signature, size: int, *, batched: bool, fill: str = "closed") -> str:
-    """Describes the arguments of user code, for messages."""
     parameters = list(signature.parameters.values())
     if len(parameters) == 1:
         annotation = parameters[0].annotation

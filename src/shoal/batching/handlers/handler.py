@@ -4,6 +4,12 @@ A handler is called with lists and returns the results of a whole batch: at once
 step by step (``steps``). Coroutine functions and async generators run in the event loop. Plain
 functions and plain generators run in worker threads, since they may block. A thread can't be
 interrupted, so a cancellation takes effect only when the call, or the generator's step, has ended.
+
+A model object has a handler, too, as in caikit: ``run`` defines the parameters of a call, and
+``run_batch`` gets one list for each. The defaults of ``run`` are filled in before requests are
+batched, so requests with different keywords share a batch. caikit fills them in for the requests of
+each batch. Then the arguments of ``run_batch`` depend on the other requests of the batch, and a
+missing argument is not noticed if all requests of the batch lack it.
 """
 
 from __future__ import annotations
@@ -13,6 +19,8 @@ import inspect
 import weakref
 from contextlib import aclosing
 from contextvars import Context, copy_context
+from functools import partial
+from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import anyio
@@ -27,6 +35,7 @@ from shoal.loops.unlimited import UNLIMITED
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
 
+
 Fill: TypeAlias = Literal["closed", "open", "continuous"]
 """When a batch is complete: before the handler starts, while it runs, or never."""
 
@@ -34,8 +43,6 @@ _DONE: Any = object()
 
 
 class Handler:
-    """A user's function with a common interface."""
-
     def __init__(
         self,
         function: Callable[..., Any],
@@ -123,11 +130,9 @@ class Handler:
 
     @property
     def is_of_one(self) -> bool:
-        """Whether it takes one item at a time."""
         return self.binding.gives == "arguments"
 
     def _check_not_awaitable(self, results: Any) -> None:
-        """Refuses an awaitable that a plain function returned."""
         if inspect.isawaitable(results):
             if inspect.iscoroutine(results):
                 results.close()
@@ -208,3 +213,66 @@ def _name(function: Callable[..., Any]) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+class ModelHandler(partial[Any]):
+    """A model's ``run_batch``, which takes the parameters of ``run`` as keywords."""
+
+    __signature__: Signature
+
+
+def model_handler(model: Any) -> ModelHandler:
+    """Raises a `TypeError` if a model lacks a method, or their parameters don't match."""
+    if inspect.isclass(model):
+        raise TypeError(
+            f"Batcher.over() takes a model object, not the class {model!r}; create an instance"
+        )
+    run, run_batch = _method(model, "run"), _method(model, "run_batch")
+    names = _names(run)
+    if inspect.isgeneratorfunction(run_batch) or inspect.isasyncgenfunction(run_batch):
+        raise TypeError(
+            f"{_name(run_batch)}() must give back a list, but is a generator function; "
+            "for streams use shoal.Batcher(model.run_batch, signature=model.run)"
+        )
+    signature = _signature(run_batch)
+    try:
+        signature.bind(**dict.fromkeys(names))
+    except TypeError as error:
+        raise TypeError(
+            f"{_name(run_batch)}() must take each parameter of run() by its name, as a list, and "
+            f"require no others, but run() has ({', '.join(names)}) and it has {signature}: {error}"
+        ) from None
+    handler = ModelHandler(run_batch)
+    handler.__signature__ = Signature([Parameter(n, Parameter.KEYWORD_ONLY) for n in names])
+    return handler
+
+
+def _method(model: object, name: str) -> Callable[..., Any]:
+    method: Callable[..., Any] | None = getattr(model, name, None)
+    if not callable(method):
+        raise TypeError(
+            "Batcher.over() takes an object with run(), for one call, and run_batch(), which does "
+            f"the same for lists, but {type(model).__qualname__} has no {name}()"
+        )
+    return method
+
+
+def _names(run: Callable[..., Any]) -> list[str]:
+    signature = _signature(run)
+    parameters = signature.parameters.values()
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        raise TypeError(
+            f"{_name(run)}() must name its parameters, but takes {signature}: each becomes a list "
+            "for run_batch(), and its default is used where a call omits it; a wrapper declares "
+            "them with functools.wraps(inner.run)"
+        )
+    if not parameters:
+        raise TypeError(f"{_name(run)}() takes no argument, so there is nothing to batch")
+    return list(signature.parameters)
+
+
+def _signature(method: Callable[..., Any]) -> Signature:
+    try:
+        return read_signature(method)
+    except ValueError:
+        raise TypeError(f"{_name(method)}() has no readable signature") from None

@@ -37,8 +37,6 @@ _NO_LISTS: Final = (str, bytes, bytearray, memoryview, tuple, Mapping, AbstractS
 
 
 class Holds(Enum):
-    """What an annotation allows."""
-
     LIST = "a list"
     ITEM = "no list"
     EITHER = "either"
@@ -88,7 +86,6 @@ def holds_no_batch(annotation: Any) -> bool:
 
 
 def is_unannotated(annotation: Any) -> bool:
-    """Returns whether an annotation gives no information."""
     annotation = bare(annotation)
     is_open = annotation is Parameter.empty or annotation is Any or annotation is object
     return is_open or isinstance(annotation, (TypeVar, str))

@@ -51,12 +51,12 @@ class OpenRequest(Generic[T, R]):
 
     @property
     def cancelled(self) -> bool:
-        """Whether its caller does not wait any more."""
+        """Whether its caller has left."""
         return self._request.state is not RUNNING and not self._has_ended
 
     @property
     def ended(self) -> bool:
-        """Whether it has been finished or failed, or its caller does not wait any more."""
+        """Whether it has been finished or failed, or its caller has left."""
         return self._request.state is not RUNNING
 
     @property
@@ -85,7 +85,7 @@ class OpenRequest(Generic[T, R]):
         return self._request.arrived_at
 
     async def send(self, chunk: R) -> None:
-        """Sends one item of a stream; does nothing if the caller does not wait any more.
+        """Sends one item of a stream; does nothing if the caller has left.
 
         It waits while the reader's buffer is full; a reader that is too slow fails alone with
         `SlowReader`.
@@ -102,7 +102,7 @@ class OpenRequest(Generic[T, R]):
     def finish(self, value: R | None = None) -> None:
         """Ends the request with its result, or ends its stream.
 
-        It does nothing if the caller does not wait any more.
+        It does nothing if the caller has left.
 
         Raises:
             TypeError: A result was given for a stream; send its items instead.
@@ -194,15 +194,15 @@ class OpenBatch(Generic[T, R]):
     async def send(self, chunks: Mapping[OpenRequest[T, R], R]) -> None:
         """Sends an item to each of several streams, such as the tokens of a step.
 
-        That is cheaper than a send to each, which is a checkpoint each. It waits until the buffers
-        of all of them have room; a reader that is too slow fails alone with `SlowReader`. Nothing
-        is sent to those whose callers do not wait any more.
+        This is cheaper than one send for each, which has a checkpoint for each. It waits until the
+        buffers of all of them have room; a reader that is too slow fails alone with `SlowReader`.
+        Requests with callers that have left get nothing.
 
         Args:
             chunks: The items, by request.
 
         Raises:
-            TypeError: Calls are not answered with streams, or the items are in no mapping.
+            TypeError: Calls are not answered with streams, or the items are not in a mapping.
             ValueError: One of the requests is of another batcher.
             RuntimeError: One of the requests has been finished or failed.
 
@@ -221,7 +221,6 @@ class OpenBatch(Generic[T, R]):
         self._joining.leave()
 
     def _look(self) -> None:
-        """Takes the requests that join now."""
         self._joining.pull()
         joined = [
             OpenRequest[T, R](request, self._run)
@@ -299,11 +298,9 @@ class OpenRun(Run):
     _joining: dict[Batch, Joining] = field(default_factory=dict["Batch", "Joining"])
 
     def configure(self, options: BatchOptions) -> None:
-        """Applies new options, also to the running batches."""
         self.options = options
 
     def began(self, batch: Batch, joining: Joining) -> None:
-        """Sets the joining of a batch, before it is run."""
         self._joining[batch] = joining
 
     def ended(self, batch: Batch) -> None:
@@ -338,7 +335,6 @@ class OpenRun(Run):
                 request.waiter.offer()
 
     def finish(self, request: Request, value: Any) -> None:
-        """Ends a request with its result, or a stream with its end."""
         if self.handler.streams and value is not None:
             raise TypeError(
                 f"a stream of {self.name} has no result but its items; send(item), then finish()"

@@ -7,7 +7,7 @@ ends on time whatever the handler does. (TensorFlow's streaming scheduler does t
 thread that closes batches.)
 
 `fill="continuous"`: the batch takes requests when its handler asks for them between two steps, as
-many as have ended meanwhile. It has no exclusive use of the queue; an idle slot lets it go first.
+many as have ended since. It has no exclusive use of the queue; an idle slot lets it go first.
 A caller that calls again as soon as it is answered gets its place again in the next step, because
 the batch looks at the queue only after the callers that were just answered have run.
 """
@@ -54,7 +54,6 @@ class OpenQueue:
         self._counters = parts.counters
 
     def began(self, batch: Batch) -> None:
-        """Counts the requests that a batch begins with."""
         self.occupancy.joined += batch.size
         self.occupancy.note(self.now())
 
@@ -66,17 +65,16 @@ class OpenQueue:
         self._counters.wait_s.gather([now - request.arrived_at for request in requests])
         if (observers := self._counters.observers).all:
             name = self._intake.name
-            observers.tell(lambda each: each.requests_joined(name, batch, requests, now))
+            observers.notify(lambda each: each.requests_joined(name, batch, requests, now))
 
     def ended(self, batch: Batch, request: Request) -> None:
-        """Counts a request that has ended, and notifies the observers."""
         now = self.now()
         self.occupancy.note(now)
         has_failed = request.state is State.FAILED
         observers = self._counters.observers
         if observers.all or (has_failed and observers.of_failures):
             name = self._intake.name
-            observers.tell(
+            observers.notify(
                 lambda each: each.request_ended(name, batch, request, now), has_failed=has_failed
             )
 
@@ -107,8 +105,6 @@ class OpenQueue:
 
 @dataclass(eq=False)
 class Joining(ABC):
-    """Adds requests to one batch."""
-
     batch: Batch
     _queue: OpenQueue
     _on_room: Callable[[], None]
@@ -194,8 +190,6 @@ class Joining(ABC):
 
 
 class OpenJoining(Joining):
-    """Adds requests to a batch with ``fill="open"``."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self._is_flushed = self._queue.former.pressures.handed_out_flushed
@@ -278,8 +272,6 @@ class OpenJoining(Joining):
 
 
 class ContinuousJoining(Joining):
-    """Adds requests to a batch with ``fill="continuous"``."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         # How many requests have ended since the handler last asked.

@@ -49,7 +49,6 @@ class OpenSlots(Slots[OpenRun]):
         self._resize()
 
     def flush(self) -> None:
-        """Closes the open batch after it has taken the queued requests."""
         for joining in self._open.values():
             if isinstance(joining, OpenJoining) and not joining.is_closed:
                 joining.flush()
@@ -57,7 +56,6 @@ class OpenSlots(Slots[OpenRun]):
 
     @property
     def is_gathering(self) -> bool:
-        """Whether a batch takes requests until it is full or its wait is over."""
         return any(
             isinstance(joining, OpenJoining) and not joining.is_closed
             for joining in self._open.values()

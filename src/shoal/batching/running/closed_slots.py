@@ -26,15 +26,12 @@ without a turn for other tasks. A turn after each is a tenth of `map` if the han
 
 
 class ClosedSlots(Slots[Run]):
-    """Slots that take a batch when one is due, and then run the handler."""
-
     def configure(self, options: BatchOptions) -> None:
         self.run = replace(self.run, options=options)
         self._resize()
 
     @property
     def is_gathering(self) -> bool:
-        """Whether a free slot waits for more requests to join the queued ones."""
         return self._former.is_gathering
 
     def _are_at_work(self) -> bool:

@@ -1,8 +1,8 @@
 """One run of a handler on one batch: the base of all runs, and that with one result for each item.
 
-A run answers all requests of its batch whose callers still wait, and returns. It raises only what
-must not be swallowed: `KeyboardInterrupt`, `SystemExit`, and cancellation from outside. All other
-exceptions of a handler, of any class, fail only its batch.
+A run answers all requests of its batch that still have callers, and returns. It raises only errors
+that must not be swallowed: `KeyboardInterrupt`, `SystemExit`, and cancellation from outside. All
+other exceptions of a handler, of any class, fail only its batch.
 
 The handler runs in its slot's cancel scope, which is cancelled when all callers have left and when
 the handler's time is up. Neither interrupts a handler in a thread, or one that shields its
@@ -24,9 +24,8 @@ from shoal.batching.handlers.batch_results import check_results, not_results
 from shoal.batching.handlers.own_context import in_own_context
 from shoal.batching.stream_buffer import too_slow
 from shoal.core.batch import Batch
-from shoal.core.chosen_status import is_declined
 from shoal.core.policies.sizing import padded
-from shoal.core.request import State
+from shoal.core.request import State, is_declined
 from shoal.errors import (
     DeadlineExceeded,
     HandlerFailed,
@@ -61,8 +60,6 @@ class ScopesMixedUp(Exception):
 
 @dataclass(slots=True)
 class Run(ABC):
-    """One run of a handler."""
-
     hears_of_all: ClassVar = False
     """Whether `on_left` is called for each caller, whatever the options say."""
 
@@ -101,7 +98,6 @@ class Run(ABC):
                 self._fail_all(batch.members, self._timed_out)
 
     def _left(self, batch: Batch, scope: Scope, request: Request | None) -> None:
-        """Called when the caller of a request has left."""
         if batch.active == 0:
             scope.cancel()
 
@@ -176,8 +172,7 @@ class Run(ABC):
         return made
 
     @abstractmethod
-    async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
-        """Calls the handler and distributes its results."""
+    async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None: ...
 
     async def _failed(
         self, batch: Batch, requests: Sequence[Request], scope: Scope, failure: BaseException
@@ -186,8 +181,8 @@ class Run(ABC):
         if not self.options.isolate_errors or len(requests) < 2:
             self._fail_with(batch, requests, failure)
             return
-        # A single remaining request is run again too: the error may be due to another request,
-        # whose caller has left.
+        # A single remaining request is run again too: the error may be due to another request that
+        # its caller has left.
         waiting = [r for r in still_running(requests) if self._may_run_again(r)]
         again = set(waiting)
         self._fail_with(batch, [r for r in requests if r not in again], failure)
@@ -216,7 +211,7 @@ class Run(ABC):
 
     def _fail_with(self, batch: Batch, requests: Sequence[Request], failure: BaseException) -> None:
         if batch.active == 0:
-            # A handler whose own calls have the same deadline raises this when its callers expire.
+            # A handler that makes calls with the same deadline raises this when its callers expire.
             late = isinstance(failure, DeadlineExceeded)
             logger.log(
                 logging.DEBUG if late else logging.WARNING,
@@ -253,7 +248,6 @@ class Run(ABC):
     def _fail_all(
         self, requests: Sequence[Request], make_error: Callable[[], BaseException]
     ) -> None:
-        """Fails each request that is still running, each with a new error."""
         for request in requests:
             if request.state is RUNNING:
                 self._fail(request, make_error())
@@ -349,7 +343,6 @@ class UnaryRun(Run):
         )
 
     def _fail_slots(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
-        """Fails the requests with an exception instance as their result."""
         for request, value in zip(requests, values, strict=True):
             if issubclass(type(value), BaseException) and request.state is RUNNING:
                 self._fail(request, own_copy(value))
@@ -364,5 +357,4 @@ def kinds_of(values: Iterable[Any]) -> Iterable[type]:
 
 
 def still_running(requests: Sequence[Request]) -> list[Request]:
-    """Returns the requests that have not ended."""
     return [request for request in requests if request.state is RUNNING]

@@ -92,8 +92,6 @@ IDLE_SLOTS_KEPT: Final = 8
 
 @dataclass(frozen=True)
 class SlotParts:
-    """The parts of an open batcher that its slots work with."""
-
     intake: Intake
     former: Former
     # The running batches and their start times, in seconds on the loop's clock.
@@ -165,7 +163,6 @@ class Slots(ABC, Generic[RunT]):
             life.cancel()
 
     def flush(self) -> None:
-        """Dispatches the queued requests without waiting for more."""
         self._former.flush()
         self._bell.ring()
 
@@ -187,7 +184,6 @@ class Slots(ABC, Generic[RunT]):
         """Whether a batch is filling, with the options with which it began."""
 
     def room_changed(self) -> None:
-        """Updates how much the slots can take at once, and wakes the waiting tasks."""
         self._report_idle()
         self._bell.ring()
 
@@ -201,7 +197,6 @@ class Slots(ABC, Generic[RunT]):
 
     @property
     def are_at_rest(self) -> bool:
-        """Whether the queue is empty and no handler is running."""
         return not (self._former.live or self._former.parked or self._are_at_work())
 
     @abstractmethod
@@ -327,7 +322,7 @@ class Slots(ABC, Generic[RunT]):
             trace=batch.trace,
         )
         requests = batch.requests
-        self._counters.observers.tell(
+        self._counters.observers.notify(
             lambda each: each.batch_ended(record, requests), has_failed=record.error is not None
         )
 
@@ -375,7 +370,6 @@ class Slots(ABC, Generic[RunT]):
         return self._bell.wait(math.inf if until is None else until)
 
     def _begun(self, requests: list[Request], reason: DispatchReason, free_at: float) -> Batch:
-        """Returns a batch with requests that were taken from the queue."""
         self._last_id += 1
         former, options = self._former, self._former.options
         load: float | None = None
@@ -400,7 +394,7 @@ class Slots(ABC, Generic[RunT]):
             batch.is_continuous = self.run.handler.fill == "continuous"
         if self._counters.observers.all:
             name = self.run.name
-            self._counters.observers.tell(lambda each: each.batch_began(name, batch, now))
+            self._counters.observers.notify(lambda each: each.batch_began(name, batch, now))
         return batch
 
     def _report_idle(self) -> None:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 
 class Stepping:
-    """The steps of one run of a plain generator."""
-
     __slots__ = ("_wants_more", "began", "has_room", "waits")
 
     def __init__(
@@ -80,8 +78,6 @@ _MAY_END: Final = (Mark, type, BaseException)
 
 
 class StreamRun(Run):
-    """Runs a generator handler."""
-
     __slots__ = ()
 
     async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
@@ -228,7 +224,6 @@ class StreamRun(Run):
         return full, has_room
 
     def _end_some(self, requests: Sequence[Request], slots: Sequence[Any]) -> None:
-        """Ends the streams for which a step has an end or an error."""
         for request, slot in zip(requests, slots, strict=False):
             if request.state is not RUNNING:
                 continue
@@ -244,5 +239,4 @@ class StreamRun(Run):
 
 
 def _active(batch: Batch, requests: Sequence[Request]) -> int:
-    """Returns how many requests of a run have not ended."""
     return batch.active if len(requests) == batch.size else len(still_running(requests))

@@ -25,8 +25,6 @@ _LEFTOVERS_WORTH_A_SWEEP: Final = 64
 
 
 class Shedding:
-    """Selects the request to shed for a new one."""
-
     def __init__(self, *, newest: bool) -> None:
         # Whether to shed the newest request of the lowest level, and only for a request of a higher
         # level. Otherwise the oldest is shed, also for a request of the same level.
@@ -37,7 +35,6 @@ class Shedding:
         self._places = 0
 
     def add(self, request: Request, live: int) -> None:
-        """`live` is the number of queued requests."""
         level = request.priority
         queue = self._by_level.get(level)
         if queue is None:
@@ -158,7 +155,6 @@ class AdmissionControl:
         return None if self._shedding is None else self._shedding.victim(request)
 
     def full_level(self, request: Request, takes_at_once: float) -> str | None:
-        """Returns why a request's priority level has no room for it; None if it has room."""
         policy = self._options.queue_policy(request.priority)
         bound = None if policy is None else policy.max_queued_requests
         if bound is None or self._by_level.get(request.priority, 0) < bound:
@@ -211,6 +207,5 @@ class AdmissionControl:
 def _free_times(
     batches: Mapping[Batch, float], now: float, slots: int, model: LatencyModel
 ) -> list[float]:
-    """Returns when each slot is expected to be free, the earliest first."""
     ends = [max(now, since + (model.run_s(batch.load) or 0)) for batch, since in batches.items()]
     return sorted([*ends, *[now] * (slots - len(ends))])

@@ -97,7 +97,6 @@ class PressureTracker:
         return lead_s is None or self._earliest_unseen - lead_s < wait.until
 
     def see(self, live: int) -> None:
-        """Computes when the unseen requests that are still queued must be dispatched."""
         for request in self.unseen:
             asked = request.options
             if request.state is State.QUEUED and asked is not None and asked.due is not None:
@@ -153,7 +152,6 @@ class PressureTracker:
         return None if run_s is None else run_s * _MARGIN + _MARGIN_S
 
     def _note(self, request: Request, due: float, live: int) -> float:
-        """Records and returns when a request must be dispatched."""
         # The batch that it leaves with would be that large.
         lead_s = self.lead_s(min(live, self._most))
         leave_by = (request.arrived_at + due) / 2 if lead_s is None else due - lead_s

@@ -30,7 +30,7 @@ from shoal.core.forming.deadlines import Overdue, PressureTracker
 from shoal.core.forming.regathering import WORTH_S, Regathering
 from shoal.core.latency_model import LatencyModel
 from shoal.core.policies.factory import adaptive_of, distinguishes_requests, policy_of
-from shoal.core.policies.size_or_wait import SizeOrWait
+from shoal.core.policies.rule import SizeOrWait
 from shoal.core.policy import Dispatch
 from shoal.core.queue import ArrivalQueue, is_worth_a_sweep
 from shoal.core.request import Request, State
@@ -126,7 +126,6 @@ class Former:
         return self._fullness()
 
     def arrive_all(self, requests: list[Request]) -> bool:
-        """Queues requests for which there is room; returns whether the slot must be woken."""
         before = self.live
         must_decide = self._policy.extend(requests)
         self.live += len(requests)
@@ -160,7 +159,6 @@ class Former:
         self.append = self._append_and_wake
 
     def decide(self, now: float) -> Dispatch | Wait:
-        """Decides for a free slot: a batch to take, or when to ask again."""
         pressures, regathering = self.pressures, self.regathering
         pressure = None
         if not self.live:
@@ -222,7 +220,6 @@ class Former:
             regathering.ended(batch.members, run_s, now, self.calls, len(self.batches))
 
     def flush(self) -> None:
-        """Dispatches the requests that are queued now with the next batches, full or not."""
         self.pressures.flush(self._policy.waiting())
 
     @property
@@ -231,12 +228,10 @@ class Former:
 
     @property
     def is_gathering(self) -> bool:
-        """Whether a free slot waits for more requests to join the queued ones."""
         return self.live > 0 and self.pressures.asleep_until != -math.inf
 
     @property
     def scheduling_capacity(self) -> float:
-        """How much more would start at once, beyond the queued requests."""
         return 0 if self.closed else max(0, self._at_once - self._policy.size_of_all())
 
     @property
@@ -244,7 +239,6 @@ class Former:
         return self._policy.size_of_all()
 
     def size_beside(self, asked: RequestOptions) -> float:
-        """Returns the sum of the costs of the queued requests of one bucket."""
         return self._policy.size_beside(asked)
 
     def parked_and_queued(self) -> list[Request]:
@@ -335,7 +329,7 @@ class Former:
     def _fits(self, requests: int, size: float) -> bool:
         if self.live + requests <= self.most:
             return True
-        # If items have costs, a number does not tell how many of them idle slots take at once.
+        # If items have costs, idle slots may take fewer of them at once than their number suggests.
         has_costs = self._has_costs and not self.closed
         return has_costs and self._policy.size_of_all() + size <= self._at_once
 

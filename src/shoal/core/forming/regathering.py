@@ -17,7 +17,7 @@ depend on it come at any time of the round. From the last rounds it learns
 If they are much denser, a free slot waits until the learned share is there, or the learned time is
 past. Waiting for the others costs that time once, running them apart costs another batch. So the
 time that is worth waiting is the part of a run that does not depend on the size, by the latency
-model. While the model can't tell, it is a small part of the run.
+model. While the model does not know that part, it is a small part of the run.
 
 The rival, to wait for a gap in the arrivals (`idle_timeout_s`), needs a gap that suits the callers,
 and delays calls that come at random as well.
@@ -66,8 +66,6 @@ _WINDOW_ENDED: Final = (DispatchReason.TIMER, DispatchReason.IDLE)
 
 
 class _Round:
-    """The calls after the end of a batch."""
-
     def __init__(self, began_at: float, answered: int, worth_s: float) -> None:
         self.began_at = began_at
         self.answered = answered
@@ -86,8 +84,6 @@ class _Round:
 
 
 class _Returns(NamedTuple):
-    """What one round has shown."""
-
     worth_s: float
     answered: int
     # How many calls were made in time, at most one for each answered caller.
@@ -139,7 +135,6 @@ class Regathering:
     def ended(
         self, members: Iterable[Request], run_s: float, now: float, calls: int, running: int
     ) -> None:
-        """Records the end of a batch before its callers run."""
         if not self._is_on:
             return
         if run_s < WORTH_S:
@@ -167,7 +162,6 @@ class Regathering:
         self._last_end_at = now
 
     def callers_ran(self, now: float) -> None:
-        """Records that the callers of the last batch have run since it ended."""
         if self.rounds:
             last = self.rounds[-1]
             last.woken_s = now - last.began_at
@@ -213,7 +207,7 @@ class Regathering:
         place = 0
         before: _Round | None = None
         for each in rounds:
-            # Calls at the same time were made after the end, on a clock that stands meanwhile.
+            # Calls at the same time were made after the end, on a clock that did not advance.
             begin = bisect_left(times, each.began_at, place)
             if before is not None:
                 before.others += begin - place

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 
 def whole(name: str, value: Any, *, least: int) -> int:
-    """Checks a whole number, and returns it as an int."""
     try:
         number = operator.index(_as_int(value))
     except TypeError:
@@ -24,15 +23,23 @@ def whole(name: str, value: Any, *, least: int) -> int:
 
 def seconds(name: str, value: Any) -> float:
     """Checks a number of seconds: 0 or more, or infinity."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number of seconds, not {value!r}")
-    if math.isnan(value) or value < 0:
+    found = number(name, value, "a number of seconds")
+    if math.isnan(found) or found < 0:
         raise ValueError(f"{name} must be at least 0 seconds, not {value!r}")
-    return float(value)
+    return found
+
+
+def number(name: str, value: Any, wanted: str) -> float:
+    """`wanted` describes the number; one that is too large for a float becomes infinity."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be {wanted}, not {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def finite_seconds(name: str, value: Any) -> float:
-    """Checks a finite number of seconds."""
     found = seconds(name, value)
     if math.isinf(found):
         raise ValueError(f"{name} must be finite: {value!r} would wait for stuck work for ever")
@@ -81,7 +88,6 @@ def named_values(name: str, value: Any, example: str) -> dict[str, Any]:
 
 
 def sizes_in_order(name: str, value: Any) -> tuple[int, ...]:
-    """Checks batch sizes in ascending order, and returns them as a tuple."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be some batch sizes, such as (8, 16, 32), not {value!r}")
     given: list[Any] = list(value)  # pyright: ignore[reportUnknownArgumentType]

@@ -68,24 +68,20 @@ def table(check: Check, **says: Any) -> Any:
 
 
 def choice(default: str, allowed: Any, **says: Any) -> Any:
-    """Makes the field of an option with a fixed choice of words, given as a ``Literal``."""
     words = get_args(allowed)
     return option(default, lambda name, value: one_of(name, value, words), **says)
 
 
 def callback(example: str, **says: Any) -> Any:
-    """Makes the field of an option that is a function or None; the example is for messages."""
     check: Check = partial(function, form=example)
     return option(None, check, is_function=True, **says)
 
 
 def record(cls: type[_Record], check: Check, **says: Any) -> Any:
-    """Makes the field of an option that is a record, an object in JSON, or None."""
     return option(None, check, from_plain=partial(record_of, cls), to_plain=plain_record, **says)
 
 
 def records_by_level(cls: type[_Record], check: Check) -> Any:
-    """Makes the field of an option that maps priority levels to records."""
     return table(check, from_plain=partial(_records_by_level, cls), to_plain=_plain_by_level)
 
 

@@ -147,9 +147,9 @@ class BatchOptions:
             scheduler. None waits until the batch is full, flushed or drained.
         idle_timeout_s: The wait also ends when no request has arrived for this many seconds. With
             it, a `batch_wait_timeout_s` of 0 sets no limit on the wait. None for no idle timeout.
-        regather: Whether a batch that is due waits for callers of the last one who are about to
-            call again. Their share and their delay are learned, and they are waited for only while
-            that takes less time than running them apart costs. It has no effect with `adaptive`,
+        regather: Whether a batch that is due waits for callers of the last one that are about to
+            call again. Their share and their delay are learned. The batch waits only while that
+            takes less time than running their calls separately. It has no effect with `adaptive`,
             `bucket_by`, `policy` or ``priority_mixing="isolate"``.
         max_concurrent_batches: How many batches may be in the handler at once, at least 1; None for
             no limit.
@@ -167,13 +167,13 @@ class BatchOptions:
         allowed_batch_sizes: The sizes that the handler may be given, ascending; the last is
             `max_batch_size`. Batches in between are padded.
         padding: ``"up"`` pads to the next allowed size, ``"down"`` reduces the batch to the one
-            before, ``"cost"`` does what costs less per request by the run times measured.
+            before, ``"cost"`` chooses the cheaper of both per request, by the measured run times.
         pad: Extends a list of items to a size: ``pad(items, n)`` returns `items` followed by
-            padding, `n` in all. By default the last item is repeated. Results of padding are
+            padding, `n` in total. By default the last item is repeated. Results of padding are
             dropped.
         preferred_batch_sizes: Sizes at which a batch is dispatched at once, ascending. A smaller
-            batch waits; one larger than the last size contains only requests whose wait is over, up
-            to `max_batch_size`.
+            batch waits; one larger than the last size has only requests that have waited long
+            enough, up to `max_batch_size`.
         priority_levels: The number of priority levels; 1 is the highest.
         default_priority: The level of a call that names none; the middle one by default.
         priority_aging_s: How many seconds of waiting make up for one level, so that no level
@@ -181,22 +181,22 @@ class BatchOptions:
         priority_mixing: ``"merge"`` lets a batch contain requests of several levels, the lower ones
             in the room that the higher ones leave; ``"isolate"`` does not.
         queue_policies: How the requests of a level may wait, by level.
-        default_queue_policy: The same for all other levels.
+        default_queue_policy: How the requests of all other levels may wait.
         order: ``"arrival"`` or ``"deadline"``: which request of a level goes first. A request
-            without a deadline counts as due `priority_aging_s` after its arrival.
-        use_scope_deadline: Whether the deadline of the caller's cancel scope counts as the call's,
+            without a deadline is treated as due `priority_aging_s` after its arrival.
+        use_scope_deadline: Whether the deadline of the caller's cancel scope applies to the call:
             for the order, for timely dispatch and for `refuse_late`.
-        refuse_late: Whether a call that can't end by its deadline, by the run times measured, is
-            refused with `Overloaded`.
+        refuse_late: Whether a call that can't end by its deadline, according to the measured run
+            times, is refused with `Overloaded`.
         split: Divides an item that does not fit: ``split(item, room)`` returns its parts, in order,
             the first of which costs at most `room`, and each other at most `max_batch_size`.
         join: Combines the results of the parts, in order, into one result.
         adaptive: The latency target by which batch size and wait are chosen; None for fixed ones.
         policy: Makes a `BatchPolicy` of your own from these options.
         dedupe: Whether equal calls share one request and its result, while it is queued or running.
-            A function says what makes items equal; True compares the items, and the users who call.
+            A function returns the key of an item; True compares the items and the calling users.
         cache: How many results are kept for later equal calls, and for how long; None for none. It
-            shares requests as well.
+            also shares requests.
         open: Returns the async context manager that is entered in the batcher's event loop before
             its first batch, and left after its last: for connections that the handler uses. Context
             variables that it sets are set for the handler. A context manager serves one opening.
@@ -385,6 +385,5 @@ def _refuse_unknown(given: Mapping[str, Any]) -> None:
 
 
 def no_option(name: str) -> str:
-    """Returns the error message for an unknown option, with a suggestion."""
     hint = suggested(name, OPTIONS) or f"there are {', '.join(OPTIONS)}"
     return f"{name!r} is not an option of a batcher; {hint}"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
-from shoal.core.options.checks import one_of, seconds, whole
+from shoal.core.options.checks import number, one_of, seconds, whole
 
 TimeoutAction = Literal["reject", "delay"]
 
@@ -77,7 +77,7 @@ class Cache:
     def __post_init__(self) -> None:
         put = object.__setattr__  # the record is frozen
         put(self, "max_size", whole("max_size", self.max_size, least=1))
-        put(self, "ttl_s", _number("ttl_s", self.ttl_s, "a number of seconds, such as 60"))
+        put(self, "ttl_s", number("ttl_s", self.ttl_s, "a number of seconds, such as 60"))
         if not 0 < self.ttl_s < math.inf:
             raise ValueError(f"ttl_s must be above 0 seconds, and finite, not {self.ttl_s!r}")
 
@@ -104,9 +104,9 @@ class LatencyTarget:
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the record is frozen
-        put(self, "p99_s", _number("p99_s", self.p99_s, "a number of seconds, such as 0.1"))
-        put(self, "headroom", _number("headroom", self.headroom, "a number, such as 0.9"))
-        put(self, "growth", _number("growth", self.growth, "a number, such as 4"))
+        put(self, "p99_s", number("p99_s", self.p99_s, "a number of seconds, such as 0.1"))
+        put(self, "headroom", number("headroom", self.headroom, "a number, such as 0.9"))
+        put(self, "growth", number("growth", self.growth, "a number, such as 4"))
         if not 0 < self.p99_s < math.inf:
             raise ValueError(f"p99_s must be above 0 seconds, and finite, not {self.p99_s!r}")
         if not 0 < self.headroom <= 1:
@@ -118,9 +118,3 @@ class LatencyTarget:
     def planned_s(self) -> float:
         """The latency to plan with, in seconds: `p99_s` times `headroom`."""
         return self.p99_s * self.headroom
-
-
-def _number(name: str, value: Any, wanted: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be {wanted}, not {value!r}")
-    return float(value)

@@ -32,7 +32,7 @@ because a sample of gaps does not contain the longest possible one, and requests
 batch are the late ones. So no distribution of arrivals is assumed. With random arrivals a batch
 waits as long as more requests are worth the delay. The end of a burst is detected. Callers that
 call again as soon as they have a result are collected into one batch, instead of two that take
-turns. A single such caller, whose gap is its own run, never waits.
+turns. A single such caller never waits, since its gap is its own run.
 
 No batch waits so long that the wait of its oldest request plus the run with one more request would
 exceed the planned time. This limit ignores requests that are late already: otherwise two groups of

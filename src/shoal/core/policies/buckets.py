@@ -35,8 +35,6 @@ _OLD_ENTRIES_WORTH_A_SWEEP: Final = 64
 
 
 class _Bucket:
-    """The requests of one key, and the bucket's positions in the heaps."""
-
     __slots__ = ("due_at", "head", "key", "rule")
 
     def __init__(self, key: Hashable, rule: Ranked) -> None:
@@ -167,7 +165,6 @@ class Buckets(Rule):
         return bucket.rule.decide(now, pressure)
 
     def _ask_ready_ones(self, now: float, pressure: Pressure | None) -> Dispatch | None:
-        """Asks the ready buckets in order until one is dispatched."""
         while self._ready:
             head, _number, bucket = self._ready[0]
             if bucket.head is None or bucket.head != head or not bucket.rule.count:

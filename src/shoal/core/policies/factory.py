@@ -9,8 +9,7 @@ from shoal.core.options.records import SAME
 from shoal.core.policies.adaptive import AdaptiveRule
 from shoal.core.policies.buckets import Buckets
 from shoal.core.policies.ranked import Ranked, rank_of
-from shoal.core.policies.rule import Guarded
-from shoal.core.policies.size_or_wait import SizeOrWait
+from shoal.core.policies.rule import Guarded, SizeOrWait
 from shoal.core.policies.sizing import sizing_of, window_of
 from shoal.core.policy import BatchPolicy
 
@@ -41,7 +40,6 @@ def may_wait(options: BatchOptions) -> bool:
 
 
 def regathers(options: BatchOptions) -> bool:
-    """Returns whether a batch that is due may wait for the callers of the last one."""
     return (
         options.regather
         and options.adaptive is None

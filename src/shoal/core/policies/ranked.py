@@ -47,8 +47,6 @@ NOBODY_WAITS = -math.inf
 
 
 class Ranked(Rule):
-    """The rule for one bucket."""
-
     def __init__(
         self,
         rank: Rank | None,

@@ -41,8 +41,6 @@ class Sizing(ABC):
 
 
 class UpToMaximum(Sizing):
-    """All waiting requests, up to ``max_batch_size``."""
-
     def __init__(self, most: float) -> None:
         self._most = most
 
@@ -117,8 +115,6 @@ class Preferred(Sizing):
 
 
 class Adaptive(Sizing):
-    """The size that the latency target allows."""
-
     def __init__(self, rule: AdaptiveRule) -> None:
         self._rule = rule
 
@@ -130,12 +126,10 @@ class Adaptive(Sizing):
 
 
 def padded(sizes: Sequence[int], size: float) -> int:
-    """Returns the allowed size that a batch is padded to."""
     return sizes[min(bisect_left(sizes, size), len(sizes) - 1)]
 
 
 def load_of(requests: Sequence[Request], options: BatchOptions) -> float:
-    """Returns the sum of the costs of a batch, including its padding."""
     load: float = len(requests)
     if options.batch_size_fn is not None:
         load = sum([request.options.cost for request in requests if request.options])
@@ -156,8 +150,6 @@ def sizing_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule
 
 
 class Window(ABC):
-    """How long the requests of one bucket wait."""
-
     @abstractmethod
     def queue(self) -> Queue | None:
         """Makes a queue ordered by due time; None if the order does not matter."""
@@ -219,8 +211,6 @@ class UntilIdle(Window):
 
 
 class ForTarget(Window):
-    """The wait that the adaptive rule chooses for a latency target."""
-
     def __init__(self, rule: AdaptiveRule) -> None:
         self._rule = rule
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
-from shoal.core.options.checks import seconds, whole
+from shoal.core.options.checks import number, seconds, whole
 from shoal.core.options.names import suggested
 
 # Rounding errors of the quotients below; they must not cost a replica.
@@ -45,7 +45,7 @@ class AutoscalingOptions:
             in seconds.
         upscaling_factor: The part of a needed increase that one decision makes, above 0: 1 makes
             all of it, 0.5 half.
-        downscaling_factor: The same for a decrease.
+        downscaling_factor: The part of a needed decrease that one decision makes, above 0.
         look_back_period_s: The period over which requests are averaged, in seconds, above 0.
         metrics_interval_s: The interval between measurements, in seconds, above 0.
     """
@@ -78,7 +78,7 @@ class AutoscalingOptions:
 
     @classmethod
     def of(cls, given: Any) -> Self:
-        """Makes the record from what a user passed.
+        """Makes the record from a user's value.
 
         Args:
             given: Option names to values, or such a record. Ray Serve's older `smoothing_factor`
@@ -109,8 +109,6 @@ class AutoscalingOptions:
 
 
 class Autoscaler:
-    """Decides how many replicas a backend should have."""
-
     def __init__(self, options: AutoscalingOptions) -> None:
         self._options = options
         # Times and request counts, in order: those of the look-back period and the one before.
@@ -155,7 +153,6 @@ class Autoscaler:
         return wanted
 
     def _average(self, now: float) -> float:
-        """Returns the average number of requests over the look-back period, weighted by time."""
         begin = max(now - self._options.look_back_period_s, self._seen[0][0])
         if now <= begin:
             return self._seen[-1][1]
@@ -167,7 +164,6 @@ class Autoscaler:
         return total / (now - begin)
 
     def _wanted(self, requests: float, replicas: int) -> int:
-        """Returns how many replicas there should be for a number of requests."""
         options = self._options
         load = requests / options.target_ongoing_requests
         factor = options.upscaling_factor if load > replicas else options.downscaling_factor
@@ -187,11 +183,10 @@ _ABOVE_ZERO = {
 
 
 def _above_zero(name: str, value: Any, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be {what}, not {value!r}")
-    if not 0 < value < math.inf:
+    checked = number(name, value, what)
+    if not 0 < checked < math.inf:
         raise ValueError(f"{name} must be above 0, and finite, not {value!r}")
-    return float(value)
+    return checked
 
 
 def _refuse_unknown(name: Any, known: list[str]) -> None:

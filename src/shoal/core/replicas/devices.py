@@ -57,7 +57,6 @@ class DeviceLedger:
         return sum([each == 1 for each in free]) // int(wanted)
 
     def parts(self) -> Mapping[str, Mapping[str, float]]:
-        """Returns the part of each device that each holder has."""
         return {
             device: {holder: float(part) for holder, part in held.items()}
             for device, held in self._holders.items()

@@ -28,10 +28,10 @@ After each decision is carried out, these rules hold:
 
 * Ready replicas are drained only if there are more of them than wanted. So an update or a recycling
   does not reduce capacity, and stops if its new replicas never become ready.
-* There are at most ``wanted + surge`` replicas, not counting those that drain or stop: a
-  replacement proceeds ``surge`` replicas at a time, and scaling up starts all missing ones at once.
+* There are at most ``wanted + 1`` replicas, not counting those that drain or stop: a replacement
+  proceeds one replica at a time, and scaling up starts all missing ones at once.
 * With ``keeps_ready``, for a change that may still fail, no ready replica is drained, and the
-  missing replicas of the version are started beside them, ``surge`` at a time.
+  missing replicas of the version are started beside them, one at a time.
 * A replica that is not ready is drained as soon as its version is outdated.
 * With ``places``, no more replicas are started than there are places (devices), as long as others
   leave theirs. If none is free, and none is starting or leaving, a ready one of an older version is
@@ -165,7 +165,6 @@ class ReplicaLife:
 
     @property
     def is_over(self) -> bool:
-        """Whether it does no more work, and can be replaced."""
         return self.state in _OVER
 
 
@@ -193,7 +192,6 @@ def decide(
     replicas: Sequence[Seen[Id]],
     wanted: int,
     version: int,
-    surge: int = 1,
     *,
     keeps_ready: bool = False,
     places: int | None = None,
@@ -202,7 +200,6 @@ def decide(
     # To scale down, older versions go first, then replicas that are not ready, the youngest first,
     # then the least busy ones; of equally busy ones the oldest.
     assert wanted >= 0
-    assert surge >= 1
     ready = sorted(
         (seen for seen in replicas if seen.state is LifeState.READY),
         key=lambda seen: (seen.version == version, seen.ongoing),
@@ -215,7 +212,7 @@ def decide(
     useless = [seen for seen in unready if seen.version != version]
     starting = [seen for seen in unready if seen.version == version]
     # The remaining ones of older versions are drained as these become ready.
-    beside = max(surge if keeps_ready else 0, wanted + surge - len(staying))
+    beside = max(1 if keeps_ready else 0, wanted + 1 - len(staying))
     room = max(0, min(wanted - of_version, beside))
     too_many = starting[room:]
     start = max(0, room - len(starting))

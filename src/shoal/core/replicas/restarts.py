@@ -18,27 +18,21 @@ since these replicas have worked in between.
 from __future__ import annotations
 
 import math
+from typing import Final
+
+# The longest wait after a first failure, and after many, in seconds; it doubles in between.
+_INITIAL_S: Final = 0.1
+_MAX_S: Final = 30.0
+# How long a replica must have been ready for its death to count as a first failure, in seconds.
+_RESET_AFTER_S: Final = 10.0
+# How many starts must fail in a row to open the circuit.
+_OPEN_AFTER: Final = 3
 
 
 class Restarts:
-    """The backoff and the circuit breaker of a backend's replicas."""
-
-    def __init__(
-        self,
-        *,
-        initial_s: float = 0.1,
-        factor: float = 2.0,
-        max_s: float = 30.0,
-        reset_after_s: float = 10.0,
-        open_after: int = 3,
-    ) -> None:
+    def __init__(self) -> None:
         # When the next replica may be started, on the clock of the arguments.
         self.next_at = -math.inf
-        self._initial_s = initial_s
-        self._factor = factor
-        self._max_s = max_s
-        self._reset_after_s = reset_after_s
-        self._open_after = open_after
         self._failures = 0
         self._start_failures = 0
         self._started_at = -math.inf
@@ -46,7 +40,7 @@ class Restarts:
     @property
     def is_open(self) -> bool:
         """Whether so many starts failed in a row that callers should not wait for a replica."""
-        return self._start_failures >= self._open_after
+        return self._start_failures >= _OPEN_AFTER
 
     def failed(self, now: float, point: float, *, began_at: float | None = None) -> float:
         """Records a failed start; `point` is a random number from [0, 1)."""
@@ -68,14 +62,14 @@ class Restarts:
     def lived_well(self, now: float) -> None:
         """Records that a replica was ready long enough; the next failure counts as a first one."""
         self._failures = 0
-        self.next_at = min(self.next_at, now + self._initial_s)
+        self.next_at = min(self.next_at, now + _INITIAL_S)
 
     def died(self, now: float, point: float, *, ready_at: float | None = None) -> float:
         """Records that a ready replica died; `point` is a random number from [0, 1)."""
         # If `ready_at` is unknown, the last time that any replica became ready is used, which can
         # only make the wait longer.
         lived_s = now - (self._started_at if ready_at is None else ready_at)
-        if lived_s >= self._reset_after_s:
+        if lived_s >= _RESET_AFTER_S:
             self.lived_well(now)
             self._wait(now, point)
         elif now >= self.next_at:
@@ -84,6 +78,6 @@ class Restarts:
 
     def _wait(self, now: float, point: float) -> None:
         # The exponent is limited to avoid an overflow; the maximum wait is reached long before.
-        growth = self._factor ** min(self._failures, 64)
+        growth = 2.0 ** min(self._failures, 64)
         self._failures += 1
-        self.next_at = now + point * min(self._max_s, self._initial_s * growth)
+        self.next_at = now + point * min(_MAX_S, _INITIAL_S * growth)

@@ -9,7 +9,7 @@ The alternatives are a formula, or a second implementation of the rules. Formula
 simplest queues, and a second implementation would be wrong as soon as the first one changes.
 
 The overhead of the program itself, some microseconds per request, is left out: a simulation does
-not tell how many requests one process can handle.
+not show how many requests one process can handle.
 
 `SimulatedBatcher` does what `batching` does, in the same order. Events of one instant are processed
 in this order: arrivals, ends of batches, timeouts, then idle slots look at the queue. In an event
@@ -57,8 +57,6 @@ def _stay_away(now: float) -> None:
 
 
 class SimulatedBatcher:
-    """A batcher that serves one trace."""
-
     # Invariant: `_running` and `_since` have the batches in the handler, one for each busy slot.
 
     def __init__(self, options: BatchOptions, run_time: Callable[[float], float]) -> None:
@@ -112,7 +110,6 @@ class SimulatedBatcher:
         self._run_out(latest)
 
     def serve_callers(self, loop: ClosedLoop) -> None:
-        """Runs callers until all have stopped calling and every request has ended."""
         thinks = loop.sampler()
         coming = [thinks() for _ in range(loop.callers)]
         heapq.heapify(coming)
@@ -160,7 +157,6 @@ class SimulatedBatcher:
                 self._ring(latest)
 
     def _enter(self, request: Request, arrival: float | Arrival) -> None:
-        """Does what a call does until it waits for its result."""
         former = self._former
         request.item = request.options = None
         is_plain = not (isinstance(arrival, Arrival) or self._has_request_options)
@@ -222,7 +218,6 @@ class SimulatedBatcher:
         self._next_at = next_at
 
     def _look_at_queue(self, now: float) -> None:
-        """Lets idle slots take batches until none is ready; then one of them waits."""
         former = self._former
         self._listens = False
         while self._idle:
@@ -280,7 +275,6 @@ class SimulatedBatcher:
         self._report_idle(now)
 
     def _expire(self, request: Request, now: float) -> None:
-        """Removes a request that has timed out."""
         if request.state is RUNNING:
             batch, request.batch = request.batch, None
             assert isinstance(batch, Batch)
@@ -304,7 +298,6 @@ class SimulatedBatcher:
             self._ring(now)
 
     def _ring(self, now: float) -> None:
-        """Makes the waiting slot decide again."""
         if self._listens:
             self._listens_until = self._next_at = now
 

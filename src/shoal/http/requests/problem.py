@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from shoal.asgi.header_check import headers_of_code
-from shoal.core.chosen_status import chosen_status, is_declined, is_of_template
+from shoal.core.request import chosen_status, is_declined, is_of_template
 from shoal.errors import (
     BackendUnavailable,
     BatcherClosed,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.batching.options.functions import with_held_functions
+from shoal.batching.options import with_held_functions
 from shoal.core.replicas.autoscaling import Autoscaler
 from shoal.errors import BatcherClosed
 from shoal.replicas.code.current import Identity

@@ -27,8 +27,7 @@ from shoal.batching.current import running_batch
 from shoal.batching.handlers.array_types import array_check
 from shoal.batching.handlers.binding import Binding
 from shoal.batching.handlers.handler import Handler
-from shoal.batching.options.checks import checked_options
-from shoal.batching.options.functions import refuse_change
+from shoal.batching.options import checked_options, refuse_change
 from shoal.errors import ReplicaDied
 from shoal.failures.exceptions import own_copy
 from shoal.serving.backends.pool import PoolRoom
