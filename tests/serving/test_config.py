@@ -20,7 +20,7 @@ from shoal.replicas.placements import BUILT_IN
 from shoal.replicas.process.options import ProcessOptions
 from shoal.replicas.ray.options import RayOptions
 from shoal.serving.config.config import BACKEND_OPTIONS, BackendConfig
-from shoal.serving.config.keywords import NAMES, RENAMED, BackendKeywords
+from shoal.serving.config.options import NAMES, RENAMED, BackendKeywords
 
 
 def cost(item: str) -> float:

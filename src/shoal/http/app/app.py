@@ -33,7 +33,7 @@ from shoal.http.requests.exchange import split_path
 from shoal.http.websocket.sockets import WebSockets
 from shoal.replicas.code.definition import Definition
 from shoal.serving.config.config import BackendConfig
-from shoal.serving.config.keywords import refuse_unknown
+from shoal.serving.config.options import refuse_unknown
 from shoal.serving.controller.controller import Controller
 from shoal.serving.imports import ImportRule
 from shoal.serving.names import (
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from shoal.asgi.security import SecurityRequirements
     from shoal.http.app.served_endpoints import Phase
     from shoal.serving.app_file.file import AppFile
-    from shoal.serving.config.keywords import BackendKeywords
+    from shoal.serving.config.options import BackendKeywords
     from shoal.serving.state.file import StateFile
 
 H = TypeVar("H", bound="Callable[..., Any]")
