@@ -11,7 +11,7 @@ import shoal
 from shoal.core.options.names import OF_PEERS, nearest, suggested
 from shoal.core.options.options import BatchOptions
 from shoal.serving.config.config import BackendConfig
-from shoal.serving.config.keywords import NAMES
+from shoal.serving.config.options import NAMES
 
 OF_BATCHER = [field.name for field in fields(BatchOptions)]
 

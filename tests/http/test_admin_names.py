@@ -14,7 +14,7 @@ from shoal.errors import NotAllowed
 from shoal.http.admin.api import AdminApi
 from shoal.http.admin.mount import AdminListener
 from shoal.http.app.app import App
-from shoal.serving.config.keywords import BackendKeywords
+from shoal.serving.config.options import BackendKeywords
 from shoal.serving.controller.controller import Controller
 from shoal.serving.imports import ImportRule
 from shoal.serving.state.file import StateFile

@@ -18,7 +18,7 @@ from shoal.errors import HandlerFailed, NotDurable
 from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
 from shoal.replicas.placements import BUILT_IN, ProcessOptions, RayOptions
 from shoal.serving.config.config import BACKEND_OPTIONS, BackendConfig
-from shoal.serving.config.keywords import NAMES, RENAMED, BackendKeywords
+from shoal.serving.config.options import NAMES, RENAMED, BackendKeywords
 
 
 def cost(item: str) -> float:

@@ -9,7 +9,7 @@ import pytest
 from shoal.batching.options import with_held_functions
 from shoal.core.options.options import OPTIONS
 from shoal.errors import HandlerFailed
-from shoal.serving.config.batching import one_at_a_time
+from shoal.serving.config.options import one_at_a_time
 
 OF_BATCHES: dict[str, Any] = {
     "max_batch_size": 4,

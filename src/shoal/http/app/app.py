@@ -30,7 +30,7 @@ from shoal.http.requests.failed_batches import BatchObservers
 from shoal.http.websocket.sockets import WebSockets
 from shoal.replicas.code.definition import Definition
 from shoal.serving.config.config import BackendConfig
-from shoal.serving.config.keywords import refuse_unknown
+from shoal.serving.config.options import refuse_unknown
 from shoal.serving.controller.controller import Controller
 from shoal.serving.imports import ImportRule
 from shoal.serving.names import (
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from shoal.asgi.option_checks import SecurityRequirements
     from shoal.http.app.pages import Phase
     from shoal.serving.app_file.file import AppFile
-    from shoal.serving.config.keywords import BackendKeywords
+    from shoal.serving.config.options import BackendKeywords
     from shoal.serving.state.file import StateFile
 
 H = TypeVar("H", bound="Callable[..., Any]")

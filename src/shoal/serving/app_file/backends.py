@@ -9,7 +9,7 @@ from shoal.errors import NotDurable
 from shoal.replicas.code.definition import split_import_path
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.config.json import exact_json
-from shoal.serving.config.keywords import NAMES, RENAMED
+from shoal.serving.config.options import NAMES, RENAMED
 from shoal.serving.names import checked_tag
 from shoal.serving.state.records import BackendRecord
 

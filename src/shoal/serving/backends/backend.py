@@ -29,7 +29,7 @@ from shoal.replicas.placements import placement_name, placement_of
 from shoal.serving.backends.method_batcher import BatchDispatcher, MethodBatcher, open_handler
 from shoal.serving.backends.pool import Pool
 from shoal.serving.backends.supervisor import Supervisor
-from shoal.serving.config.batching import unset_batch_options
+from shoal.serving.config.options import unset_batch_options
 from shoal.serving.status import BackendStatus, ReplicaStatus
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from shoal.serving.backends.managed import (
     may_wear_out,
     worn_out,
 )
-from shoal.serving.config.batching import DEFAULTS
 from shoal.serving.config.config import same_user_config
+from shoal.serving.config.options import DEFAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -35,18 +35,20 @@ from shoal.replicas.placements import (
     has_effect,
     takes_open_batches,
 )
-from shoal.serving.config.batching import (
+from shoal.serving.config.json import durable
+from shoal.serving.config.options import (
+    NAMES,
     SERVED_DEFAULTS,
+    BackendKeywords,
     batch_size,
     checked_batching,
     concurrency,
     fitted,
     loaded,
     one_at_a_time,
+    renamed,
 )
 from shoal.serving.config.converters import Converters, checked_converter, loaded_converters
-from shoal.serving.config.json import durable
-from shoal.serving.config.keywords import NAMES, BackendKeywords, renamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
