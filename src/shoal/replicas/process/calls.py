@@ -95,7 +95,7 @@ class Conversation:
         return not self._replies.calls
 
     async def ask(self, kind: FrameKind, message: Message) -> Any:
-        """Makes a call with one response; only the call that starts the code is not cancelled."""
+        """Makes a call with one response. Cancellation cancels it, unless it starts the code."""
         call = await self._begin(kind, message)
         try:
             frame = await self._replies.next(call)

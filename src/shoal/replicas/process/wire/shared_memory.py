@@ -130,12 +130,6 @@ class Region:
         self.give_back(places)
         return copies
 
-    def as_bytes(self, place: tuple[int, int]) -> bytes:
-        """Returns the content of a block with one place, and gives the block back."""
-        offset, size = place
-        self.give_back([place])
-        return bytes(self._memory[offset : offset + size])
-
     def views(self, places: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Returns views of these places of a block; it is given back when all views are gone."""
         start = places[0][0]
