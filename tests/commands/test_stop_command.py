@@ -21,13 +21,13 @@ def test_asking_and_waiting_together_take_no_longer_than_allowed(tmp_path, monke
         now += timeout_s - 1
         raise TimeoutError("no answer")
 
-    def wait(end, timeout_s):
+    def wait(timeout_s):
         waits.append(timeout_s)
         return False
 
     monkeypatch.setattr(stop_command, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(stop_command, "_ask_to_end", ask_to_end)
-    monkeypatch.setattr(stop_command._End, "wait", wait)
+    monkeypatch.setattr(stop_command, "_watched_end", lambda location: SimpleNamespace(wait=wait))
     with ServerLock(ServerLocation.of("default")):
         assert main(["stop", "--timeout", "5"]) == 1
     assert waits == [pytest.approx(1.0)]

@@ -1,1 +1,13 @@
-"""The server: sockets, connections, HTTP protocols, and a shutdown that loses no request."""
+"""An ASGI server for trio and asyncio: HTTP/1.1, HTTP/2, WebSocket, TLS, and a graceful shutdown.
+
+It serves any application. It knows `asgi`, and nothing of batching, serving or Shoal's own
+application. Read its files in this order:
+
+- `server`: one run, from binding to the last connection; `listeners` and `connection_limit` are its
+  addresses, `config` its outcome.
+- `shared`: the state that the connections at one address share.
+- `sockets`, then `http1`, then `streams` (HTTP/2 and WebSocket): connections, from bytes to calls.
+- `served_call` and `connection_task`: the base of all calls, and the task that calls the
+  application.
+- `proxies`, `access_log` and `log_errors`: the headers of proxies, and the logs.
+"""

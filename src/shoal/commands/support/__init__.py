@@ -1,1 +1,5 @@
-"""Code that commands share: arguments, output, and the loading of applications."""
+"""Code that commands share.
+
+`arguments` and `values` parse the command line, `loading` imports applications, `output` and
+`mistake` write results and errors.
+"""
