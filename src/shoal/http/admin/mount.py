@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
 
 
-class Reader(Protocol):
+class ReadablePages(Protocol):
     """Pages for callers with access to the admin API, such as the dashboard."""
 
     @property
@@ -46,7 +46,7 @@ class AdminListener:
         api: AdminApi,
         behind: ASGIApp | None = None,
         settings: HttpOptions | None = None,
-        reader: Reader | None = None,
+        reader: ReadablePages | None = None,
     ) -> None:
         self._reader = reader
         self._pages: Mapping[str, Route] = {} if reader is None else _guarded(reader, api)
@@ -86,7 +86,7 @@ class AdminListener:
             await self._dispatcher.answer(scope, receive, send, found, departures)
 
 
-def _guarded(reader: Reader, api: AdminApi) -> dict[str, Route]:
+def _guarded(reader: ReadablePages, api: AdminApi) -> dict[str, Route]:
     """Returns the pages of a reader, for callers with access to an API."""
 
     def guarded(page: Page) -> Page:

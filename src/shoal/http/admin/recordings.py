@@ -37,23 +37,22 @@ if TYPE_CHECKING:
     from shoal.observe.arrivals import Note
     from shoal.serving.clients.protocol import Client
 
+# The version of a trace's form; readers refuse a greater one.
 FORMAT: Final = 1
-"""The number of the form of a trace; readers refuse a greater one."""
 
 LONGEST_S: Final = 86_400.0
-"""How long a recording may take, in seconds."""
 
+# In one recording.
 MOST_REQUESTS: Final = 10_000_000
-"""How many requests a recording may have."""
 
+# Requests in one second of a recording.
 MOST_A_SECOND: Final = 50_000
-"""How many requests of one second a recording may have."""
 
+# At the same time.
 MOST_RECORDINGS: Final = 4
-"""How many recordings there may be at once."""
 
+# The time between two pieces of a trace.
 PIECE_S: Final = 0.5
-"""How often a piece of the trace is sent, in seconds."""
 
 _MEMBERS: Final = dict.fromkeys(("backend", "most_requests", "most_a_second"), False)
 _HEADERS: Final = (
@@ -79,7 +78,7 @@ class Recordings:
         tag = body.get("backend")
         if tag is not None:
             found("backend", tag, self._client.backends)
-        recording = Recording(
+        recording = RunningRecording(
             self._client,
             tag,
             duration_s=_at_most("seconds", seconds("seconds", body["seconds"]), LONGEST_S),
@@ -102,7 +101,7 @@ class Recordings:
         await exchange.end(recording.last_piece())
 
 
-class Recording:
+class RunningRecording:
     """One recording, of one backend or of all."""
 
     def __init__(

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from shoal.serving.clients.verbs import Verb
     from shoal.serving.imports import ImportRule
 
+# Of a request other than a call.
 MAX_BODY_BYTES: Final = 2**20
-"""The largest body of a request other than a call, in bytes."""
 
 
 async def read_object(exchange: Exchange, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:

@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.status import Status
 
+# The pages that middleware does not wrap: probes send no credentials.
 OUTSIDE: Final = frozenset(
     f"{RESERVED}/{name}" for name in ("healthz", "readyz", "metrics", "routes")
 )
-"""The pages that middleware does not wrap: probes send no credentials."""
 
 _FRESH = ((b"cache-control", b"no-store"),)
 
@@ -325,7 +325,6 @@ def _state(endpoint: Endpoint, *, debug: bool) -> dict[str, Any]:
 
 
 Phase = Literal["not open", "opening", "open", "draining", "closed"]
-"""The phase of an application's life."""
 
 _NOTHING: Final = Documented()
 

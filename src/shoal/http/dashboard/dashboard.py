@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.controller.controller import Controller
 
+# The path of the page; its feed and its files are below.
 DASHBOARD: Final = f"{RESERVED}/dashboard"
-"""The path of the page; its feed and its files are below."""
 
 FILES: Final = (
     *(
@@ -45,7 +45,6 @@ FILES: Final = (
     ),
     *("uPlot.iife.min.js", "uPlot.min.css"),
 )
-"""The names of the files of the page."""
 
 _FEED: Final = f"{DASHBOARD}/feed"
 _LOCAL: Final = Guard(None)

@@ -119,18 +119,17 @@ def _endpoint(endpoint: Endpoint) -> dict[str, Any]:
     }
 
 
+# Further viewers are refused.
 MOST_VIEWERS: Final = 16
-"""How many may watch at once; further ones are refused."""
 
+# At the application's own address fewer are accepted, so that strangers leave room for operators.
 MOST_PUBLIC: Final = 12
-"""How many may watch where a further one comes to the application's own address; so strangers can't
-take all places of operators."""
 
+# Batchers, backends and endpoints; the page says how many are hidden.
 MOST_SHOWN: Final = 32
-"""How many batchers, backends and endpoints are shown; the page says how many are not."""
 
+# The time between two messages to a viewer.
 FRAME_S: Final = 0.25
-"""How often viewers are told what is new, in seconds."""
 
 _LARGEST: Final = 2**53  # the largest whole number that all readers of JSON can tell apart
 

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import orjson
 from typing_extensions import override
 
-from shoal.http.oip.inputs import Inputs
-from shoal.http.oip.outputs import Outputs
+from shoal.http.oip.inputs import ModelInputs
+from shoal.http.oip.outputs import ModelOutputs
 from shoal.http.oip.request import (
     BINARY,
     HEADER_LENGTH,
-    Descriptions,
+    RequestHeads,
     headers_of_call,
     read_tensors,
 )
@@ -51,18 +51,18 @@ if TYPE_CHECKING:
     from shoal.serving.endpoints.endpoint import Endpoint
 
 
-class Model:
+class TensorModel:
     """How code is called in the protocol; raises TypeError if tensors don't suit it."""
 
     def __init__(self, signature: Signature) -> None:
-        self.inputs = Inputs(signature)
-        self.outputs = Outputs(signature)
+        self.inputs = ModelInputs(signature)
+        self.outputs = ModelOutputs(signature)
 
 
-def model_of(batcher: MethodBatcher) -> Model:
+def model_of(batcher: MethodBatcher) -> TensorModel:
     """Raises `Refused` if tensors don't suit the batcher's code."""
     try:
-        return batcher.made_by(Model)
+        return batcher.made_by(TensorModel)
     except TypeError as error:
         detail = f"It can't be called with tensors: {' '.join(str(error).split())}."
         raise Refused(not_fitting(detail)) from None
@@ -81,7 +81,7 @@ class ProtocolRoute(Route):
         return JSON, orjson.dumps({"error": text.encode("utf-8", "backslashreplace").decode()})
 
 
-class Page(ProtocolRoute):
+class MetadataPage(ProtocolRoute):
     """Responds with the status and the JSON that a function returns."""
 
     def __init__(
@@ -112,7 +112,7 @@ class InferRoute(ProtocolRoute):
     def __init__(
         self,
         endpoint: Endpoint,
-        descriptions: Descriptions,
+        heads: RequestHeads,
         options: HttpOptions,
         *,
         has_version: bool,
@@ -120,14 +120,14 @@ class InferRoute(ProtocolRoute):
         super().__init__(endpoint.name)
         self._endpoint = endpoint
         self._calls = EndpointCalls(endpoint, options)
-        self._descriptions = descriptions
+        self._heads = heads
         self._has_version = has_version
 
     @override
     async def answer(self, exchange: Exchange) -> None:
         with EndpointCall(self._calls, exchange) as call:
             body = await exchange.body()
-            described, tensors = read_tensors(exchange, body, self._descriptions)
+            described, tensors = read_tensors(exchange, body, self._heads)
             version: str | None = None
             if self._has_version:
                 version = version_of(self._endpoint, exchange.scope["path_params"]["version"]).tag
@@ -169,7 +169,7 @@ class _Routes(ProtocolRoutes):
     def __init__(self, controller: Controller, options: HttpOptions) -> None:
         self._controller = controller
         self._options = options
-        self._descriptions = Descriptions(options.max_json_elements)
+        self._heads = RequestHeads(options.max_json_elements)
 
     @override
     def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
@@ -178,19 +178,19 @@ class _Routes(ProtocolRoutes):
             path = f"/v2/models/{name}{version}"
             infer = InferRoute(
                 endpoint,
-                self._descriptions,
+                self._heads,
                 self._options,
                 has_version=bool(version),
             )
             yield f"{path}/infer", "POST", infer
-            yield path, "GET", Page(partial(self._metadata, endpoint), name)
-            yield f"{path}/ready", "GET", Page(partial(self._model_ready, endpoint), name)
+            yield path, "GET", MetadataPage(partial(self._metadata, endpoint), name)
+            yield f"{path}/ready", "GET", MetadataPage(partial(self._model_ready, endpoint), name)
 
     @override
     def besides(self) -> Iterable[tuple[str, str, Route]]:
-        yield "/v2", "GET", Page(self._server)
-        yield "/v2/health/live", "GET", Page(lambda _: (200, {"live": True}))
-        yield "/v2/health/ready", "GET", Page(self._ready)
+        yield "/v2", "GET", MetadataPage(self._server)
+        yield "/v2/health/live", "GET", MetadataPage(lambda _: (200, {"live": True}))
+        yield "/v2/health/ready", "GET", MetadataPage(self._ready)
 
     @override
     def elsewhere(self, path: str) -> Route | None:

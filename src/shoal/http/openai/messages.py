@@ -39,6 +39,7 @@ class Parts(NamedTuple):
 
 _USAGE: Final = b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}'
 _END: Final = b'],"usage":' + _USAGE + b"}"
+# For chats, and for completions.
 _PARTS: Final = {
     True: Parts(
         b"chatcmpl-",
@@ -57,7 +58,6 @@ _PARTS: Final = {
         (b'"text":', b""),
     ),
 }
-"""The parts by whether a chat is answered."""
 
 _ROLE: Final = b'"delta":{"role":"assistant","content":""}'
 _REASONS: Final = {"stop": b"stop", "length": b"length", None: b"stop"}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from shoal.http.openai.messages import MessageForm
-    from shoal.http.openai.models import Model, Models
+    from shoal.http.openai.models import Models, OpenAIModel
     from shoal.http.requests.call import EndpointCall
     from shoal.http.requests.exchange import Exchange
     from shoal.observe.metrics import ItemTimes
@@ -39,7 +39,6 @@ _NEVER: Final = frozenset(
 # What a model may take itself.
 _BY_MODEL: Final = frozenset({"response_format", "logit_bias", "suffix", "prediction"})
 SPECIAL: Final = _NEVER | _BY_MODEL
-"""The names of the parameters."""
 
 
 def _changes_nothing(name: str, value: Any, n: int) -> bool:
@@ -82,7 +81,7 @@ class TextJob:
     def __init__(
         self,
         exchange: Exchange,
-        model: Model,
+        model: OpenAIModel,
         given: Mapping[str, Any],
         prompts: Sequence[str],
         messages: Sequence[Mapping[str, Any]] | None,

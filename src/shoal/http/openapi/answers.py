@@ -13,74 +13,73 @@ from shoal.http.requests.arrays import NPY
 from shoal.http.requests.json_codec import BYTES, BYTES_TYPES, media_type_of
 from shoal.http.requests.msgpack import MSGPACK, has_msgpack
 from shoal.http.requests.problem import PROBLEM_JSON
-from shoal.http.requests.stream_forms import JsonLines, ServerSentEvents
+from shoal.http.requests.stream_forms import JsonLinesForm, ServerSentEvents
 
 if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.openapi.inputs import Inputs
+    from shoal.http.openapi.inputs import ItemForms
     from shoal.http.openapi.schemas import Schema, Schemas
     from shoal.http.openapi.served import ServedEndpoint
 
 
-class Kind(NamedTuple):
+class ProblemKind(NamedTuple):
     """The last part of a problem's type, and its title."""
 
     name: str
     title: str
 
 
-PROBLEMS: Final[dict[int, tuple[Kind, ...]]] = {
+# The kinds of problems, by their default status.
+PROBLEMS: Final[dict[int, tuple[ProblemKind, ...]]] = {
     400: (
-        Kind("invalid-json", "The body is not JSON"),
-        Kind("invalid-msgpack", "The body is not MessagePack"),
-        Kind("invalid-form", "The form is not accepted"),
-        Kind("invalid-content-coding", "The body is not in its content coding"),
-        Kind("invalid-timeout", "The time limit is invalid"),
-        Kind("no-such-priority", "There is no such priority"),
+        ProblemKind("invalid-json", "The body is not JSON"),
+        ProblemKind("invalid-msgpack", "The body is not MessagePack"),
+        ProblemKind("invalid-form", "The form is not accepted"),
+        ProblemKind("invalid-content-coding", "The body is not in its content coding"),
+        ProblemKind("invalid-timeout", "The time limit is invalid"),
+        ProblemKind("no-such-priority", "There is no such priority"),
     ),
     404: (
-        Kind("not-found", "The path was not found"),
-        Kind("no-such-method", "There is no such method"),
+        ProblemKind("not-found", "The path was not found"),
+        ProblemKind("no-such-method", "There is no such method"),
     ),
-    405: (Kind("method-not-allowed", "The method is not allowed here"),),
-    406: (Kind("not-acceptable", "No form of the stream is accepted"),),
-    408: (Kind("slow-reader", "The stream was read too slowly"),),
+    405: (ProblemKind("method-not-allowed", "The method is not allowed here"),),
+    406: (ProblemKind("not-acceptable", "No form of the stream is accepted"),),
+    408: (ProblemKind("slow-reader", "The stream was read too slowly"),),
     413: (
-        Kind("body-too-large", "The body is too large"),
-        Kind("body-too-fragmented", "The body arrives in too many pieces"),
-        Kind("body-too-complex", "The body has too many elements"),
-        Kind("item-too-large", "The item is too large"),
+        ProblemKind("body-too-large", "The body is too large"),
+        ProblemKind("body-too-fragmented", "The body arrives in too many pieces"),
+        ProblemKind("body-too-complex", "The body has too many elements"),
+        ProblemKind("item-too-large", "The item is too large"),
     ),
     415: (
-        Kind("unsupported-media-type", "The media type is not supported"),
-        Kind("unsupported-content-coding", "The content coding is not supported"),
+        ProblemKind("unsupported-media-type", "The media type is not supported"),
+        ProblemKind("unsupported-content-coding", "The content coding is not supported"),
     ),
     422: (
-        Kind("invalid-item", "The body does not fit the endpoint"),
-        Kind("invalid-item", "The query does not fit the endpoint"),
-        Kind("invalid-item", "The body is not an array that the endpoint accepts"),
+        ProblemKind("invalid-item", "The body does not fit the endpoint"),
+        ProblemKind("invalid-item", "The query does not fit the endpoint"),
+        ProblemKind("invalid-item", "The body is not an array that the endpoint accepts"),
     ),
-    500: (Kind("internal", "The call failed"),),
+    500: (ProblemKind("internal", "The call failed"),),
     503: (
-        Kind("overloaded", "The endpoint is overloaded"),
-        Kind("closed", "The endpoint has stopped"),
-        Kind("unavailable", "The endpoint has no replica"),
-        Kind("replica-died", "The replica that ran the call died"),
-        Kind("not-open", "The endpoints are not open"),
-        Kind("too-many-incomplete-bodies", "Too many bodies are incomplete"),
+        ProblemKind("overloaded", "The endpoint is overloaded"),
+        ProblemKind("closed", "The endpoint has stopped"),
+        ProblemKind("unavailable", "The endpoint has no replica"),
+        ProblemKind("replica-died", "The replica that ran the call died"),
+        ProblemKind("not-open", "The endpoints are not open"),
+        ProblemKind("too-many-incomplete-bodies", "Too many bodies are incomplete"),
     ),
     504: (
-        Kind("deadline-exceeded", "The call was not answered in time"),
-        Kind("handler-timeout", "The handler did not end in time"),
+        ProblemKind("deadline-exceeded", "The call was not answered in time"),
+        ProblemKind("handler-timeout", "The handler did not end in time"),
     ),
 }
-"""The kinds of problems, by the status that each is answered with by default."""
 
+# Its status is an option.
 OVERLOADED: Final = PROBLEMS[503][0]
-"""The kind whose status is an option."""
 
 WITH_RETRY_AFTER: Final = frozenset({429, 503})
-"""The statuses whose answers say when to try again."""
 
 MEANINGS: Final = {
     400: "The request is malformed.",
@@ -96,10 +95,9 @@ MEANINGS: Final = {
     503: "The endpoint can't take the call now. Try again later.",
     504: "The call was not answered in time.",
 }
-"""What each status says."""
 
 
-def kinds_of(status: int, overload_status: int) -> tuple[Kind, ...]:
+def kinds_of(status: int, overload_status: int) -> tuple[ProblemKind, ...]:
     kinds = PROBLEMS.get(status, ())
     if overload_status == 503:
         return kinds
@@ -114,7 +112,7 @@ _MEDIA_TYPES: Final = (
     (PlainTextResponse, "text/plain"),
 )
 _EVENTS: Final = ServerSentEvents.media_type.decode().partition(";")[0]
-_LINES: Final = JsonLines.media_type.decode().partition(";")[0]
+_LINES: Final = JsonLinesForm.media_type.decode().partition(";")[0]
 _BYTES_OR_ANY: Final = (*BYTES_TYPES, Any)
 _ID: Final = "0f3a9c11-2b"
 
@@ -178,7 +176,7 @@ class Problems:
 class Answers:
     """The responses of one endpoint, whose types are added to the schemas."""
 
-    def __init__(self, endpoint: ServedEndpoint, inputs: Inputs, schemas: Schemas) -> None:
+    def __init__(self, endpoint: ServedEndpoint, inputs: ItemForms, schemas: Schemas) -> None:
         self._endpoint = endpoint
         self._inputs = inputs
         self._schemas = schemas

@@ -68,8 +68,8 @@ class IncompleteBodies:
 
 
 JSON: Final = b"application/json"
+# Statuses of responses without a body.
 WITHOUT_BODY: Final = (204, 304)
-"""The statuses of answers that have no body."""
 
 _FREE_PIECES: Final = 1024
 _LEAST_BYTES_PER_PIECE: Final = 64

@@ -56,11 +56,11 @@ _NOT_JSON: Final = (b"x-content-type-options", b"nosniff")
 _ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
 
 
+# The media type of bytes by default.
 BYTES: Final = b"application/octet-stream"
-"""The media type of bytes, if code does not say another."""
 
+# Results of these types are sent unchanged.
 BYTES_TYPES: Final = frozenset({bytes, bytearray, memoryview})
-"""The types of results that are sent as they are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,8 @@ _TIMES_ITS_SIZE: Final = 12
 # A free allowance, since a small body may be all brackets, and more for each permitted element.
 _FREE_BYTES: Final = 2**20
 _FREE_BYTES_PER_ELEMENT: Final = 32
+# The measured memory of a value in its container.
 BYTES_PER_SCALAR: Final = 48
-"""The memory that a value takes in its container, as measured."""
 
 
 @dataclass(frozen=True, slots=True)

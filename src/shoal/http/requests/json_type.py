@@ -40,8 +40,8 @@ _ENDING_EARLY: Final = frozenset({"list", "tuple", "set", "frozenset", "dict"})
 _ANEW: Final[dict[str, Any]] = {"_use_prebuilt": False}
 _UNKNOWN: Final[Any] = object()
 _SPACE: Final = b" \t\r\n"
+# The place of an error in a value.
 Location: TypeAlias = "tuple[int | str, ...]"
-"""Where in a value an error is."""
 
 _Part: TypeAlias = "dict[str, Any] | list[Any] | str | None"
 # Keys of a schema whose values are the user's data, even if these look like a schema.

@@ -116,7 +116,7 @@ class NumberedEvents(_Accepted):
         return message if number > 1 else _RETRY + message
 
 
-class JsonLines(_Framed):
+class JsonLinesForm(_Framed):
     """Lines of JSON objects with one key: ``item``, ``end`` or ``error``."""
 
     media_type = b"application/x-ndjson; charset=utf-8"
@@ -157,15 +157,15 @@ def _written(problem: Problem, request_id: str) -> bytes:
 
 SERVER_SENT_EVENTS: Final = ServerSentEvents()
 _ENDING_WITH_DONE: Final = ServerSentEvents(_DONE)
-JSON_LINES: Final = JsonLines()
+JSON_LINES: Final = JsonLinesForm()
 
+# The media types of the forms; of equally accepted ones the first wins.
 _TYPES: Final = (
     b"application/x-ndjson",
     b"application/ndjson",
     b"text/event-stream",
     b"application/json",
 )
-"""The media types of the forms; of those that a client names as equal, the first counts."""
 
 _BY_DEFAULT: Final = b"text/event-stream"
 
