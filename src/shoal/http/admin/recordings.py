@@ -86,7 +86,8 @@ class Recordings:
             most_a_second=_count(body, "most_a_second", MOST_A_SECOND),
         )
         if self._running >= MOST_RECORDINGS:
-            raise Refused(_too_many())
+            detail = f"{MOST_RECORDINGS} recordings run already; wait until one has ended."
+            raise Refused(Problem(503, "too-many-recordings", "Too much is being recorded", detail))
         self._running += 1
         exchange = request.exchange
         try:
@@ -141,11 +142,7 @@ class RunningRecording:
         }
         piece = _written([first, *self._news_of_batchers()])
         while True:
-            with anyio.CancelScope() as scope:
-                scope.deadline = anyio.current_time() + exchange.send_timeout_s
-                await exchange.piece(piece)
-            if scope.cancelled_caught:
-                raise exchange.gave_up()
+            await exchange.piece_in_time(piece)
             await anyio.sleep_until(min(self._end_at, anyio.current_time() + PIECE_S))
             if self._controller.is_draining:
                 self.why_ended = "server ended"
@@ -238,12 +235,3 @@ def _count(body: dict[str, Any], name: str, most: int) -> int:
     if count > most:
         raise ValueError(f"{name} must be at most {most}, not {count}")
     return count
-
-
-def _too_many() -> Problem:
-    return Problem(
-        503,
-        "too-many-recordings",
-        "Too much is being recorded",
-        f"{MOST_RECORDINGS} recordings of this server run already; wait until one has ended.",
-    )

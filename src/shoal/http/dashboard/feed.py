@@ -22,7 +22,7 @@ import orjson
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.http.requests.plain import one_line_json
-from shoal.http.requests.problem import Problem, Refused, not_open
+from shoal.http.requests.problem import Problem, Refused, not_open, retry_after
 from shoal.observe.failures import name_of
 from shoal.observe.history import BatchHistory
 from shoal.observe.sampler import Sampler, Watched
@@ -210,11 +210,7 @@ class Feed:
         while (controller := self._controller()) is not None:
             self._watch(controller)
             message, seen = self._message(controller, seen)
-            with anyio.CancelScope() as scope:
-                scope.deadline = anyio.current_time() + exchange.send_timeout_s
-                await exchange.piece(message)
-            if scope.cancelled_caught:
-                raise exchange.gave_up()
+            await exchange.piece_in_time(message)
             # The same moments for all.
             await anyio.sleep_until((math.floor(anyio.current_time() / FRAME_S) + 1) * FRAME_S)
 
@@ -284,10 +280,6 @@ class Feed:
 
 
 def _too_many(viewers: int, retry_after_s: int) -> Problem:
-    return Problem(
-        503,
-        "too-many-viewers",
-        "Too many are watching",
-        f"{viewers} pages show this server already; close one of them.",
-        ((b"retry-after", str(retry_after_s).encode("ascii")),),
-    )
+    detail = f"{viewers} pages show this server already; close one of them."
+    retry = retry_after(retry_after_s)
+    return Problem(503, "too-many-viewers", "Too many are watching", detail, retry)

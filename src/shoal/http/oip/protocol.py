@@ -33,7 +33,7 @@ from shoal.http.oip.request import (
 from shoal.http.oip.tensor import not_fitting
 from shoal.http.requests.call import EndpointCall, EndpointCalls
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.problem import Problem, Refused, retry_after
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 from shoal.http.requests.routing import Route
 from shoal.observe.metrics import NO_ENDPOINT
@@ -223,7 +223,7 @@ class _Routes(ProtocolRoutes):
                     "inputs": model.inputs.metadata(),
                     "outputs": model.outputs.metadata(),
                 }
-        retry = ((b"retry-after", b"%d" % self._options.retry_after_s),)
+        retry = retry_after(self._options.retry_after_s)
         detail = "None of its replicas has started yet."
         raise Refused(Problem(503, "unavailable", "The model is not ready", detail, retry))
 

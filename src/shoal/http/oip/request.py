@@ -16,7 +16,7 @@ from shoal.http.requests.content_coding import decoded
 from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.json_scan import Costs, check_cost, check_json, encoding_flaw
-from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.problem import Problem, Refused, unsupported_media_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -261,11 +261,6 @@ def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
     if not given and b"origin" not in headers:
         return
     if given.partition(b";")[0].strip().lower() not in _MEDIA_TYPES:
-        raise Refused(
-            Problem(
-                415,
-                "unsupported-media-type",
-                "The media type is not supported",
-                "Send application/json, or application/octet-stream with binary data.",
-            )
+        raise unsupported_media_type(
+            "Send application/json, or application/octet-stream with binary data."
         )

@@ -20,7 +20,7 @@ from shoal.http.requests.json_type import JsonType, adapter_of
 from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from shoal.http.openai.messages import MessageForm
     from shoal.http.openai.models import Models, OpenAIModel
@@ -130,7 +130,7 @@ class TextJob:
 
     def prompt_tokens(self) -> int:
         """Returns the number of tokens of the prompts, once an item was made."""
-        return _tokens_of(self._counted(), self.model.prompt_count)
+        return sum(map(self.model.prompt_count, self._counted()))
 
     def _counted(self) -> Sequence[str]:
         """Returns the texts that make up the prompts."""
@@ -167,12 +167,6 @@ class TextJob:
             if "max_tokens" in maker.fields:
                 most = None  # the model has counted its own tokens, which words are not
         return item, TextEnd(self._stops, most, count)
-
-
-def _tokens_of(prompts: Sequence[str], count: Callable[[str], int]) -> int:
-    if len(prompts) == 1:
-        return count(prompts[0])
-    return sum([count(prompt) for prompt in prompts])
 
 
 MOST_STOPS: Final = 4

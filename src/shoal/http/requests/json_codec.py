@@ -162,10 +162,7 @@ async def _answer_by_asgi(exchange: Exchange, response: Response) -> None:
                 headers += [one for one in message["headers"] if one[0] == b"content-length"]
             await exchange.begin(message["status"], headers)
         elif message.get("more_body", False):
-            with anyio.move_on_after(exchange.send_timeout_s) as scope:
-                await exchange.piece(bytes(message["body"]))
-            if scope.cancelled_caught:
-                raise exchange.gave_up()
+            await exchange.piece_in_time(bytes(message["body"]))
         else:  # sent once nobody watches the client any more
             last = bytes(message.get("body", b""))
 

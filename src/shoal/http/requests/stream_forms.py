@@ -174,7 +174,9 @@ def form_for(exchange: Exchange) -> StreamForm:
     """Returns the form of the stream; raises `Refused` if the client accepts none."""
     media_type = accepted(exchange.headers.get(b"accept", b""))
     if media_type is None:
-        raise Refused(_not_acceptable())
+        names = b", ".join(name for name in _TYPES if name != b"application/ndjson").decode()
+        title, detail = "No form of the stream is accepted", f"There are {names}."
+        raise Refused(Problem(406, "not-acceptable", title, detail, (VARIES,)))
     return _MAKE[media_type](exchange)
 
 
@@ -212,14 +214,3 @@ _MAKE: Final[dict[bytes, Callable[[Exchange], StreamForm]]] = {
     b"text/event-stream": _events,
     b"application/json": lambda _: JsonArray(),
 }
-
-
-def _not_acceptable() -> Problem:
-    names = b", ".join(name for name in _TYPES if name != b"application/ndjson").decode()
-    return Problem(
-        406,
-        "not-acceptable",
-        "No form of the stream is accepted",
-        f"There are {names}.",
-        headers=(VARIES,),
-    )
