@@ -52,11 +52,7 @@ def state_of_server(
         "failures": [
             {
                 "age_s": round(now - one.at, 1),
-                "batcher": one.batcher,
-                "batch": one.batch,
-                "error": one.error,
-                "count": one.count,
-                "ids": one.ids,
+                **_members(one, "batcher", "batch", "error", "count", "ids"),
             }
             for one in reversed(failures.kept)
         ],
@@ -68,26 +64,17 @@ def _backend(backend: Backend) -> dict[str, Any]:
     failure = backend.failure or backend.supervisor.failures.last
     return {
         "name": status.tag,
-        "code": status.code,
-        "placement": status.placement,
-        "state": status.state,
-        "wanted": status.wanted,
+        **_members(status, "code", "placement", "state", "wanted", "queued", "requests"),
+        **_members(status, "errors", "deaths", "restarts"),
+        "running": backend.running,  # a replica counts an open batch as one request
         "replicas": [
             {
                 "name": replica.tag,
-                "state": replica.state,
                 "running": replica.ongoing,
-                "batches": replica.batches,
-                "memory_bytes": replica.memory_bytes,
+                **_members(replica, "state", "batches", "memory_bytes"),
             }
             for replica in status.replicas[:_MOST_REPLICAS]
         ],
-        "queued": status.queued,
-        "running": backend.running,  # a replica counts an open batch as one request
-        "requests": status.requests,
-        "errors": status.errors,
-        "deaths": status.deaths,
-        "restarts": status.restarts,
         # The text of an error is internal; its type is enough to find it in the log.
         "failure": None if failure is None else name_of(failure),
     }
@@ -96,27 +83,20 @@ def _backend(backend: Backend) -> dict[str, Any]:
 def _endpoint(endpoint: Endpoint) -> dict[str, Any]:
     status = endpoint.status()
     return {
-        "name": status.name,
-        "route": status.route,
-        "methods": status.methods,
-        "held": status.held,
-        "requests": status.requests,
-        "errors": status.errors,
-        "traffic": status.traffic,
+        **_members(status, "name", "route", "methods", "held", "requests", "errors", "traffic"),
         "shadows": [
             {
-                "backend": shadow.backend,
-                "proportion": shadow.proportion,
                 "compares": shadow.compare is not None,
-                "sent": shadow.sent,
-                "dropped": shadow.dropped,
-                "failed": shadow.failed,
-                "agreed": shadow.agreed,
-                "disagreed": shadow.disagreed,
+                **_members(shadow, "backend", "proportion", "sent", "dropped", "failed"),
+                **_members(shadow, "agreed", "disagreed"),
             }
             for shadow in status.shadows
         ],
     }
+
+
+def _members(record: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
 
 
 # Further viewers are refused.

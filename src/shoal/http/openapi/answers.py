@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, Union, get_args, get_origin
 
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
@@ -22,62 +22,48 @@ if TYPE_CHECKING:
     from shoal.http.openapi.served import ServedEndpoint
 
 
-class ProblemKind(NamedTuple):
-    """The last part of a problem's type, and its title."""
-
-    name: str
-    title: str
-
-
-# The kinds of problems, by their default status.
-PROBLEMS: Final[dict[int, tuple[ProblemKind, ...]]] = {
-    400: (
-        ProblemKind("invalid-json", "The body is not JSON"),
-        ProblemKind("invalid-msgpack", "The body is not MessagePack"),
-        ProblemKind("invalid-form", "The form is not accepted"),
-        ProblemKind("invalid-content-coding", "The body is not in its content coding"),
-        ProblemKind("invalid-timeout", "The time limit is invalid"),
-        ProblemKind("no-such-priority", "There is no such priority"),
-    ),
-    404: (
-        ProblemKind("not-found", "The path was not found"),
-        ProblemKind("no-such-method", "There is no such method"),
-    ),
-    405: (ProblemKind("method-not-allowed", "The method is not allowed here"),),
-    406: (ProblemKind("not-acceptable", "No form of the stream is accepted"),),
-    408: (ProblemKind("slow-reader", "The stream was read too slowly"),),
-    413: (
-        ProblemKind("body-too-large", "The body is too large"),
-        ProblemKind("body-too-fragmented", "The body arrives in too many pieces"),
-        ProblemKind("body-too-complex", "The body has too many elements"),
-        ProblemKind("item-too-large", "The item is too large"),
-    ),
-    415: (
-        ProblemKind("unsupported-media-type", "The media type is not supported"),
-        ProblemKind("unsupported-content-coding", "The content coding is not supported"),
-    ),
-    422: (
-        ProblemKind("invalid-item", "The body does not fit the endpoint"),
-        ProblemKind("invalid-item", "The query does not fit the endpoint"),
-        ProblemKind("invalid-item", "The body is not an array that the endpoint accepts"),
-    ),
-    500: (ProblemKind("internal", "The call failed"),),
-    503: (
-        ProblemKind("overloaded", "The endpoint is overloaded"),
-        ProblemKind("closed", "The endpoint has stopped"),
-        ProblemKind("unavailable", "The endpoint has no replica"),
-        ProblemKind("replica-died", "The replica that ran the call died"),
-        ProblemKind("not-open", "The endpoints are not open"),
-        ProblemKind("too-many-incomplete-bodies", "Too many bodies are incomplete"),
-    ),
-    504: (
-        ProblemKind("deadline-exceeded", "The call was not answered in time"),
-        ProblemKind("handler-timeout", "The handler did not end in time"),
-    ),
+# The titles of problems, by the default status and the kind.
+PROBLEMS: Final[dict[int, dict[str, str]]] = {
+    400: {
+        "invalid-json": "The body is not JSON",
+        "invalid-msgpack": "The body is not MessagePack",
+        "invalid-form": "The form is not accepted",
+        "invalid-content-coding": "The body is not in its content coding",
+        "invalid-timeout": "The time limit is invalid",
+        "no-such-priority": "There is no such priority",
+    },
+    404: {
+        "not-found": "The path was not found",
+        "no-such-method": "There is no such method",
+    },
+    405: {"method-not-allowed": "The method is not allowed here"},
+    406: {"not-acceptable": "No form of the stream is accepted"},
+    408: {"slow-reader": "The stream was read too slowly"},
+    413: {
+        "body-too-large": "The body is too large",
+        "body-too-fragmented": "The body arrives in too many pieces",
+        "body-too-complex": "The body has too many elements",
+        "item-too-large": "The item is too large",
+    },
+    415: {
+        "unsupported-media-type": "The media type is not supported",
+        "unsupported-content-coding": "The content coding is not supported",
+    },
+    422: {"invalid-item": "The body does not fit the endpoint"},
+    500: {"internal": "The call failed"},
+    503: {
+        "overloaded": "The endpoint is overloaded",
+        "closed": "The endpoint has stopped",
+        "unavailable": "The endpoint has no replica",
+        "replica-died": "The replica that ran the call died",
+        "not-open": "The endpoints are not open",
+        "too-many-incomplete-bodies": "Too many bodies are incomplete",
+    },
+    504: {
+        "deadline-exceeded": "The call was not answered in time",
+        "handler-timeout": "The handler did not end in time",
+    },
 }
-
-# Its status is an option.
-OVERLOADED: Final = PROBLEMS[503][0]
 
 WITH_RETRY_AFTER: Final = frozenset({429, 503})
 
@@ -97,13 +83,12 @@ MEANINGS: Final = {
 }
 
 
-def kinds_of(status: int, overload_status: int) -> tuple[ProblemKind, ...]:
-    kinds = PROBLEMS.get(status, ())
-    if overload_status == 503:
-        return kinds
+def _titles_of(status: int, overload_status: int) -> dict[str, str]:
+    """Returns the titles by kind; the status of an overload is an option."""
+    titles = {k: title for k, title in PROBLEMS.get(status, {}).items() if k != "overloaded"}
     if status == overload_status:
-        return (*kinds, OVERLOADED)
-    return tuple(kind for kind in kinds if kind is not OVERLOADED)
+        titles["overloaded"] = PROBLEMS[503]["overloaded"]
+    return titles
 
 
 _MEDIA_TYPES: Final = (
@@ -155,11 +140,10 @@ class Problems:
 
     def _made(self, status: int, meaning: str, *, is_ours: bool) -> dict[str, Any]:
         examples: dict[str, Any] = {}
-        for kind in kinds_of(status, self.overload_status) if is_ours else ():
-            members = {"type": f"urn:shoal:problem:{kind.name}", "title": kind.title}
+        for kind, title in _titles_of(status, self.overload_status).items() if is_ours else ():
+            members = {"type": f"urn:shoal:problem:{kind}", "title": title}
             value = {**members, "status": status, "instance": _ID}
-            name = kind.name if kind.name not in examples else f"{kind.name}-{len(examples)}"
-            examples[name] = {"summary": kind.title, "value": value}
+            examples[kind] = {"summary": title, "value": value}
         headers = _HEADERS
         if examples and status in WITH_RETRY_AFTER:
             headers = _WITH_RETRY
