@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 import shoal
-from shoal.http.oip.request import Descriptions
+from shoal.http.oip.request import RequestHeads
 from shoal.http.oip.tensor import DATATYPES
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
@@ -1132,7 +1132,7 @@ async def test_requests_with_the_same_description_have_their_own_elements():
 
 
 def test_short_descriptions_without_elements_and_ids_are_kept_up_to_a_number():
-    descriptions = Descriptions(1000)
+    descriptions = RequestHeads(1000)
 
     def is_kept(asked: Any) -> bool:
         head = json.dumps(asked).encode()

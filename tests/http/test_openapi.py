@@ -349,7 +349,7 @@ def test_every_problem_that_a_call_can_have_is_described():
         for found in problems_in(path.read_text(encoding="utf-8"))
     }
     assert {(413, "body-too-large"), (400, "invalid-form")} <= made
-    described = {(status, kind.name) for status, kinds in PROBLEMS.items() for kind in kinds}
+    described = {(status, kind) for status, kinds in PROBLEMS.items() for kind in kinds}
     assert made - described == {(501, "method-unknown")}  # not of a method that is described
     assert described - made == set()
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from shoal.serving.clients.protocol import Client
 
 API: Final = "/-/api/"
-"""The prefix of all its paths."""
 
 _SAFE: Final = frozenset({"GET"})
 _FRESH: Final = ((b"cache-control", b"no-store"),)

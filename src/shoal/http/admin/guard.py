@@ -46,14 +46,9 @@ class Guard:
         else:
             self._check_token(scope, self._token, is_page=is_page)
         if changes and _values(scope, b"origin"):
-            raise Refused(
-                Problem(
-                    403,
-                    "cross-origin",
-                    "Requests of web pages can't change anything here",
-                    "The request has an Origin header, which browsers send and programs don't.",
-                )
-            )
+            title = "Requests of web pages can't change anything here"
+            detail = "The request has an Origin header, which browsers send and programs don't."
+            raise Refused(Problem(403, "cross-origin", title, detail))
 
     def _check_token(self, scope: Scope, token: bytes, *, is_page: bool) -> None:
         given = _values(scope, b"authorization")
@@ -74,26 +69,16 @@ class Guard:
         given = _values(scope, b"host")
         if given and all(self._is_allowed(host) for host in given):
             return
-        raise Refused(
-            Problem(
-                421,
-                "misdirected",
-                "The admin API does not accept this host name",
-                "Use localhost, 127.0.0.1 or [::1] as the host.",
-            )
-        )
+        title = "The admin API does not accept this host name"
+        detail = "Use localhost, 127.0.0.1 or [::1] as the host."
+        raise Refused(Problem(421, "misdirected", title, detail))
 
     def _check_not_forwarded(self, scope: Scope) -> None:
         # A proxy on this machine uses a loopback name, wherever its own client is.
         if any(_values(scope, name) for name in _OF_PROXIES):
-            raise Refused(
-                Problem(
-                    403,
-                    "forwarded",
-                    "The admin API can't be used through a proxy",
-                    "It needs no token here, so only programs on this machine may use it.",
-                )
-            )
+            title = "The admin API can't be used through a proxy"
+            detail = "It needs no token here, so only programs on this machine may use it."
+            raise Refused(Problem(403, "forwarded", title, detail))
 
     def _is_allowed(self, given: bytes) -> bool:
         host = given.decode("latin-1").strip().lower()

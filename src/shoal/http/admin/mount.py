@@ -6,6 +6,7 @@ at the public one with a token.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.asgi.extensions import DISCONNECT
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
 
 
-class Reader(Protocol):
+class ReadablePages(Protocol):
     """Pages for callers with access to the admin API, such as the dashboard."""
 
     @property
@@ -46,20 +47,22 @@ class AdminListener:
         api: AdminApi,
         behind: ASGIApp | None = None,
         settings: HttpOptions | None = None,
-        reader: Reader | None = None,
+        reader: ReadablePages | None = None,
     ) -> None:
         self._reader = reader
-        self._pages: Mapping[str, Route] = {} if reader is None else _guarded(reader, api)
+        pages = {} if reader is None else reader.pages
+        self._pages = {path: Page(partial(self._answer_page, page)) for path, page in pages.items()}
         self._behind = behind
         self._dispatcher = RouteDispatcher(HttpOptions() if settings is None else settings)
-        self._page = Page(api.answer)
+        self._api = api
+        self._api_page = Page(api.answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_http = scope["type"] == "http"
         path = split_path(scope)[1] if is_http else ""
         if path.startswith(API):
             # The API checks the methods of its paths itself.
-            found = Found[Route]({scope["method"]: self._page}, {})
+            found = Found[Route]({scope["method"]: self._api_page}, {})
             await self._answer(scope, receive, send, found)
         elif path in self._pages and self._reader and not self._reader.is_public_to(scope):
             found = Found[Route]({"GET": self._pages[path]}, {})
@@ -85,15 +88,6 @@ class AdminListener:
         async with departures.watching():
             await self._dispatcher.answer(scope, receive, send, found, departures)
 
-
-def _guarded(reader: Reader, api: AdminApi) -> dict[str, Route]:
-    """Returns the pages of a reader, for callers with access to an API."""
-
-    def guarded(page: Page) -> Page:
-        async def answer(exchange: Exchange) -> None:
-            api.check_reader(exchange)
-            await page.answer(exchange)
-
-        return Page(answer)
-
-    return {path: guarded(page) for path, page in reader.pages.items()}
+    async def _answer_page(self, page: Page, exchange: Exchange) -> None:
+        self._api.check_reader(exchange)
+        await page.answer(exchange)

@@ -37,23 +37,22 @@ if TYPE_CHECKING:
     from shoal.observe.arrivals import Note
     from shoal.serving.clients.protocol import Client
 
+# The version of a trace's form; readers refuse a greater one.
 FORMAT: Final = 1
-"""The number of the form of a trace; readers refuse a greater one."""
 
 LONGEST_S: Final = 86_400.0
-"""How long a recording may take, in seconds."""
 
+# In one recording.
 MOST_REQUESTS: Final = 10_000_000
-"""How many requests a recording may have."""
 
+# Requests in one second of a recording.
 MOST_A_SECOND: Final = 50_000
-"""How many requests of one second a recording may have."""
 
+# At the same time.
 MOST_RECORDINGS: Final = 4
-"""How many recordings there may be at once."""
 
+# The time between two pieces of a trace.
 PIECE_S: Final = 0.5
-"""How often a piece of the trace is sent, in seconds."""
 
 _MEMBERS: Final = dict.fromkeys(("backend", "most_requests", "most_a_second"), False)
 _HEADERS: Final = (
@@ -79,7 +78,7 @@ class Recordings:
         tag = body.get("backend")
         if tag is not None:
             found("backend", tag, self._client.backends)
-        recording = Recording(
+        recording = RunningRecording(
             self._client,
             tag,
             duration_s=_at_most("seconds", seconds("seconds", body["seconds"]), LONGEST_S),
@@ -87,7 +86,8 @@ class Recordings:
             most_a_second=_count(body, "most_a_second", MOST_A_SECOND),
         )
         if self._running >= MOST_RECORDINGS:
-            raise Refused(_too_many())
+            detail = f"{MOST_RECORDINGS} recordings run already; wait until one has ended."
+            raise Refused(Problem(503, "too-many-recordings", "Too much is being recorded", detail))
         self._running += 1
         exchange = request.exchange
         try:
@@ -102,7 +102,7 @@ class Recordings:
         await exchange.end(recording.last_piece())
 
 
-class Recording:
+class RunningRecording:
     """One recording, of one backend or of all."""
 
     def __init__(
@@ -142,11 +142,7 @@ class Recording:
         }
         piece = _written([first, *self._news_of_batchers()])
         while True:
-            with anyio.CancelScope() as scope:
-                scope.deadline = anyio.current_time() + exchange.send_timeout_s
-                await exchange.piece(piece)
-            if scope.cancelled_caught:
-                raise exchange.gave_up()
+            await exchange.piece_in_time(piece)
             await anyio.sleep_until(min(self._end_at, anyio.current_time() + PIECE_S))
             if self._controller.is_draining:
                 self.why_ended = "server ended"
@@ -239,12 +235,3 @@ def _count(body: dict[str, Any], name: str, most: int) -> int:
     if count > most:
         raise ValueError(f"{name} must be at most {most}, not {count}")
     return count
-
-
-def _too_many() -> Problem:
-    return Problem(
-        503,
-        "too-many-recordings",
-        "Too much is being recorded",
-        f"{MOST_RECORDINGS} recordings of this server run already; wait until one has ended.",
-    )

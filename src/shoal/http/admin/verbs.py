@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from pydantic_core import from_json
 
 from shoal.core.options.names import suggested
-from shoal.http.requests.json_scan import encoding_flaw
-from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.json_scan import encoding_flaw, not_json
+from shoal.http.requests.problem import Problem, unsupported_media_type
 from shoal.http.requests.stream_forms import form_for
 from shoal.http.requests.streaming import answer_with_stream
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from shoal.serving.clients.verbs import Verb
     from shoal.serving.imports import ImportRule
 
+# Of a request other than a call.
 MAX_BODY_BYTES: Final = 2**20
-"""The largest body of a request other than a call, in bytes."""
 
 
 async def read_object(exchange: Exchange, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
@@ -35,20 +35,14 @@ async def read_object(exchange: Exchange, max_bytes: int = MAX_BODY_BYTES) -> di
     media_type = exchange.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     coding = exchange.headers.get(b"content-encoding", b"identity").strip().lower()
     if media_type != b"application/json" or coding != b"identity":
-        raise Refused(
-            Problem(
-                415,
-                "unsupported-media-type",
-                "The media type is not supported",
-                "The admin API takes JSON; send Content-Type: application/json.",
-            )
+        raise unsupported_media_type(
+            "The admin API takes JSON; send Content-Type: application/json."
         )
     body = await exchange.body(max_bytes)
     try:
         value: Any = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        detail = encoding_flaw(body) or str(error)
-        raise Refused(Problem(400, "invalid-json", "The body is not JSON", detail)) from None
+        raise not_json(encoding_flaw(body) or str(error)) from None
     if not isinstance(value, dict):
         raise TypeError(f"the body must be a JSON object, not {type(value).__name__}")
     return cast("dict[str, Any]", value)

@@ -7,7 +7,6 @@ The application creates the declared backends and endpoints when it opens its co
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +21,6 @@ from shoal.serving.config.config import BackendConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from contextlib import AbstractContextManager
     from inspect import Signature
 
 # The options that say how many calls run at once.
@@ -40,10 +38,6 @@ class Declared:
     streams: bool
     # The batched function that the program can call as well.
     face: Decorated | None = None
-
-    def lent(self, batcher: Batcher[Any]) -> AbstractContextManager[None]:
-        """Makes calls of the batched function use this batcher, in the context."""
-        return nullcontext() if self.face is None else self.face.lent(batcher)
 
 
 def declared_on(target: Any, options: Mapping[str, Any], batch: bool | None = None) -> Declared:
@@ -89,19 +83,15 @@ def _of_batched_function(face: Decorated, options: Mapping[str, Any]) -> Declare
             f"{face!r} has one batcher, in this process, so placement={config.placement!r} is "
             "impossible; serve the function without its decorator"
         )
+    takes_lists = True if config.fill == "closed" else None  # None for open batches
     return Declared(
         name=_last_part(getattr(face, "__qualname__", "batched")),
-        definition=Definition(handler, accept_batch=_takes_lists(config), signature=signature),
+        definition=Definition(handler, accept_batch=takes_lists, signature=signature),
         config=config,
         signature=face.__signature__,
         streams=isinstance(face, StreamCall),
         face=face,
     )
-
-
-def _takes_lists(config: BackendConfig) -> bool | None:
-    """Returns None if the code takes open batches."""
-    return True if config.fill == "closed" else None
 
 
 def _check_class(cls: type) -> None:

@@ -278,7 +278,8 @@ class Declarations:
                 await controller.declare_backend(tag, definition, config, turn)
             if code is not None and tag in controller.backends:
                 method_batcher = await controller.backends[tag].method_batcher("__call__")
-                lending.enter_context(code.lent(method_batcher.batcher))
+                if code.face is not None:
+                    lending.enter_context(code.face.lent(method_batcher.batcher))
         except Exception as error:
             cause = alone(error.__cause__ if isinstance(error.__cause__, Exception) else error)
             cause.add_note(f"{where} could not be opened: {in_one_line(cause)}")

@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.status import Status
 
+# The pages that middleware does not wrap: probes send no credentials.
 OUTSIDE: Final = frozenset(
     f"{RESERVED}/{name}" for name in ("healthz", "readyz", "metrics", "routes")
 )
-"""The pages that middleware does not wrap: probes send no credentials."""
 
 _FRESH = ((b"cache-control", b"no-store"),)
 
@@ -145,61 +145,49 @@ class Pages:
             status = f"not ready: {', '.join(stopped)}"
         else:
             status = "ready" if phase == "open" else phase
-        said: dict[str, Any] = {"status": status, "endpoints": states}
+        described: dict[str, Any] = {"status": status, "endpoints": states}
         if phase == "opening":
-            said["loading"] = self.loading()
-        body = orjson.dumps(said)
+            described["loading"] = self.loading()
+        body = orjson.dumps(described)
         await exchange.answer(200 if status == "ready" else 503, JSON, body, _FRESH)
 
     @cached_property
-    def _gpus(self) -> GpuCollector:
-        from shoal.observe.machine import GpuCollector
-
-        return GpuCollector()
-
-    @cached_property
-    def _workers(self) -> WorkerCollector:
-        from shoal.observe.machine import WorkerCollector
-
-        return WorkerCollector()
-
-    @cached_property
-    def _collector(self) -> ShoalCollector:
+    def _collectors(self) -> tuple[ShoalCollector, GpuCollector, WorkerCollector]:
         from shoal.observe.collector import ShoalCollector, Sources
+        from shoal.observe.machine import GpuCollector, WorkerCollector
 
         streams = self._dispatcher.streams
-        return ShoalCollector(
-            Sources(self._statistics, self._times, streams, self._status, self._starts)
-        )
+        sources = Sources(self._statistics, self._times, streams, self._status, self._starts)
+        return ShoalCollector(sources), GpuCollector(), WorkerCollector()
 
     @cached_property
     def registry(self) -> CollectorRegistry:
         from prometheus_client import CollectorRegistry, ProcessCollector
 
         registry = CollectorRegistry()
-        registry.register(self._collector)
-        registry.register(self._gpus)
-        registry.register(self._workers)
+        for collector in self._collectors:
+            registry.register(collector)
         ProcessCollector(registry=registry)
         return registry
 
     async def _answer_metrics(self, exchange: Exchange) -> None:
         from prometheus_client.exposition import choose_encoder
 
+        of_batchers, of_gpus, of_workers = self._collectors
         _, controller = self._now()
         if controller is not None:
             self._dispatcher.keep_counts_of(controller.endpoints)
             controller.times.keep(controller.endpoints)
             readings = await controller.devices.meter.read()
-            self._gpus.gpus = controller.devices.status(readings)
+            of_gpus.gpus = controller.devices.status(readings)
         accept = exchange.headers.get(b"accept", b"").decode("latin-1")
         encode, media_type = choose_encoder(accept)
         extensions: dict[str, Any] = exchange.scope.get("extensions") or {}
         listeners: Mapping[str, CountedConnections] = extensions.get(SERVER, {})
         for listener in listeners.values():
             await listener.refresh()
-        self._collector.listeners = listeners
-        self._workers.pids = {
+        of_batchers.listeners = listeners
+        of_workers.pids = {
             number: pid for one in listeners.values() for number, pid in one.pids().items()
         }
         await exchange.answer(200, media_type.encode("ascii"), encode(self.registry), _FRESH)
@@ -226,7 +214,7 @@ class Pages:
         return self._new_document()
 
     @cached_property
-    def _unprefixed(self) -> Document:  # the other one is made anew when its prefix has changed
+    def _unprefixed(self) -> Document:  # the other one is rebuilt when its prefix changes
         return self._new_document()
 
     def _new_document(self) -> Document:
@@ -323,7 +311,6 @@ def _state(endpoint: Endpoint, *, debug: bool) -> dict[str, Any]:
 
 
 Phase = Literal["not open", "opening", "open", "draining", "closed"]
-"""The phase of an application's life."""
 
 _NOTHING: Final = Documented()
 

@@ -159,8 +159,8 @@ class EndpointTable:
         return routes
 
 
+# The prefix of the application's own pages.
 PAGES: Final = f"{RESERVED}/"
-"""What the paths of the application's own pages begin with."""
 
 
 class AppRouter:

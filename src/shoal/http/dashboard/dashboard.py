@@ -8,7 +8,7 @@ that can be seen, as for the admin API without a token.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 
 from shoal.asgi.extensions import DISCONNECT
@@ -20,7 +20,7 @@ from shoal.observe.failures import FailureLog
 from shoal.serving.names import RESERVED
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
     from starlette.types import Scope
 
@@ -29,23 +29,13 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.controller.controller import Controller
 
+# The path of the page; its feed and its files are below.
 DASHBOARD: Final = f"{RESERVED}/dashboard"
-"""The path of the page; its feed and its files are below."""
 
 FILES: Final = (
-    *(
-        "dashboard.css",
-        "dashboard.js",
-        "charts.js",
-        "feed.js",
-        "tables.js",
-        "text.js",
-        "timeline.js",
-        "watch.js",
-    ),
-    *("uPlot.iife.min.js", "uPlot.min.css"),
+    *("dashboard.css", "dashboard.js", "charts.js", "feed.js", "tables.js", "text.js"),
+    *("timeline.js", "watch.js", "uPlot.iife.min.js", "uPlot.min.css"),
 )
-"""The names of the files of the page."""
 
 _FEED: Final = f"{DASHBOARD}/feed"
 _LOCAL: Final = Guard(None)
@@ -81,15 +71,17 @@ class Dashboard:
     def public_pages(self) -> dict[str, Page]:
         """Returns the page for each path at the application's own address."""
         pages = {**self.pages, _FEED: Page(self._answer_public_feed)}
-        return {path: Page(self._for_the_public(page)) for path, page in pages.items()}
+        return {path: Page(partial(self._answer_public, page)) for path, page in pages.items()}
 
-    def _for_the_public(self, page: Page) -> Callable[[Exchange], Awaitable[None]]:
-        async def answer(exchange: Exchange) -> None:
-            if not self.is_public_to(exchange.scope):
-                raise Refused(_not_public())
-            await page.answer(exchange)
-
-        return answer
+    async def _answer_public(self, page: Page, exchange: Exchange) -> None:
+        if not self.is_public_to(exchange.scope):
+            title = "The dashboard is not public here"
+            detail = (
+                "The operator can see it through the admin listener, or allow it here by "
+                "dashboard=True."
+            )
+            raise Refused(Problem(403, "dashboard-not-public", title, detail))
+        await page.answer(exchange)
 
     async def _answer_page(self, exchange: Exchange) -> None:
         from shoal.http.dashboard.page import dashboard_page
@@ -115,12 +107,3 @@ class Dashboard:
         from shoal.http.dashboard.feed import Feed
 
         return Feed(self._settings, self._controller, self._failures)
-
-
-def _not_public() -> Problem:
-    return Problem(
-        403,
-        "dashboard-not-public",
-        "The dashboard is not public here",
-        "The operator can see it through the admin listener, or allow it here by dashboard=True.",
-    )

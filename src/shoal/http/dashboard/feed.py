@@ -22,7 +22,7 @@ import orjson
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.http.requests.plain import one_line_json
-from shoal.http.requests.problem import Problem, Refused, not_open
+from shoal.http.requests.problem import Problem, Refused, not_open, retry_after
 from shoal.observe.failures import name_of
 from shoal.observe.history import BatcherReading, BatchHistory, Sampler
 
@@ -50,11 +50,7 @@ def state_of_server(
         "failures": [
             {
                 "age_s": round(now - one.at, 1),
-                "batcher": one.batcher,
-                "batch": one.batch,
-                "error": one.error,
-                "count": one.count,
-                "ids": one.ids,
+                **_members(one, "batcher", "batch", "error", "count", "ids"),
             }
             for one in reversed(failures.kept)
         ],
@@ -66,26 +62,17 @@ def _backend(backend: Backend) -> dict[str, Any]:
     failure = backend.failure or backend.supervisor.failures.last
     return {
         "name": status.tag,
-        "code": status.code,
-        "placement": status.placement,
-        "state": status.state,
-        "wanted": status.wanted,
+        **_members(status, "code", "placement", "state", "wanted", "queued", "requests"),
+        **_members(status, "errors", "deaths", "restarts"),
+        "running": backend.running,  # a replica counts an open batch as one request
         "replicas": [
             {
                 "name": replica.tag,
-                "state": replica.state,
                 "running": replica.ongoing,
-                "batches": replica.batches,
-                "memory_bytes": replica.memory_bytes,
+                **_members(replica, "state", "batches", "memory_bytes"),
             }
             for replica in status.replicas[:_MOST_REPLICAS]
         ],
-        "queued": status.queued,
-        "running": backend.running,  # a replica counts an open batch as one request
-        "requests": status.requests,
-        "errors": status.errors,
-        "deaths": status.deaths,
-        "restarts": status.restarts,
         # The text of an error is internal; its type is enough to find it in the log.
         "failure": None if failure is None else name_of(failure),
     }
@@ -94,41 +81,33 @@ def _backend(backend: Backend) -> dict[str, Any]:
 def _endpoint(endpoint: Endpoint) -> dict[str, Any]:
     status = endpoint.status()
     return {
-        "name": status.name,
-        "route": status.route,
-        "methods": status.methods,
-        "held": status.held,
-        "requests": status.requests,
-        "errors": status.errors,
-        "traffic": status.traffic,
+        **_members(status, "name", "route", "methods", "held", "requests", "errors", "traffic"),
         "shadows": [
             {
-                "backend": shadow.backend,
-                "proportion": shadow.proportion,
                 "compares": shadow.compare is not None,
-                "sent": shadow.sent,
-                "dropped": shadow.dropped,
-                "failed": shadow.failed,
-                "agreed": shadow.agreed,
-                "disagreed": shadow.disagreed,
+                **_members(shadow, "backend", "proportion", "sent", "dropped", "failed"),
+                **_members(shadow, "agreed", "disagreed"),
             }
             for shadow in status.shadows
         ],
     }
 
 
+def _members(record: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
+
+
+# Further viewers are refused.
 MOST_VIEWERS: Final = 16
-"""How many may watch at once; further ones are refused."""
 
+# At the application's own address fewer are accepted, so that strangers leave room for operators.
 MOST_PUBLIC: Final = 12
-"""How many may watch where a further one comes to the application's own address; so strangers can't
-take all places of operators."""
 
+# Batchers, backends and endpoints; the page says how many are hidden.
 MOST_SHOWN: Final = 32
-"""How many batchers, backends and endpoints are shown; the page says how many are not."""
 
+# The time between two messages to a viewer.
 FRAME_S: Final = 0.25
-"""How often viewers are told what is new, in seconds."""
 
 _LARGEST: Final = 2**53  # the largest whole number that all readers of JSON can tell apart
 
@@ -209,11 +188,7 @@ class Feed:
         while (controller := self._controller()) is not None:
             self._watch(controller)
             message, seen = self._message(controller, seen)
-            with anyio.CancelScope() as scope:
-                scope.deadline = anyio.current_time() + exchange.send_timeout_s
-                await exchange.piece(message)
-            if scope.cancelled_caught:
-                raise exchange.gave_up()
+            await exchange.piece_in_time(message)
             # The same moments for all.
             await anyio.sleep_until((math.floor(anyio.current_time() / FRAME_S) + 1) * FRAME_S)
 
@@ -285,10 +260,6 @@ class Feed:
 
 
 def _too_many(viewers: int, retry_after_s: int) -> Problem:
-    return Problem(
-        503,
-        "too-many-viewers",
-        "Too many are watching",
-        f"{viewers} pages show this server already; close one of them.",
-        ((b"retry-after", str(retry_after_s).encode("ascii")),),
-    )
+    detail = f"{viewers} pages show this server already; close one of them."
+    retry = retry_after(retry_after_s)
+    return Problem(503, "too-many-viewers", "Too many are watching", detail, retry)

@@ -28,8 +28,8 @@ from shoal.batching.handlers.array_types import is_array
 from shoal.batching.handlers.list_types import bare, is_unannotated
 from shoal.http.oip.tensor import BYTES, DATATYPES
 
+# The datatype in metadata if an annotation allows several.
 ANY: Final = "FP32"
-"""The datatype that metadata tells where an annotation allows several."""
 
 _BY_TYPE: Final = ((bool, "BOOL"), (int, "INT64"), (float, "FP64"), (str, BYTES), (bytes, BYTES))
 _BY_DTYPE: Final = {
@@ -39,7 +39,7 @@ _BY_DTYPE: Final = {
 }  # fmt: skip
 
 
-class Form(NamedTuple):
+class TensorForm(NamedTuple):
     """The form of one row of a tensor."""
 
     # None if there may be several.
@@ -52,10 +52,10 @@ class Form(NamedTuple):
         return {"name": name, "datatype": self.datatype or ANY, "shape": [-1, *dimensions]}
 
 
-def form_of(annotation: Any) -> Form:
+def form_of(annotation: Any) -> TensorForm:
     annotation = bare(annotation)
     if is_unannotated(annotation):
-        return Form()
+        return TensorForm()
     if is_array(annotation):
         return _of_array(annotation)
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -67,15 +67,15 @@ def form_of(annotation: Any) -> Form:
         return _within(_common([form_of(one) for one in arguments]), len(arguments))
     kind = origin or annotation
     if not isinstance(kind, type):
-        return Form()
+        return TensorForm()
     for base, datatype in _BY_TYPE:
         if issubclass(kind, base):
-            return Form(datatype, ())
+            return TensorForm(datatype, ())
     if issubclass(kind, Sequence):
-        return _within(form_of(arguments[0]) if arguments else Form(None, None), -1)
+        return _within(form_of(arguments[0]) if arguments else TensorForm(None, None), -1)
     if kind.__module__ == "numpy" and not arguments:
-        return Form(_datatype_of(kind), ())
-    return Form()
+        return TensorForm(_datatype_of(kind), ())
+    return TensorForm()
 
 
 def fields_of(annotation: Any) -> dict[str, Any] | None:
@@ -117,7 +117,7 @@ def _datatype_of(scalar: Any) -> str | None:
         return None
 
 
-def _of_array(annotation: Any) -> Form:
+def _of_array(annotation: Any) -> TensorForm:
     shape, *rest = get_args(annotation) or (Any,)
     datatype = None
     for dtype in rest:
@@ -125,8 +125,8 @@ def _of_array(annotation: Any) -> Form:
             datatype = _datatype_of(scalar) if isinstance(scalar, type) else None
     sizes = get_args(shape)
     if get_origin(shape) is not tuple or Ellipsis in sizes:
-        return Form(datatype, None)
-    return Form(datatype, tuple(_size_of(size) for size in sizes))
+        return TensorForm(datatype, None)
+    return TensorForm(datatype, tuple(_size_of(size) for size in sizes))
 
 
 def _size_of(size: Any) -> int:
@@ -134,13 +134,13 @@ def _size_of(size: Any) -> int:
     return values[0] if len(values) == 1 and isinstance(values[0], int) else -1
 
 
-def _within(element: Form, size: int) -> Form:
+def _within(element: TensorForm, size: int) -> TensorForm:
     inner = element.dimensions
-    return Form(element.datatype, None if inner is None else (size, *inner))
+    return TensorForm(element.datatype, None if inner is None else (size, *inner))
 
 
-def _common(forms: list[Form]) -> Form:
-    return forms[0] if forms and forms.count(forms[0]) == len(forms) else Form()
+def _common(forms: list[TensorForm]) -> TensorForm:
+    return forms[0] if forms and forms.count(forms[0]) == len(forms) else TensorForm()
 
 
 def _unmarked(annotation: Any) -> Any:

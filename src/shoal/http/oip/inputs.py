@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
     from pydantic_core import SchemaValidator
 
+# Each row is queued as an item of its own, which costs about a KiB.
 MOST_ROWS: Final = 2**14
-"""The most rows of a request. Each is queued as an item of its own, which costs about a KiB."""
 
 
-class Inputs:
+class ModelInputs:
     """Makes the items of one model; raises TypeError if they can't be made of tensors."""
 
     def __init__(self, signature: Signature) -> None:

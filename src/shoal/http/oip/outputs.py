@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from shoal.batching.handlers.list_types import is_unannotated
-from shoal.http.oip.forms import Form, datatype_of_dtype, fields_of, form_of, is_mapping
+from shoal.http.oip.forms import TensorForm, datatype_of_dtype, fields_of, form_of, is_mapping
 from shoal.http.oip.tensor import BYTES, DATATYPES, not_fitting
 from shoal.http.requests.plain import encoded, whole_text
 from shoal.http.requests.problem import Refused
@@ -26,26 +26,26 @@ from shoal.http.requests.problem import Refused
 if TYPE_CHECKING:
     from inspect import Signature
 
-    from shoal.http.oip.request import Description
+    from shoal.http.oip.request import RequestHead
 
+# The only output of a model whose results have no names.
 OUTPUT: Final = "output"
-"""The name of the only output of a model whose results have no names."""
 
 _TEXTS: Final = frozenset({str, bytes})
 _NUMBERS: Final = frozenset({int, float, bool})
-_ANY: Final = Form()
-_NONE: Final[Mapping[str, Form]] = {}
+_ANY: Final = TensorForm()
+_NONE: Final[Mapping[str, TensorForm]] = {}
 _LISTS: Final = frozenset({list, tuple})
 _UNNAMED: Final = _TEXTS | _NUMBERS | _LISTS
 _FLOAT: Final = {float}
 _INT64: Final = DATATYPES["INT64"]
 
 
-class Outputs:
+class ModelOutputs:
     def __init__(self, signature: Signature) -> None:
         result = signature.return_annotation
         if result is Parameter.empty or is_unannotated(result) or is_mapping(result):
-            self._forms: dict[str, Form] | None = None
+            self._forms: dict[str, TensorForm] | None = None
         else:
             known = fields_of(result)
             known = {OUTPUT: result} if known is None else known
@@ -61,7 +61,7 @@ class Outputs:
             _check_names(wanted, self._forms)
 
     def body(
-        self, request: Description, results: list[Any], answer: dict[str, Any]
+        self, request: RequestHead, results: list[Any], answer: dict[str, Any]
     ) -> tuple[int | None, bytes]:
         """Returns the length of the JSON, if binary data follows it, and the body."""
         columns = _columns(results)
@@ -151,7 +151,9 @@ def _named(result: Any) -> Mapping[Any, Any] | None:
     return None
 
 
-def _joined(values: list[Any], form: Form, *, is_plain: bool = False) -> tuple[str, list[int], Any]:
+def _joined(
+    values: list[Any], form: TensorForm, *, is_plain: bool = False
+) -> tuple[str, list[int], Any]:
     """Returns the datatype, the shape and the elements (a list or an array) of joined rows."""
     # `is_plain` says that the values are JSON's own.
     if len(values) == 1 and type(values[0]) in _LISTS and set(map(type, values[0])) == _FLOAT:
@@ -181,7 +183,7 @@ def _joined(values: list[Any], form: Form, *, is_plain: bool = False) -> tuple[s
 
 
 def _of_numbers(
-    flat: Sequence[Any], kinds: set[type], shape: list[int], form: Form
+    flat: Sequence[Any], kinds: set[type], shape: list[int], form: TensorForm
 ) -> tuple[str, list[int], list[Any]]:
     if kinds == {bool} and form.datatype in (None, "BOOL"):
         return "BOOL", shape, list(flat)

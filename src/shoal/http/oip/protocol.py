@@ -21,19 +21,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import orjson
 from typing_extensions import override
 
-from shoal.http.oip.inputs import Inputs
-from shoal.http.oip.outputs import Outputs
+from shoal.http.oip.inputs import ModelInputs
+from shoal.http.oip.outputs import ModelOutputs
 from shoal.http.oip.request import (
     BINARY,
     HEADER_LENGTH,
-    Descriptions,
+    RequestHeads,
     headers_of_call,
     read_tensors,
 )
 from shoal.http.oip.tensor import not_fitting
 from shoal.http.requests.call import EndpointCall, EndpointCalls
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.problem import Problem, Refused, retry_after
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 from shoal.http.requests.routing import Route
 from shoal.observe.metrics import NO_ENDPOINT
@@ -50,18 +50,18 @@ if TYPE_CHECKING:
     from shoal.serving.endpoints.endpoint import Endpoint
 
 
-class Model:
+class TensorModel:
     """How code is called in the protocol; raises TypeError if tensors don't suit it."""
 
     def __init__(self, signature: Signature) -> None:
-        self.inputs = Inputs(signature)
-        self.outputs = Outputs(signature)
+        self.inputs = ModelInputs(signature)
+        self.outputs = ModelOutputs(signature)
 
 
-def model_of(batcher: MethodBatcher) -> Model:
+def model_of(batcher: MethodBatcher) -> TensorModel:
     """Raises `Refused` if tensors don't suit the batcher's code."""
     try:
-        return batcher.made_by(Model)
+        return batcher.made_by(TensorModel)
     except TypeError as error:
         detail = f"It can't be called with tensors: {' '.join(str(error).split())}."
         raise Refused(not_fitting(detail)) from None
@@ -80,7 +80,7 @@ class ProtocolRoute(Route):
         return JSON, orjson.dumps({"error": text.encode("utf-8", "backslashreplace").decode()})
 
 
-class Page(ProtocolRoute):
+class MetadataPage(ProtocolRoute):
     """Responds with the status and the JSON that a function returns."""
 
     def __init__(
@@ -111,7 +111,7 @@ class InferRoute(ProtocolRoute):
     def __init__(
         self,
         endpoint: Endpoint,
-        descriptions: Descriptions,
+        heads: RequestHeads,
         options: HttpOptions,
         *,
         has_version: bool,
@@ -119,14 +119,14 @@ class InferRoute(ProtocolRoute):
         super().__init__(endpoint.name)
         self._endpoint = endpoint
         self._calls = EndpointCalls(endpoint, options)
-        self._descriptions = descriptions
+        self._heads = heads
         self._has_version = has_version
 
     @override
     async def answer(self, exchange: Exchange) -> None:
         with EndpointCall(self._calls, exchange) as call:
             body = await exchange.body()
-            described, tensors = read_tensors(exchange, body, self._descriptions)
+            described, tensors = read_tensors(exchange, body, self._heads)
             version: str | None = None
             if self._has_version:
                 version = version_of(self._endpoint, exchange.scope["path_params"]["version"]).tag
@@ -168,7 +168,7 @@ class _Routes(ProtocolRoutes):
     def __init__(self, controller: Controller, options: HttpOptions) -> None:
         self._controller = controller
         self._options = options
-        self._descriptions = Descriptions(options.max_json_elements)
+        self._heads = RequestHeads(options.max_json_elements)
 
     @override
     def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
@@ -177,19 +177,19 @@ class _Routes(ProtocolRoutes):
             path = f"/v2/models/{name}{version}"
             infer = InferRoute(
                 endpoint,
-                self._descriptions,
+                self._heads,
                 self._options,
                 has_version=bool(version),
             )
             yield f"{path}/infer", "POST", infer
-            yield path, "GET", Page(partial(self._metadata, endpoint), name)
-            yield f"{path}/ready", "GET", Page(partial(self._model_ready, endpoint), name)
+            yield path, "GET", MetadataPage(partial(self._metadata, endpoint), name)
+            yield f"{path}/ready", "GET", MetadataPage(partial(self._model_ready, endpoint), name)
 
     @override
     def besides(self) -> Iterable[tuple[str, str, Route]]:
-        yield "/v2", "GET", Page(self._server)
-        yield "/v2/health/live", "GET", Page(lambda _: (200, {"live": True}))
-        yield "/v2/health/ready", "GET", Page(self._ready)
+        yield "/v2", "GET", MetadataPage(self._server)
+        yield "/v2/health/live", "GET", MetadataPage(lambda _: (200, {"live": True}))
+        yield "/v2/health/ready", "GET", MetadataPage(self._ready)
 
     @override
     def elsewhere(self, path: str) -> Route | None:
@@ -222,7 +222,7 @@ class _Routes(ProtocolRoutes):
                     "inputs": model.inputs.metadata(),
                     "outputs": model.outputs.metadata(),
                 }
-        retry = ((b"retry-after", b"%d" % self._options.retry_after_s),)
+        retry = retry_after(self._options.retry_after_s)
         detail = "None of its replicas has started yet."
         raise Refused(Problem(503, "unavailable", "The model is not ready", detail, retry))
 

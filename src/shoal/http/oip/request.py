@@ -16,7 +16,7 @@ from shoal.http.requests.content_coding import decoded
 from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.json_scan import Costs, check_cost, check_json, encoding_flaw
-from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.problem import Problem, Refused, unsupported_media_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,7 @@ _MOST_TENSORS: Final = 256
 _MOST_DIMENSIONS: Final = 32
 _LARGEST_DIMENSION: Final = 2**63 - 1
 _COSTS: Final = Costs()
-# Of the descriptions that are kept.
+# Of the heads that are kept.
 _MOST_KEPT: Final = 256
 _LONGEST_KEPT: Final = 512
 _NONE: Final[dict[str, Any]] = {}
@@ -83,7 +83,7 @@ class _Request(TypedDict):
 _VALIDATOR: Final = TypeAdapter(_Request).validator
 
 
-class Description:
+class RequestHead:
     """The contents of a request's JSON; inputs with binary data are not filled yet."""
 
     # What most requests do not say.
@@ -134,14 +134,14 @@ class Description:
         return self.is_binary if is_binary is None else is_binary
 
 
-class Descriptions:
-    """Reads descriptions, and keeps those that other requests are likely to send."""
+class RequestHeads:
+    """Reads the JSON of requests, and keeps those that other requests are likely to send."""
 
     def __init__(self, max_elements: int) -> None:
         self._max_elements = max_elements
-        self._kept: dict[bytes, Description] = {}
+        self._kept: dict[bytes, RequestHead] = {}
 
-    def of(self, head: bytes) -> Description:
+    def of(self, head: bytes) -> RequestHead:
         """Reads the JSON in front of binary data."""
         found = self._kept.get(head)
         if found is not None:
@@ -153,9 +153,9 @@ class Descriptions:
             self._kept[head] = made
         return made
 
-    def read(self, head: bytes) -> Description:
+    def read(self, head: bytes) -> RequestHead:
         """Reads JSON that other requests are not likely to send."""
-        return Description(self._parsed(head), self._max_elements)
+        return RequestHead(self._parsed(head), self._max_elements)
 
     def _parsed(self, head: bytes) -> dict[str, Any]:
         check_cost(head, self._max_elements, _COSTS)
@@ -182,19 +182,19 @@ def _of_validation(error: ValidationError, head: bytes) -> Problem:
     return malformed(f"{where}: {first['msg']}." if where else f"{first['msg']}.")
 
 
+# The media type of JSON with binary data after it.
 BINARY: Final = b"application/octet-stream"
-"""The media type of JSON with binary data after it."""
 
+# The header with the length of the JSON in front of binary data.
 HEADER_LENGTH: Final = b"inference-header-content-length"
-"""The name of the header with the length of the JSON in front of binary data."""
 
 _MICROSECONDS: Final = 1e-6
 _MEDIA_TYPES: Final = frozenset({JSON, BINARY})
 
 
 def read_tensors(
-    exchange: Exchange, body: bytes, descriptions: Descriptions
-) -> tuple[Description, list[Tensor]]:
+    exchange: Exchange, body: bytes, heads: RequestHeads
+) -> tuple[RequestHead, list[Tensor]]:
     headers = exchange.headers
     if headers.get(b"content-type") not in _MEDIA_TYPES:
         _check_media_type(headers)
@@ -202,10 +202,10 @@ def read_tensors(
         body = decoded(headers, body, exchange.settings.max_body_bytes)
     declared = headers.get(HEADER_LENGTH)
     if declared is None:
-        described, end = descriptions.read(body), len(body)
+        described, end = heads.read(body), len(body)
     else:
         end = _header_length(declared, len(body))
-        described = descriptions.of(body[:end])
+        described = heads.of(body[:end])
     tensors = described.inputs
     if declared is not None or described.has_binary:
         tensors = _filled(tensors, memoryview(body)[end:])
@@ -231,7 +231,7 @@ def _filled(inputs: list[Tensor], rest: memoryview) -> list[Tensor]:
     return tensors
 
 
-def headers_of_call(exchange: Exchange, described: Description, version: str | None) -> CallHeaders:
+def headers_of_call(exchange: Exchange, described: RequestHead, version: str | None) -> CallHeaders:
     """Returns the call's options in a request's headers and parameters."""
     headers = call_headers(exchange.headers)
     if version is not None:
@@ -261,11 +261,6 @@ def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
     if not given and b"origin" not in headers:
         return
     if given.partition(b";")[0].strip().lower() not in _MEDIA_TYPES:
-        raise Refused(
-            Problem(
-                415,
-                "unsupported-media-type",
-                "The media type is not supported",
-                "Send application/json, or application/octet-stream with binary data.",
-            )
+        raise unsupported_media_type(
+            "Send application/json, or application/octet-stream with binary data."
         )

@@ -18,11 +18,11 @@ from shoal.http.requests.problem import Problem, Refused
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+# The datatype of text and bytes, whose elements have different lengths.
 BYTES: Final = "BYTES"
-"""The datatype of text and bytes, whose elements have a length each."""
 
+# The upper half of a 32-bit float, which neither Python nor numpy has.
 BF16: Final = "BF16"
-"""The upper half of a 32-bit float, which neither Python nor numpy has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,6 @@ _ALL: Final = (
 )
 
 DATATYPES: Final[Mapping[str, Datatype]] = {one.name: one for one in _ALL}
-"""All datatypes, by name."""
 
 
 class Tensor:

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from shoal.errors import ItemTooLarge
 
 PREFIX: Final = "/v1"
+# Below the prefix.
 PATHS: Final = ("models", "completions", "chat/completions", "embeddings")
-"""What is below it."""
 
+# OpenAI's codes, by kinds of problems.
 _CODES: Final[Mapping[str, str]] = {
     "overloaded": "rate_limit_exceeded",
     "item-too-large": "context_length_exceeded",
     "body-too-large": "request_too_large",
     "deadline-exceeded": "timeout",
 }
-"""The codes of the kinds of problems for which OpenAI has one."""
 
 
 def refused(

@@ -39,6 +39,7 @@ class Parts(NamedTuple):
 
 _USAGE: Final = b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}'
 _END: Final = b'],"usage":' + _USAGE + b"}"
+# For chats, and for completions.
 _PARTS: Final = {
     True: Parts(
         b"chatcmpl-",
@@ -57,7 +58,6 @@ _PARTS: Final = {
         (b'"text":', b""),
     ),
 }
-"""The parts by whether a chat is answered."""
 
 _ROLE: Final = b'"delta":{"role":"assistant","content":""}'
 _REASONS: Final = {"stop": b"stop", "length": b"length", None: b"stop"}
@@ -96,7 +96,7 @@ class AnswerForms:
 
     def messages(self, request_id: bytes) -> MessageForm:
         """Returns the form of a stream's messages; the id has safe characters only."""
-        return MessageForm(self._parts, self._head % (request_id, time.time()), chat=self._chat)
+        return MessageForm(self._parts, self._head % (request_id, time.time()), self._chat)
 
     def whole(
         self, request_id: bytes, texts: Sequence[tuple[str, TextEnd]], prompt_tokens: int
@@ -126,17 +126,12 @@ class AnswerForms:
         )
 
 
-class MessageForm:
+class MessageForm(NamedTuple):
     """The common parts of the messages of one stream; `head` begins each message's JSON."""
 
-    def __init__(self, parts: Parts, head: bytes, *, chat: bool) -> None:
-        self.parts = parts
-        self.head = head
-        self.chat = chat
-
-
-def usage_json(prompt_tokens: int, tokens: int) -> bytes:
-    return _USAGE % (prompt_tokens, tokens, prompt_tokens + tokens)
+    parts: Parts
+    head: bytes
+    chat: bool
 
 
 class ChoiceMessages:
@@ -202,12 +197,9 @@ class _Events(StreamForm):
         last = b"data: [DONE]\n\n"
         if not self._with_usage:
             return last
-        usage = usage_json(self._count_prompt(), sum([end.tokens for end in self._ends]))
-        return b'data: %b,"choices":[],"usage":%b}\n\n%b' % (
-            self._form.head,
-            usage,
-            last,
-        )
+        prompt_tokens, tokens = self._count_prompt(), sum([end.tokens for end in self._ends])
+        usage = _USAGE % (prompt_tokens, tokens, prompt_tokens + tokens)
+        return b'data: %b,"choices":[],"usage":%b}\n\n%b' % (self._form.head, usage, last)
 
     @override
     def error(self, problem: Problem, request_id: str) -> bytes:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     ChatTemplate = Callable[[Sequence[Mapping[str, Any]]], str]
     TokenCount = Callable[[str], int]
 
+# The names of a field for the prompt, in order of preference.
 PROMPT_NAMES: Final = ("prompt", "text", "input")
-"""The names of a field for the prompt, the first one first."""
 
 _TEXT: Final = (str, Any, Parameter.empty)
 
@@ -135,7 +135,7 @@ def _fields_of(annotation: Any) -> frozenset[str]:
     return frozenset(kind.model_fields) if issubclass(kind, BaseModel) else frozenset()
 
 
-class Model:
+class OpenAIModel:
     """A model: an endpoint that takes text."""
 
     def __init__(
@@ -232,9 +232,9 @@ class Models:
         self._controller = controller
         self._options = options
         self._names = names
-        self._models: dict[str, Model] = {}
+        self._models: dict[str, OpenAIModel] = {}
 
-    def of(self, name: str) -> Model:
+    def of(self, name: str) -> OpenAIModel:
         """Raises `Refused` for an unknown model."""
         endpoints = self._controller.endpoints
         model = self._models.get(name)
@@ -245,11 +245,11 @@ class Models:
         if endpoint is None:
             self._models.pop(name, None)
             raise unknown(name)
-        model = Model(name, endpoint, self._options, self._template, self._count)
+        model = OpenAIModel(name, endpoint, self._options, self._template, self._count)
         self._models[name] = model
         return model
 
-    def __iter__(self) -> Iterator[Model]:
+    def __iter__(self) -> Iterator[OpenAIModel]:
         """Yields the models that take requests for texts now."""
         names = self._controller.endpoints if self._names is None else self._names
         for name in list(names):
@@ -292,7 +292,7 @@ class ModelsPage(OpenAIRoute):
             body = orjson.dumps(self._described(model))
         await exchange.answer(200, JSON, body)
 
-    def _described(self, model: Model) -> dict[str, Any]:
+    def _described(self, model: OpenAIModel) -> dict[str, Any]:
         return {
             "id": model.name,
             "object": "model",

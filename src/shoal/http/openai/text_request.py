@@ -20,10 +20,10 @@ from shoal.http.requests.json_type import JsonType, adapter_of
 from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from shoal.http.openai.messages import MessageForm
-    from shoal.http.openai.models import Model, Models
+    from shoal.http.openai.models import Models, OpenAIModel
     from shoal.http.requests.call import EndpointCall
     from shoal.http.requests.exchange import Exchange
     from shoal.observe.metrics import ItemTimes
@@ -39,7 +39,6 @@ _NEVER: Final = frozenset(
 # What a model may take itself.
 _BY_MODEL: Final = frozenset({"response_format", "logit_bias", "suffix", "prediction"})
 SPECIAL: Final = _NEVER | _BY_MODEL
-"""The names of the parameters."""
 
 
 def _changes_nothing(name: str, value: Any, n: int) -> bool:
@@ -82,7 +81,7 @@ class TextJob:
     def __init__(
         self,
         exchange: Exchange,
-        model: Model,
+        model: OpenAIModel,
         given: Mapping[str, Any],
         prompts: Sequence[str],
         messages: Sequence[Mapping[str, Any]] | None,
@@ -131,7 +130,7 @@ class TextJob:
 
     def prompt_tokens(self) -> int:
         """Returns the number of tokens of the prompts, once an item was made."""
-        return _tokens_of(self._counted(), self.model.prompt_count)
+        return sum(map(self.model.prompt_count, self._counted()))
 
     def _counted(self) -> Sequence[str]:
         """Returns the texts that make up the prompts."""
@@ -168,12 +167,6 @@ class TextJob:
             if "max_tokens" in maker.fields:
                 most = None  # the model has counted its own tokens, which words are not
         return item, TextEnd(self._stops, most, count)
-
-
-def _tokens_of(prompts: Sequence[str], count: Callable[[str], int]) -> int:
-    if len(prompts) == 1:
-        return count(prompts[0])
-    return sum([count(prompt) for prompt in prompts])
 
 
 MOST_STOPS: Final = 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, Union, get_args, get_origin
 
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
@@ -13,74 +13,59 @@ from shoal.http.requests.arrays import NPY
 from shoal.http.requests.json_codec import BYTES, BYTES_TYPES, media_type_of
 from shoal.http.requests.msgpack import MSGPACK, has_msgpack
 from shoal.http.requests.problem import PROBLEM_JSON
-from shoal.http.requests.stream_forms import JsonLines, ServerSentEvents
+from shoal.http.requests.stream_forms import JsonLinesForm, ServerSentEvents
 
 if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.openapi.inputs import Inputs
+    from shoal.http.openapi.inputs import ItemForms
     from shoal.http.openapi.schemas import Schema, Schemas
     from shoal.http.openapi.served import ServedEndpoint
 
 
-class Kind(NamedTuple):
-    """The last part of a problem's type, and its title."""
-
-    name: str
-    title: str
-
-
-PROBLEMS: Final[dict[int, tuple[Kind, ...]]] = {
-    400: (
-        Kind("invalid-json", "The body is not JSON"),
-        Kind("invalid-msgpack", "The body is not MessagePack"),
-        Kind("invalid-form", "The form is not accepted"),
-        Kind("invalid-content-coding", "The body is not in its content coding"),
-        Kind("invalid-timeout", "The time limit is invalid"),
-        Kind("no-such-priority", "There is no such priority"),
-    ),
-    404: (
-        Kind("not-found", "The path was not found"),
-        Kind("no-such-method", "There is no such method"),
-    ),
-    405: (Kind("method-not-allowed", "The method is not allowed here"),),
-    406: (Kind("not-acceptable", "No form of the stream is accepted"),),
-    408: (Kind("slow-reader", "The stream was read too slowly"),),
-    413: (
-        Kind("body-too-large", "The body is too large"),
-        Kind("body-too-fragmented", "The body arrives in too many pieces"),
-        Kind("body-too-complex", "The body has too many elements"),
-        Kind("item-too-large", "The item is too large"),
-    ),
-    415: (
-        Kind("unsupported-media-type", "The media type is not supported"),
-        Kind("unsupported-content-coding", "The content coding is not supported"),
-    ),
-    422: (
-        Kind("invalid-item", "The body does not fit the endpoint"),
-        Kind("invalid-item", "The query does not fit the endpoint"),
-        Kind("invalid-item", "The body is not an array that the endpoint accepts"),
-    ),
-    500: (Kind("internal", "The call failed"),),
-    503: (
-        Kind("overloaded", "The endpoint is overloaded"),
-        Kind("closed", "The endpoint has stopped"),
-        Kind("unavailable", "The endpoint has no replica"),
-        Kind("replica-died", "The replica that ran the call died"),
-        Kind("not-open", "The endpoints are not open"),
-        Kind("too-many-incomplete-bodies", "Too many bodies are incomplete"),
-    ),
-    504: (
-        Kind("deadline-exceeded", "The call was not answered in time"),
-        Kind("handler-timeout", "The handler did not end in time"),
-    ),
+# The titles of problems, by the default status and the kind.
+PROBLEMS: Final[dict[int, dict[str, str]]] = {
+    400: {
+        "invalid-json": "The body is not JSON",
+        "invalid-msgpack": "The body is not MessagePack",
+        "invalid-form": "The form is not accepted",
+        "invalid-content-coding": "The body is not in its content coding",
+        "invalid-timeout": "The time limit is invalid",
+        "no-such-priority": "There is no such priority",
+    },
+    404: {
+        "not-found": "The path was not found",
+        "no-such-method": "There is no such method",
+    },
+    405: {"method-not-allowed": "The method is not allowed here"},
+    406: {"not-acceptable": "No form of the stream is accepted"},
+    408: {"slow-reader": "The stream was read too slowly"},
+    413: {
+        "body-too-large": "The body is too large",
+        "body-too-fragmented": "The body arrives in too many pieces",
+        "body-too-complex": "The body has too many elements",
+        "item-too-large": "The item is too large",
+    },
+    415: {
+        "unsupported-media-type": "The media type is not supported",
+        "unsupported-content-coding": "The content coding is not supported",
+    },
+    422: {"invalid-item": "The body does not fit the endpoint"},
+    500: {"internal": "The call failed"},
+    503: {
+        "overloaded": "The endpoint is overloaded",
+        "closed": "The endpoint has stopped",
+        "unavailable": "The endpoint has no replica",
+        "replica-died": "The replica that ran the call died",
+        "not-open": "The endpoints are not open",
+        "too-many-incomplete-bodies": "Too many bodies are incomplete",
+    },
+    504: {
+        "deadline-exceeded": "The call was not answered in time",
+        "handler-timeout": "The handler did not end in time",
+    },
 }
-"""The kinds of problems, by the status that each is answered with by default."""
-
-OVERLOADED: Final = PROBLEMS[503][0]
-"""The kind whose status is an option."""
 
 WITH_RETRY_AFTER: Final = frozenset({429, 503})
-"""The statuses whose answers say when to try again."""
 
 MEANINGS: Final = {
     400: "The request is malformed.",
@@ -96,16 +81,14 @@ MEANINGS: Final = {
     503: "The endpoint can't take the call now. Try again later.",
     504: "The call was not answered in time.",
 }
-"""What each status says."""
 
 
-def kinds_of(status: int, overload_status: int) -> tuple[Kind, ...]:
-    kinds = PROBLEMS.get(status, ())
-    if overload_status == 503:
-        return kinds
+def _titles_of(status: int, overload_status: int) -> dict[str, str]:
+    """Returns the titles by kind; the status of an overload is an option."""
+    titles = {k: title for k, title in PROBLEMS.get(status, {}).items() if k != "overloaded"}
     if status == overload_status:
-        return (*kinds, OVERLOADED)
-    return tuple(kind for kind in kinds if kind is not OVERLOADED)
+        titles["overloaded"] = PROBLEMS[503]["overloaded"]
+    return titles
 
 
 _MEDIA_TYPES: Final = (
@@ -114,7 +97,7 @@ _MEDIA_TYPES: Final = (
     (PlainTextResponse, "text/plain"),
 )
 _EVENTS: Final = ServerSentEvents.media_type.decode().partition(";")[0]
-_LINES: Final = JsonLines.media_type.decode().partition(";")[0]
+_LINES: Final = JsonLinesForm.media_type.decode().partition(";")[0]
 _BYTES_OR_ANY: Final = (*BYTES_TYPES, Any)
 _ID: Final = "0f3a9c11-2b"
 
@@ -157,11 +140,10 @@ class Problems:
 
     def _made(self, status: int, meaning: str, *, is_ours: bool) -> dict[str, Any]:
         examples: dict[str, Any] = {}
-        for kind in kinds_of(status, self.overload_status) if is_ours else ():
-            members = {"type": f"urn:shoal:problem:{kind.name}", "title": kind.title}
+        for kind, title in _titles_of(status, self.overload_status).items() if is_ours else ():
+            members = {"type": f"urn:shoal:problem:{kind}", "title": title}
             value = {**members, "status": status, "instance": _ID}
-            name = kind.name if kind.name not in examples else f"{kind.name}-{len(examples)}"
-            examples[name] = {"summary": kind.title, "value": value}
+            examples[kind] = {"summary": title, "value": value}
         headers = _HEADERS
         if examples and status in WITH_RETRY_AFTER:
             headers = _WITH_RETRY
@@ -178,7 +160,7 @@ class Problems:
 class Answers:
     """The responses of one endpoint, whose types are added to the schemas."""
 
-    def __init__(self, endpoint: ServedEndpoint, inputs: Inputs, schemas: Schemas) -> None:
+    def __init__(self, endpoint: ServedEndpoint, inputs: ItemForms, schemas: Schemas) -> None:
         self._endpoint = endpoint
         self._inputs = inputs
         self._schemas = schemas

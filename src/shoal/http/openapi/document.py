@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from shoal.http.openapi.answers import ALLOW, REQUEST_ID, RETRY_AFTER, Answers, Problems
-from shoal.http.openapi.inputs import Inputs, path_of, path_parameters
+from shoal.http.openapi.inputs import ItemForms, path_of, path_parameters
 from shoal.http.openapi.schemas import Schemas
 from shoal.http.requests.plain import encoded
 from shoal.serving.names import without_names
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.openapi.served import ServedEndpoint
 
+# Further endpoints are not described.
 MOST_ENDPOINTS: Final = 1000
-"""The most endpoints that are described."""
 
 _DIALECT: Final = "3.1.1"
 _GIVEN_ID: Final[dict[str, Any]] = {
@@ -66,7 +66,7 @@ def document_of(
     reached = [one for one in endpoints if one.path is not None]
     described: list[_Described] = []
     for endpoint in reached:
-        inputs = Inputs(endpoint, schemas)
+        inputs = ItemForms(endpoint, schemas)
         described.append(_Described(endpoint, inputs, Answers(endpoint, inputs, schemas), options))
     schemas.make()
     problems = Problems(schemas, options)
@@ -94,7 +94,7 @@ class _Described:
     """An endpoint with the forms of its requests and responses."""
 
     def __init__(
-        self, endpoint: ServedEndpoint, inputs: Inputs, answers: Answers, options: HttpOptions
+        self, endpoint: ServedEndpoint, inputs: ItemForms, answers: Answers, options: HttpOptions
     ) -> None:
         self.endpoint = endpoint
         self._inputs = inputs

@@ -33,12 +33,11 @@ _STEPS: Final[dict[str, Schema]] = {
 
 JSON: Final = "application/json"
 BINARY: Final[Schema] = {"type": "string", "format": "binary"}
-"""The schema of bytes."""
 
 _ANY_BYTES: Final[dict[str, Any]] = {"application/octet-stream": {"schema": BINARY}}
 
 
-class Inputs:
+class ItemForms:
     """The forms of the items of one endpoint, whose types are added to the schemas."""
 
     def __init__(self, endpoint: ServedEndpoint, schemas: Schemas) -> None:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pydantic_core import core_schema
 
 Schema: TypeAlias = dict[str, Any]
+# The name of an endpoint, and the role of a type in it.
 Key: TypeAlias = tuple[str, Literal["item", "marked", "query", "result"]]
-"""The name of an endpoint, and what of it a type is of."""
 
 _REF: Final = "#/components/schemas/"
 # Pydantic names a component by a class, so it never has a full stop.

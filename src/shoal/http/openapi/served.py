@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from shoal.asgi.http_options import HttpOptions
 
+# Of an endpoint's description, in characters.
 LONGEST_TEXT: Final = 8192
-"""The longest description of an endpoint, in characters."""
 
 
 @dataclass(frozen=True, kw_only=True)

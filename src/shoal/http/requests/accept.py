@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# For caches, in a response whose form was chosen by ``Accept``.
 VARIES: Final = (b"vary", b"accept")
-"""The header of an answer whose form was chosen by ``Accept``, for caches."""
 
 
 def weights(header: bytes) -> dict[bytes, float]:

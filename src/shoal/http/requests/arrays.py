@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from shoal.http.requests.json_scan import Costs
 
 NPY: Final = npy.NPY.encode()
-"""The media type of a ``.npy`` file."""
 
 _Part: TypeAlias = "dict[str, Any] | list[Any] | str | None"
 _RECORDS: Final = frozenset({"model", "dataclass", "typed-dict"})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from shoal.core.extras import advice
-from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.problem import unsupported_media_type
 
 if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
@@ -38,5 +38,4 @@ class NotInstalled(BodyForm):
     @override
     def value(self, exchange: Exchange, body: bytes, costs: Costs) -> Any:
         detail = f"The server needs {advice('bodies')} for bodies of {min(self.names).decode()}."
-        title = "The media type is not supported"
-        raise Refused(Problem(415, "unsupported-media-type", title, detail))
+        raise unsupported_media_type(detail)

@@ -63,15 +63,11 @@ class Caller(Protocol):
 
 
 class HttpMetadata(Mapping[str, Any]):
-    __slots__ = ("_caller", "_endpoint")
+    __slots__ = ("_endpoint", "caller")
 
     def __init__(self, endpoint: str, caller: Caller) -> None:
         self._endpoint = endpoint
-        self._caller = caller
-
-    @property
-    def caller(self) -> Caller:
-        return self._caller
+        self.caller = caller
 
     def __getitem__(self, key: str) -> Any:
         match key:
@@ -80,21 +76,21 @@ class HttpMetadata(Mapping[str, Any]):
             case "context":
                 return "http"
             case "request_id":
-                return self._caller.request_id
+                return self.caller.request_id
             case "method" | "path":
-                return self._caller.scope[key]
+                return self.caller.scope[key]
             case "path_params":
-                return self._caller.scope.get("path_params", {})
+                return self.caller.scope.get("path_params", {})
             case "user" | "auth":
-                return self._caller.scope.get(key)
+                return self.caller.scope.get(key)
             case "headers":
-                return Headers(scope=self._caller.scope)
+                return Headers(scope=self.caller.scope)
             case _:
                 return self._of_ray[key]
 
     @property
     def _of_ray(self) -> dict[str, str]:
-        headers = self._caller.scope["headers"]
+        headers = self.caller.scope["headers"]
         return {_OF_RAY[name]: v.decode("latin-1") for name, v in headers if name in _OF_RAY}
 
     @property
@@ -102,7 +98,7 @@ class HttpMetadata(Mapping[str, Any]):
         """The part of a request that must be equal for calls to share a result."""
         # The caller, by credentials in headers and by middleware's findings, and what handlers are
         # likely to read.
-        scope = self._caller.scope
+        scope = self.caller.scope
         found_out = [scope.get("user"), scope.get("auth")]
         return (
             scope["method"],

@@ -38,12 +38,16 @@ def decoded(headers: Mapping[bytes, bytes], body: bytes, max_bytes: int) -> byte
         # It means zlib's format, but some clients send the bare deflate format.
         found = _members(body, most, _ZLIB if _is_zlib(body) else _RAW_DEFLATE)
     else:
-        raise _unknown_coding()
+        title = "The content coding is not supported"
+        detail = "A body may have one Content-Encoding of gzip or deflate, or none."
+        accepted = ((b"accept-encoding", b"gzip, deflate"),)
+        raise Refused(Problem(415, "unsupported-content-coding", title, detail, accepted))
     if found is not None:
         return found
     if most == max_bytes:
         raise too_large(most)
-    raise _too_compressed()
+    detail = f"A body of more than {_FREE_BYTES} bytes may be compressed to a hundredth at most."
+    raise Refused(Problem(413, "body-too-large", "The body is too large", detail))
 
 
 def _members(body: bytes, most: int, window_bits: int) -> bytes | None:
@@ -77,35 +81,7 @@ def _is_zlib(body: bytes) -> bool:
     return len(body) > 1 and body[0] & 15 == zlib.DEFLATED and (body[0] * 256 + body[1]) % 31 == 0
 
 
-def _unknown_coding() -> Refused:
-    return Refused(
-        Problem(
-            415,
-            "unsupported-content-coding",
-            "The content coding is not supported",
-            "A body may have one Content-Encoding of gzip or deflate, or none.",
-            ((b"accept-encoding", b"gzip, deflate"),),
-        )
-    )
-
-
 def _malformed() -> Refused:
-    return Refused(
-        Problem(
-            400,
-            "invalid-content-coding",
-            "The body is not in its content coding",
-            "It can't be decompressed as its Content-Encoding says, or ends too early.",
-        )
-    )
-
-
-def _too_compressed() -> Refused:
-    return Refused(
-        Problem(
-            413,
-            "body-too-large",
-            "The body is too large",
-            f"A body of more than {_FREE_BYTES} bytes may be compressed to a hundredth at most.",
-        )
-    )
+    title = "The body is not in its content coding"
+    detail = "It can't be decompressed as its Content-Encoding says, or ends too early."
+    return Refused(Problem(400, "invalid-content-coding", title, detail))

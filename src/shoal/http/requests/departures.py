@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     Registry = dict["Watched", Callable[[], object]]
 
+# A disconnect this soon after the start of a call is noticed late.
 UNNOTICED_S: Final = 0.05
-"""A client that leaves so soon, in seconds, after its call has begun is noticed only then."""
 
 _HOLDING: Final = holding()
 _log: Final = logging.getLogger("shoal.http")

@@ -53,7 +53,11 @@ class RouteDispatcher:
         self.settings = settings
         self.departures = Departures()
         self.incomplete = IncompleteBodies(settings)
-        self._new_exchange = exchanges_of(settings)
+        self._new_exchange = Exchange
+        if settings.server_timing != "never":
+            from shoal.http.requests.timed import TimedExchange
+
+            self._new_exchange = TimedExchange
         # Ids are unique among processes that share a log, and cheap to make.
         form = secrets.token_hex(4).encode("ascii") + b"-%x"
         self.new_id: Callable[[], bytes] = map(form.__mod__, itertools.count(1)).__next__
@@ -153,14 +157,6 @@ class RouteDispatcher:
             await self.answer(
                 scope, receive, send, Found[Route]({scope["method"]: _Refusal(refusal)}, {})
             )
-
-
-def exchanges_of(settings: HttpOptions) -> type[Exchange]:
-    if settings.server_timing == "never":
-        return Exchange
-    from shoal.http.requests.timed import TimedExchange
-
-    return TimedExchange
 
 
 class _Refusal(Route):

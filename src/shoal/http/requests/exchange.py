@@ -20,9 +20,11 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+import anyio
+
 from shoal.asgi.extensions import DISCONNECT
 from shoal.batching.calls.leaving import CallerLeft
-from shoal.http.requests.problem import Problem, Refused, too_large
+from shoal.http.requests.problem import Problem, Refused, retry_after, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +42,7 @@ class IncompleteBodies:
         self._most = options.max_incomplete_bytes
         # For one connection: a quarter, but always one body.
         self._most_of_one = max(self._most // 4, options.max_body_bytes)
-        self._retry_after = str(options.retry_after_s).encode("ascii")
+        self._retry_after_s = options.retry_after_s
         self._held = 0
         self._held_by: Counter[Any] = Counter()
 
@@ -49,15 +51,10 @@ class IncompleteBodies:
         if client is not None:
             self._held_by[client] += size
         if self._held > self._most or self._held_by[client] > self._most_of_one:
-            raise Refused(
-                Problem(
-                    503,
-                    "too-many-incomplete-bodies",
-                    "Too many bodies are incomplete",
-                    "The server holds no more of them; send the request again.",
-                    ((b"retry-after", self._retry_after),),
-                )
-            )
+            title = "Too many bodies are incomplete"
+            detail = "The server holds no more of them; send the request again."
+            retry = retry_after(self._retry_after_s)
+            raise Refused(Problem(503, "too-many-incomplete-bodies", title, detail, retry))
 
     def release(self, client: Any, size: int) -> None:
         self._held -= size
@@ -68,8 +65,8 @@ class IncompleteBodies:
 
 
 JSON: Final = b"application/json"
+# Statuses of responses without a body.
 WITHOUT_BODY: Final = (204, 304)
-"""The statuses of answers that have no body."""
 
 _FREE_PIECES: Final = 1024
 _LEAST_BYTES_PER_PIECE: Final = 64
@@ -218,14 +215,9 @@ class Exchange:
                     incomplete.add(client, len(piece))
                     pieces.append(piece)
                     if len(pieces) > _FREE_PIECES + size // _LEAST_BYTES_PER_PIECE:
-                        raise Refused(
-                            Problem(
-                                413,
-                                "body-too-fragmented",
-                                "The body arrives in too many pieces",
-                                f"{len(pieces)} pieces for {size} bytes; send larger ones.",
-                            )
-                        )
+                        title = "The body arrives in too many pieces"
+                        detail = f"{len(pieces)} pieces for {size} bytes; send larger ones."
+                        raise Refused(Problem(413, "body-too-fragmented", title, detail))
                 if not message.get("more_body", False):
                     return b"".join(pieces)
                 message = await self.receive()
@@ -280,6 +272,13 @@ class Exchange:
             await self._send(_body(data, more=True))
         except OSError as error:
             raise CallerLeft("the connection was lost") from error
+
+    async def piece_in_time(self, data: bytes) -> None:
+        """Sends a piece of the body, within `send_timeout_s`."""
+        with anyio.move_on_after(self.send_timeout_s) as scope:
+            await self.piece(data)
+        if scope.cancelled_caught:
+            raise self.gave_up()
 
     async def end(self, data: bytes) -> None:
         await self._deliver(_body(data, more=False))

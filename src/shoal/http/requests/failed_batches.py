@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from shoal.core.request import Request
 
 LOGGER: Final = "shoal.batches"
-"""The name of its logger."""
 
 _MOST_IDS: Final = 64
 

@@ -56,11 +56,11 @@ _NOT_JSON: Final = (b"x-content-type-options", b"nosniff")
 _ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
 
 
+# The media type of bytes by default.
 BYTES: Final = b"application/octet-stream"
-"""The media type of bytes, if code does not say another."""
 
+# Results of these types are sent unchanged.
 BYTES_TYPES: Final = frozenset({bytes, bytearray, memoryview})
-"""The types of results that are sent as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +162,7 @@ async def _answer_by_asgi(exchange: Exchange, response: Response) -> None:
                 headers += [one for one in message["headers"] if one[0] == b"content-length"]
             await exchange.begin(message["status"], headers)
         elif message.get("more_body", False):
-            with anyio.move_on_after(exchange.send_timeout_s) as scope:
-                await exchange.piece(bytes(message["body"]))
-            if scope.cancelled_caught:
-                raise exchange.gave_up()
+            await exchange.piece_in_time(bytes(message["body"]))
         else:  # sent once nobody watches the client any more
             last = bytes(message.get("body", b""))
 

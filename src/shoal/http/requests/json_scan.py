@@ -39,8 +39,8 @@ _TIMES_ITS_SIZE: Final = 12
 # A free allowance, since a small body may be all brackets, and more for each permitted element.
 _FREE_BYTES: Final = 2**20
 _FREE_BYTES_PER_ELEMENT: Final = 32
+# The measured memory of a value in its container.
 BYTES_PER_SCALAR: Final = 48
-"""The memory that a value takes in its container, as measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +102,12 @@ def check_cost(body: bytes, max_elements: int, costs: Costs) -> int:
 
 
 def too_complex(max_elements: int) -> Refused:
-    return Refused(
-        Problem(
-            413,
-            "body-too-complex",
-            "The body has too many elements",
-            f"A body may have {max_elements} values, keys and containers, and fewer where most of "
-            "them are small arrays and objects. Send larger bodies as bytes, to a handler that is "
-            "annotated list[bytes].",
-        )
+    detail = (
+        f"A body may have {max_elements} values, keys and containers, and fewer where most of "
+        "them are small arrays and objects. Send larger bodies as bytes, to a handler that is "
+        "annotated list[bytes]."
     )
+    return Refused(Problem(413, "body-too-complex", "The body has too many elements", detail))
 
 
 def encoding_flaw(body: bytes) -> str:

@@ -22,8 +22,8 @@ from shoal.http.requests.arrays import with_arrays
 from shoal.http.requests.body_form import NotInstalled
 from shoal.http.requests.content_coding import decoded
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.json_scan import Costs, check_json, encoding_flaw
-from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.json_scan import Costs, check_json, encoding_flaw, not_json
+from shoal.http.requests.problem import Problem, Refused, unsupported_media_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,8 +40,8 @@ _ENDING_EARLY: Final = frozenset({"list", "tuple", "set", "frozenset", "dict"})
 _ANEW: Final[dict[str, Any]] = {"_use_prebuilt": False}
 _UNKNOWN: Final[Any] = object()
 _SPACE: Final = b" \t\r\n"
+# The place of an error in a value.
 Location: TypeAlias = "tuple[int | str, ...]"
-"""Where in a value an error is."""
 
 _Part: TypeAlias = "dict[str, Any] | list[Any] | str | None"
 # Keys of a schema whose values are the user's data, even if these look like a schema.
@@ -70,8 +70,7 @@ class JsonType:
     def parsed(self, exchange: Exchange, body: bytes) -> Any:
         headers = exchange.headers
         if not body:
-            detail = "The request has no body, and the item is in its body."
-            raise Refused(Problem(400, "invalid-json", "The body is not JSON", detail))
+            raise not_json("The request has no body, and the item is in its body.")
         if headers.get(b"content-type") != JSON or b"content-encoding" in headers:
             form, body = self._form_of(exchange, body)
             if form is not None:
@@ -247,14 +246,7 @@ def _check_media_type(media_type: bytes, takes: str) -> None:
         media_type.startswith(b"application/") and media_type.endswith(b"+json")
     )
     if not is_json:
-        raise Refused(
-            Problem(
-                415,
-                "unsupported-media-type",
-                "The media type is not supported",
-                f"This endpoint takes {takes}.",
-            )
-        )
+        raise unsupported_media_type(f"This endpoint takes {takes}.")
 
 
 def problem_of_validation(
@@ -268,7 +260,7 @@ def problem_of_validation(
         return Problem(422, "invalid-item", title, f"It has {count} errors.")
     errors = error.errors(include_url=False, include_input=False, include_context=False)
     if errors[0]["type"] == "json_invalid" and not errors[0]["loc"]:
-        return _not_json(encoding_flaw(body) or errors[0]["msg"])
+        return not_json(encoding_flaw(body) or errors[0]["msg"]).problem
     places = [as_written(e["loc"], value, e["type"]) for e in errors]
     shown = [
         {"loc": loc, "msg": e["msg"], "type": e["type"]}
@@ -318,7 +310,3 @@ def _is_about_the_whole(loc: Location, kind: str) -> bool:
     """Returns whether an error says that a list should have been something else."""
     of_type = kind.endswith("_type") or kind in ("enum", "literal_error")
     return of_type and not any(isinstance(step, int) for step in loc)
-
-
-def _not_json(detail: str) -> Problem:
-    return Problem(400, "invalid-json", "The body is not JSON", detail)

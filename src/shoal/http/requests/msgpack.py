@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from shoal.http.requests.json_scan import Costs
 
 MSGPACK: Final = b"application/msgpack"
-"""The media type of MessagePack."""
 
 _MOST_LEVELS: Final = 200
 

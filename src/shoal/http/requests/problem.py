@@ -80,6 +80,10 @@ class Problem:
         return members
 
 
+def retry_after(seconds: int) -> tuple[tuple[bytes, bytes]]:
+    return ((b"retry-after", b"%d" % seconds),)
+
+
 class Refused(Exception):
     """Answers a request with a problem, before or in place of a call."""
 
@@ -128,7 +132,7 @@ def is_failure(error: BaseException) -> bool:
 
 
 def problem_of(error: Exception, settings: HttpOptions) -> Problem:
-    retry = ((b"retry-after", str(settings.retry_after_s).encode("ascii")),)
+    retry = retry_after(settings.retry_after_s)
     match error:
         case Refused():
             return error.problem
@@ -233,13 +237,9 @@ def not_found() -> Problem:
 
 def method_not_allowed(allowed: list[str]) -> Problem:
     names = ", ".join(allowed)
-    return Problem(
-        405,
-        "method-not-allowed",
-        "The method is not allowed here",
-        f"This path accepts {names}.",
-        ((b"allow", names.encode("ascii")),),
-    )
+    title, detail = "The method is not allowed here", f"This path accepts {names}."
+    allow = ((b"allow", names.encode("ascii")),)
+    return Problem(405, "method-not-allowed", title, detail, allow)
 
 
 def method_unknown() -> Problem:
@@ -248,66 +248,52 @@ def method_unknown() -> Problem:
 
 def not_open(settings: HttpOptions) -> Problem:
     """Returns the problem of a call before the application's lifespan was entered."""
-    return Problem(
-        503,
-        "not-open",
-        "The endpoints are not open",
+    detail = (
         "The application's lifespan is not running. An application that is mounted in another is "
-        "opened by the outer one: Starlette(lifespan=app.lifespan, "
-        'routes=[Mount("/ml", app=app)]).',
-        ((b"retry-after", str(settings.retry_after_s).encode("ascii")),),
+        'opened by the outer one: Starlette(lifespan=app.lifespan, routes=[Mount("/ml", app=app)]).'
     )
+    retry = retry_after(settings.retry_after_s)
+    return Problem(503, "not-open", "The endpoints are not open", detail, retry)
 
 
 def ended(retry_after_s: int) -> Problem:
     """Returns the problem of a request that a shutdown has cut off."""
-    retry = ((b"retry-after", str(retry_after_s).encode("ascii")),)
     detail = "The server has ended before its answer. The call may be retried."
-    return Problem(503, "closed", "The server has ended", detail, retry)
+    return Problem(503, "closed", "The server has ended", detail, retry_after(retry_after_s))
 
 
 def starting(settings: HttpOptions) -> Problem:
     """Returns the problem of a request while the application loads its models."""
-    return Problem(
-        503,
-        "not-open",
-        "The server is starting",
-        "The application loads its models. /-/readyz says which, and answers 200 once it is ready.",
-        ((b"retry-after", str(settings.retry_after_s).encode("ascii")),),
+    detail = (
+        "The application loads its models. /-/readyz says which, and answers 200 once it is ready."
     )
+    retry = retry_after(settings.retry_after_s)
+    return Problem(503, "not-open", "The server is starting", detail, retry)
 
 
 def no_such_method() -> Problem:
     # Does not list the existing methods, since clients need not know them.
-    return Problem(
-        404, "no-such-method", "There is no such method", "No method has the name in the header."
-    )
+    detail = "No method has the name in the header."
+    return Problem(404, "no-such-method", "There is no such method", detail)
 
 
 def invalid_timeout() -> Problem:
-    return Problem(
-        400,
-        "invalid-timeout",
-        "The time limit is invalid",
-        "X-Request-Timeout must be a number of seconds, such as 2.5: digits, with at most one dot.",
+    detail = (
+        "X-Request-Timeout must be a number of seconds, such as 2.5: digits, with at most one dot."
     )
+    return Problem(400, "invalid-timeout", "The time limit is invalid", detail)
 
 
 def no_such_priority(levels: int) -> Problem:
-    return Problem(
-        400,
-        "no-such-priority",
-        "There is no such priority",
-        f"The priority must be a whole number from 1, the highest, to {levels}.",
-    )
+    detail = f"The priority must be a whole number from 1, the highest, to {levels}."
+    return Problem(400, "no-such-priority", "There is no such priority", detail)
 
 
 def too_large(max_bytes: int) -> Refused:
-    return Refused(
-        Problem(
-            413,
-            "body-too-large",
-            "The body is too large",
-            f"A request may have a body of at most {max_bytes} bytes.",
-        )
-    )
+    detail = f"A request may have a body of at most {max_bytes} bytes."
+    return Refused(Problem(413, "body-too-large", "The body is too large", detail))
+
+
+def unsupported_media_type(detail: str) -> Refused:
+    title = "The media type is not supported"
+    return Refused(Problem(415, "unsupported-media-type", title, detail))

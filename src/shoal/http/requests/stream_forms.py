@@ -116,7 +116,7 @@ class NumberedEvents(_Accepted):
         return message if number > 1 else _RETRY + message
 
 
-class JsonLines(_Framed):
+class JsonLinesForm(_Framed):
     """Lines of JSON objects with one key: ``item``, ``end`` or ``error``."""
 
     media_type = b"application/x-ndjson; charset=utf-8"
@@ -157,15 +157,15 @@ def _written(problem: Problem, request_id: str) -> bytes:
 
 SERVER_SENT_EVENTS: Final = ServerSentEvents()
 _ENDING_WITH_DONE: Final = ServerSentEvents(_DONE)
-JSON_LINES: Final = JsonLines()
+JSON_LINES: Final = JsonLinesForm()
 
+# The media types of the forms; of equally accepted ones the first wins.
 _TYPES: Final = (
     b"application/x-ndjson",
     b"application/ndjson",
     b"text/event-stream",
     b"application/json",
 )
-"""The media types of the forms; of those that a client names as equal, the first counts."""
 
 _BY_DEFAULT: Final = b"text/event-stream"
 
@@ -174,7 +174,9 @@ def form_for(exchange: Exchange) -> StreamForm:
     """Returns the form of the stream; raises `Refused` if the client accepts none."""
     media_type = accepted(exchange.headers.get(b"accept", b""))
     if media_type is None:
-        raise Refused(_not_acceptable())
+        names = b", ".join(name for name in _TYPES if name != b"application/ndjson").decode()
+        title, detail = "No form of the stream is accepted", f"There are {names}."
+        raise Refused(Problem(406, "not-acceptable", title, detail, (VARIES,)))
     return _MAKE[media_type](exchange)
 
 
@@ -212,14 +214,3 @@ _MAKE: Final[dict[bytes, Callable[[Exchange], StreamForm]]] = {
     b"text/event-stream": _events,
     b"application/json": lambda _: JsonArray(),
 }
-
-
-def _not_acceptable() -> Problem:
-    names = b", ".join(name for name in _TYPES if name != b"application/ndjson").decode()
-    return Problem(
-        406,
-        "not-acceptable",
-        "No form of the stream is accepted",
-        f"There are {names}.",
-        headers=(VARIES,),
-    )

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from shoal.http.requests.problem import Problem
 
 
+# The types of items that are written without running the user's code.
 PLAIN: Final = frozenset({str, int, float, bool, NoneType})
-"""The types of items that are written without running the user's code."""
 
 
 class ItemStream(Protocol):
