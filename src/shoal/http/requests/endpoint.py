@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.codec import Codec
     from shoal.http.requests.exchange import Exchange
+    from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.config.converters import Converters
     from shoal.serving.endpoints.endpoint import Endpoint
 
@@ -65,10 +66,10 @@ class EndpointRoute(Route):
             # The batcher is found after the body was read: meanwhile the traffic may have moved.
             body = await exchange.body()
             found = await call.find(call_headers(exchange.headers))
-            codec = found.made_by(self._make_codec)
             if found.converters is not None:
-                await self._answer_converted(call, exchange, codec, found.converters, body)
+                await self._answer_converted(call, exchange, found, found.converters, body)
                 return
+            codec = found.made_by(self._make_codec)
             item = codec.item(exchange, body)
             if call.streams:
                 await self._answer_with_stream(call, exchange, codec, item)
@@ -79,18 +80,20 @@ class EndpointRoute(Route):
         self,
         call: EndpointCall,
         exchange: Exchange,
-        codec: Codec,
+        found: MethodBatcher,
         converters: Converters,
         body: bytes,
     ) -> None:
-        """Answers a request by the functions of the backend."""
-        body = decoded(exchange.headers, body, self._options.max_body_bytes)
-        request = WholeRequest(exchange.scope, body)
+        """Answers a request with the functions of the backend."""
+        whole = decoded(exchange.headers, body, self._options.max_body_bytes)
+        request = WholeRequest(exchange.scope, whole)
         decode, encode = converters
         try:
             if decode is None:
+                codec = found.made_by(self._make_codec)
                 item = codec.item(exchange, body)
             else:
+                codec = found.made_of_results(self._make_codec)
                 item = await _decoded(decode, request, call)
             if call.streams:
                 await self._answer_with_stream(

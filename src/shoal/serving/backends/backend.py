@@ -270,7 +270,7 @@ class Backend:
                 method_batcher.configure(self.batch_options(method_batcher.method, self.config))
             raise
         for method_batcher in done:
-            method_batcher.converters = converters
+            method_batcher.convert_with(converters)
         self.config = config
 
     async def close_batchers(self, *, at_once: bool) -> None:
