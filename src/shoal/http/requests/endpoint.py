@@ -95,6 +95,7 @@ class EndpointRoute(Route):
             else:
                 codec = found.made_of_results(self._make_codec)
                 item = await _decoded(decode, request, call)
+                _check_count(item, len(found.batcher.signature.parameters))
             if call.streams:
                 await self._answer_with_stream(
                     call, exchange, codec, item, partial(encode, request) if encode else None
@@ -149,6 +150,16 @@ async def _decoded(decode: Callable[[Any], Any], request: WholeRequest, call: En
     except MultiPartException as error:
         detail = f"The form: {error.message}"
         raise Refused(Problem(400, "invalid-form", "The form is not accepted", detail)) from None
+
+
+def _check_count(item: Any, count: int) -> None:
+    kind: type[Any] = type(item)
+    if count != 1 and (kind is not tuple or len(item) != count):
+        given = len(item) if kind is tuple else kind.__name__
+        raise TypeError(
+            f"decode must return a tuple of {count} values, one for each parameter of the code, "
+            f"not {given}"
+        )
 
 
 def call_headers(headers: Mapping[bytes, bytes]) -> CallHeaders:

@@ -29,6 +29,7 @@ from shoal.serving.backends.dispatch import BatchDispatcher, open_handler
 from shoal.serving.backends.method_batcher import MethodBatcher
 from shoal.serving.backends.scaling import Scaling
 from shoal.serving.config.batching import unset_batch_options
+from shoal.serving.config.converters import loaded_converters
 from shoal.serving.replica_set.pool import Pool
 from shoal.serving.replica_set.supervisor import Supervisor
 
@@ -233,7 +234,7 @@ class Backend:
                 handler = open_handler(self.pool, method, fill, streams, binding)
             options = self.batch_options(described, self.config)
             name = self.tag if method == CALL else f"{self.tag}/{method}"  # no tag has a slash
-            converters = self.config.converters()
+            converters = loaded_converters(self.config.decode, self.config.encode)
             method_batcher = MethodBatcher(
                 name, described, handler, self.pool, options, converters, self._observers
             )
@@ -260,7 +261,7 @@ class Backend:
             ValueError: An option does not fit the code; nothing is changed.
         """
         done: list[MethodBatcher] = []
-        converters = config.converters()
+        converters = loaded_converters(config.decode, config.encode)
         try:
             for method_batcher in self.method_batchers.values():
                 method_batcher.configure(self.batch_options(method_batcher.method, config))
