@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pydantic_core import core_schema
 
 Schema: TypeAlias = dict[str, Any]
-Key: TypeAlias = tuple[str, Literal["item", "marked", "query", "result"]]
+Key: TypeAlias = tuple[str, Literal["item", "query", "result"]]
 """The name of an endpoint, and what of it a type is of."""
 
 _REF: Final = "#/components/schemas/"

@@ -147,8 +147,11 @@ async def _decoded(decode: Callable[[Any], Any], request: WholeRequest, call: En
     except (JSONDecodeError, UnicodeDecodeError) as error:
         detail = f"The body: {error}."
         raise Refused(Problem(400, "invalid-json", "The body is not JSON", detail)) from None
-    except MultiPartException as error:
-        detail = f"The form: {error.message}"
+    except (MultiPartException, ValueError) as error:
+        # Earlier versions of Starlette let an error of the parser through.
+        if type(error).__module__.partition(".")[0] not in ("starlette", "python_multipart"):
+            raise
+        detail = f"The form: {error}"
         raise Refused(Problem(400, "invalid-form", "The form is not accepted", detail)) from None
 
 

@@ -163,9 +163,13 @@ class Exchange:
     def heartbeat(self) -> Callable[[float, bytes], object] | None:
         """Makes the server send bytes whenever the answer was silent for some seconds.
 
-        None if the server does not offer that.
+        None if the server does not offer that, or if something is between it and this package that
+        may change the body, such as a middleware that compresses it.
         """
-        return None if self._offered is None else self._offered.get("heartbeat")
+        offered = self._offered
+        if offered is None or offered.get("send") != self._send:
+            return None
+        return offered.get("heartbeat")
 
     @property
     def direct(self) -> tuple[Callable[[], bool], Callable[[bytes], object]] | None:
