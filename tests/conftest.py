@@ -72,7 +72,11 @@ OF_OTHERS = {
     "check_jsonschema": ["test_workflows.py"],
     "hatch_vcs": ["test_release.py"],
     "kubernetes_validate": ["examples/test_deploy.py"],
-    "fastapi": ["http/test_marks.py", "http/test_merged_openapi.py", "http/test_mounting.py"],
+    "fastapi": [
+        "http/test_refused_items.py",
+        "http/test_merged_openapi.py",
+        "http/test_mounting.py",
+    ],
     "jsonschema": ["http/test_openapi_forms.py"],
     "limits": ["examples/test_access.py"],
     "openai": [

@@ -77,7 +77,7 @@ LONG_TO_LOAD = {
     # with endpoints, which an application may begin without
     *("shoal.http.app.code", "shoal.serving.backends.backend", "shoal.http.requests.payload"),
     *("shoal.http.requests.endpoint", "shoal.http.requests.json_codec"),
-    *("shoal.http.requests.mark_check", "shoal.http.requests.plain"),
+    *("shoal.http.requests.queries", "shoal.http.requests.plain"),
     "shoal.http.websocket.route",
     # with httpx
     "shoal.http_client.upload",

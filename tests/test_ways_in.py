@@ -95,7 +95,7 @@ TABLE = [
     Row(
         code="of_request",
         batched=NO_LIST,
-        served="ReplayedRequest",
+        served="WholeRequest",
         by_handle="int",
         takes="one starlette.requests.Request at a time",
     ),

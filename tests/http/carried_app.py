@@ -8,15 +8,14 @@ import anyio
 import numpy as np
 from numpy.typing import NDArray  # read at run time
 from openai_app import embed, upper, words
-from pydantic import BaseModel
+from starlette.requests import Request
 
 import shoal
-from shoal.http import Upload
 
 
-class Photo(BaseModel):
-    image: Upload
-    title: str = ""
+async def photo_of(request: Request) -> tuple[str, bytes]:
+    form = await request.form()
+    return form["title"], await form["image"].read()
 
 
 class Held:
@@ -38,7 +37,7 @@ class Held:
 
 
 def carried_app() -> shoal.App:
-    app = shoal.App(protocols=["oip", "openai"], compress_from_bytes=1000, title="Carried")
+    app = shoal.App(protocols=["oip", "openai"], title="Carried")
     for handler in (words, upper, embed):
         app.endpoint(f"/{handler.__name__}", name=handler.__name__)(handler)
     app.held = Held()
@@ -63,8 +62,8 @@ def carried_app() -> shoal.App:
     async def raw(items: list[bytes]) -> list[bytes]:
         return [item[::-1] for item in items]
 
-    @app.endpoint("/photo", name="photo")
-    async def photo(items: list[Photo]) -> list[tuple[str, int]]:
-        return [(item.title, len(item.image.data)) for item in items]
+    @app.endpoint("/photo", name="photo", decode=photo_of)
+    async def photo(titles: list[str], images: list[bytes]) -> list[tuple[str, int]]:
+        return [(title, len(image)) for title, image in zip(titles, images, strict=True)]
 
     return app

@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount
 
 import shoal
-from shoal.http import Cookie, Header, MediaType, Path, Query, Upload
+from shoal.http import MediaType
 
 app = shoal.App(
     title="Shapes",
@@ -156,35 +156,28 @@ def words(text: str) -> Iterator[dict[str, str]]:
         yield {"word": word}
 
 
-class Note(BaseModel):
-    text: str
-    stars: list[Annotated[int, Field(ge=0)]] = []
-    number: Annotated[int, Path()]
-    tenant: Annotated[str, Header(), Field(pattern="^[a-z]{1,9}$")]
-    limit: Annotated[int | None, Query()] = None
-    session: Annotated[str | None, Cookie()] = None
+async def note_of(request: Request) -> tuple[str, str]:
+    form = await request.form()
+    return str(form.get("text", "")), request.headers.get("x-tenant", "")
 
 
-@app.endpoint("/notes/{number:int}", methods=("POST", "PUT"))
-async def note(notes: list[Note]) -> list[dict[str, str]]:
-    return [{"text": one.text, "tenant": one.tenant} for one in notes]
+@app.endpoint("/notes/{number:int}", methods=("POST", "PUT"), decode=note_of)
+async def note(texts: list[str], tenants: list[str]) -> list[dict[str, str]]:
+    return [{"text": one, "tenant": by} for one, by in zip(texts, tenants, strict=True)]
 
 
-@app.endpoint("/shown/{number}", methods=("GET",))
-def shown(
-    number: Annotated[int, Path()],
-    text: str = "",
-    tag: Annotated[tuple[int, ...], Query()] = (),
-    x_tenant: Annotated[str | None, Header()] = None,
-) -> int:
-    return len(text) + len(tag)
+def shout(result: str) -> PlainTextResponse:
+    return PlainTextResponse(result.upper())
+
+
+@app.endpoint("/shout", methods=("GET", "POST"), encode=shout)
+async def shouted(text: list[str]) -> list[str]:
+    return [*text]
 
 
 @app.endpoint("/photo", methods=("POST",))
-def photo(
-    image: Upload, thumbnails: tuple[bytes, ...], title: str = ""
-) -> Annotated[bytes, MediaType("image/png")]:
-    return image.data
+def photo(image: bytes) -> Annotated[bytes, MediaType("image/png")]:
+    return image
 
 
 @app.endpoint("/blob", methods=("POST",))

@@ -62,6 +62,8 @@ async def talk(controller: Controller, method: str, path: str, body: Any) -> Any
 def test_all_options_that_take_a_path_are_known() -> None:
     assert FIELDS == [
         "placement",
+        "decode",
+        "encode",
         "batch_size_fn",
         "bucket_by",
         "pad",

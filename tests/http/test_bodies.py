@@ -12,7 +12,6 @@ import httpx
 import numpy as np
 import ormsgpack
 import pytest
-from backports import zstd
 from live_server import live
 from numpy.typing import NDArray
 from pydantic import BaseModel
@@ -20,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import shoal
-from shoal.http import MediaType, Upload
+from shoal.http import MediaType
 from shoal.testing.asgi import ask
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -33,13 +32,6 @@ MIB = 2**20
 class Comment(BaseModel):
     author: str
     score: float = 0.5
-
-
-class Post(BaseModel):
-    title: str
-    image: Upload
-    thumbnails: list[bytes] = []
-    comment: Comment | None = None
 
 
 def made_app(**options):
@@ -73,25 +65,17 @@ def made_app(**options):
     def length(items: list[bytes]) -> list[int]:
         return [len(item) for item in items]
 
-    @app.endpoint("/post")
-    def post(items: list[Post]) -> list[dict]:
-        return [
-            {
-                "title": item.title,
-                "file": [item.image.filename, item.image.content_type, len(item.image.data)],
-                "thumbnails": [len(one) for one in item.thumbnails],
-                "author": item.comment and item.comment.author,
-            }
-            for item in items
-        ]
-
     @app.endpoint("/parts")
     def parts(left: list[bytes], right: list[bytes], times: list[int] = 2) -> list:
         return [[(a + b).decode(), n] for a, b, n in zip(left, right, times, strict=True)]
 
-    @app.endpoint("/upload")
-    def upload(file: list[Upload]) -> list:
-        return [[one.filename, len(one.data)] for one in file]
+    async def uploaded(request):
+        file = (await request.form())["file"]
+        return file.filename, await file.read()
+
+    @app.endpoint("/upload", decode=uploaded)
+    def upload(names: list[str], files: list[bytes]) -> list:
+        return [[name, len(file)] for name, file in zip(names, files, strict=True)]
 
     @app.endpoint("/form")
     async def read_form(items: list[Request]) -> list[list]:
@@ -157,22 +141,6 @@ async def test_each_form_goes_there_and_back_by_a_real_client():
         assert answer.headers["content-type"] == "application/msgpack"
         assert ormsgpack.unpackb(answer.content) == given
 
-        answer = await asking.post(
-            "/post",
-            data={"title": "cod"},
-            files=[
-                ("image", ("a.png", PNG, "image/png")),
-                ("thumbnails", ("b.png", b"12", "image/png")),
-                ("thumbnails", ("c.png", b"345", "image/png")),
-                ("comment", (None, json.dumps({"author": "a"}), "application/json")),
-            ],
-        )
-        assert answer.json() == {
-            "title": "cod",
-            "file": ["a.png", "image/png", len(PNG)],
-            "thumbnails": [2, 3],
-            "author": "a",
-        }
         answer = await asking.post("/upload", files={"file": ("x.txt", b"abc")})
         assert answer.json() == ["x.txt", 3]
 
@@ -186,7 +154,6 @@ async def test_each_form_goes_there_and_back_by_a_real_client():
         ("GZip", lambda body: gzip.compress(body[:3]) + gzip.compress(body[3:])),
         ("deflate", zlib.compress),
         ("deflate", lambda body: zlib.compress(body)[2:-4]),
-        ("zstd", zstd.compress),
         ("identity", bytes),
     ],
 )
@@ -199,13 +166,13 @@ async def test_a_compressed_body_is_decompressed(app, coding, compress, path):
 
 
 @pytest.mark.one_loop
-@pytest.mark.parametrize("coding", ["br", "gzip, gzip", "compress", "x\x7fy"])
+@pytest.mark.parametrize("coding", ["br", "zstd", "gzip, gzip", "compress", "x\x7fy"])
 async def test_an_unknown_coding_is_refused_with_those_that_are_known(app, coding):
     for path in ("/echo", "/raw", "/array"):
         headers = [("content-encoding", coding), ("content-type", "application/json")]
         answer = await ask(app, path, body=b"1", headers=headers)
         assert answer.status == 415
-        assert answer.headers["accept-encoding"] == "gzip, deflate, zstd"
+        assert answer.headers["accept-encoding"] == "gzip, deflate"
 
 
 @pytest.mark.one_loop
@@ -217,10 +184,8 @@ async def test_an_unknown_coding_is_refused_with_those_that_are_known(app, codin
         ("gzip", gzip.compress(b"1") + b"more"),
         ("gzip", gzip.compress(b"") * 1025),
         ("deflate", b"\x78"),
-        ("zstd", zstd.compress(b"1")[:-1]),
-        ("zstd", b"\x28\xb5\x2f\xfd"),
     ],
-    ids=range(7),
+    ids=range(5),
 )
 async def test_a_body_that_is_not_in_its_coding_is_refused(app, coding, body):
     headers = [("content-encoding", coding)]
@@ -231,7 +196,7 @@ async def test_a_body_that_is_not_in_its_coding_is_refused(app, coding, body):
 @pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("coding", "compress"),
-    [("gzip", gzip.compress), ("deflate", zlib.compress), ("zstd", zstd.compress)],
+    [("gzip", gzip.compress), ("deflate", zlib.compress)],
 )
 async def test_a_bomb_is_refused_before_it_is_large(app, coding, compress):
     body = compress(bytes(64 * MIB))
@@ -252,15 +217,6 @@ async def test_what_becomes_a_hundred_times_larger_is_refused(app):
     assert (answer.status, "hundredth" in answer.json()["detail"]) == (413, True)
     answer = await ask(app, "/length", body=gzip.compress(bytes(MIB)), headers=headers)
     assert answer.json() == MIB
-
-
-@pytest.mark.one_loop
-async def test_a_zstd_window_of_more_than_8_mib_is_refused(app):
-    options = {zstd.CompressionParameter.window_log: 24, zstd.CompressionParameter.checksum_flag: 1}
-    compressor = zstd.ZstdCompressor(options=options)
-    body = compressor.compress(b"1" * MIB) + compressor.flush()
-    answer = await ask(app, "/length", body=body, headers=[("content-encoding", "zstd")])
-    assert answer.status == 400
 
 
 @pytest.mark.one_loop
@@ -364,38 +320,26 @@ def part(name=b"file", data=b"abc", more=b""):
 
 
 def forms():
-    """Forms for ``/upload``, and what comes of them."""
-    yield form(part()), 200
+    """Forms for ``/upload``, and their statuses."""
     yield form(part(more=b'; filename="../../x"')), 200
     yield form(part(more=b'; filename="a"\r\nX-More: y')), 200
-    yield form(part(data=b"\r\n--a\r\n--")), 200
-    yield form(), 422  # nothing in it
-    yield form(part(b"other")), 422
-    yield form(part(), part()), 422
-    yield form(part(), part(b"more")), 422
-    yield form(part(b"")), 422
-    yield form(part(), end=b""), 400  # ends too early
+    yield form(part(data=b"\r\n--a\r\n--", more=b'; filename="a"')), 200
+    yield form(part(b"\xff"), part(more=b'; filename="\xff"')), 200
     yield form(part(), boundary=b"other"), 400
-    yield b"", 400
     yield form(b"X: y\r\n\r\nabc"), 400
-    yield form(b"Content-Disposition: attachment; name=file\r\n\r\nabc"), 400
     yield form(b"Content-Disposition: form-data\r\n\r\nabc"), 400
-    yield form(part(b"a" * 300)), 400
-    yield form(part(b"\xff")), 400
-    yield form(part(more=b'; filename="%b"' % (b"a" * 300))), 400
-    yield form(part(more=b"; x=%b" % (b"a" * 5000))), 400
-    yield form(part(more=b"\r\nX: y" * 9)), 400
-    yield form(part(more=b"\r\ncontent-disposition: form-data; name=x")), 400
-    yield form(*[part(b"a%d" % n) for n in range(257)]), 413
-    yield form(part(b"x", b"\xff")), 400  # a field that is not text
+    yield form(part(more=b"\r\nX: \x00y: z\r")), 400
+    yield form(*[part(b"a%d" % n) for n in range(1001)]), 400
+    yield form(part(data=b"a" * (MIB + 1))), 400  # a field, and not a file
 
 
 @pytest.mark.one_loop
-@pytest.mark.parametrize(("body", "status"), [*forms()], ids=range(23))
+@pytest.mark.parametrize(("body", "status"), [*forms()], ids=range(10))
 async def test_forms_are_bounded_and_well_formed(app, body, status, caplog):
     headers = [("content-type", "multipart/form-data; boundary=b")]
     answer = await ask(app, "/upload", body=body, headers=headers)
     assert answer.status == status
+    assert status == 200 or answer.json()["type"] == "urn:shoal:problem:invalid-form"
     assert caplog.records == []  # else a client could fill the log
 
 
@@ -408,33 +352,11 @@ async def test_a_form_needs_a_boundary(app, boundary):
 
 
 @pytest.mark.one_loop
-async def test_a_form_is_for_code_that_takes_files(app):
+async def test_a_form_is_no_body_of_other_code(app):
     headers = [("content-type", "multipart/form-data; boundary=b")]
-    for path in ("/echo", "/comment", "/array"):
+    for path in ("/echo", "/comment", "/array", "/parts"):
         answer = await ask(app, path, body=form(part(b"author")), headers=headers)
         assert answer.status == 415
-        assert "multipart" not in answer.json()["detail"]
-    answer = await ask(app, "/upload", body=b"x", headers=[("content-type", "text/plain")])
-    assert "multipart/form-data" in answer.json()["detail"]
-
-
-@pytest.mark.one_loop
-async def test_fields_of_a_form_go_to_parameters_of_their_type(app):
-    headers = [("content-type", "multipart/form-data; boundary=b")]
-    body = form(part(b"left", b"a"), part(b"right", b"\xc3\xa5"), part(b"times", b"5"))
-    assert (await ask(app, "/parts", body=body, headers=headers)).json() == ["aå", 5]
-    body = form(part(b"left", b"a"), part(b"right", b"c"), part(b"times", b"many"))
-    answer = await ask(app, "/parts", body=body, headers=headers)
-    assert (answer.status, answer.json()["errors"][0]["loc"]) == (422, ["times"])
-
-
-@pytest.mark.one_loop
-async def test_the_json_of_a_part_is_bounded(app):
-    headers = [("content-type", "multipart/form-data; boundary=b")]
-    as_json = b"\r\nContent-Type: application/json"
-    for text, status in ((b"[" * 300, 400), (b"[" + b"[]," * 270_000 + b"1]", 413), (b"NaN", 400)):
-        body = form(part(b"image"), part(b"title"), part(b"comment", text, as_json))
-        assert (await ask(app, "/post", body=body, headers=headers)).status == status
 
 
 COSTLY = {
@@ -475,22 +397,6 @@ async def test_a_form_with_large_files_is_read_by_the_code(app):
     assert (await ask(app, "/form", body=body, headers=headers)).json() == ["file", "more"]
     headers = [("content-type", "application/x-www-form-urlencoded")]
     assert (await ask(app, "/form", body=b"a=1&b=2", headers=headers)).json() == ["a", "b"]
-
-
-@pytest.mark.one_loop
-async def test_the_json_of_all_parts_together_is_bounded(app):
-    as_json = b"\r\nContent-Type: application/json"
-    lists = b"[" + b"[]," * 2000 + b"1]"
-    headers = [("content-type", "multipart/form-data; boundary=b")]
-    for most, status in ((2, 422), (200, 413)):  # the names are not those of the item's fields
-        parts = [part(b"more%d" % nth, lists, as_json) for nth in range(most)]
-        body = form(part(b"image"), part(b"title"), *parts)
-        assert (await ask(app, "/upload", body=body, headers=headers)).status == status
-    files = [part(b"image", b"NaN" + lists * 200, as_json), part(b"title")]
-    answer = await ask(app, "/post", body=form(*files), headers=headers)
-    assert answer.status == 200  # a file is not read as JSON, whatever its type
-    broken = form(part(b"more", b'"', as_json), part(b"other", lists * 200, as_json))
-    assert (await ask(app, "/post", body=broken, headers=headers)).status == 400
 
 
 @pytest.mark.one_loop

@@ -28,7 +28,6 @@ import httpx
 import numpy as np
 import ormsgpack
 import pytest
-from backports import zstd
 from carried_app import carried_app
 from httpx_sse import connect_sse
 from websockets.asyncio.client import connect, unix_connect
@@ -303,23 +302,9 @@ def use_bodies(carrier):
         files = {"image": ("a.png", b"12345", "image/png")}
         assert client.post("/photo", files=files, data={"title": "t"}).json() == ["t", 5]
         body = json.dumps("é" * 5000).encode()
-        for coding, compress in (("gzip", gzip.compress), ("zstd", zstd.compress)):
-            headers = {**coded, "content-encoding": coding}
-            assert client.post("/any", content=compress(body), headers=headers).json() == "é" * 5000
+        assert client.post("/any", content=gzip.compress(body), headers=coded).json() == "é" * 5000
         refused = client.post("/any", content=bomb(), headers=coded)
         assert refused.status_code == 413
-    for coding, decompress in (("gzip", gzip.decompress), ("zstd", zstd.decompress)):
-        for path, item in (("/any", "x" * 5000), ("/count", 1)):
-            with (
-                carrier.client(coding) as client,
-                client.stream("POST", path, json=item) as answer,
-            ):
-                assert answer.headers["content-encoding"] == coding
-                found = decompress(b"".join(answer.iter_raw()))
-            if path == "/any":
-                assert json.loads(found) == item
-            else:
-                assert found.endswith(b"data: 0\n\nevent: end\ndata: {}\n\n")
 
 
 def use_client(carrier):
@@ -334,7 +319,7 @@ def use_client(carrier):
             async with client.stream("/count", 3) as stream:
                 assert [step async for step in stream] == [0, 1, 2]
             with pytest.raises(shoal.HttpProblem, match="fit"):
-                await client.call("/photo", 3)
+                await client.call("/double", "x")
 
     anyio.run(main, backend=carrier.served.loop)
 

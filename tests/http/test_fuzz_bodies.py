@@ -14,17 +14,14 @@ from typing import Annotated, Any
 import numpy as np
 import ormsgpack
 import pytest
-from backports import zstd
-from fuzzing import AT_LENGTH, QUICKLY, Sent, checking, fuzz_at_length, fuzz_quickly, sent_by
-from hypothesis import given
+from fuzzing import Sent, checking, fuzz_at_length, fuzz_quickly, sent_by
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, Json
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
 
 import shoal
-from shoal.http import Cookie, Header, Path, Query, Upload
-from shoal.http.requests.compressed import CompressedStream
-from shoal.http.requests.stream_forms import JSON_LINES
 
 pytestmark = pytest.mark.slow
 
@@ -38,24 +35,41 @@ class Comment(BaseModel):
 
 
 class Photo(BaseModel):
-    image: Upload
+    image: bytes
     pages: list[bytes] = []
     title: str = ""
-    comment: Comment | None = None
+    comment: Json[Comment] | None = None
 
 
-class Marked(BaseModel):
+class Visit(BaseModel):
     text: Any = None
-    user: Annotated[int, Path()]
-    limit: Annotated[int, Query()] = 1
-    tags: Annotated[list[str], Query()] = []
-    tenant: Annotated[str | None, Header()] = None
-    names: Annotated[list[str], Header("tenant")] = []
-    session: Annotated[str | None, Cookie()] = None
+    user: int
+    limit: int = 1
+    tags: list[str] = []
+    tenant: str | None = None
+    session: str | None = None
+
+
+async def photo_of(request: Request) -> Photo:
+    form = await request.form()
+    pages = [await one.read() for one in form.getlist("pages") if isinstance(one, UploadFile)]
+    image = form.get("image")
+    fields = {name: form[name] for name in ("title", "comment") if name in form}
+    if isinstance(image, UploadFile):
+        fields["image"] = await image.read()
+    return Photo.model_validate({**fields, "pages": pages})
+
+
+async def visit_of(request: Request) -> Visit:
+    fields = {**request.query_params, **request.headers, **request.cookies, **request.path_params}
+    if await request.body():
+        fields["text"] = await request.json()
+    fields["tags"] = request.query_params.getlist("tags")
+    return Visit.model_validate(fields)
 
 
 def fuzzed_app() -> shoal.App:
-    app = shoal.App(compress_from_bytes=1, max_body_bytes=MIB)
+    app = shoal.App(max_body_bytes=MIB)
 
     @app.endpoint("/any")
     async def anything(items: list[Any]) -> list[Any]:
@@ -78,9 +92,9 @@ def fuzzed_app() -> shoal.App:
     async def numbers(items: list[NDArray[np.float32]]) -> list[Any]:
         return items
 
-    @app.endpoint("/photo")
+    @app.endpoint("/photo", decode=photo_of)
     async def photo(items: list[Photo]) -> list[int]:
-        return [len(item.image.data) for item in items]
+        return [len(item.image) for item in items]
 
     @app.endpoint("/raw")
     async def raw(items: list[bytes]) -> list[bytes]:
@@ -90,8 +104,8 @@ def fuzzed_app() -> shoal.App:
     async def array(items: list[np.ndarray]) -> list[Any]:
         return items
 
-    @app.endpoint("/users/{user}", methods=("GET", "POST"))
-    async def marked(items: list[Marked]) -> list[Marked]:
+    @app.endpoint("/users/{user}", methods=("GET", "POST"), decode=visit_of)
+    async def visit(items: list[Visit]) -> list[Visit]:
         return items
 
     return app
@@ -148,7 +162,6 @@ def forms(draw):
 COMPRESS = {
     "gzip": partial(gzip.compress, mtime=0),
     "deflate": zlib.compress,
-    "zstd": zstd.compress,
 }
 BOMBS = {name: compress(bytes(3 * MIB)) for name, compress in COMPRESS.items()}
 compressed = st.tuples(st.sampled_from(list(COMPRESS)), st.binary(max_size=300)).map(
@@ -172,17 +185,16 @@ def form_case(body, boundary):
 def coding_case(coded, path, other):
     coding, body = coded
     named = (("content-encoding", other or coding), ("content-type", "application/json"))
-    return Sent(path, body, (*named, ("accept-encoding", "zstd, gzip")))
+    return Sent(path, body, named)
 
 
-def marks_case(path, query, headers, body):
+def request_case(path, query, headers, body):
     named = (("content-type", "application/json"), *headers)
     return Sent(f"/users/{path}?{query}", body, named, "POST" if body else "GET")
 
 
-def accept_case(accept, accept_encoding):
-    headers = (("content-type", "application/json"), ("accept", accept))
-    return Sent("/array", b"[1]", (*headers, ("accept-encoding", accept_encoding)))
+def accept_case(accept):
+    return Sent("/array", b"[1]", (("content-type", "application/json"), ("accept", accept)))
 
 
 def json_case(body, path, kind, more):
@@ -316,8 +328,8 @@ CASES = {
         st.sampled_from(["/raw", "/any", "/array"]),
         st.just("") | st.sampled_from(list(COMPRESS)) | header_text,
     ),
-    "marks": st.builds(
-        marks_case,
+    "requests": st.builds(
+        request_case,
         st.text(st.characters(exclude_characters="?/"), min_size=1, max_size=20).filter(
             lambda text: text.isprintable()
         ),
@@ -327,7 +339,7 @@ CASES = {
         ).map(tuple),
         st.just(b"") | json_texts,
     ),
-    "accept": st.builds(accept_case, accepts | header_text, accepts | header_text),
+    "accept": st.builds(accept_case, accepts | header_text),
     "stream": st.builds(
         stream_case,
         st.sampled_from(["GET", "POST"]),
@@ -343,9 +355,6 @@ def check_form(sent, answer):
     kind = answer.headers.get("content-type", "").partition(";")[0]
     if answer.status >= 400:
         assert "problem+json" in kind or (sent.directly and answer.body.count(b"\n") == 1)
-    elif "content-encoding" in answer.headers:
-        coding = answer.headers["content-encoding"]
-        assert {"gzip": gzip.decompress, "zstd": zstd.decompress}[coding](answer.body)
     elif kind == "application/json":
         json.loads(answer.body)
     elif kind == "application/x-npy":
@@ -366,27 +375,3 @@ def test_a_body_that_nobody_meant_is_no_servers_error(kind):
 @pytest.mark.parametrize("kind", CASES)
 def test_a_body_that_nobody_meant_is_no_servers_error_for_long(kind):
     fuzz_at_length(fuzzed_app, sent_by(CASES[kind]), checking(check_form))
-
-
-def check_stream(values: list[str], coding: bytes) -> None:
-    made = CompressedStream(JSON_LINES, coding)
-    sent = made.start
-    for value in values:
-        sent += made.item(value) + made.heartbeat
-    sent += made.end()
-    decoded = gzip.decompress(sent) if coding == b"gzip" else zstd.decompress(sent)
-    expected = [JSON_LINES.item(value) for value in values]
-    assert decoded == b"\n" + b"".join(expected) + JSON_LINES.end()
-
-
-streams = given(st.lists(st.text(max_size=200), max_size=20), st.sampled_from([b"gzip", b"zstd"]))
-
-
-def test_a_compressed_stream_is_read_as_it_was_written():
-    QUICKLY(streams(check_stream))()
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_a_compressed_stream_is_read_as_it_was_written_for_long():
-    AT_LENGTH(streams(check_stream))()

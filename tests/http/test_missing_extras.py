@@ -1,11 +1,8 @@
 """What a server without the extra ``bodies`` says to its operator, and to clients that need it."""
 
-import sys
-
 import pytest
 
 import shoal
-from shoal.http import Upload
 from shoal.testing.asgi import ask
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
@@ -17,16 +14,9 @@ async def sizes(items: list[bytes], names: list[str]) -> list[int]:
     return [len(item) for item in items]
 
 
-async def uploads(items: list[Upload], names: list[str]) -> list[int]:
-    return [0 for _ in items]
-
-
 @pytest.fixture
 def bare(monkeypatch):
     monkeypatch.setattr(f"{PAYLOAD}.has_msgpack", lambda: False)
-    monkeypatch.setattr(f"{PAYLOAD}.has_multipart", lambda: False)
-    monkeypatch.setattr("shoal.http.requests.content_coding.has_zstd", lambda: False)
-    monkeypatch.setitem(sys.modules, "python_multipart", None)
 
 
 @pytest.mark.parametrize(
@@ -34,8 +24,6 @@ def bare(monkeypatch):
     [
         [("content-type", "application/msgpack")],
         [("content-type", "application/x-msgpack")],
-        [("content-type", "multipart/form-data; boundary=x")],
-        [("content-type", "application/json"), ("content-encoding", "zstd")],
     ],
 )
 async def test_a_body_that_needs_the_extra_is_refused_by_its_name(bare, headers):
@@ -49,8 +37,3 @@ async def test_a_body_that_needs_the_extra_is_refused_by_its_name(bare, headers)
     assert "pip install 'shoal[bodies]'" in answer.json()["detail"]
     assert "shoal[bodies]" not in other.json()["detail"]
     assert (good.status, good.json()) == (200, 2)
-
-
-def test_an_endpoint_that_takes_files_is_refused_where_it_is_declared(bare):
-    with pytest.raises(ModuleNotFoundError, match=r"an Upload needs python_multipart, .*bodies"):
-        shoal.App().endpoint("/uploads")(uploads)

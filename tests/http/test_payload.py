@@ -37,7 +37,7 @@ def exchange(*headers):
 def read(handler, body, *headers):
     if not isinstance(body, bytes):
         body = json.dumps(body).encode()
-    return reader_for(shoal.Batcher(handler).signature).item(exchange(*headers), body)
+    return reader_for(shoal.Batcher(handler).signature).read(exchange(*headers), body)
 
 
 def problem(handler, body, *headers):

@@ -18,15 +18,13 @@ import httpx
 import numpy as np
 import ormsgpack
 import pytest
-from backports import zstd
 from live_server import Http2Client, live, read_all, read_until
-from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 from wsproto.connection import Connection as WebSocket
 from wsproto.connection import ConnectionType
 from wsproto.events import BytesMessage, Message, TextMessage
 
 import shoal
-from shoal.http import Upload  # noqa: TC001 (read at run time)
 from shoal.server.server import load_stream_protocols
 from shoal.testing.asgi import Call, ask, calling
 from socket_in_memory import opened
@@ -40,9 +38,12 @@ MIB = 2**20
 JSON = ("content-type", "application/json")
 
 
-class Photo(BaseModel):
-    image: Upload
-    about: Any = None
+async def photo_of(request):
+    """The item of a request with a form; its part `about` is JSON."""
+    form = await request.form()
+    if "image" not in form:
+        raise HTTPException(415, "Send a form with an image")
+    return await form["image"].read(), json.loads(form["about"])
 
 
 class Seen:
@@ -84,11 +85,11 @@ def safe_app(**settings):
         seen.items += items
         yield items
 
-    @app.endpoint("/photo", name="photo", **options)
-    async def photo(items: list[Photo]) -> list[int]:
+    @app.endpoint("/photo", name="photo", decode=photo_of, **options)
+    async def photo(images: list[bytes], about: list[Any]) -> list[int]:
         await seen.go.wait()
-        seen.items += items
-        return [len(item.image.data) for item in items]
+        seen.items += about
+        return [len(image) for image in images]
 
     @app.endpoint("/array", name="array", **options)
     async def array(items: list[np.ndarray]) -> list[Any]:
@@ -189,6 +190,8 @@ async def test_json_is_bounded_in_depth_and_elements(text):
     app = safe_app(max_json_elements=1000)
     async with app.lifespan():
         for name, way in WAYS.items():
+            if name == "form":  # its JSON is read by the code
+                continue
             answer = await send(app, way, text)
             assert answer.status == (400 if text is DEEP else 413), (name, answer.body)
             check_error(way, answer)
@@ -225,7 +228,6 @@ async def test_json_of_a_websocket_is_bounded(text, quick):
 COMPRESS = {
     "gzip": partial(gzip.compress, mtime=0),
     "deflate": zlib.compress,
-    "zstd": zstd.compress,
 }
 
 

@@ -1,6 +1,5 @@
 """Streams over HTTP: their two forms, what begins and ends them, and who is let go."""
 
-import gzip
 import json
 from collections import deque
 
@@ -212,20 +211,6 @@ async def test_the_first_heartbeat_of_a_get_has_an_id_so_that_none_runs_it_again
         again = await ask(app, "/steps?items=1", method="GET", headers=[("last-event-id", "0")])
         assert (again.status, again.body) == (204, b"")
     assert steps.batches == [[1]]
-
-
-@anyio_test
-async def test_the_first_heartbeat_of_a_compressed_get_has_an_id(steps):
-    app = serving(steps, heartbeat_s=4, compress_from_bytes=1)
-    call = Call(app, "/steps?items=1", method="GET", headers=[("accept-encoding", "gzip")])
-    async with app.lifespan(), calling(call):
-        await call.until(lambda call: call.body)
-        steps.step("a")
-        steps.end()
-        await call.returned.wait()
-    assert gzip.decompress(call.body) == (
-        b':\nretry: 1000\nid: 0\n\nretry: 1000\nid: 1\ndata: "a"\n\nid: 2\nevent: end\ndata: {}\n\n'
-    )
 
 
 @pytest.mark.anyio

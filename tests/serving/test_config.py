@@ -92,6 +92,8 @@ def test_an_option_that_is_not_given_has_its_default() -> None:
         "max_batches_per_replica": None,
         "fill": "closed",
         "streams": False,
+        "decode": None,
+        "encode": None,
         "start_timeout_s": 60.0,
         "cancel_grace_s": 1.0,
         "python": None,

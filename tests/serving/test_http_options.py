@@ -64,7 +64,6 @@ def test_the_defaults_are_those_that_are_documented():
         "retry_after_s": 1,
         "server_timing": "never",
         "debug": False,
-        "compress_from_bytes": None,
         "protocols": (),
         "openapi": True,
         "landing_page": True,
@@ -247,11 +246,6 @@ WRONG = [
             'TypeError: security must map schemes to lists of scopes, such as {"key": []}, or be a '
             "list of such mappings, not 5"
         ),
-    ),
-    (
-        "compress_from_bytes",
-        0,
-        "ValueError: compress_from_bytes must be at least 1, not 0",
     ),
 ]
 

@@ -17,6 +17,7 @@ from shoal.batching.handlers.binding import described, unreadable_annotations
 from shoal.http.requests.payload import reader_for
 from shoal.replicas.code.definition import imported
 from shoal.replicas.code.instance import adapted, call_of
+from shoal.serving.config.converters import loaded_converters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -99,7 +100,7 @@ def _inspected(plan: BackendPlan, definition: Definition, has_route: bool) -> Ba
         size = config.batch_options(batched)["max_batch_size"]
         config.slots(batched)
         oddity = config.oddity(batched)
-        config.converters()
+        loaded_converters(config.decode, config.encode)
     except Exception as error:
         with _complaining((*path, *_option_of(config, str(error)))):
             raise

@@ -39,7 +39,6 @@ _PARAMETER: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
 _SENDING: Final = {
     "json": ("-H", "Content-Type: application/json", "--data", "@item.json"),
     "array": ("-H", "Content-Type: application/json", "--data", "@item.json"),
-    "form": ("-F", "FIELD=@file"),
     "bytes": ("--data-binary", "@item"),
     "request": ("--data-binary", "@item"),
 }

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Schema: TypeAlias = dict[str, Any]
 # The name of an endpoint, and the role of a type in it.
-Key: TypeAlias = tuple[str, Literal["item", "marked", "query", "result"]]
+Key: TypeAlias = tuple[str, Literal["item", "query", "result"]]
 
 _REF: Final = "#/components/schemas/"
 # Pydantic names a component by a class, so it never has a full stop.

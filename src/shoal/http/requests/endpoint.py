@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.codec import Codec
     from shoal.http.requests.exchange import Exchange
+    from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.config.converters import Converters
     from shoal.serving.endpoints.endpoint import Endpoint
 
@@ -57,10 +58,10 @@ class EndpointRoute(Route):
             # The batcher is found after the body was read: meanwhile the traffic may have moved.
             body = await exchange.body()
             found = await call.find(call_headers(exchange.headers))
-            codec = found.made_by(self._make_codec)
             if found.converters is not None:
-                await self._answer_converted(call, exchange, codec, found.converters, body)
+                await self._answer_converted(call, exchange, found, found.converters, body)
                 return
+            codec = found.made_by(self._make_codec)
             item = codec.item(exchange, body)
             if call.streams:
                 await self._answer_with_stream(call, exchange, codec, item)
@@ -71,19 +72,22 @@ class EndpointRoute(Route):
         self,
         call: EndpointCall,
         exchange: Exchange,
-        codec: Codec,
+        found: MethodBatcher,
         converters: Converters,
         body: bytes,
     ) -> None:
         """Answers a request with the backend's ``decode`` and ``encode``."""
-        body = decoded(exchange.headers, body, self._options.max_body_bytes)
-        request = WholeRequest(exchange.scope, body)
+        whole = decoded(exchange.headers, body, self._options.max_body_bytes)
+        request = WholeRequest(exchange.scope, whole)
         decode, encode = converters
         try:
             if decode is None:
+                codec = found.made_by(self._make_codec)
                 item = codec.item(exchange, body)
             else:
+                codec = found.made_of_results(self._make_codec)
                 item = await _decoded(decode, request, call)
+                _check_count(item, len(found.batcher.signature.parameters))
             if call.streams:
                 await self._answer_with_stream(
                     call, exchange, codec, item, partial(encode, request) if encode else None
@@ -129,9 +133,22 @@ async def _decoded(decode: Callable[[Any], Any], request: WholeRequest, call: En
     except (JSONDecodeError, UnicodeDecodeError) as error:
         detail = f"The body: {error}."
         raise Refused(Problem(400, "invalid-json", "The body is not JSON", detail)) from None
-    except MultiPartException as error:
-        detail = f"The form: {error.message}"
+    except (MultiPartException, ValueError) as error:
+        # Earlier versions of Starlette let an error of the parser through.
+        if type(error).__module__.partition(".")[0] not in ("starlette", "python_multipart"):
+            raise
+        detail = f"The form: {error}"
         raise Refused(Problem(400, "invalid-form", "The form is not accepted", detail)) from None
+
+
+def _check_count(item: Any, count: int) -> None:
+    kind: type[Any] = type(item)
+    if count != 1 and (kind is not tuple or len(item) != count):
+        given = len(item) if kind is tuple else kind.__name__
+        raise TypeError(
+            f"decode must return a tuple of {count} values, one for each parameter of the code, "
+            f"not {given}"
+        )
 
 
 def call_headers(headers: Mapping[bytes, bytes]) -> CallHeaders:

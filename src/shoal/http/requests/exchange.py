@@ -156,7 +156,11 @@ class Exchange:
     @property
     def heartbeat(self) -> Callable[[float, bytes], object] | None:
         """Makes the server send bytes after some seconds of silence; None if it can't."""
-        return None if self._offered is None else self._offered.get("heartbeat")
+        # Not through a middleware that may change the body, such as one that compresses it.
+        offered = self._offered
+        if offered is None or offered.get("send") != self._send:
+            return None
+        return offered.get("heartbeat")
 
     @property
     def direct(self) -> tuple[Callable[[], bool], Callable[[bytes], object]] | None:

@@ -95,7 +95,7 @@ class _Messages:
     __slots__ = ("encode", "form", "tick")
 
     def __init__(
-        self, form: StreamForm, times: ItemTimes, encode: Callable[[Any], Any] | None
+        self, form: StreamForm, times: ItemTimes, encode: Callable[[Any], Any] | None = None
     ) -> None:
         self.form = form
         self.encode = encode

@@ -10,6 +10,7 @@ short fields is as slow. Both are bounded before a parser sees the body, with fa
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import anyio
@@ -27,6 +28,7 @@ _DATA: Final = (
 _MOST_PARAMETERS: Final = 32
 _MOST_HEADER_BYTES: Final = 2**16
 _MOST_FIELDS: Final = 1000
+_parser_log: Final = logging.getLogger("python_multipart")
 _URL_ENCODED: Final = b"application/x-www-form-urlencoded"
 
 
@@ -105,6 +107,8 @@ def check_form(content_type: bytes, body: bytes) -> None:
         from python_multipart.multipart import parse_options_header
     except ModuleNotFoundError:  # then nobody can read it
         return
+    if _parser_log.level == logging.NOTSET:  # it warns of each malformed form
+        _parser_log.setLevel(logging.ERROR)
     line = b"--" + parse_options_header(content_type)[1].get(b"boundary", b"")
     size = 0
     at = 0 if body.startswith(line) else body.find(b"\r\n" + line)

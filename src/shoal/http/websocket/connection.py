@@ -42,7 +42,7 @@ from shoal.http.websocket.messages import (
     reused_id,
 )
 from shoal.http.websocket.outbox import Outbox
-from shoal.http.websocket.problems import CANCELLED, too_many
+from shoal.http.websocket.problems import CANCELLED, only_http, too_many
 from shoal.http.websocket.relay import relay
 from shoal.http.websocket.request import ItemHeaders, SocketRequest
 from shoal.http.websocket.signal import Signal
@@ -246,6 +246,8 @@ class SocketConnection:
         try:
             with request.scope_of_task, _HOLDING, EndpointCall(self._calls, request) as call:
                 found = await call.find(self._headers_of(new))
+                if found.decodes:
+                    raise Refused(only_http())
                 item = self._item_of(found.made_by(JsonCodec), request, new, text)
                 if call.streams:
                     tick = self._item_times.of(self._calls.endpoint.name).clock(self.parking.now)

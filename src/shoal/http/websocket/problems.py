@@ -19,6 +19,12 @@ def too_many(most: int) -> Problem:
     )
 
 
+def only_http() -> Problem:
+    """Returns the problem of a request for code whose items are decoded from HTTP requests."""
+    detail = "The endpoint decodes each HTTP request itself; a message of a WebSocket is none."
+    return _unsupported("The endpoint takes HTTP requests only", detail)
+
+
 def takes_text() -> Problem:
     """Returns the problem of bytes for an endpoint that takes JSON."""
     return _unsupported(

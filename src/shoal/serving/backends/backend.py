@@ -29,6 +29,7 @@ from shoal.replicas.placements import placement_name, placement_of
 from shoal.serving.backends.method_batcher import BatchDispatcher, MethodBatcher, open_handler
 from shoal.serving.backends.pool import Pool
 from shoal.serving.backends.supervisor import Supervisor
+from shoal.serving.config.converters import loaded_converters
 from shoal.serving.config.options import unset_batch_options
 from shoal.serving.status import BackendStatus, ReplicaStatus
 
@@ -241,7 +242,7 @@ class Backend:
                 handler = open_handler(self.pool, method, fill, streams, binding)
             options = self.batch_options(described, self.config)
             name = self.tag if method == CALL else f"{self.tag}/{method}"  # no tag has a slash
-            converters = self.config.converters()
+            converters = loaded_converters(self.config.decode, self.config.encode)
             method_batcher = MethodBatcher(
                 name, described, handler, self.pool, options, converters, self._observers
             )
@@ -259,7 +260,7 @@ class Backend:
     def configure_batchers(self, config: BackendConfig) -> None:
         """Applies a config to all batchers, or to none if one refuses it."""
         done: list[MethodBatcher] = []
-        converters = config.converters()
+        converters = loaded_converters(config.decode, config.encode)
         try:
             for method_batcher in self.method_batchers.values():
                 method_batcher.configure(self.batch_options(method_batcher.method, config))
@@ -269,7 +270,7 @@ class Backend:
                 method_batcher.configure(self.batch_options(method_batcher.method, self.config))
             raise
         for method_batcher in done:
-            method_batcher.converters = converters
+            method_batcher.convert_with(converters)
         self.config = config
 
     async def close_batchers(self, *, at_once: bool) -> None:

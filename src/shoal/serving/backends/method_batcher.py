@@ -79,8 +79,28 @@ class MethodBatcher:
         """Returns what `make` returns for the signature of a call, cached by `make`."""
         made: T | None = self._made.get(make)
         if made is None:
+            if self.decodes:
+                raise TypeError("its items are made by its decode function, from HTTP requests")
             made = self._made[make] = make(self.batcher.signature)
         return made
+
+    def made_of_results(self, make: Callable[[Signature], T]) -> T:
+        """Returns what a function makes of the signature without parameters, once for all."""
+        made: T | None = self._made.get((make,))
+        if made is None:
+            signature = self.batcher.signature.replace(parameters=())
+            made = self._made[make,] = make(signature)
+        return made
+
+    def convert_with(self, converters: Converters | None) -> None:
+        """Changes the functions between HTTP and the method."""
+        self.converters = converters
+        self._made = {}
+
+    @property
+    def decodes(self) -> bool:
+        """Whether a function of the backend makes the items of HTTP requests."""
+        return self.converters is not None and self.converters.decode is not None
 
     def check(self, options: dict[str, Any]) -> None:
         """Raises `TypeError` or `ValueError` for options that can't be applied."""

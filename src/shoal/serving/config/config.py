@@ -35,6 +35,7 @@ from shoal.replicas.placements import (
     has_effect,
     takes_open_batches,
 )
+from shoal.serving.config.converters import checked_converter
 from shoal.serving.config.json import durable
 from shoal.serving.config.options import (
     NAMES,
@@ -48,7 +49,6 @@ from shoal.serving.config.options import (
     one_at_a_time,
     renamed,
 )
-from shoal.serving.config.converters import Converters, checked_converter, loaded_converters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -105,11 +105,11 @@ class BackendConfig:
             placement ``"task"``, or one that takes open batches.
         streams: Whether calls to an open batch are answered by streams.
         decode: Makes the item of a call from a Starlette ``Request`` whose body has been read: a
-            plain or async function. By default, the annotations of the code decide how an item is
-            read. Calls over a WebSocket and with other protocols do not use it.
+            plain or async function. By default, the code's annotations say how an item is read.
+            Such code can't be called over a WebSocket or with another protocol.
         encode: Makes the response to a call: a plain function of the result, or of the result and
             the ``Request``. It returns a Starlette ``Response``, or what is sent like any result.
-            It gets each item of a stream.
+            It gets each item of a stream. A WebSocket and other protocols do not use it.
         replica: The options that its replicas have with any placement.
         placed: The options of Shoal's placements that were given, and differ from the default.
         batching: The batch options that were given; import paths are not loaded.
@@ -236,16 +236,6 @@ class BackendConfig:
         options.pop("max_concurrent_batches", None)
         # The size is always given, so that it replaces another one that a batcher may have.
         return {**SERVED_DEFAULTS, "max_batch_size": batch_size(options), **options}
-
-    def converters(self) -> Converters | None:
-        """Returns ``decode`` and ``encode``, imported; None if neither is given.
-
-        Raises:
-            TypeError: An import path leads to something else than a function of a request.
-            ValueError: An import path leads to nothing.
-            Exception: A module raised this when it was imported.
-        """
-        return loaded_converters(self.decode, self.encode)
 
     def slots(self, batched: bool, *, gathers: bool = False) -> float:
         """Returns how many batches a replica may have at once; infinity for no limit.

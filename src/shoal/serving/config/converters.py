@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.batching.handlers.annotations import read_signature
 from shoal.replicas.code.definition import imported, split_import_path
+from shoal.replicas.code.instance import is_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +41,8 @@ def checked_converter(name: str, value: Any) -> Any:
         raise TypeError(
             f"{name} must be a function or its import path, not {value!r}; write {name}=a_function"
         )
+    if name == "encode" and is_async(value):
+        raise TypeError(f"encode must be a plain function, and {value!r} is async")
     takes = (1,) if name == "decode" else (1, 2)
     if not any(_takes(value, count) for count in takes):
         wanted = "a Request" if name == "decode" else "a result, or a result and its Request"
@@ -57,11 +60,17 @@ def loaded_converters(decode: Any, encode: Any) -> Converters | None:
     """
     if decode is None and encode is None:
         return None
-    if isinstance(decode, str):
-        decode = checked_converter("decode", imported(decode))
-    if isinstance(encode, str):
-        encode = checked_converter("encode", imported(encode))
+    decode, encode = _loaded("decode", decode), _loaded("encode", encode)
     return Converters(decode, None if encode is None else _of_both(encode))
+
+
+def _loaded(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    found = imported(value)
+    if not callable(found):
+        raise TypeError(f"{name}={value!r} must name a function, not {found!r}")
+    return checked_converter(name, found)
 
 
 def _of_both(encode: Callable[..., Any]) -> Callable[[Any, Any], Any]:
