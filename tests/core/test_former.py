@@ -389,7 +389,7 @@ def test_parked_callers_that_leave_do_not_grow_it_either() -> None:
         one = new()
         former.admit(one)
         former.leave(one)
-        longest = max(longest, len(former._parked._requests))
+        longest = max(longest, len(former._parked))
     assert longest < 100
     assert former.parked == 1
 
