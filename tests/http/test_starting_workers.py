@@ -15,7 +15,7 @@ from held_app import statistics
 from live_server import HANG_S, LiveServer, request
 
 from shoal.asgi.http_options import HttpOptions
-from shoal.commands.server.workers import front_end_options
+from shoal.commands.server.workers import front_ends
 from shoal.front_ends.listener import FrontEnds
 from shoal.server.config import WorkersFailed
 from shoal.server.server import serve
@@ -44,7 +44,8 @@ def dying_workers(count, program):
     own = "runpy.run_module('shoal.commands.server.front_end', run_name='__main__', alter_sys=True)"
     command = [sys.executable, "-c", f"import os, runpy, signal\n{program}\n{own}"]
     given = count, OPTIONS, sniffio.current_async_library(), "error"
-    return partial(FrontEnds, replace(front_end_options(*given), command=command))
+    [options] = front_ends(*given).args
+    return partial(FrontEnds, replace(options, command=command))
 
 
 KILL_IT = "os.kill(os.getpid(), signal.SIGKILL)"
@@ -126,7 +127,7 @@ async def test_one_that_is_killed_each_time_it_starts_ends_the_server(app, tmp_p
 
 
 async def test_a_worker_whose_program_is_not_there_ends_the_server_with_a_reason(app):
-    options = front_end_options(1, OPTIONS, sniffio.current_async_library(), "error")
+    [options] = front_ends(1, OPTIONS, sniffio.current_async_library(), "error").args
     absent = replace(options, command=["/absent/python"])
     with pytest.raises(WorkersFailed, match="a worker can't be started: No such file"):
         await serve(
