@@ -142,7 +142,7 @@ async def _decoded(decode: Callable[[Any], Any], request: WholeRequest, call: En
 
 
 def _check_count(item: Any, count: int) -> None:
-    kind: type[Any] = type(item)
+    kind = item.__class__
     if count != 1 and (kind is not tuple or len(item) != count):
         given = len(item) if kind is tuple else kind.__name__
         raise TypeError(
