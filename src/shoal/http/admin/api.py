@@ -81,16 +81,13 @@ class AdminApi:
         # The JSON around the item adds to the size of a call.
         most = settings.max_body_bytes + MAX_BODY_BYTES
         trace = Recordings(client).answer
-        self._routes = (
+        self.routes = (
             *_routes_of(verbs, most),
             AdminRoute("POST", "trace", None, trace, max_body_bytes=MAX_BODY_BYTES),
         )
         self._table = PathTable[AdminRoute]()
-        for route in self._routes:
+        for route in self.routes:
             self._table.add(API + route.path, (route.method,), route)
-
-    def routes(self) -> Sequence[AdminRoute]:
-        return self._routes
 
     def check_reader(self, exchange: Exchange) -> None:
         """Refuses a request for a page that is not authorized."""

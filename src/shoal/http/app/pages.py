@@ -30,7 +30,7 @@ from shoal.http.dashboard.dashboard import Dashboard
 from shoal.http.openapi.page import FILES, HTML, root_of
 from shoal.http.openapi.served import Documented, ServedEndpoint, text_of
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.protocol import spoken
+from shoal.http.requests.protocol import protocol_objects
 from shoal.http.requests.routing import Page
 from shoal.serving.backends.status import state_of
 from shoal.serving.names import RESERVED
@@ -257,7 +257,7 @@ class Pages:
             exchange.scope,
             exchange.headers,
             operations=self._paths(),
-            protocols=[_names_of(one) for one in spoken(self._settings.protocols)],
+            protocols=[_names_of(one) for one in protocol_objects(self._settings.protocols)],
             has_dashboard=self.dashboard.is_public_to(exchange.scope),
         )
         await exchange.answer(200, page.media_type, page.body, page.headers)

@@ -64,9 +64,9 @@ class HttpProtocol(ABC):
         """
 
 
-def spoken(given: Sequence[str | HttpProtocol]) -> list[HttpProtocol]:
+def protocol_objects(protocols: Sequence[str | HttpProtocol]) -> list[HttpProtocol]:
     """Returns the protocol objects; names were checked before."""
-    return [_named(one) if isinstance(one, str) else one for one in given]
+    return [_named(one) if isinstance(one, str) else one for one in protocols]
 
 
 def _named(name: str) -> HttpProtocol:
