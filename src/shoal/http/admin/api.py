@@ -114,13 +114,13 @@ class AdminApi:
 
     def _find(self, exchange: Exchange, method: str) -> tuple[AdminRoute, Mapping[str, str]]:
         _, path = split_path(exchange.scope)
-        found = self._table.at(path, method)
-        if found is None:
+        match = self._table.at(path, method)
+        if match is None:
             raise Refused(not_found())
-        route = found.routes.get(method)
+        route = match.routes.get(method)
         if route is None:
-            raise Refused(method_not_allowed(sorted(found.routes, key=METHODS.index)))
-        return route, found.params
+            raise Refused(method_not_allowed(sorted(match.routes, key=METHODS.index)))
+        return route, match.params
 
 
 @contextmanager

@@ -171,8 +171,8 @@ class App:
         """
         from shoal.http.app.code import declared_on
 
-        given = path.strip("/") if isinstance(cast("object", path), str) else "x"
-        checked_path(path, f'@app.endpoint("/{given}")')
+        example = path.strip("/") if isinstance(cast("object", path), str) else "x"
+        checked_path(path, f'@app.endpoint("/{example}")')
         capitals = checked_methods(methods)
         refuse_unknown(config, beside=("methods", "name", "batch", "security", "responses"))
         documented = documented_as(security, responses, self.settings)

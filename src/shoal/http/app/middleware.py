@@ -25,9 +25,9 @@ T = TypeVar("T")
 _DEEPEST: Final = 100
 
 
-def with_middleware(given: Sequence[Callable[[ASGIApp], ASGIApp] | Any], app: ASGIApp) -> ASGIApp:
+def with_middleware(layers: Sequence[Callable[[ASGIApp], ASGIApp] | Any], app: ASGIApp) -> ASGIApp:
     """Puts Starlette's `Middleware`, or functions, around an application, the first outermost."""
-    listed: list[Any] = list(given)
+    listed: list[Any] = list(layers)
     for one in reversed(listed):
         cls = getattr(one, "cls", None)
         make = one if cls is None else partial(cls, *one.args, **one.kwargs)

@@ -105,8 +105,8 @@ class Pages:
 
     def document(self) -> dict[str, Any]:
         """Returns the OpenAPI document of the endpoints as they are now."""
-        found: dict[str, Any] = orjson.loads(self._unprefixed.as_json(self._endpoints(), ""))
-        return found
+        document: dict[str, Any] = orjson.loads(self._unprefixed.as_json(self._endpoints(), ""))
+        return document
 
     def _statistics(self) -> Iterator[tuple[str, str, BatcherStatistics]]:
         _, controller = self._now()
@@ -127,8 +127,10 @@ class Pages:
         _, controller = self._now()
         if controller is None:
             return {}
-        found = {tag: one.supervisor.failures for tag, one in controller.backends.items()}
-        return {tag: StartTimes(f.start_failures, f.start_s.snapshot()) for tag, f in found.items()}
+        starts = {tag: one.supervisor.failures for tag, one in controller.backends.items()}
+        return {
+            tag: StartTimes(f.start_failures, f.start_s.snapshot()) for tag, f in starts.items()
+        }
 
     def _status(self) -> Status | None:
         _, controller = self._now()

@@ -13,7 +13,7 @@ from typing_extensions import override
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.problem import not_open, starting
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes, protocol_objects
-from shoal.http.requests.routing import Found, Mounts, PathTable, ProblemRoute, Route
+from shoal.http.requests.routing import Mounts, PathMatch, PathTable, ProblemRoute, Route
 from shoal.serving.names import METHODS, RESERVED
 
 if TYPE_CHECKING:
@@ -129,18 +129,18 @@ class EndpointTable:
         self._version = self._registry.version
         self._routes = self._table(strict=True)
 
-    def at(self, path: str, method: str) -> Found[Route] | None:
+    def at(self, path: str, method: str) -> PathMatch[Route] | None:
         if self._registry.version != self._version:
             self._version = self._registry.version
             self._routes = self._table(strict=False)
         return self._routes.at(path, method)
 
-    def elsewhere(self, path: str) -> Found[Route] | None:
+    def elsewhere(self, path: str) -> PathMatch[Route] | None:
         """Returns the refusing route of the protocol that a path without routes belongs to."""
         for protocol in self._protocols if self._has_others else ():
             route = protocol.elsewhere(path)
             if route is not None:
-                return Found(dict.fromkeys(METHODS, route), {})
+                return PathMatch(dict.fromkeys(METHODS, route), {})
         return None
 
     @cached_property
@@ -187,16 +187,16 @@ class AppRouter:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         root, path = split_path(scope) if scope.get("root_path") else ("", scope["path"])
         if scope["type"] == "http":
-            found = self.at(path, scope["method"])
-            if found is not None or self.mounts.at(path) is None:
-                if found is None and path == "/" and scope["method"] in ("GET", "HEAD"):
-                    found = self.pages.at(path, "GET")
-                elif found is None and self.table is not None:
-                    found = self.table.elsewhere(path)
-                return self._dispatcher.answer(scope, receive, send, found)
+            match = self.at(path, scope["method"])
+            if match is not None or self.mounts.at(path) is None:
+                if match is None and path == "/" and scope["method"] in ("GET", "HEAD"):
+                    match = self.pages.at(path, "GET")
+                elif match is None and self.table is not None:
+                    match = self.table.elsewhere(path)
+                return self._dispatcher.answer(scope, receive, send, match)
         return self._answer_besides(scope, receive, send, root, path)
 
-    def at(self, path: str, method: str) -> Found[Route] | None:
+    def at(self, path: str, method: str) -> PathMatch[Route] | None:
         if path.startswith(PAGES):  # not even for an endpoint at "/{any:path}"
             return self.pages.at(path, method)
         return (self.table or self._declared.routed_to(self._not_open)).at(path, method)
@@ -204,15 +204,15 @@ class AppRouter:
     async def answer_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request to an application that is starting."""
         if scope["type"] == "http":
-            found = Found[Route]({scope["method"]: self._starting}, {})
-            await self._dispatcher.answer(scope, receive, send, found)
+            match = PathMatch[Route]({scope["method"]: self._starting}, {})
+            await self._dispatcher.answer(scope, receive, send, match)
         elif (await receive())["type"] == "websocket.connect":
             await self._sockets.refuse(scope, send, starting(self._dispatcher.settings))
 
     def declared_path(self, path: str, method: str) -> str | None:
         """Returns the declared path, with its parameters, for a request's path."""
-        found = self.at(path, method)
-        return None if found is None or not found.path else found.path
+        match = self.at(path, method)
+        return None if match is None or not match.path else match.path
 
     async def _answer_besides(
         self, scope: Scope, receive: Receive, send: Send, root: str, path: str

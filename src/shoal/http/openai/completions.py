@@ -151,7 +151,7 @@ def refusing() -> Generator[None]:
 
 async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
     """Makes the calls of all texts at once; the first failure cancels the others."""
-    found: dict[int, tuple[str, TextEnd]] = {}
+    texts: dict[int, tuple[str, TextEnd]] = {}
     failures: list[Exception] = []
 
     async def run(nth: int) -> None:
@@ -160,7 +160,7 @@ async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
                 text = await _found_text(job, call, nth)
                 async with job.turn(call):
                     with refusing():
-                        found[nth] = await text.collected(), text.end
+                        texts[nth] = await text.collected(), text.end
         except Exception as error:
             failures.append(error)
             tasks.cancel_scope.cancel()
@@ -173,7 +173,7 @@ async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
             raise failures[0]
     finally:
         failures.clear()  # their tracebacks hold this frame
-    return [found[nth] for nth in range(job.texts)]
+    return [texts[nth] for nth in range(job.texts)]
 
 
 class MergedTexts:
@@ -312,8 +312,8 @@ class TextRoute(OpenAIRoute):
 
     async def _answer_with_several(self, exchange: Exchange, job: TextJob) -> None:
         if not job.streams:
-            found = await run_unless_left(exchange.when_left, partial(gathered, job))
-            await exchange.answer(200, JSON, job.whole(found))
+            texts = await run_unless_left(exchange.when_left, partial(gathered, job))
+            await exchange.answer(200, JSON, job.whole(texts))
             return
         form = job.form()
         with_usage = job.with_usage

@@ -184,18 +184,18 @@ def accepted(accept: bytes) -> bytes | None:
     """Returns the media type that a client prefers; None if it accepts none."""
     if not accept or accept == b"*/*":
         return _BY_DEFAULT
-    given = weights(accept)
-    if not any(b"/" in name for name in given):  # nothing of it can be read
+    weight_of = weights(accept)
+    if not any(b"/" in name for name in weight_of):  # nothing of it can be read
         return _BY_DEFAULT
     best, best_rank = None, (0.0, 0, 0)
     for place, media_type in enumerate(_TYPES):
         main_type = media_type.partition(b"/")[0]
         ranges = (media_type, main_type + b"/*", b"*/*")
         for specificity, each in zip((2, 1, 0), ranges, strict=True):
-            if each in given:
+            if each in weight_of:
                 order = -place if specificity == 2 else int(media_type == _BY_DEFAULT)
-                rank = given[each], specificity, order
-                if given[each] > 0 and (best is None or rank > best_rank):
+                rank = weight_of[each], specificity, order
+                if weight_of[each] > 0 and (best is None or rank > best_rank):
                     best, best_rank = media_type, rank
                 break
     return best
