@@ -50,7 +50,7 @@ class AdminListener:
         reader: ReadablePages | None = None,
     ) -> None:
         self._reader = reader
-        pages = {} if reader is None else reader.pages
+        pages: Mapping[str, Page] = {} if reader is None else reader.pages
         self._pages = {path: Page(partial(self._answer_page, page)) for path, page in pages.items()}
         self._behind = behind
         self._dispatcher = RouteDispatcher(HttpOptions() if settings is None else settings)

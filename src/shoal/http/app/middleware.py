@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from shoal.asgi.bad_request import BadRequest
 from shoal.asgi.extensions import DISCONNECT, GUARDED
 from shoal.asgi.guard import RequestGuard
 from shoal.http.requests.problem import Problem
+from shoal.http.requests.routing import PathMatch, ProblemRoute, Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +69,10 @@ class AppGuard:
             await receive()
             await self._sockets.refuse(scope, send, Problem(refusal.status, "", str(refusal)))
         else:
-            await self._dispatcher.answer_by(partial(_refuse, refusal), scope, receive, send)
+            title = HTTPStatus(refusal.status).phrase
+            route = ProblemRoute(Problem(refusal.status, "", title, str(refusal)))
+            match = PathMatch[Route]({scope["method"]: route}, {})
+            await self._dispatcher.answer(scope, receive, send, match)
 
     def _refusal(self, scope: Scope) -> BadRequest | None:
         """Returns why a request is refused; None if it is not."""
@@ -90,13 +95,6 @@ class AppGuard:
             if len(self._by_address) < _MOST_ADDRESSES:
                 self._by_address[host] = guard
         return guard
-
-
-async def _refuse(refusal: BadRequest, _scope: Scope, _receive: Receive, _send: Send) -> None:
-    # Not at the start: it loads a client of HTTP.
-    from starlette.exceptions import HTTPException
-
-    raise HTTPException(refusal.status, str(refusal))
 
 
 class AppTracing:

@@ -30,8 +30,6 @@ from shoal.http.requests.plain import encoded, one_line_json
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from shoal.http.requests.exchange import Exchange
 
 _RETRY: Final = b"retry: 1000\n"  # milliseconds
@@ -177,7 +175,14 @@ def form_for(exchange: Exchange) -> StreamForm:
         names = b", ".join(name for name in _TYPES if name != b"application/ndjson").decode()
         title, detail = "No form of the stream is accepted", f"There are {names}."
         raise Refused(Problem(406, "not-acceptable", title, detail, (VARIES,)))
-    return _MAKE[media_type](exchange)
+    if media_type == b"application/json":
+        return JsonArray()
+    if media_type != b"text/event-stream":
+        return JSON_LINES
+    has_done = exchange.settings.sse_done
+    if exchange.method in ("GET", "HEAD"):
+        return NumberedEvents(_DONE if has_done else _END)
+    return _ENDING_WITH_DONE if has_done else SERVER_SENT_EVENTS
 
 
 def accepted(accept: bytes) -> bytes | None:
@@ -199,18 +204,3 @@ def accepted(accept: bytes) -> bytes | None:
                     best, best_rank = media_type, rank
                 break
     return best
-
-
-def _events(exchange: Exchange) -> StreamForm:
-    has_done = exchange.settings.sse_done
-    if exchange.method in ("GET", "HEAD"):
-        return NumberedEvents(_DONE if has_done else _END)
-    return _ENDING_WITH_DONE if has_done else SERVER_SENT_EVENTS
-
-
-_MAKE: Final[dict[bytes, Callable[[Exchange], StreamForm]]] = {
-    b"application/x-ndjson": lambda _: JSON_LINES,
-    b"application/ndjson": lambda _: JSON_LINES,
-    b"text/event-stream": _events,
-    b"application/json": lambda _: JsonArray(),
-}
