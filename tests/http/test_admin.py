@@ -47,7 +47,7 @@ def kind_of(answer):
 
 
 def all_routes():
-    return AdminApi(FakeClient(), token=None, allowed_modules=None).routes()
+    return AdminApi(FakeClient(), token=None, allowed_modules=None).routes
 
 
 def path_of(route):

@@ -81,16 +81,13 @@ class AdminApi:
         # The JSON around the item adds to the size of a call.
         most = settings.max_body_bytes + MAX_BODY_BYTES
         trace = Recordings(client).answer
-        self._routes = (
+        self.routes = (
             *_routes_of(verbs, most),
             AdminRoute("POST", "trace", None, trace, max_body_bytes=MAX_BODY_BYTES),
         )
         self._table = PathTable[AdminRoute]()
-        for route in self._routes:
+        for route in self.routes:
             self._table.add(API + route.path, (route.method,), route)
-
-    def routes(self) -> Sequence[AdminRoute]:
-        return self._routes
 
     def check_reader(self, exchange: Exchange) -> None:
         """Refuses a request for a page that is not authorized."""
@@ -117,13 +114,13 @@ class AdminApi:
 
     def _find(self, exchange: Exchange, method: str) -> tuple[AdminRoute, Mapping[str, str]]:
         _, path = split_path(exchange.scope)
-        found = self._table.at(path, method)
-        if found is None:
+        match = self._table.at(path, method)
+        if match is None:
             raise Refused(not_found())
-        route = found.routes.get(method)
+        route = match.routes.get(method)
         if route is None:
-            raise Refused(method_not_allowed(sorted(found.routes, key=METHODS.index)))
-        return route, found.params
+            raise Refused(method_not_allowed(sorted(match.routes, key=METHODS.index)))
+        return route, match.params
 
 
 @contextmanager

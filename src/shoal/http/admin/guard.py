@@ -51,8 +51,8 @@ class Guard:
             raise Refused(Problem(403, "cross-origin", title, detail))
 
     def _check_token(self, scope: Scope, token: bytes, *, is_page: bool) -> None:
-        given = _values(scope, b"authorization")
-        scheme, _, presented = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        sent = _values(scope, b"authorization")
+        scheme, _, presented = sent[0].partition(b" ") if len(sent) == 1 else (b"", b"", b"")
         scheme, presented = scheme.lower(), presented.strip()
         # Browsers send a password unasked, also for another site's page, so it is for reading only.
         if is_page and scheme == b"basic":
@@ -60,14 +60,14 @@ class Guard:
         is_right = hmac.compare_digest(presented, token)
         if scheme == b"bearer" and is_right:
             return
-        detail = "The token is wrong." if given else "Send Authorization: Bearer, and the token."
+        detail = "The token is wrong." if sent else "Send Authorization: Bearer, and the token."
         kind = b"Basic" if is_page else b"Bearer"
         challenge = ((b"www-authenticate", kind + b' realm="shoal"'),)
         raise Refused(Problem(401, "wrong-token", "The admin API needs a token", detail, challenge))
 
     def _check_host(self, scope: Scope) -> None:
-        given = _values(scope, b"host")
-        if given and all(self._is_allowed(host) for host in given):
+        hosts = _values(scope, b"host")
+        if hosts and all(self._is_allowed(host) for host in hosts):
             return
         title = "The admin API does not accept this host name"
         detail = "Use localhost, 127.0.0.1 or [::1] as the host."
@@ -80,8 +80,8 @@ class Guard:
             detail = "It needs no token here, so only programs on this machine may use it."
             raise Refused(Problem(403, "forwarded", title, detail))
 
-    def _is_allowed(self, given: bytes) -> bool:
-        host = given.decode("latin-1").strip().lower()
+    def _is_allowed(self, header: bytes) -> bool:
+        host = header.decode("latin-1").strip().lower()
         if host.startswith("["):
             name, _, port = host[1:].partition("]")
             port = port.removeprefix(":") if port else "0"

@@ -15,7 +15,7 @@ from shoal.http.admin.api import API
 from shoal.http.requests.departures import Departures
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import split_path
-from shoal.http.requests.routing import Found, Page, Route
+from shoal.http.requests.routing import Page, PathMatch, Route
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +50,7 @@ class AdminListener:
         reader: ReadablePages | None = None,
     ) -> None:
         self._reader = reader
-        pages = {} if reader is None else reader.pages
+        pages: Mapping[str, Page] = {} if reader is None else reader.pages
         self._pages = {path: Page(partial(self._answer_page, page)) for path, page in pages.items()}
         self._behind = behind
         self._dispatcher = RouteDispatcher(HttpOptions() if settings is None else settings)
@@ -62,11 +62,11 @@ class AdminListener:
         path = split_path(scope)[1] if is_http else ""
         if path.startswith(API):
             # The API checks the methods of its paths itself.
-            found = Found[Route]({scope["method"]: self._api_page}, {})
-            await self._answer(scope, receive, send, found)
+            match = PathMatch[Route]({scope["method"]: self._api_page}, {})
+            await self._answer(scope, receive, send, match)
         elif path in self._pages and self._reader and not self._reader.is_public_to(scope):
-            found = Found[Route]({"GET": self._pages[path]}, {})
-            await self._answer(scope, receive, send, found)
+            match = PathMatch[Route]({"GET": self._pages[path]}, {})
+            await self._answer(scope, receive, send, match)
         elif self._behind is not None and scope["type"] != "lifespan":
             await self._behind(scope, receive, send)
         elif is_http:
@@ -78,15 +78,15 @@ class AdminListener:
             raise ValueError(f"an admin listener can't answer a scope of type {scope['type']!r}")
 
     async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, found: Found[Route]
+        self, scope: Scope, receive: Receive, send: Send, match: PathMatch[Route]
     ) -> None:
         if DISCONNECT in scope.get("extensions", ()):
-            await self._dispatcher.answer(scope, receive, send, found)
+            await self._dispatcher.answer(scope, receive, send, match)
             return
         # It has no lifespan, so each request has a task of its own that watches.
         departures = Departures()
         async with departures.watching():
-            await self._dispatcher.answer(scope, receive, send, found, departures)
+            await self._dispatcher.answer(scope, receive, send, match, departures)
 
     async def _answer_page(self, page: Page, exchange: Exchange) -> None:
         self._api.check_reader(exchange)

@@ -228,10 +228,10 @@ def _at_most(name: str, value: float, most: float) -> float:
 
 
 def _count(body: dict[str, Any], name: str, most: int) -> int:
-    given = body.get(name)
-    if given is None:
+    value = body.get(name)
+    if value is None:
         return _USUAL[name]
-    count = whole(name, given, least=1)
+    count = whole(name, value, least=1)
     if count > most:
         raise ValueError(f"{name} must be at most {most}, not {count}")
     return count

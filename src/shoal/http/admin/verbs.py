@@ -130,8 +130,8 @@ class Verbs:
             received[verb.body] = request.body
         else:
             received |= members(request.body, verb.members)
-        given = verb.arguments(received, self._imports)
-        result = await getattr(self._client, verb.function.__name__)(*given.args, **given.kwargs)
+        bound = verb.arguments(received, self._imports)
+        result = await getattr(self._client, verb.function.__name__)(*bound.args, **bound.kwargs)
         return {} if result is None else shown(result)
 
     async def show_endpoint(self, request: AdminRequest) -> Any:

@@ -26,7 +26,7 @@ from shoal.http.app.router import AppRouter
 from shoal.http.openapi.served import documented_as
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import split_path
-from shoal.http.requests.failed_batches import BatchObservers
+from shoal.http.requests.failed_batches import FailedBatchLog, batch_observers
 from shoal.http.websocket.sockets import WebSockets
 from shoal.replicas.code.definition import Definition
 from shoal.serving.config.config import BackendConfig
@@ -105,7 +105,7 @@ class App:
         self.state: StateFile | None = None
         self.allowed_modules: Sequence[str] | None = None
         self.observers = Observers()
-        self._batch_observers = BatchObservers(self.settings)
+        self._batch_observers = batch_observers(self.settings)
         self._phase: Phase = "not open"
         self._declared = Declarations()
         self._dispatcher = RouteDispatcher(self.settings)
@@ -171,8 +171,8 @@ class App:
         """
         from shoal.http.app.code import declared_on
 
-        given = path.strip("/") if isinstance(cast("object", path), str) else "x"
-        checked_path(path, f'@app.endpoint("/{given}")')
+        example = path.strip("/") if isinstance(cast("object", path), str) else "x"
+        checked_path(path, f'@app.endpoint("/{example}")')
         capitals = checked_methods(methods)
         refuse_unknown(config, beside=("methods", "name", "batch", "security", "responses"))
         documented = documented_as(security, responses, self.settings)
@@ -386,7 +386,9 @@ class App:
             await self._declared.apply(controller, lending)
             self.controller = controller
             self.own_pages.dashboard.observe(controller)
-            self._batch_observers.add_to(controller.observers)
+            for one in self._batch_observers:
+                is_log = isinstance(one, FailedBatchLog)
+                controller.observers.add(one, only_failures=is_log)
             if is_complete:
                 self._answer_by(controller)
             try:
@@ -394,7 +396,8 @@ class App:
                     yield
             finally:
                 self._router.set_controller(None)
-                self._batch_observers.remove_from(controller.observers)
+                for one in self._batch_observers:
+                    controller.observers.remove(one)
                 self._phase = "closed"
 
     def _answer_by(self, controller: Controller) -> None:

@@ -96,8 +96,8 @@ class Declarations:
         there = self.endpoints.get(endpoint.name)
         if there is not None:
             raise NameTaken(
-                f"the endpoint {there.path} is named {there.name!r} already; give {endpoint.path} "
-                'another with name="..."'
+                f"the endpoint {there.path or there.name} is named {there.name!r} already; give "
+                f'{endpoint.path} another with name="..."'
             )
         self.check_free(endpoint.path, endpoint.methods)
         self.endpoints[endpoint.name] = endpoint
@@ -115,11 +115,6 @@ class Declarations:
         if not isinstance(name, str) or not is_tag(name):
             raise ValueError(
                 f'{name!r} can\'t name the endpoint {path}: {TAG_FORM}; give one with name="..."'
-            )
-        if (there := self.endpoints.get(name)) is not None:
-            raise ValueError(
-                f"the endpoint {there.path or name} is named {name!r} already; give {path} "
-                'another with name="..."'
             )
         return name
 

@@ -133,11 +133,11 @@ def _function_of(path: tuple[str, ...], definition: Definition) -> Callable[...,
 
 def _option_of(config: BackendConfig, error: str) -> tuple[str, ...]:
     """Returns the option that an error names first, or whose value it quotes."""
-    given = config.given()
+    options = config.given()
     first = error.partition("=")[0]
-    if first in given:
+    if first in options:
         return (first,)
-    quoted = (one for one, value in given.items() if type(value) is str and repr(value) in error)
+    quoted = (one for one, value in options.items() if type(value) is str and repr(value) in error)
     return tuple(islice(quoted, 1))
 
 
@@ -154,9 +154,9 @@ def _of_shadows(name: str, endpoint: EndpointDeclaration) -> Iterator[Complaint]
         if isinstance(shadow.compare, str):
             try:
                 with _complaining(("endpoints", name, "shadows")):
-                    found = imported(shadow.compare)
-                    if not callable(found):
-                        raise TypeError(f"{shadow.compare!r} is not a function, but {found!r}")
+                    compare = imported(shadow.compare)
+                    if not callable(compare):
+                        raise TypeError(f"{shadow.compare!r} is not a function, but {compare!r}")
             except Complaint as complaint:
                 yield complaint
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from shoal.asgi.extensions import DISCONNECT, GUARDED
 from shoal.asgi.guard import BadRequest, RequestGuard
 from shoal.http.requests.problem import Problem
+from shoal.http.requests.routing import PathMatch, ProblemRoute, Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +26,9 @@ T = TypeVar("T")
 _DEEPEST: Final = 100
 
 
-def with_middleware(given: Sequence[Callable[[ASGIApp], ASGIApp] | Any], app: ASGIApp) -> ASGIApp:
+def with_middleware(layers: Sequence[Callable[[ASGIApp], ASGIApp] | Any], app: ASGIApp) -> ASGIApp:
     """Puts Starlette's `Middleware`, or functions, around an application, the first outermost."""
-    listed: list[Any] = list(given)
+    listed: list[Any] = list(layers)
     for one in reversed(listed):
         cls = getattr(one, "cls", None)
         make = one if cls is None else partial(cls, *one.args, **one.kwargs)
@@ -66,7 +68,10 @@ class AppGuard:
             await receive()
             await self._sockets.refuse(scope, send, Problem(refusal.status, "", str(refusal)))
         else:
-            await self._dispatcher.answer_by(partial(_refuse, refusal), scope, receive, send)
+            title = HTTPStatus(refusal.status).phrase
+            route = ProblemRoute(Problem(refusal.status, "", title, str(refusal)))
+            match = PathMatch[Route]({scope["method"]: route}, {})
+            await self._dispatcher.answer(scope, receive, send, match)
 
     def _refusal(self, scope: Scope) -> BadRequest | None:
         """Returns why a request is refused; None if it is not."""
@@ -89,13 +94,6 @@ class AppGuard:
             if len(self._by_address) < _MOST_ADDRESSES:
                 self._by_address[host] = guard
         return guard
-
-
-async def _refuse(refusal: BadRequest, _scope: Scope, _receive: Receive, _send: Send) -> None:
-    # Not at the start: it loads a client of HTTP.
-    from starlette.exceptions import HTTPException
-
-    raise HTTPException(refusal.status, str(refusal))
 
 
 class AppTracing:

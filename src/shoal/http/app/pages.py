@@ -30,7 +30,7 @@ from shoal.http.dashboard.dashboard import Dashboard
 from shoal.http.openapi.page import FILES, HTML, root_of
 from shoal.http.openapi.served import Documented, ServedEndpoint, text_of
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.protocol import spoken
+from shoal.http.requests.protocol import protocol_objects
 from shoal.http.requests.routing import Page
 from shoal.serving.names import RESERVED
 
@@ -103,8 +103,8 @@ class Pages:
 
     def document(self) -> dict[str, Any]:
         """Returns the OpenAPI document of the endpoints as they are now."""
-        found: dict[str, Any] = orjson.loads(self._unprefixed.as_json(self._endpoints(), ""))
-        return found
+        document: dict[str, Any] = orjson.loads(self._unprefixed.as_json(self._endpoints(), ""))
+        return document
 
     def _statistics(self) -> Iterator[tuple[str, str, BatcherStatistics]]:
         _, controller = self._now()
@@ -125,8 +125,10 @@ class Pages:
         _, controller = self._now()
         if controller is None:
             return {}
-        found = {tag: one.supervisor.failures for tag, one in controller.backends.items()}
-        return {tag: StartTimes(f.start_failures, f.start_s.snapshot()) for tag, f in found.items()}
+        starts = {tag: one.supervisor.failures for tag, one in controller.backends.items()}
+        return {
+            tag: StartTimes(f.start_failures, f.start_s.snapshot()) for tag, f in starts.items()
+        }
 
     def _status(self) -> Status | None:
         _, controller = self._now()
@@ -254,7 +256,7 @@ class Pages:
             exchange.scope,
             exchange.headers,
             operations=self._paths(),
-            protocols=[_names_of(one) for one in spoken(self._settings.protocols)],
+            protocols=[_names_of(one) for one in protocol_objects(self._settings.protocols)],
             has_dashboard=self.dashboard.is_public_to(exchange.scope),
         )
         await exchange.answer(200, page.media_type, page.body, page.headers)

@@ -12,12 +12,12 @@ from typing_extensions import override
 
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.problem import not_open, starting
-from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes, spoken
-from shoal.http.requests.routing import Found, Mounts, PathTable, ProblemRoute, Route
+from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes, protocol_objects
+from shoal.http.requests.routing import Mounts, PathMatch, PathTable, ProblemRoute, Route
 from shoal.serving.names import METHODS, RESERVED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import Coroutine, Iterable, Iterator, Sequence
 
     from starlette.types import Receive, Scope, Send
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
 
-_Way: TypeAlias = "tuple[str, str, Route]"
+_RouteEntry: TypeAlias = "tuple[str, str, Route]"
 _log: Final = logging.getLogger("shoal.http")
 
 
@@ -56,61 +56,60 @@ class _JsonRoutes(ProtocolRoutes):
                 yield endpoint.route, method, route
 
 
-class _Spoken:
+class _CheckedRoutes:
     """The routes of one protocol; its errors affect no other protocol."""
 
     def __init__(self, routes: ProtocolRoutes) -> None:
         self._routes = routes
-        self._last: dict[Endpoint | None, list[_Way]] = {}
-        self._has_told = False
+        self._last: dict[Endpoint | None, list[_RouteEntry]] = {}
+        self._has_logged = False
 
-    def first(self, endpoints: Iterable[Endpoint]) -> Iterator[_Way]:
-        """Yields the routes of endpoints, then the others; raises the protocol's errors."""
-        self._last = {one: _checked(self._of(one)) for one in (*endpoints, None)}
-        return chain.from_iterable(self._last.values())
+    def entries(self, endpoints: Iterable[Endpoint], *, strict: bool) -> Iterator[_RouteEntry]:
+        """Yields the routes of endpoints, then the others.
 
-    def current(self, endpoints: Iterable[Endpoint]) -> Iterator[_Way]:
-        """Yields the same, with the previous routes where the protocol fails."""
-        self._has_told = False
-        found: dict[Endpoint | None, list[_Way]] = {}
+        Where the protocol fails its error is raised, or the previous routes stay if not `strict`.
+        """
+        self._has_logged = False
+        current: dict[Endpoint | None, list[_RouteEntry]] = {}
         for endpoint in (*endpoints, None):
             try:
-                found[endpoint] = _checked(self._of(endpoint))
+                current[endpoint] = _checked(
+                    self._routes.besides() if endpoint is None else self._routes.of(endpoint)
+                )
             except Exception as error:
-                self._tell(error)
-                found[endpoint] = self._last.get(endpoint, [])
-        self._last = found
-        return chain.from_iterable(found.values())
+                if strict:
+                    raise
+                self._log_once(error)
+                current[endpoint] = self._last.get(endpoint, [])
+        self._last = current
+        return chain.from_iterable(current.values())
 
     def elsewhere(self, path: str) -> Route | None:
         try:
             return self._routes.elsewhere(path)
         except Exception as error:
-            self._tell(error)
+            self._log_once(error)
             return None
 
-    def _of(self, endpoint: Endpoint | None) -> Iterable[_Way]:
-        return self._routes.besides() if endpoint is None else self._routes.of(endpoint)
-
-    def _tell(self, error: Exception) -> None:
+    def _log_once(self, error: Exception) -> None:
         """Logs an error of the protocol, once until the endpoints change again."""
-        if not self._has_told:
-            self._has_told = True
+        if not self._has_logged:
+            self._has_logged = True
             name = type(self._routes).__qualname__
             _log.error(
                 "the protocol of %s failed; its routes stay as they were", name, exc_info=error
             )
 
 
-def _checked(ways: Iterable[_Way]) -> list[_Way]:
+def _checked(entries: Iterable[_RouteEntry]) -> list[_RouteEntry]:
     """Checks that a table can hold the routes."""
-    found = list(ways)
+    listed = list(entries)
     table = PathTable[Route]()
-    for path, method, route in found:
+    for path, method, route in listed:
         if not isinstance(cast("object", route), Route):
             raise TypeError(f"a protocol's route at {path!r} is a Route, not {route!r}")
         table.add(path, (method,), route)
-    return found
+    return listed
 
 
 class EndpointTable:
@@ -124,37 +123,35 @@ class EndpointTable:
     ) -> None:
         self._controller = controller
         self._options = options
-        self._spoken = (JsonProtocol(), *protocols)
+        self._all = (JsonProtocol(), *protocols)
         self._has_others = bool(protocols)
         self._registry = controller.registry
         self._version = self._registry.version
-        self._routes = self._table_of(_Spoken.first)
+        self._routes = self._table(strict=True)
 
-    def at(self, path: str, method: str) -> Found[Route] | None:
+    def at(self, path: str, method: str) -> PathMatch[Route] | None:
         if self._registry.version != self._version:
             self._version = self._registry.version
-            self._routes = self._table_of(_Spoken.current)
+            self._routes = self._table(strict=False)
         return self._routes.at(path, method)
 
-    def elsewhere(self, path: str) -> Found[Route] | None:
+    def elsewhere(self, path: str) -> PathMatch[Route] | None:
         """Returns the refusing route of the protocol that a path without routes belongs to."""
         for protocol in self._protocols if self._has_others else ():
             route = protocol.elsewhere(path)
             if route is not None:
-                return Found(dict.fromkeys(METHODS, route), {})
+                return PathMatch(dict.fromkeys(METHODS, route), {})
         return None
 
     @cached_property
-    def _protocols(self) -> list[_Spoken]:
-        return [_Spoken(one.routes(self._controller, self._options)) for one in self._spoken]
+    def _protocols(self) -> list[_CheckedRoutes]:
+        return [_CheckedRoutes(one.routes(self._controller, self._options)) for one in self._all]
 
-    def _table_of(
-        self, ways_of: Callable[[_Spoken, Iterable[Endpoint]], Iterable[_Way]]
-    ) -> PathTable[Route]:
+    def _table(self, *, strict: bool) -> PathTable[Route]:
         routes = PathTable[Route]()
         endpoints = self._controller.endpoints.values()
         for protocol in self._protocols if endpoints or self._has_others else ():
-            for path, method, route in ways_of(protocol, endpoints):
+            for path, method, route in protocol.entries(endpoints, strict=strict):
                 routes.add(path, (method,), route)
         return routes
 
@@ -175,34 +172,31 @@ class AppRouter:
         self._declared = declared
         self._dispatcher = dispatcher
         self._sockets = sockets
-        self._protocols = spoken(dispatcher.settings.protocols)
+        self._protocols = protocol_objects(dispatcher.settings.protocols)
         self._not_open = ProblemRoute(not_open(dispatcher.settings))
         self._starting = ProblemRoute(starting(dispatcher.settings))
 
     def set_controller(self, controller: Controller | None) -> None:
         """Sets the controller of the endpoints; None while the application is closed."""
+        self.table = None
         if controller is not None:
             self._dispatcher.begin()
-        self.table = (
-            None
-            if controller is None
-            else EndpointTable(controller, self._dispatcher.settings, self._protocols)
-        )
+            self.table = EndpointTable(controller, self._dispatcher.settings, self._protocols)
         self._sockets.set_controller(controller)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         root, path = split_path(scope) if scope.get("root_path") else ("", scope["path"])
         if scope["type"] == "http":
-            found = self.at(path, scope["method"])
-            if found is not None or self.mounts.at(path) is None:
-                if found is None and path == "/" and scope["method"] in ("GET", "HEAD"):
-                    found = self.pages.at(path, "GET")
-                elif found is None and self.table is not None:
-                    found = self.table.elsewhere(path)
-                return self._dispatcher.answer(scope, receive, send, found)
+            match = self.at(path, scope["method"])
+            if match is not None or self.mounts.at(path) is None:
+                if match is None and path == "/" and scope["method"] in ("GET", "HEAD"):
+                    match = self.pages.at(path, "GET")
+                elif match is None and self.table is not None:
+                    match = self.table.elsewhere(path)
+                return self._dispatcher.answer(scope, receive, send, match)
         return self._answer_besides(scope, receive, send, root, path)
 
-    def at(self, path: str, method: str) -> Found[Route] | None:
+    def at(self, path: str, method: str) -> PathMatch[Route] | None:
         if path.startswith(PAGES):  # not even for an endpoint at "/{any:path}"
             return self.pages.at(path, method)
         return (self.table or self._declared.routed_to(self._not_open)).at(path, method)
@@ -210,15 +204,15 @@ class AppRouter:
     async def answer_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request to an application that is starting."""
         if scope["type"] == "http":
-            found = Found[Route]({scope["method"]: self._starting}, {})
-            await self._dispatcher.answer(scope, receive, send, found)
+            match = PathMatch[Route]({scope["method"]: self._starting}, {})
+            await self._dispatcher.answer(scope, receive, send, match)
         elif (await receive())["type"] == "websocket.connect":
             await self._sockets.refuse(scope, send, starting(self._dispatcher.settings))
 
     def declared_path(self, path: str, method: str) -> str | None:
         """Returns the declared path, with its parameters, for a request's path."""
-        found = self.at(path, method)
-        return None if found is None or not found.path else found.path
+        match = self.at(path, method)
+        return None if match is None or not match.path else match.path
 
     async def _answer_besides(
         self, scope: Scope, receive: Receive, send: Send, root: str, path: str

@@ -50,36 +50,37 @@ class RequestTracer:
             return
         method = scope.get("method", "GET")
         kind, path = scope["type"], scope["path"]
-        span, context = self._begun(scope["headers"], kind, method, path, below)
+        span, context = self._begin_span(scope["headers"], kind, method, path, below)
         span.set_attributes(_of_scope(scope))
-        answer = _Answer(span)
         scope[TRACE] = ids = ids_of(span)
         extensions: Mapping[str, Any] = scope.get("extensions") or {}
         offered: Mapping[str, Any] = extensions.get(DISCONNECT, {})
         if "note_trace" in offered:
             offered["note_trace"](ids)
 
-        async def noting(message: Message) -> None:
+        status, failure = 0, ""
+
+        async def send_noted(message: Message) -> None:
+            nonlocal status
             if message["type"].endswith(".response.start"):
-                answer.status = message["status"]
+                status = message["status"]
             elif message["type"] == "websocket.accept":
-                answer.status = 101
+                status = 101
             elif message["type"] == "websocket.close":
-                answer.status = answer.status or 403
+                status = status or 403
             await send(message)
 
         token = attach(context)
         try:
-            await app(scope, receive, noting)
+            await app(scope, receive, send_noted)
         except Exception as error:
-            answer.error = type(error).__name__
+            failure = type(error).__name__
             raise
         finally:
             detach(token)
-            answer.status = answer.status or offered.get("refused_with", int)()
-            answer.end()
+            _end(span, status or offered.get("refused_with", int)(), failure)
 
-    def _begun(
+    def _begin_span(
         self, headers: Iterable[tuple[bytes, bytes]], kind: str, method: str, path: str, below: str
     ) -> tuple[Span, Context]:
         """Begins a span; `below` is the path below the application's mount point."""
@@ -100,28 +101,18 @@ class RequestTracer:
         return span, trace.set_span_in_context(span, context)
 
 
-class _Answer:
-    """The outcome of a request with a span: its status, and the class of its error."""
-
-    __slots__ = ("_span", "error", "status")
-
-    def __init__(self, span: Span) -> None:
-        self._span = span
-        self.status = 0
-        self.error = ""
-
-    def end(self) -> None:
-        span = self._span
-        if not span.is_recording():
-            return
-        if self.status:
-            span.set_attribute("http.response.status_code", self.status)
-        if self.error or self.status >= 500:
-            span.set_status(Status(StatusCode.ERROR))
-            span.set_attribute("error.type", self.error or str(self.status))
-        elif not self.status:
-            span.set_attribute("error.type", "client_left")
-        span.end()
+def _end(span: Span, status: int, error: str) -> None:
+    """Ends a span; the status is 0 without a response, and the error a class's name or empty."""
+    if not span.is_recording():
+        return
+    if status:
+        span.set_attribute("http.response.status_code", status)
+    if error or status >= 500:
+        span.set_status(Status(StatusCode.ERROR))
+        span.set_attribute("error.type", error or str(status))
+    elif not status:
+        span.set_attribute("error.type", "client_left")
+    span.end()
 
 
 def ids_of(span: Span) -> tuple[str, str]:
@@ -131,15 +122,15 @@ def ids_of(span: Span) -> tuple[str, str]:
 
 
 def _of_scope(scope: Scope) -> dict[str, AttributeValue]:
-    found: dict[str, AttributeValue] = {"url.scheme": scope["scheme"]}
+    attributes: dict[str, AttributeValue] = {"url.scheme": scope["scheme"]}
     if "http_version" in scope:
-        found["network.protocol.version"] = scope["http_version"]
+        attributes["network.protocol.version"] = scope["http_version"]
     client: Any = scope.get("client")
     if client is not None:
-        found["client.address"] = client[0]
+        attributes["client.address"] = client[0]
     server: Any = scope.get("server")
     if server is not None:
-        found["server.address"] = server[0]
+        attributes["server.address"] = server[0]
         if server[1] is not None:
-            found["server.port"] = server[1]
-    return found
+            attributes["server.port"] = server[1]
+    return attributes

@@ -73,19 +73,19 @@ class ModelInputs:
     def metadata(self) -> list[dict[str, Any]]:
         return [form_of(one).metadata(name) for name, one in self._annotations.items()]
 
-    def items(self, given: Sequence[Tensor]) -> list[Any]:
+    def items(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Returns the item of each row; a tuple, in order, if the code has several parameters."""
-        if self._only is not None and len(given) == 1:
-            tensor = given[0]
+        if self._only is not None and len(tensors) == 1:
+            tensor = tensors[0]
             if tensor.shape[0] != 1:
                 _check_rows(tensor.shape[0])
             return self._only.values(tensor)
-        tensors = {tensor.name: tensor for tensor in given}
-        self._check_names(tensors)
+        by_name = {tensor.name: tensor for tensor in tensors}
+        self._check_names(by_name)
         if not self._parameters:
             return [()]
-        rows = _rows_of(tensors) if tensors else 1
-        columns = {name: self._columns[name].values(one) for name, one in tensors.items()}
+        rows = _rows_of(by_name) if by_name else 1
+        columns = {name: self._columns[name].values(one) for name, one in by_name.items()}
         if self._record is not None:
             names = list(columns)
             by_row = zip(*columns.values(), strict=True)
@@ -199,9 +199,9 @@ def _checked(validator: SchemaValidator, values: list[Any], what: str) -> list[A
     try:
         checked: list[Any] = validator.validate_python(values)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False, include_context=False)
-        where = ".".join(str(step) for step in found[0]["loc"])
-        problem = not_fitting(f"{what} does not fit at row {where}: {found[0]['msg']}.")
+        errors = error.errors(include_url=False, include_input=False, include_context=False)
+        where = ".".join(str(step) for step in errors[0]["loc"])
+        problem = not_fitting(f"{what} does not fit at row {where}: {errors[0]['msg']}.")
         raise Refused(problem) from None
     return checked
 

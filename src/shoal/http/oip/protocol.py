@@ -84,15 +84,15 @@ class MetadataPage(ProtocolRoute):
     """Responds with the status and the JSON that a function returns."""
 
     def __init__(
-        self, tell: Callable[[Exchange], tuple[int, dict[str, Any]]], name: str = NO_ENDPOINT
+        self, describe: Callable[[Exchange], tuple[int, dict[str, Any]]], name: str = NO_ENDPOINT
     ) -> None:
         super().__init__(name)
-        self._tell = tell
+        self._describe = describe
 
     @override
     async def answer(self, exchange: Exchange) -> None:
-        status, told = self._tell(exchange)
-        await exchange.answer(status, JSON, orjson.dumps(told))
+        status, described = self._describe(exchange)
+        await exchange.answer(status, JSON, orjson.dumps(described))
 
 
 def version_of(endpoint: Endpoint, version: str) -> Backend:
@@ -130,19 +130,19 @@ class InferRoute(ProtocolRoute):
             version: str | None = None
             if self._has_version:
                 version = version_of(self._endpoint, exchange.scope["path_params"]["version"]).tag
-            found = await call.find(headers_of_call(exchange, described, version))
+            batcher = await call.find(headers_of_call(exchange, described, version))
             if call.streams:
                 detail = "It answers with a stream, which the protocol does not have."
                 raise Refused(not_fitting(detail))
-            model = model_of(found)
+            model = model_of(batcher)
             if described.outputs is not None:
                 model.outputs.check(described.outputs)
             results = await call.results(model.inputs.items(tensors))
-            tag = found.batcher.name.partition("/")[0]  # a method's name may follow
-            given: dict[str, Any] = {"model_name": self.name, "model_version": tag}
+            tag = batcher.batcher.name.partition("/")[0]  # a method's name may follow
+            response: dict[str, Any] = {"model_name": self.name, "model_version": tag}
             if described.id is not None:
-                given["id"] = described.id
-            length, body = model.outputs.body(described, results, given)
+                response["id"] = described.id
+            length, body = model.outputs.body(described, results, response)
             if length is None:
                 await exchange.answer(200, JSON, body)
             else:

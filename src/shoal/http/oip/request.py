@@ -95,24 +95,24 @@ class RequestHead:
     outputs: Mapping[str, bool] | None = None
     parameters: Mapping[str, Any] = _NONE
 
-    def __init__(self, given: Mapping[str, Any], most_elements: int) -> None:
+    def __init__(self, parsed: Mapping[str, Any], most_elements: int) -> None:
         self.inputs: list[Tensor] = []
-        for one in given["inputs"]:
+        for one in parsed["inputs"]:
             tensor = Tensor(one, most_elements)
             self.inputs.append(tensor)
             if tensor.size is not None:
                 self.has_binary = True
         if len(self.inputs) > 1:
             self._check_names()
-        if len(given) > 1:
-            self._take_options(given)
+        if len(parsed) > 1:
+            self._take_options(parsed)
 
-    def _take_options(self, given: Mapping[str, Any]) -> None:
-        self.id = given.get("id")
-        self.parameters = given.get("parameters") or _NONE
+    def _take_options(self, parsed: Mapping[str, Any]) -> None:
+        self.id = parsed.get("id")
+        self.parameters = parsed.get("parameters") or _NONE
         check_supported("The request", self.parameters)
         self.is_binary = self.parameters.get("binary_data_output") or False
-        if wanted := given.get("outputs"):
+        if wanted := parsed.get("outputs"):
             self.outputs = {one["name"]: self._is_binary(one) for one in wanted}
 
     @property
@@ -143,15 +143,15 @@ class RequestHeads:
 
     def of(self, head: bytes) -> RequestHead:
         """Reads the JSON in front of binary data."""
-        found = self._kept.get(head)
-        if found is not None:
-            return found
-        made = self.read(head)
-        if len(head) <= _LONGEST_KEPT and made.may_be_kept:
+        known = self._kept.get(head)
+        if known is not None:
+            return known
+        new = self.read(head)
+        if len(head) <= _LONGEST_KEPT and new.may_be_kept:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
-            self._kept[head] = made
-        return made
+            self._kept[head] = new
+        return new
 
     def read(self, head: bytes) -> RequestHead:
         """Reads JSON that other requests are not likely to send."""
@@ -166,12 +166,12 @@ class RequestHeads:
                 value = orjson.loads(head)
             except orjson.JSONDecodeError:
                 check_json(head, self._max_elements, _COSTS)
-                given: dict[str, Any] = _VALIDATOR.validate_json(head)  # tells what is wrong
+                parsed: dict[str, Any] = _VALIDATOR.validate_json(head)  # tells what is wrong
             else:
-                given = _VALIDATOR.validate_python(value)
+                parsed = _VALIDATOR.validate_python(value)
         except ValidationError as error:
             raise Refused(_of_validation(error, head)) from None
-        return given
+        return parsed
 
 
 def _of_validation(error: ValidationError, head: bytes) -> Problem:
@@ -244,8 +244,8 @@ def headers_of_call(exchange: Exchange, described: RequestHead, version: str | N
     return headers
 
 
-def _header_length(given: bytes, size: int) -> int:
-    length = int(given) if given.isdigit() and len(given) <= 19 else size + 1
+def _header_length(header: bytes, size: int) -> int:
+    length = int(header) if header.isdigit() and len(header) <= 19 else size + 1
     if length > size:
         raise Refused(
             malformed(f"Inference-Header-Content-Length must be a number up to {size}, the body's.")
@@ -257,10 +257,10 @@ def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
     """Refuses requests that a web page of another origin can send without being asked."""
     # Clients of the protocol send JSON, application/octet-stream, or no type. Without a type only
     # the header Origin shows that a page sends it.
-    given = headers.get(b"content-type", b"")
-    if not given and b"origin" not in headers:
+    media_type = headers.get(b"content-type", b"")
+    if not media_type and b"origin" not in headers:
         return
-    if given.partition(b";")[0].strip().lower() not in _MEDIA_TYPES:
+    if media_type.partition(b";")[0].strip().lower() not in _MEDIA_TYPES:
         raise unsupported_media_type(
             "Send application/json, or application/octet-stream with binary data."
         )

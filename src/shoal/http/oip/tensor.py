@@ -102,21 +102,21 @@ class Tensor:
     # Of the bytes that follow the JSON; None if the elements are in it.
     size: int | None = None
 
-    def __init__(self, given: Mapping[str, Any], most_elements: int) -> None:
-        self.name: str = given["name"]
-        if given.get("parameters") is not None or given.get("data") is None:
-            self.size = self._size_in(given)
-        datatype = DATATYPES.get(given["datatype"])
+    def __init__(self, described: Mapping[str, Any], most_elements: int) -> None:
+        self.name: str = described["name"]
+        if described.get("parameters") is not None or described.get("data") is None:
+            self.size = self._size_in(described)
+        datatype = DATATYPES.get(described["datatype"])
         if datatype is None:
             self.refuse(f"has no datatype of the protocol: {', '.join(DATATYPES)}")
         self.datatype: Datatype = datatype
-        self.shape: list[int] = given["shape"]
+        self.shape: list[int] = described["shape"]
         if not self.shape:
             self.refuse("has no dimension: the first is the number of rows")
         self._count = count = math.prod(self.shape)
         self._most_elements = most_elements
         if self.size is None:
-            self._flat = self._of_json(given["data"], count)
+            self._flat = self._of_json(described["data"], count)
         elif datatype.size and self.size != count * datatype.size:
             self.refuse(
                 f"has {self.size} bytes, but {count} elements of {datatype.name} have "
@@ -163,12 +163,12 @@ class Tensor:
     def refuse(self, what: str) -> NoReturn:
         raise Refused(malformed(f"The input {self.name!r} {what}."))
 
-    def _size_in(self, given: Mapping[str, Any]) -> int | None:
+    def _size_in(self, described: Mapping[str, Any]) -> int | None:
         """Returns the size of its elements as bytes; None if they are in its description."""
-        parameters: Mapping[str, Any] = given.get("parameters") or {}
+        parameters: Mapping[str, Any] = described.get("parameters") or {}
         check_supported(f"The input {self.name!r}", parameters)
         size: int | None = parameters.get("binary_data_size")
-        if (size is None) == (given.get("data") is None):
+        if (size is None) == (described.get("data") is None):
             raise Refused(malformed(f"The input {self.name!r} needs data, or a binary_data_size."))
         return size
 
@@ -206,17 +206,17 @@ class Tensor:
         """Returns the elements, each of which has its length in front, in four bytes."""
         if count > self._most_elements:
             self.refuse(f"has more than {self._most_elements} elements")
-        found: list[bytes] = []
+        strings: list[bytes] = []
         at = 0
         for _ in range(count):
             start = at + 4
             at = start + int.from_bytes(data[at:start], "little")
             if at > data.nbytes:
                 self.refuse("has an element that is longer than its data")
-            found.append(bytes(data[start:at]))
+            strings.append(bytes(data[start:at]))
         if at != data.nbytes:
             self.refuse(f"has {data.nbytes - at} bytes after its last element")
-        return found
+        return strings
 
 
 def nested(flat: list[Any], shape: list[int]) -> list[Any]:

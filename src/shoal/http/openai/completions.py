@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from shoal.http.openai.text import TextEnd
     from shoal.http.openai.text_request import TextJob, TextReader
     from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.problem import Problem
     from shoal.http.requests.streaming import ItemStream
     from shoal.serving.backends.method_batcher import MethodBatcher
 
@@ -151,7 +152,7 @@ def refusing() -> Generator[None]:
 
 async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
     """Makes the calls of all texts at once; the first failure cancels the others."""
-    found: dict[int, tuple[str, TextEnd]] = {}
+    texts: dict[int, tuple[str, TextEnd]] = {}
     failures: list[Exception] = []
 
     async def run(nth: int) -> None:
@@ -160,7 +161,7 @@ async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
                 text = await _found_text(job, call, nth)
                 async with job.turn(call):
                     with refusing():
-                        found[nth] = await text.collected(), text.end
+                        texts[nth] = await text.collected(), text.end
         except Exception as error:
             failures.append(error)
             tasks.cancel_scope.cancel()
@@ -173,7 +174,7 @@ async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
             raise failures[0]
     finally:
         failures.clear()  # their tracebacks hold this frame
-    return [found[nth] for nth in range(job.texts)]
+    return [texts[nth] for nth in range(job.texts)]
 
 
 class MergedTexts:
@@ -182,7 +183,7 @@ class MergedTexts:
     def __init__(self, job: TextJob, form: MessageForm) -> None:
         self.ends: list[TextEnd] = []
         self._job = job
-        self._form = form
+        self.form = form
         self._messages: deque[bytes] = deque()
         self._failure: Exception | None = None
         self._running = job.texts
@@ -245,7 +246,7 @@ class MergedTexts:
     async def _pass_on(self, text: TextCall, nth: int) -> None:
         end, stream = text.end, text.stream()
         self.ends.append(end)
-        messages = ChoiceMessages(self._form, nth, end, with_usage=self._job.with_usage)
+        messages = ChoiceMessages(self.form, nth, end, with_usage=self._job.with_usage)
         tick = self._job.times.clock(parking_of_this_loop().now)
         async with stream:
             async for piece in stream:
@@ -289,7 +290,10 @@ class TextRoute(OpenAIRoute):
             batcher = await (run_unless_left(exchange.when_left, find) if job.streams else find())
             text = TextCall(job, call, batcher, *job.item(call, batcher))
             if job.streams:
-                await self._answer_with_stream(call, exchange, job, text)
+                form = OneText(job.form(), text.end, job.prompt_tokens, with_usage=job.with_usage)
+                stream, heartbeat_s = text.stream(), self._options.heartbeat_s
+                explain = call.explained
+                await answer_with_stream(exchange, stream, form, explain, heartbeat_s, job.times)
                 return
             if call.streams:  # the whole text of a model that streams
                 whole = await run_unless_left(exchange.when_left, text.collected)
@@ -297,36 +301,16 @@ class TextRoute(OpenAIRoute):
                 whole = await text.collected()
             await exchange.answer(200, JSON, job.whole([(whole, text.end)]))
 
-    async def _answer_with_stream(
-        self, call: EndpointCall, exchange: Exchange, job: TextJob, text: TextCall
-    ) -> None:
-        form = OneText(job.form(), text.end, job.prompt_tokens, with_usage=job.with_usage)
-        await answer_with_stream(
-            exchange,
-            text.stream(),
-            form,
-            call.explained,
-            self._options.heartbeat_s,
-            job.times,
-        )
-
     async def _answer_with_several(self, exchange: Exchange, job: TextJob) -> None:
         if not job.streams:
-            found = await run_unless_left(exchange.when_left, partial(gathered, job))
-            await exchange.answer(200, JSON, job.whole(found))
+            texts = await run_unless_left(exchange.when_left, partial(gathered, job))
+            await exchange.answer(200, JSON, job.whole(texts))
             return
-        form = job.form()
-        with_usage = job.with_usage
-        merged = MergedTexts(job, form)
-        await answer_with_stream(
-            exchange,
-            merged,
-            SeveralTexts(form, merged.ends, job.prompt_tokens, with_usage=with_usage),
-            partial(
-                explained,
-                settings=self._options,
-                endpoint=job.model.endpoint.name,
-                request_id=exchange.request_id,
-            ),
-            self._options.heartbeat_s,
-        )
+        merged = MergedTexts(job, job.form())
+        form = SeveralTexts(merged.form, merged.ends, job.prompt_tokens, with_usage=job.with_usage)
+        name, request_id = job.model.endpoint.name, exchange.request_id
+
+        def explain(error: Exception) -> Problem:
+            return explained(error, self._options, name, request_id)
+
+        await answer_with_stream(exchange, merged, form, explain, self._options.heartbeat_s)

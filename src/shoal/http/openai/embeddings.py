@@ -57,32 +57,32 @@ class EmbeddingsRoute(OpenAIRoute):
     async def answer(self, exchange: Exchange) -> None:
         body = await exchange.body()
         try:
-            given: dict[str, Any] = self._type.parsed(exchange, body)
+            params: dict[str, Any] = self._type.parsed(exchange, body)
         except Refused as refusal:
             raise of_invalid_item(refusal) from None
-        inputs = self._inputs(given["input"])
-        model = self._models.of(given["model"])
+        inputs = self._inputs(params["input"])
+        model = self._models.of(params["model"])
         exchange.counted = model.counted
         with EndpointCall(model.calls, exchange) as call:
             batcher = await call.find(call_headers(exchange.headers))
             if call.streams:
                 raise refused("The model gives texts, no embeddings", param="model")
             maker = model.maker(batcher)
-            if given.get("dimensions") is not None and "dimensions" not in maker.fields:
+            if params.get("dimensions") is not None and "dimensions" not in maker.fields:
                 raise refused(
                     "The model does not take dimensions", param="dimensions", code="unsupported"
                 )
             try:
-                results = await call.results([maker.item(text, given) for text in inputs])
+                results = await call.results([maker.item(text, params) for text in inputs])
             except ItemTooLarge as error:
                 raise too_long("An input", error, param="input") from None
-            written = _in_base64 if given.get("encoding_format") == "base64" else _in_json
+            written = _in_base64 if params.get("encoding_format") == "base64" else _in_json
             data = b",".join([_ONE % (nth, written(result)) for nth, result in enumerate(results)])
             tokens = sum(map(model.count or count_words, inputs))
             await exchange.answer(200, JSON, _ANSWER % (data, model.name_json, tokens, tokens))
 
-    def _inputs(self, given: str | list[Any]) -> Sequence[str]:
-        inputs = [given] if isinstance(given, str) else given
+    def _inputs(self, value: str | list[Any]) -> Sequence[str]:
+        inputs = [value] if isinstance(value, str) else value
         if not inputs or len(inputs) > self._most:
             detail = f"There must be 1 to {self._most} inputs, and there are {len(inputs)}"
             raise refused(detail, param="input")
@@ -125,28 +125,28 @@ def _not_finite() -> Refused:
 
 def _check_vector(result: Any) -> Sequence[Any]:
     """Returns the numbers of a vector; raises `Refused` if it is none."""
-    given: object = result.tolist() if hasattr(result, "tolist") else result
-    if type(given) in _LISTS:
-        values: Sequence[Any] = given  # type: ignore[assignment]  # a list or a tuple
+    vector: object = result.tolist() if hasattr(result, "tolist") else result
+    if type(vector) in _LISTS:
+        values: Sequence[Any] = vector  # type: ignore[assignment]  # a list or a tuple
         kinds: set[type] = set(map(type, values))
         if kinds == _FLOATS or all(issubclass(kind, Real) for kind in kinds):
             return values
     raise refused(
-        f"The model gives no embeddings: a result must be a vector of numbers, not {_form(given)}",
+        f"The model gives no embeddings: a result must be a vector of numbers, not {_form(vector)}",
         param="model",
     )
 
 
-def _form(given: object) -> str:
+def _form(value: object) -> str:
     """Describes a result that is not a vector."""
     shape: list[str] = []
-    while type(given) in _LISTS:
-        values: Sequence[Any] = given  # type: ignore[assignment]  # a list or a tuple
+    while type(value) in _LISTS:
+        values: Sequence[Any] = value  # type: ignore[assignment]  # a list or a tuple
         shape.append(str(len(values)))
-        given = values[0] if values else 0.0
-    if shape and isinstance(given, Real):
+        value = values[0] if values else 0.0
+    if shape and isinstance(value, Real):
         return f"of shape ({', '.join(shape)}); return one row for each input"
-    return "text" if isinstance(given, str) else f"{type(given).__name__}"
+    return "text" if isinstance(value, str) else f"{type(value).__name__}"
 
 
 _LISTS: Final = frozenset({list, tuple})

@@ -87,12 +87,11 @@ class AnswerForms:
         about = b'","created":%d,"model":' + one_line_json(orjson.dumps(model)).replace(b"%", b"%%")
         head = b'{"id":"' + parts.id + b'%b","object":"'
         self._head = head + parts.chunk + about
-        self._choice = choice = (
+        self._choice = (
             b'{"index":%d,' + b"%b".join(parts.text) + b',"logprobs":null,"finish_reason":"%b"}'
         )
         head += parts.object + about + b',"choices":['
         self._whole = head + b"%b" + _END
-        self._whole_of_one = head + choice.replace(b"%d", b"0") + _END
 
     def messages(self, request_id: bytes) -> MessageForm:
         """Returns the form of a stream's messages; the id has safe characters only."""
@@ -101,8 +100,6 @@ class AnswerForms:
     def whole(
         self, request_id: bytes, texts: Sequence[tuple[str, TextEnd]], prompt_tokens: int
     ) -> bytes:
-        if len(texts) == 1:
-            return self.whole_of_one(request_id, *texts[0], prompt_tokens)
         choices: list[bytes] = []
         tokens = 0
         for text, end in texts:
@@ -111,19 +108,6 @@ class AnswerForms:
             tokens += end.tokens
         counts = (prompt_tokens, tokens, prompt_tokens + tokens)
         return self._whole % (request_id, time.time(), b",".join(choices), *counts)
-
-    def whole_of_one(self, request_id: bytes, text: str, end: TextEnd, prompt_tokens: int) -> bytes:
-        """Returns the body with one text, as most have."""
-        tokens = end.tokens
-        return self._whole_of_one % (
-            request_id,
-            time.time(),
-            orjson.dumps(text),
-            _REASONS[end.reason],
-            prompt_tokens,
-            tokens,
-            prompt_tokens + tokens,
-        )
 
 
 class MessageForm(NamedTuple):

@@ -71,7 +71,7 @@ class ItemMaker:
         adapter = adapter_of(annotation) if self._parameters is None else fields_adapter(parameters)
         self._validator = finite_validator(adapter)
 
-    def item(self, prompt: str | None, given: Mapping[str, Any]) -> Any:
+    def item(self, prompt: str | None, params: Mapping[str, Any]) -> Any:
         """Returns a tuple for several parameters; `prompt` is None if the item takes messages."""
         if self.is_plain:
             return prompt
@@ -81,10 +81,10 @@ class ItemMaker:
                 return self._validator.validate_python(prompt)
             values = {
                 name: value
-                for name in self.fields.intersection(given)
-                if (value := given[name]) is not None and name != "messages"
+                for name in self.fields.intersection(params)
+                if (value := params[name]) is not None and name != "messages"
             }
-            messages = given.get("messages") if self.takes_messages else None
+            messages = params.get("messages") if self.takes_messages else None
             if prompt is None or messages is not None:
                 values["messages"] = messages
             elif self._prompt is None:
@@ -95,18 +95,18 @@ class ItemMaker:
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
             loc = as_written(first["loc"], values if self.fields else prompt, first["type"])
-            where = self._name_of(loc[0] if loc else None, given)
+            where = self._name_of(loc[0] if loc else None, params)
             where = ".".join([where, *(str(step) for step in loc[1:2])])
             raise refused(f"{where}: {first['msg']}", param=where) from None
         if self._parameters is None:
             return made
         return tuple(made.get(p.name, p.default) for p in self._parameters)
 
-    def _name_of(self, field: int | str | None, given: Mapping[str, Any]) -> str:
+    def _name_of(self, field: int | str | None, params: Mapping[str, Any]) -> str:
         """Returns the name of the client's parameter for a field."""
         if field is None or field == self._prompt:
-            return next((name for name in ("messages", "input") if name in given), "prompt")
-        if field == "max_tokens" and given.get("max_completion_tokens") is not None:
+            return next((name for name in ("messages", "input") if name in params), "prompt")
+        if field == "max_tokens" and params.get("max_completion_tokens") is not None:
             return "max_completion_tokens"
         return str(field)
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from shoal.http.requests.problem import Refused
     from shoal.http.requests.routing import Route
     from shoal.serving.controller.controller import Controller
-    from shoal.serving.endpoints.endpoint import Endpoint
 
 
 def chat_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -113,10 +112,6 @@ class OpenAI(HttpProtocol):
 class _Routes(ProtocolRoutes):
     def __init__(self, routes: Sequence[tuple[str, str, Route]]) -> None:
         self._routes = routes
-
-    @override
-    def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
-        return ()
 
     @override
     def besides(self) -> Iterable[tuple[str, str, Route]]:

@@ -70,14 +70,14 @@ class TextEnd:
                 piece = _beginning(piece, most - self.tokens, count)
                 tokens = most
         text = self._held + piece
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            text, reason = text[: min(found)], "stop"
+        places = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        if places:
+            text, reason = text[: min(places)], "stop"
         elif reason is None and self._stops:
-            kept = len(text) - _held_back(text, self._stops)
-            self._held = text[kept:]
+            certain = len(text) - _held_back(text, self._stops)
+            self._held = text[certain:]
             self.tokens = tokens
-            return text[:kept]
+            return text[:certain]
         self._held = ""
         self.tokens = tokens
         self.reason = reason

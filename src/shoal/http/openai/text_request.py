@@ -57,11 +57,11 @@ def _changes_nothing(name: str, value: Any, n: int) -> bool:
     return value is False or value in ("", [], {}) or (name == "top_logprobs" and value == 0)
 
 
-def check_supported(given: Mapping[str, Any], n: int, fields: frozenset[str]) -> None:
+def check_supported(params: Mapping[str, Any], n: int, fields: frozenset[str]) -> None:
     """Refuses such parameters, unless the model takes them (`fields`) itself."""
-    for name in SPECIAL.intersection(given):
+    for name in SPECIAL.intersection(params):
         is_models = name in _BY_MODEL and name in fields
-        if not is_models and not _changes_nothing(name, given[name], n):
+        if not is_models and not _changes_nothing(name, params[name], n):
             raise refused(
                 f"The parameter {name} is not supported here", param=name, code="unsupported"
             )
@@ -70,11 +70,11 @@ def check_supported(given: Mapping[str, Any], n: int, fields: frozenset[str]) ->
 class TextJob:
     """One request for texts, and the data that its calls share."""
 
-    # In `given`, null is as if the parameter were absent. `prompts` are empty for a chat, and
+    # In `params`, null is as if the parameter were absent. `prompts` are empty for a chat, and
     # `messages` None for a completion. `n` texts are for each prompt, `texts` in total.
 
     __slots__ = (
-        *("_chat_prompt", "_given", "_messages", "_n", "_prompts", "_stops", "exchange", "forms"),
+        *("_chat_prompt", "_params", "_messages", "_n", "_prompts", "_stops", "exchange", "forms"),
         *("_turns", "model", "streams", "texts"),
     )
 
@@ -82,7 +82,7 @@ class TextJob:
         self,
         exchange: Exchange,
         model: OpenAIModel,
-        given: Mapping[str, Any],
+        params: Mapping[str, Any],
         prompts: Sequence[str],
         messages: Sequence[Mapping[str, Any]] | None,
         stops: Sequence[str],
@@ -92,9 +92,9 @@ class TextJob:
         self.exchange = exchange
         self.model = model
         self.forms = model.completions if messages is None else model.chats
-        self.streams: bool = given.get("stream") or False
+        self.streams: bool = params.get("stream") or False
         self.texts = texts
-        self._given = given
+        self._params = params
         self._prompts = prompts
         self._messages = messages
         self._chat_prompt: str | None = None
@@ -104,7 +104,7 @@ class TextJob:
 
     @property
     def with_usage(self) -> bool:
-        options = self._given.get("stream_options")
+        options = self._params.get("stream_options")
         return options is not None and bool(options.get("include_usage"))
 
     @property
@@ -142,10 +142,10 @@ class TextJob:
 
     def item(self, call: EndpointCall, batcher: MethodBatcher, nth: int = 0) -> tuple[Any, TextEnd]:
         """Returns the item of the call for one of the texts, and the `TextEnd` of that text."""
-        model, given = self.model, self._given
+        model, params = self.model, self._params
         maker = model.maker(batcher)
-        if not SPECIAL.isdisjoint(given):
-            check_supported(given, self._n, maker.fields)
+        if not SPECIAL.isdisjoint(params):
+            check_supported(params, self._n, maker.fields)
         which, sample = divmod(nth, self._n) if nth else (0, 0)
         prompt: str | None
         if self._messages is None:
@@ -156,10 +156,10 @@ class TextJob:
             if self._chat_prompt is None:
                 self._chat_prompt = model.prompt(self._messages)
             prompt = self._chat_prompt
-        if sample and (seed := given.get("seed")) is not None:  # else all would be the same text
-            given = {**given, "seed": seed + sample}
-        item = maker.item(prompt, given)
-        count, most = model.count, given.get("max_tokens")
+        if sample and (seed := params.get("seed")) is not None:  # else all would be the same text
+            params = {**params, "seed": seed + sample}
+        item = maker.item(prompt, params)
+        count, most = model.count, params.get("max_tokens")
         if most is None and maker.fields:
             most = maker.limit(item)
         if count is None and not call.streams:
@@ -234,24 +234,24 @@ class TextReader:
     def read(self, exchange: Exchange, body: bytes) -> TextJob:
         """Raises `Refused` if the body is malformed or asks for too much."""
         try:
-            given: dict[str, Any] = self._type.parsed(exchange, body)
+            params: dict[str, Any] = self._type.parsed(exchange, body)
         except Refused as refusal:
             raise of_invalid_item(refusal) from None
-        n: int = given.get("n") or 1
+        n: int = params.get("n") or 1
         prompts: Sequence[str] = ()
         messages: Sequence[Mapping[str, Any]] | None = None
         if self._chat:
-            messages = self._messages(given)
-            if (most := given.get("max_completion_tokens")) is not None:
-                given["max_tokens"] = most
+            messages = self._messages(params)
+            if (most := params.get("max_completion_tokens")) is not None:
+                params["max_tokens"] = most
         else:
-            prompts = _prompts(given["prompt"])
+            prompts = _prompts(params["prompt"])
         texts = 1 if n == 1 and len(prompts) <= 1 else self._texts(n, len(prompts))
         stops: Sequence[str] = ()
-        if (stop := given.get("stop")) is not None:
-            stops = given["stop"] = _stops(stop)
-        model = self._models.of(given["model"])
-        return TextJob(exchange, model, given, prompts, messages, stops, n, texts)
+        if (stop := params.get("stop")) is not None:
+            stops = params["stop"] = _stops(stop)
+        model = self._models.of(params["model"])
+        return TextJob(exchange, model, params, prompts, messages, stops, n, texts)
 
     def _texts(self, n: int, prompts: int) -> int:
         texts = n * max(1, prompts)
@@ -261,8 +261,8 @@ class TextReader:
             raise refused(detail, param=param)
         return texts
 
-    def _messages(self, given: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        messages: list[dict[str, Any]] = given["messages"]
+    def _messages(self, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        messages: list[dict[str, Any]] = params["messages"]
         if (count := len(messages)) > self._most_messages:
             detail = f"A chat has {self._most_messages} messages at most, and there are {count}"
             raise refused(detail, param="messages")
@@ -291,18 +291,18 @@ def _text_of(content: list[dict[str, Any]] | None, param: str) -> str:
     return "".join(texts)
 
 
-def _prompts(given: str | list[Any]) -> Sequence[str]:
-    if isinstance(given, str):
-        return (given,)
-    if not given:
+def _prompts(value: str | list[Any]) -> Sequence[str]:
+    if isinstance(value, str):
+        return (value,)
+    if not value:
         raise refused("There must be a prompt", param="prompt")
-    if not all(isinstance(one, str) for one in given):
+    if not all(isinstance(one, str) for one in value):
         raise refused("Prompts must be texts; tokens are not supported", param="prompt")
-    return given
+    return value
 
 
-def _stops(given: str | list[str]) -> Sequence[str]:
-    stops = [given] if isinstance(given, str) else given
+def _stops(value: str | list[str]) -> Sequence[str]:
+    stops = [value] if isinstance(value, str) else value
     if len(stops) > MOST_STOPS or not all(0 < len(stop) <= LONGEST_STOP for stop in stops):
         raise refused(
             f"stop must be at most {MOST_STOPS} sequences of 1 to {LONGEST_STOP} characters",

@@ -166,14 +166,14 @@ class Answers:
         self._schemas = schemas
         signature = endpoint.signature
         annotation = None if signature is None else signature.return_annotation
-        found: tuple[Any, ...] = ()
+        kinds: tuple[Any, ...] = ()
         if signature is not None and not endpoint.encodes:
-            found = results_of(annotation, streams=endpoint.streams)
-        self._responses = [one for one in found if is_response(one)]
-        results = tuple(one for one in found if not is_response(one))
+            kinds = results_of(annotation, streams=endpoint.streams)
+        self._responses = [one for one in kinds if is_response(one)]
+        results = tuple(one for one in kinds if not is_response(one))
         media_type = media_type_of(annotation) or BYTES
         # A result of any type may be bytes.
-        may_be_bytes = signature is None or any(one in _BYTES_OR_ANY for one in map(_bare, found))
+        may_be_bytes = signature is None or any(one in _BYTES_OR_ANY for one in map(_bare, kinds))
         self._of_bytes = media_type.decode() if may_be_bytes else None
         if not endpoint.streams:
             results = tuple(one for one in results if _bare(one) not in BYTES_TYPES)
@@ -184,23 +184,23 @@ class Answers:
 
     def of(self, method: str, problems: Problems, *, is_secured: bool) -> dict[str, Any]:
         """Returns the responses by status; the schemas have been made."""
-        found: dict[str, Any] = {"200": self._success(problems)}
+        responses: dict[str, Any] = {"200": self._success(problems)}
         if self._endpoint.streams:
             text = "To a reconnection with `Last-Event-ID`: the stream is not made again."
-            found["204"] = {"description": text, "headers": _HEADERS}
+            responses["204"] = {"description": text, "headers": _HEADERS}
         if self._responses:
-            found["default"] = self._success(problems)
+            responses["default"] = self._success(problems)
         if is_secured:
-            found["401"] = {"description": "The caller has not said who it is."}
-            found["403"] = {"description": "The caller may not call this."}
+            responses["401"] = {"description": "The caller has not said who it is."}
+            responses["403"] = {"description": "The caller may not call this."}
         for status in self._statuses(method, problems):
-            found[str(status)] = problems.of(status)
+            responses[str(status)] = problems.of(status)
         for status, meaning in self._endpoint.documented.responses.items():
-            found[str(status)] = problems.of(status, meaning)
+            responses[str(status)] = problems.of(status, meaning)
         if method == "HEAD":
-            for given in found:
-                found[given] = {"description": "As for GET, without the body."}
-        return dict(sorted(found.items()))
+            for code in responses:
+                responses[code] = {"description": "As for GET, without the body."}
+        return dict(sorted(responses.items()))
 
     def _statuses(self, method: str, problems: Problems) -> set[int]:
         is_known = self._endpoint.signature is not None

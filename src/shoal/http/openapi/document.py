@@ -74,7 +74,7 @@ def document_of(
     for one in described:
         paths.add(one, problems)
     components: dict[str, Any] = {
-        "schemas": schemas.used(paths.found, problems.components),
+        "schemas": schemas.used(paths.items, problems.components),
         "responses": dict(sorted(problems.components.items())),
         "parameters": _COMMON,
         "headers": {"X-Request-ID": REQUEST_ID, "Retry-After": RETRY_AFTER, "Allow": ALLOW},
@@ -85,7 +85,7 @@ def document_of(
         "openapi": _DIALECT,
         "info": {"title": options.title, "version": options.version},
         "servers": [{"url": quote(root) or "/"}],
-        "paths": paths.found,
+        "paths": paths.items,
         "components": components,
     }
 
@@ -131,7 +131,7 @@ class _Described:
 
 class _Paths:
     def __init__(self) -> None:
-        self.found: dict[str, dict[str, Any]] = {}
+        self.items: dict[str, dict[str, Any]] = {}
         self._same: dict[str, str] = {}
         self._ids: set[str] = set()
 
@@ -140,7 +140,7 @@ class _Paths:
         endpoint = one.endpoint
         own = path_of(endpoint.path or "")
         path = self._same.setdefault(without_names(own), own)
-        methods = self.found.setdefault(path, {})
+        methods = self.items.setdefault(path, {})
         for method in endpoint.methods:
             if method.lower() in methods:
                 continue

@@ -132,8 +132,8 @@ class ItemForms:
                 "schema": {"type": "object", "additionalProperties": {"type": "string"}},
             }
             return
-        found = self._schemas.of((self._endpoint.name, "query"))
-        for name, schema, required in scalars(self._schemas, found):
+        query = self._schemas.of((self._endpoint.name, "query"))
+        for name, schema, required in scalars(self._schemas, query):
             yield _parameter("query", name, schema, required=required)
 
 

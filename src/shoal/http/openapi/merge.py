@@ -41,9 +41,9 @@ def merged_openapi(
     components: dict[str, dict[str, Any]] = made.setdefault("components", {})
     names = _new_names(components, added.get("components", {}), slug)
     added = _referring(added, names)
-    for kind, found in added.get("components", {}).items():
+    for kind, added_ones in added.get("components", {}).items():
         there = components.setdefault(kind, {})
-        there |= {names[kind].get(name, name): one for name, one in found.items()}
+        there |= {names[kind].get(name, name): one for name, one in added_ones.items()}
     if not components:
         del made["components"]
     schemes = names.get("securitySchemes", {})
@@ -75,8 +75,8 @@ def _new_names(outer: _Components, inner: _Components, slug: str) -> dict[str, d
         renamed = _referring(inner, names)
         different = [
             (kind, name)
-            for kind, found in renamed.items()
-            for name, one in found.items()
+            for kind, by_name in renamed.items()
+            for name, one in by_name.items()
             if name not in names[kind] and one != outer.get(kind, {}).get(name, one)
         ]
         if not different:

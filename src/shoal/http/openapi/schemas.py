@@ -123,13 +123,13 @@ class Schemas:
 
     def make(self) -> None:
         """Makes the schemas of all types that were added."""
-        found, shared = TypeAdapter.json_schemas(
+        schemas, shared = TypeAdapter.json_schemas(
             [(key, mode, adapter) for key, (mode, adapter) in self._adapters.items()],
             ref_template=f"{_REF}{{model}}",
             schema_generator=_Generator,
         )
         self.components |= shared.get("$defs", {})
-        self._found |= {key: one for (key, _), one in found.items()}
+        self._found |= {key: one for (key, _), one in schemas.items()}
 
     def of(self, key: Key) -> Schema:
         """Returns the schema of a type, or of any JSON."""
@@ -146,7 +146,7 @@ class Schemas:
 
     def used(self, *parts: Any) -> dict[str, Schema]:
         """Returns the components that parts of a document refer to, by name."""
-        found = dict[str, Schema]()
+        components = dict[str, Schema]()
         rest = list(parts)
         while rest:
             part = rest.pop()
@@ -155,10 +155,10 @@ class Schemas:
             elif isinstance(part, dict):
                 rest += cast("dict[str, Any]", part).values()
                 name = str(cast("dict[str, Any]", part).get("$ref")).removeprefix(_REF)
-                if name in self.components and name not in found:
-                    found[name] = self.components[name]
-                    rest.append(found[name])
-        return dict(sorted(found.items()))
+                if name in self.components and name not in components:
+                    components[name] = self.components[name]
+                    rest.append(components[name])
+        return dict(sorted(components.items()))
 
     def problem(self) -> Schema:
         self.components[_PROBLEM] = _PROBLEM_SCHEMA
@@ -224,9 +224,9 @@ def _is_describable(adapter: TypeAdapter[Any], mode: JsonSchemaMode) -> bool:
 
 def scalars(schemas: Schemas, schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
     """Yields the members of an object that a text can hold: name, schema, whether required."""
-    found = schemas.resolved(schema)
-    required = found.get("required", ())
-    for name, member in found.get("properties", {}).items():
+    record = schemas.resolved(schema)
+    required = record.get("required", ())
+    for name, member in record.get("properties", {}).items():
         plain = without_null(member)
         if _is_scalar(schemas, plain):
             yield name, plain, name in required
@@ -245,7 +245,7 @@ def without_null(schema: Schema) -> Schema:
 
 
 def _is_scalar(schemas: Schemas, schema: Schema) -> bool:
-    found = schemas.resolved(schema)
-    if "anyOf" in found:
-        return any(_is_scalar(schemas, one) for one in found["anyOf"])
-    return found.get("type") not in ("array", "object")
+    resolved = schemas.resolved(schema)
+    if "anyOf" in resolved:
+        return any(_is_scalar(schemas, one) for one in resolved["anyOf"])
+    return resolved.get("type") not in ("array", "object")

@@ -39,8 +39,8 @@ def documented_as(
         requirements = checked_requirements("security", security)
         check_known(requirements, options.security_schemes)
     statuses: dict[int, str] = {}
-    given: Mapping[Any, Any] = {} if responses is None else responses
-    for status, meaning in given.items():
+    meanings: Mapping[Any, Any] = {} if responses is None else responses
+    for status, meaning in meanings.items():
         if type(status) is not int or not isinstance(meaning, str):
             raise TypeError(
                 f'responses maps statuses to texts, such as {{404: "No such user"}}, '
@@ -89,9 +89,9 @@ def text_of(target: Any) -> str:
         target = target.func  # pyright: ignore[reportUnknownMemberType]
     if target is None:
         return ""
-    found: Any = getattr(target, "__doc__", None)
+    text: Any = getattr(target, "__doc__", None)
     if not inspect.isroutine(target):
         cls: Any = target if inspect.isclass(target) else type(target)  # pyright: ignore[reportUnknownVariableType]
         call = inspect.getattr_static(cls, "__call__", None)
-        found = getattr(call, "__doc__", None) or getattr(cls, "__doc__", None)
-    return inspect.cleandoc(found)[:LONGEST_TEXT] if isinstance(found, str) else ""
+        text = getattr(call, "__doc__", None) or getattr(cls, "__doc__", None)
+    return inspect.cleandoc(text)[:LONGEST_TEXT] if isinstance(text, str) else ""

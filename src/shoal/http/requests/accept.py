@@ -13,7 +13,7 @@ VARIES: Final = (b"vary", b"accept")
 
 def weights(header: bytes) -> dict[bytes, float]:
     """Returns weights from 0 to 1 by name, without unreadable parts."""
-    found: dict[bytes, float] = {}
+    weight_of: dict[bytes, float] = {}
     for media_range in header.lower().split(b","):
         name, *parameters = (part.strip() for part in media_range.split(b";"))
         weight = 1.0
@@ -24,8 +24,8 @@ def weights(header: bytes) -> dict[bytes, float]:
                 except ValueError:
                     weight = -1.0
         if name and 0 <= weight <= 1:
-            found[name] = weight
-    return found
+            weight_of[name] = weight
+    return weight_of
 
 
 def prefers(accepted: Mapping[bytes, float], other: bytes, usual: bytes) -> bool:

@@ -89,13 +89,13 @@ def _changed(part: _Part, arrays: Iterator[Any]) -> Any:
 
 
 def _of_record(part: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    kind, found = part["type"], part.get("fields")
+    kind, members = part["type"], part.get("fields")
     if kind == "dataclass-args":
-        listed: list[Any] = found or []
+        listed: list[Any] = members or []
         made = [_changed(one, arrays_in(fields.get(one["name"]))) for one in listed]
         return {**part, "fields": made}
     if kind in ("model-fields", "typed-dict"):
-        named: dict[str, Any] = found or {}
+        named: dict[str, Any] = members or {}
         of_names = {n: _changed(one, arrays_in(fields.get(n))) for n, one in named.items()}
         return {**part, "fields": of_names}
     if "schema" not in part:

@@ -198,55 +198,55 @@ class EndpointCall:
             return
         self._calls.failed(error)
 
-    async def find(self, given: CallHeaders) -> MethodBatcher:
+    async def find(self, headers: CallHeaders) -> MethodBatcher:
         """Finds the batcher of the call; waits for traffic, or for a first replica."""
         endpoint = self._calls.endpoint
         try:
-            backend = endpoint.backend_for(given.shard_key, given.backend)
+            backend = endpoint.backend_for(headers.shard_key, headers.backend)
         except NoSuchName:  # the endpoint was deleted just now, or its traffic names no such tag
             raise Refused(not_found()) from None
-        found = None if backend is None else backend.method_batchers.get(given.method)
+        method_batcher = None if backend is None else backend.method_batchers.get(headers.method)
         spent_s = 0.0
-        if found is None:
+        if method_batcher is None:
             started = anyio.current_time()
-            found = await self._awaited(given)
+            method_batcher = await self._awaited(headers)
             spent_s = anyio.current_time() - started
-        batcher = found.batcher
+        batcher = method_batcher.batcher
         try:
             self._entry = batcher.find()
         except NotOpen:
             raise Refused(not_open(self._calls.options)) from None
-        self._method_batcher = found
-        self.streams = found.streams
+        self._method_batcher = method_batcher
+        self.streams = method_batcher.streams
         timeout_s = batcher.options.request_timeout_s
         if timeout_s is None and not self.streams:
             timeout_s = self._calls.options.answer_timeout_s
         metadata = HttpMetadata(endpoint.name, self._caller)
-        if given is NO_CALL_HEADERS and not spent_s:
+        if headers is NO_CALL_HEADERS and not spent_s:
             self._options = CallOptions(timeout_s, metadata)
-            return found
+            return method_batcher
         # A client can only shorten the server's limit.
-        timeout_s = _shorter(timeout_s, given.timeout_s)
+        timeout_s = _shorter(timeout_s, headers.timeout_s)
         if timeout_s is not None:
             timeout_s = max(0.0, timeout_s - spent_s)
-        priority, caching = given.priority, given.cache_control
+        priority, caching = headers.priority, headers.cache_control
         self._options = CallOptions(
             timeout_s,
             metadata,
             priority=None if priority is None else _priority(priority, batcher.options),
             share=caching is None or _may_share(caching),
         )
-        return found
+        return method_batcher
 
     async def prepared(self, item: Awaitable[T]) -> T:
         """Awaits the item of the call, which shortens the time limit of the rest."""
         limit_s, began_at = self._options.timeout_s, anyio.current_time()
         with anyio.move_on_after(limit_s):
-            found = await run_unless_left(self._when_left, lambda: item)
+            prepared = await run_unless_left(self._when_left, lambda: item)
             if limit_s is not None:
                 left_s = max(0.0, limit_s - (anyio.current_time() - began_at))
                 self._options = self._options._replace(timeout_s=left_s)
-            return found
+            return prepared
         raise DeadlineExceeded(f"the request was not decoded within {limit_s} s")
 
     def result(self, item: Any) -> Awaitable[Any]:
@@ -256,10 +256,10 @@ class EndpointCall:
 
     async def _compared(self, item: Any, result: Awaitable[Any]) -> Any:
         self._begin_copies(item)
-        found = await result
+        value = await result
         if self._copies is not None:
-            self._copies.set(found)
-        return found
+            self._copies.set(value)
+        return value
 
     async def results(self, items: list[Any]) -> list[Any]:
         """Makes a call for each item. All or none are queued, in turns if there are too many."""
@@ -324,10 +324,10 @@ class EndpointCall:
         metadata = self._options.metadata
         self._copies = self._calls.endpoint.copied(self._method_batcher, item, metadata)
 
-    async def _awaited(self, given: CallHeaders) -> MethodBatcher:
-        limit_s = _shorter(self._calls.options.answer_timeout_s, given.timeout_s)
-        key, tag = given.shard_key, given.backend
-        wait = partial(self._calls.endpoint.routed, given.method, key, limit_s, tag)
+    async def _awaited(self, headers: CallHeaders) -> MethodBatcher:
+        limit_s = _shorter(self._calls.options.answer_timeout_s, headers.timeout_s)
+        key, tag = headers.shard_key, headers.backend
+        wait = partial(self._calls.endpoint.routed, headers.method, key, limit_s, tag)
         try:
             return await run_unless_left(self._when_left, wait)
         except NoSuchName:
@@ -342,12 +342,12 @@ def _shorter(limit_s: float | None, other_s: float | None) -> float | None:
     return min(limit_s, other_s)
 
 
-def _priority(given: bytes, options: BatchOptions) -> int | None:
+def _priority(level: bytes, options: BatchOptions) -> int | None:
     """Returns None for the default level."""
     if options.priority_levels == 1:
         return None
     try:
-        return options.checked_priority("X-Priority", int(given))
+        return options.checked_priority("X-Priority", int(level))
     except ValueError:
         raise Refused(no_such_priority(options.priority_levels)) from None
 

@@ -33,17 +33,17 @@ def decoded(headers: Mapping[bytes, bytes], body: bytes, max_bytes: int) -> byte
         return body
     most = min(max_bytes, _FREE_BYTES + _MOST_TIMES * len(body))
     if coding in (b"gzip", b"x-gzip"):
-        found = _members(body, most, _GZIP)
+        data = _members(body, most, _GZIP)
     elif coding == b"deflate":
         # It means zlib's format, but some clients send the bare deflate format.
-        found = _members(body, most, _ZLIB if _is_zlib(body) else _RAW_DEFLATE)
+        data = _members(body, most, _ZLIB if _is_zlib(body) else _RAW_DEFLATE)
     else:
         title = "The content coding is not supported"
         detail = "A body may have one Content-Encoding of gzip or deflate, or none."
         accepted = ((b"accept-encoding", b"gzip, deflate"),)
         raise Refused(Problem(415, "unsupported-content-coding", title, detail, accepted))
-    if found is not None:
-        return found
+    if data is not None:
+        return data
     if most == max_bytes:
         raise too_large(most)
     detail = f"A body of more than {_FREE_BYTES} bytes may be compressed to a hundredth at most."
@@ -53,7 +53,7 @@ def decoded(headers: Mapping[bytes, bytes], body: bytes, max_bytes: int) -> byte
 def _members(body: bytes, most: int, window_bits: int) -> bytes | None:
     """Decompresses the members of a body one after the other; None if larger than `most`."""
     pieces: list[bytes] = []
-    left, at = most, 0
+    room, at = most, 0
     for _ in range(_MOST_MEMBERS):
         part = zlib.decompressobj(window_bits)
         while not part.eof:
@@ -62,11 +62,11 @@ def _members(body: bytes, most: int, window_bits: int) -> bytes | None:
             try:
                 # One byte more than there may be, which tells that there is more. So all of the
                 # input is taken if there is not.
-                piece = part.decompress(data, left + 1)
+                piece = part.decompress(data, room + 1)
             except zlib.error:
                 raise _malformed() from None
-            left -= len(piece)
-            if left < 0:
+            room -= len(piece)
+            if room < 0:
                 return None
             if not data and not part.eof:
                 raise _malformed()  # it ends too early

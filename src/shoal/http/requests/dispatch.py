@@ -24,7 +24,7 @@ from shoal.http.requests.problem import (
     method_unknown,
     not_found,
 )
-from shoal.http.requests.routing import Found, Route
+from shoal.http.requests.routing import PathMatch, Route
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.observe.metrics import NO_ENDPOINT, StreamTimes
@@ -69,9 +69,9 @@ class RouteDispatcher:
 
     def keep_counts_of(self, endpoints: Iterable[str]) -> None:
         """Drops the counts of deleted endpoints."""
-        kept = {*endpoints, NO_ENDPOINT}
-        self.times.keep(kept)
-        self.streams.keep(kept)
+        names = {*endpoints, NO_ENDPOINT}
+        self.times.keep(names)
+        self.streams.keep(names)
 
     @holds_ctrl_c
     async def answer(
@@ -79,18 +79,18 @@ class RouteDispatcher:
         scope: Scope,
         receive: Receive,
         send: Send,
-        found: Found[Route] | None,
+        match: PathMatch[Route] | None,
         departures: Departures | None = None,
     ) -> None:
         """Answers a request; `departures` watches its client in place of the dispatcher's own."""
         route: Route | None = None
-        if found is not None:
-            route = found.routes.get(scope["method"])
-            if found.params:
-                params = {**scope.get("path_params", {}), **found.params}
+        if match is not None:
+            route = match.routes.get(scope["method"])
+            if match.params:
+                params = {**scope.get("path_params", {}), **match.params}
                 scope = {**scope, "path_params": params}
         if route is None:
-            route = _other_route(scope, None if found is None else found.routes)
+            route = _other_route(scope, None if match is None else match.routes)
         exchange = self._new_exchange(self, scope, receive, send, departures)
         try:
             try:
@@ -155,7 +155,7 @@ class RouteDispatcher:
             if not is_refusal or has_begun or scope["type"] != "http":
                 raise
             await self.answer(
-                scope, receive, send, Found[Route]({scope["method"]: _Refusal(refusal)}, {})
+                scope, receive, send, PathMatch[Route]({scope["method"]: _Refusal(refusal)}, {})
             )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shoal.asgi.http_options import HttpOptions
     from shoal.core.batch import Batch
-    from shoal.core.events import BatchRecord, Observers
+    from shoal.core.events import BatchRecord
     from shoal.core.request import Request
 
 LOGGER: Final = "shoal.batches"
@@ -126,20 +126,11 @@ def _trace_of(trace: Mapping[str, str] | None) -> dict[str, str]:
     return {"trace_id": parts[1], "span_id": parts[2]} if len(parts) == 4 else {}
 
 
-class BatchObservers:
-    def __init__(self, settings: HttpOptions) -> None:
-        self._of_failed = FailedBatchLog(settings)
-        self._of_all: list[BatchObserver] = []
-        if settings.server_timing != "never":
-            from shoal.http.requests.timed import RequestTimer
+def batch_observers(settings: HttpOptions) -> list[BatchObserver]:
+    """Returns the observers that an application itself needs."""
+    observers: list[BatchObserver] = [FailedBatchLog(settings)]
+    if settings.server_timing != "never":
+        from shoal.http.requests.timed import RequestTimer
 
-            self._of_all.append(RequestTimer())
-
-    def add_to(self, observers: Observers) -> None:
-        observers.add(self._of_failed, only_failures=True)
-        for one in self._of_all:
-            observers.add(one)
-
-    def remove_from(self, observers: Observers) -> None:
-        for one in (self._of_failed, *self._of_all):
-            observers.remove(one)
+        observers.append(RequestTimer())
+    return observers

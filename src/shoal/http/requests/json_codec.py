@@ -78,11 +78,11 @@ class MediaType:
     name: str
 
     def __post_init__(self) -> None:
-        given: Any = self.name
-        if not isinstance(given, str):
-            raise TypeError(f'MediaType takes text, such as "image/png", not {given!r}')
-        if "/" not in given or not given.isascii() or not given.isprintable():
-            raise ValueError(f'{given!r} is not a media type; write MediaType("image/png")')
+        name: Any = self.name
+        if not isinstance(name, str):
+            raise TypeError(f'MediaType takes text, such as "image/png", not {name!r}')
+        if "/" not in name or not name.isascii() or not name.isprintable():
+            raise ValueError(f'{name!r} is not a media type; write MediaType("image/png")')
 
 
 def media_type_of(annotation: Any) -> bytes | None:

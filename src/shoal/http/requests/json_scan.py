@@ -154,8 +154,8 @@ def _counted(text: bytes, costs: Costs) -> tuple[int, int]:
 
 def _check_numbers(bare: bytes) -> None:
     # Integers may have any size; a number with a fraction or an exponent is read as a float.
-    for found in _NUMBERS.finditer(bare):
-        number = found[0]
+    for match in _NUMBERS.finditer(bare):
+        number = match[0]
         if (b"." in number or b"e" in number.lower()) and _is_too_large(number):
             raise not_json(f"{number[:40].decode()} is larger than any number that can be read.")
 

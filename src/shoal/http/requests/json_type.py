@@ -84,16 +84,16 @@ class JsonType:
         try:
             return validator.validate_json(body)
         except ValidationError as error:
-            given = _read_again(body, elements)
-            raise Refused(problem_of_validation(error, given, body)) from None
+            parsed = _read_again(body, elements)
+            raise Refused(problem_of_validation(error, parsed, body)) from None
 
     def _form_of(self, exchange: Exchange, body: bytes) -> tuple[BodyForm | None, bytes]:
         """Returns the form, None for JSON, and the body without its content coding."""
         headers = exchange.headers
-        given = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        form = self._forms.get(given)
+        media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        form = self._forms.get(media_type)
         if form is None:
-            _check_media_type(given, self._takes)
+            _check_media_type(media_type, self._takes)
         if b"content-encoding" in headers:
             body = decoded(headers, body, exchange.settings.max_body_bytes)
         return form, body
@@ -287,19 +287,19 @@ def _read_again(body: bytes, elements: int) -> Any:
 def as_written(loc: Location, value: Any, kind: str) -> Location:
     """Returns an error's place without the alternatives of a union, as in ``("stop", "str")``."""
     # The last step of a "missing" error is not in the value.
-    found: list[int | str] = []
+    steps: list[int | str] = []
     within: Any = value
     last = len(loc) - 1 if kind.startswith("missing") else None
     for nth, step in enumerate(loc):
         is_there = within is _UNKNOWN or _has_key(within, step)
         if isinstance(step, str) and step != "[key]" and nth != last and not is_there:
             continue
-        found.append(step)
+        steps.append(step)
         try:
             within = within[step]
         except (LookupError, TypeError):
             within = _UNKNOWN
-    return tuple(found)
+    return tuple(steps)
 
 
 def _has_key(value: object, name: int | str) -> bool:

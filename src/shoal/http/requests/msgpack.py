@@ -96,24 +96,24 @@ def _check(body: bytes, max_elements: int, costs: Costs) -> None:
     allowance = allowance_of(size, max_elements)
     declared, cost = 1, 0
     open_containers: list[int] = []
-    left = 1  # of the innermost container
+    remaining = 1  # of the innermost container
     while True:
-        while not left:
+        while not remaining:
             if not open_containers:
                 if at != size:
                     raise _malformed("its end is not where it says")
                 return
-            left = open_containers.pop()
-        if left >= _RUN:
+            remaining = open_containers.pop()
+        if remaining >= _RUN:
             run = _SCALARS.match(body, at)
             if run is not None:
-                at, left = run.end(), left - _RUN
+                at, remaining = run.end(), remaining - _RUN
                 continue
         if at >= size:
             raise _malformed("it ends too early")
         kind = body[at]
         at += 1
-        left -= 1
+        remaining -= 1
         fixed = _FIXED.get(kind)
         if fixed is not None:
             at += fixed
@@ -140,8 +140,8 @@ def _check(body: bytes, max_elements: int, costs: Costs) -> None:
         cost += count * BYTES_PER_SCALAR
         if declared > max_elements or cost > allowance:
             raise too_complex(max_elements)
-        open_containers.append(left)
-        left = count
+        open_containers.append(remaining)
+        remaining = count
         if len(open_containers) > _MOST_LEVELS:
             raise _malformed(f"it is nested more than {_MOST_LEVELS} levels deep")
 

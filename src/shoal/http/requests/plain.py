@@ -100,8 +100,8 @@ def packable(value: Any) -> Any:
     if isinstance(value, str):
         return whole_text(value)
     if isinstance(value, dict):
-        given: dict[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
-        return {_key(key): packable(one) for key, one in given.items()}
+        mapping: dict[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
+        return {_key(key): packable(one) for key, one in mapping.items()}
     if kind in (tuple, set, frozenset) or isinstance(value, list):
         elements = cast("list[Any]", value)
         if set(map(type, elements)) <= _ALWAYS_PLAIN:
@@ -278,8 +278,8 @@ def _repaired(value: Any) -> Any:
     if isinstance(value, int):
         return value if _LOWEST <= value <= _HIGHEST else orjson.Fragment(b"%d" % value)
     if isinstance(value, dict):
-        given: dict[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
-        return {_key(key): _repaired(one) for key, one in given.items()}
+        mapping: dict[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
+        return {_key(key): _repaired(one) for key, one in mapping.items()}
     if kind is tuple or isinstance(value, list):
         return [_repaired(one) for one in cast("list[Any]", value)]
     if _is_record(value):
@@ -323,7 +323,7 @@ def _attributes(value: Any) -> Mapping[str, Any]:
     serializer: Any = getattr(value, _SERIALIZER, None)
     if serializer is not None:
         return cast("dict[str, Any]", serializer.to_python(value, by_alias=True))
-    found: dict[str, Any] | None = getattr(value, "__dict__", None)
-    if found is None:
-        found = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
-    return {name: one for name, one in found.items() if not name.startswith("_")}
+    attributes: dict[str, Any] | None = getattr(value, "__dict__", None)
+    if attributes is None:
+        attributes = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    return {name: one for name, one in attributes.items() if not name.startswith("_")}

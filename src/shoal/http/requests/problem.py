@@ -196,11 +196,11 @@ def _of_http_exception(error: HTTPException) -> Problem:
         title = HTTPStatus(status).phrase
     except ValueError:
         title = f"Status {status}"
-    given: Any = error.headers or ()
+    raw: Any = error.headers or ()
     try:
-        pairs = [(name, value) for name, value in getattr(given, "items", given.__iter__)()]
+        pairs = [(name, value) for name, value in getattr(raw, "items", raw.__iter__)()]
     except (AttributeError, TypeError, ValueError):
-        kind = type(given).__name__
+        kind = type(raw).__name__
         raise ValueError(f"the headers of an HTTPException are a mapping, not {kind}") from None
     headers = tuple(headers_of_code(pairs, _OF_THE_BODY))
     detail: Any = error.detail

@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from shoal.serving.endpoints.endpoint import Endpoint
 
 
-class ProtocolRoutes(ABC):
-    """The routes of one protocol for one controller."""
+class ProtocolRoutes:
+    """The routes of one protocol for one controller; `of` or `besides` yields them."""
 
-    @abstractmethod
     def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
-        """Yields the path, the method and the route of each way to call an endpoint."""
+        """Yields the path, the method and the route of each way to call an endpoint.
+
+        Nothing if requests name the endpoint in their body.
+        """
+        return ()
 
     def besides(self) -> Iterable[tuple[str, str, Route]]:
         """Yields the routes that belong to no endpoint, such as a list of models."""
@@ -64,12 +67,13 @@ class HttpProtocol(ABC):
         """
 
 
-def spoken(given: Sequence[str | HttpProtocol]) -> list[HttpProtocol]:
+def protocol_objects(protocols: Sequence[str | HttpProtocol]) -> list[HttpProtocol]:
     """Returns the protocol objects; names were checked before."""
-    return [_named(one) if isinstance(one, str) else one for one in given]
-
-
-def _named(name: str) -> HttpProtocol:
-    module, _, cls = PROTOCOLS[name].partition(":")
-    protocol: HttpProtocol = getattr(import_module(module), cls)()
-    return protocol
+    objects: list[HttpProtocol] = []
+    for one in protocols:
+        if isinstance(one, str):
+            module, _, cls = PROTOCOLS[one].partition(":")
+            objects.append(getattr(import_module(module), cls)())
+        else:
+            objects.append(one)
+    return objects

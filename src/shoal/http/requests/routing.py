@@ -71,7 +71,7 @@ class ProblemRoute(Route):
         raise Refused(self._problem)
 
 
-class Found(NamedTuple, Generic[R]):
+class PathMatch(NamedTuple, Generic[R]):
     """The routes at a path, by method; `path` is as declared, or empty for several or none."""
 
     routes: Mapping[str, R]
@@ -97,7 +97,7 @@ def _is_ambiguous(path: str) -> bool:
     """Returns whether a path's parameters may divide the same text in several ways."""
     # Then a regular expression takes quadratic time or more for a long text. Parameters divided by
     # a slash are not ambiguous, unless one may contain slashes.
-    kinds = [found[1] for found in _PARAMETER.finditer(path)]
+    kinds = [one[1] for one in _PARAMETER.finditer(path)]
     if len(kinds) > 1 and "path" in kinds:
         return True
     return any(len(_PARAMETER.findall(segment)) > 1 for segment in path.split("/"))
@@ -107,7 +107,7 @@ class PathTable(Generic[R]):
     """Routes by path and method; the first of two with the same wins."""
 
     def __init__(self) -> None:
-        self._plain: dict[str, Found[R]] = {}
+        self._plain: dict[str, PathMatch[R]] = {}
         self._by_path: dict[str, dict[str, R]] = {}
         self._patterns: list[_Pattern[R]] = []
 
@@ -122,26 +122,26 @@ class PathTable(Generic[R]):
                 longest = _LONGEST_AMBIGUOUS if _is_ambiguous(path) else math.inf
                 self._patterns.append(_Pattern(regex, convertors, longest, routes, path))
             else:
-                self._plain[path] = Found(routes, {}, path)
+                self._plain[path] = PathMatch(routes, {}, path)
         for method in methods:
             routes.setdefault(method, route)
 
-    def at(self, path: str, method: str) -> Found[R] | None:
+    def at(self, path: str, method: str) -> PathMatch[R] | None:
         """Returns the first match with a route for the method, else all matching routes."""
-        found = self._plain.get(path)
-        if not self._patterns or (found is not None and method in found.routes):
-            return found
-        matching = [*([] if found is None else [found]), *self._matching(path)]
+        match = self._plain.get(path)
+        if not self._patterns or (match is not None and method in match.routes):
+            return match
+        matching = [*([] if match is None else [match]), *self._matching(path)]
         wanted = {method, "GET"} if method == "HEAD" else {method}
-        for found in matching:
-            if not wanted.isdisjoint(found.routes):
-                return found
+        for match in matching:
+            if not wanted.isdisjoint(match.routes):
+                return match
         routes: dict[str, R] = {}
-        for found in matching:
-            routes |= found.routes
-        return Found(routes, {}) if matching else None
+        for match in matching:
+            routes |= match.routes
+        return PathMatch(routes, {}) if matching else None
 
-    def _matching(self, path: str) -> Iterator[Found[R]]:
+    def _matching(self, path: str) -> Iterator[PathMatch[R]]:
         """Yields the routes of each path with parameters that matches."""
         for pattern in self._patterns:
             match = pattern.regex.fullmatch(path) if len(path) <= pattern.longest else None
@@ -149,7 +149,7 @@ class PathTable(Generic[R]):
                 continue
             with suppress(ValueError):  # such as a number of too many digits
                 params = {n: one.convert(match[n]) for n, one in pattern.convertors.items()}
-                yield Found(pattern.routes, params, pattern.path)
+                yield PathMatch(pattern.routes, params, pattern.path)
 
 
 class Mounts:

@@ -30,8 +30,6 @@ from shoal.http.requests.plain import encoded, one_line_json
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from shoal.http.requests.exchange import Exchange
 
 _RETRY: Final = b"retry: 1000\n"  # milliseconds
@@ -177,40 +175,32 @@ def form_for(exchange: Exchange) -> StreamForm:
         names = b", ".join(name for name in _TYPES if name != b"application/ndjson").decode()
         title, detail = "No form of the stream is accepted", f"There are {names}."
         raise Refused(Problem(406, "not-acceptable", title, detail, (VARIES,)))
-    return _MAKE[media_type](exchange)
-
-
-def accepted(accept: bytes) -> bytes | None:
-    """Returns the media type that a client prefers; None if it accepts none."""
-    if not accept or accept == b"*/*":
-        return _BY_DEFAULT
-    given = weights(accept)
-    if not any(b"/" in name for name in given):  # nothing of it can be read
-        return _BY_DEFAULT
-    best, best_rank = None, (0.0, 0, 0)
-    for place, media_type in enumerate(_TYPES):
-        main_type = media_type.partition(b"/")[0]
-        ranges = (media_type, main_type + b"/*", b"*/*")
-        for specificity, each in zip((2, 1, 0), ranges, strict=True):
-            if each in given:
-                order = -place if specificity == 2 else int(media_type == _BY_DEFAULT)
-                rank = given[each], specificity, order
-                if given[each] > 0 and (best is None or rank > best_rank):
-                    best, best_rank = media_type, rank
-                break
-    return best
-
-
-def _events(exchange: Exchange) -> StreamForm:
+    if media_type == b"application/json":
+        return JsonArray()
+    if media_type != b"text/event-stream":
+        return JSON_LINES
     has_done = exchange.settings.sse_done
     if exchange.method in ("GET", "HEAD"):
         return NumberedEvents(_DONE if has_done else _END)
     return _ENDING_WITH_DONE if has_done else SERVER_SENT_EVENTS
 
 
-_MAKE: Final[dict[bytes, Callable[[Exchange], StreamForm]]] = {
-    b"application/x-ndjson": lambda _: JSON_LINES,
-    b"application/ndjson": lambda _: JSON_LINES,
-    b"text/event-stream": _events,
-    b"application/json": lambda _: JsonArray(),
-}
+def accepted(accept: bytes) -> bytes | None:
+    """Returns the media type that a client prefers; None if it accepts none."""
+    if not accept or accept == b"*/*":
+        return _BY_DEFAULT
+    weight_of = weights(accept)
+    if not any(b"/" in name for name in weight_of):  # nothing of it can be read
+        return _BY_DEFAULT
+    best, best_rank = None, (0.0, 0, 0)
+    for place, media_type in enumerate(_TYPES):
+        main_type = media_type.partition(b"/")[0]
+        ranges = (media_type, main_type + b"/*", b"*/*")
+        for specificity, each in zip((2, 1, 0), ranges, strict=True):
+            if each in weight_of:
+                order = -place if specificity == 2 else int(media_type == _BY_DEFAULT)
+                rank = weight_of[each], specificity, order
+                if weight_of[each] > 0 and (best is None or rank > best_rank):
+                    best, best_rank = media_type, rank
+                break
+    return best

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from shoal.http.requests.dispatch import RouteDispatcher
-    from shoal.http.requests.routing import Found
+    from shoal.http.requests.routing import PathMatch
     from shoal.http.websocket.route import SocketRoute
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
@@ -118,7 +118,7 @@ class _SocketTable:
         self._version = controller.registry.version
         self._routes = self._current()
 
-    def at(self, path: str) -> Found[SocketRoute] | None:
+    def at(self, path: str) -> PathMatch[SocketRoute] | None:
         """Returns the route for a WebSocket; see `PathTable.at`."""
         if self._controller.registry.version != self._version:
             self._version = self._controller.registry.version
