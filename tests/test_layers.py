@@ -76,9 +76,10 @@ LONG_TO_LOAD = {
     *("asyncio", "shoal.serving.state.file"),
     # with endpoints, which an application may begin without
     *("shoal.http.app.code", "shoal.serving.backends.backend", "shoal.http.requests.payload"),
-    *("shoal.http.requests.endpoint", "shoal.http.requests.json_codec"),
+    *("shoal.http.requests.call", "shoal.http.requests.endpoint"),
+    "shoal.http.requests.json_codec",
     *("shoal.http.requests.mark_check", "shoal.http.requests.plain"),
-    "shoal.http.websocket.route",
+    "shoal.http.websocket.connection",
     # with httpx
     "shoal.http_client.upload",
     # with tracing, and with OpenTelemetry
@@ -111,7 +112,7 @@ CONTRACTS = {
     "shoal.replicas.process.options.ProcessKeywords",
     "shoal.replicas.ray.options.RayKeywords",
     # What a call over HTTP takes, beside what a stream does.
-    "shoal.http_client.keywords.StreamKeywords",
+    "shoal.http_client.client.StreamOptions",
     # What a protocol over HTTP is: a codec, and the form of its streams.
     "shoal.http.requests.codec.Codec",
     "shoal.http.requests.codec.StreamForm",

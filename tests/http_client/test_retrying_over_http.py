@@ -14,8 +14,8 @@ import pytest
 
 import shoal
 from shoal import errors
-from shoal.http_client import RetryOptions, connect
-from shoal.http_client.problems import failure_of_problem
+from shoal.http_client import HttpClient, RetryOptions
+from shoal.http_client.problems import Failure
 
 pytestmark = pytest.mark.anyio
 
@@ -65,10 +65,9 @@ NOT_THERE = httpx.ConnectError("refused")
 
 
 def client_of(server, attempts=4, first_delay_s=1.0, **options):
-    retries = RetryOptions(attempts, first_delay_s, max_delay_s=60.0, seed=5)
-    return connect(
-        "http://server", retries=retries, transport=httpx.MockTransport(server), **options
-    )
+    retries = RetryOptions(attempts, first_delay_s, max_delay_s=60.0)
+    client = httpx.AsyncClient(transport=httpx.MockTransport(server))
+    return HttpClient("http://server", retries=retries, client=client, **options)
 
 
 async def call(server, **options):
@@ -135,14 +134,6 @@ async def test_the_waits_double_and_are_drawn_at_random():
     shares = [wait / 2**number for number, wait in enumerate(waits)]
     assert all(0.5 <= share <= 1 for share in shares)
     assert len(set(shares)) == 5
-
-
-async def test_a_seed_draws_the_same_waits_again():
-    servers = [Server(refusal()), Server(refusal())]
-    for server in servers:
-        with pytest.raises(errors.Overloaded):
-            await call(server)
-    assert servers[0].times == pytest.approx(servers[1].times)
 
 
 @pytest.mark.parametrize("seconds", [0, 7, 59])
@@ -327,11 +318,11 @@ async def test_an_endpoint_that_is_overloaded_is_called_again():
     began = anyio.Event()
     app = shoal.App(retry_after_s=1)
     app.endpoint("/slow", name="slow", max_batch_size=1, max_queued_requests=0)(slow)
-    options = {"transport": httpx.ASGITransport(app)}
+    options = {"client": httpx.AsyncClient(transport=httpx.ASGITransport(app))}
     retries = RetryOptions(first_delay_s=0.1)
     async with (
         app.lifespan(),
-        connect("http://localhost", retries=retries, **options) as client,
+        HttpClient("http://localhost", retries=retries, **options) as client,
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(client.call, "/slow", 1)
@@ -381,9 +372,10 @@ def test_options_are_checked(options, error):
 
 
 async def test_many_attempts_are_no_overflow():
-    backoff = shoal.http_client.retries.Backoff(RetryOptions(attempts=10_000, max_delay_s=4.0))
-    assert 2 <= backoff.delay_s(9_999, None) <= 4
-    assert backoff.delay_s(10_000, None) is None
+    retries = RetryOptions(attempts=10_000, max_delay_s=4.0)
+    refused = Failure(errors.Overloaded("x"), was_refused=True)
+    assert 2 <= retries.delay_s(9_999, refused) <= 4
+    assert retries.delay_s(10_000, refused) is None
 
 
 def test_the_texts_of_a_problem_are_bounded():
@@ -411,14 +403,3 @@ def test_an_error_answer_of_any_body_is_an_error(body):
     assert type(failure.error) is errors.HttpProblem
     assert failure.error.status == 500
     assert not failure.was_refused
-
-
-@pytest.mark.one_loop
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [(3, 3.0), (0, 0.0), (-1, None), (10**400, None), ("3", None), (True, None), (None, None)],
-)
-async def test_a_problem_in_a_message_says_when_to_try_again(said, expected):
-    problem = {"type": "urn:shoal:problem:overloaded", "status": 503, "retry_after_s": said}
-    failure = failure_of_problem("http://x/y", 500, problem)
-    assert (failure.was_refused, failure.retry_after_s) == (True, expected)

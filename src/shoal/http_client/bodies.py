@@ -1,4 +1,4 @@
-"""Items as bodies of requests, and bodies of answers as results."""
+"""Items as bodies of requests, and bodies of responses as results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
 from shoal.core.npy import NPY, array_of, npy_of
 
@@ -18,9 +18,9 @@ JSON_LINES: Final = "application/x-ndjson"
 BYTES: Final = "application/octet-stream"
 
 ResultType: TypeAlias = Literal["json", "npy", "bytes"]
-"""What a result is asked for as: a JSON value, a numpy array, or the body as it is."""
+RESULT_TYPES: Final[tuple[str, ...]] = get_args(ResultType)
 
-ACCEPTED: Final[dict[ResultType | None, str]] = {
+ACCEPTED: Final[Mapping[str | None, str]] = {
     None: f"{JSON}, */*;q=0.1",
     "json": JSON,
     "npy": f"{NPY}, {JSON};q=0.5",
@@ -29,11 +29,7 @@ ACCEPTED: Final[dict[ResultType | None, str]] = {
 
 
 def json_bytes(value: Any, plain: Callable[[Any], Any]) -> bytes:
-    """Writes a value as JSON.
-
-    Args:
-        value: The value.
-        plain: Returns a form of an object that JSON can represent.
+    """Writes a value as JSON; `plain` converts objects that JSON can't represent.
 
     Raises:
         TypeError: It holds an object that JSON can't represent.
@@ -52,10 +48,6 @@ def json_bytes(value: Any, plain: Callable[[Any], Any]) -> bytes:
 
 def check_keys(what: str, value: Any) -> None:
     """Checks that the keys of dicts are text, since JSON silently turns other keys into text.
-
-    Args:
-        what: What the value is, for messages.
-        value: The value to be sent.
 
     Raises:
         TypeError: A key is not text.
@@ -85,15 +77,7 @@ def _check_keys(what: str, value: Any) -> None:
 
 
 def body_of(item: Any) -> tuple[bytes, str]:
-    """Returns the body of a request with an item, and its media type.
-
-    Bytes are sent as they are, a numpy array as a ``.npy`` file, and anything else as JSON, where
-    arrays become lists, and dataclasses and pydantic models become objects.
-
-    Raises:
-        TypeError: It can't be sent.
-        ValueError: It can't be sent as JSON, is nested too deeply, or contains itself.
-    """
+    """Returns the body of a request with an item, and its media type."""
     if isinstance(item, (bytes, bytearray, memoryview)):
         return bytes(cast("bytes", item)), BYTES
     if type(item).__module__ == "numpy" and type(item).__name__ == "ndarray":
@@ -105,17 +89,11 @@ def body_of(item: Any) -> tuple[bytes, str]:
 
 
 def result_of(body: bytes, media_type: str, wanted: ResultType | None, url: str) -> Any:
-    """Returns the result that the body of an answer holds.
-
-    Args:
-        body: The body.
-        media_type: Its media type, without parameters.
-        wanted: What was asked for; None for what the media type says.
-        url: The URL, for messages.
+    """Returns the result in the body of a response.
 
     Raises:
         ConnectionError: The body is not what its media type says.
-        TypeError: The answer has another type than the one asked for.
+        TypeError: The response has another type than the one asked for.
     """
     is_json = media_type == JSON or media_type.endswith("+json")
     if wanted == "bytes" or (wanted is None and not is_json and media_type != NPY):

@@ -1,4 +1,4 @@
-"""The body of a request on its way; imports httpx."""
+"""The body of a request as it is sent; imports httpx."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ _PIECE: Final = 2**17
 
 
 class Upload(httpx.AsyncByteStream):
-    """A body that is sent in pieces, since httpx limits the time of each, and not of the whole.
+    """A body that is sent in pieces, since httpx limits the time of each, not of the whole.
 
     It is its own iterator. The streams of httpx iterate by async generators, which a request that
     is cancelled in the middle leaves to the garbage collector, and trio warns of each.
-
-    Args:
-        body: The body.
     """
 
     def __init__(self, body: bytes) -> None:

@@ -11,13 +11,13 @@ import anyio.lowlevel
 
 from shoal.errors import DeadlineExceeded
 from shoal.http_client.bodies import check_keys
-from shoal.http_client.json_lines import JsonLines
 from shoal.http_client.stream import HttpStream
 from shoal.serving.clients.handles import AsyncHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from shoal.http_client.connection import StreamingAnswer
     from shoal.serving.clients.remote_connection import AdminConnection
     from shoal.serving.clients.sync import SyncHandleFace
 
@@ -65,18 +65,16 @@ class RemoteHandle(AsyncHandle):
     def stream(self, *args: Any, **kwargs: Any) -> HttpStream:
         """Returns the stream of a call, which is made when the stream is entered."""
 
-        async def open_() -> tuple[JsonLines, float]:
+        async def open_() -> tuple[StreamingAnswer, float]:
             timeout_s, deadline = await self._time()
             body = self._body(args, kwargs, timeout_s)
             try:
-                answer = await self.connection.open_stream(self._path, body)
+                return await self.connection.open_stream(self._path, body), math.inf
             except DeadlineExceeded:
                 await anyio.sleep_until(deadline)  # as in `call`
                 raise
-            connection = self.connection
-            return JsonLines(connection.pool, answer, connection.error_of), math.inf
 
-        return HttpStream(open_)
+        return HttpStream(open_, self.connection.error_of)
 
     def __repr__(self) -> str:
         return f"<Handle of the endpoint {self.endpoint!r} at {self.connection.url}>"
