@@ -111,8 +111,6 @@ CONTRACTS = {
     "shoal.replicas.placements.PlacementKeywords",
     "shoal.replicas.process.options.ProcessKeywords",
     "shoal.replicas.ray.options.RayKeywords",
-    # What a call over HTTP takes, beside what a stream does.
-    "shoal.http_client.client.StreamOptions",
     # What a protocol over HTTP is: a codec, and the form of its streams.
     "shoal.http.requests.codec.Codec",
     "shoal.http.requests.codec.StreamForm",

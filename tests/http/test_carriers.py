@@ -329,7 +329,6 @@ def use_client(carrier):
             assert await client.call("/any", {"a": 1}) == {"a": 1}
             assert (await client.call("/double", np.ones(3), result="npy") == 2).all()
             assert await client.call("/raw", b"ab", result="bytes") == b"ba"
-            assert await client.map("/any", range(9), max_concurrent=3) == list(range(9))
             async with client.stream("/count", 3) as stream:
                 assert [step async for step in stream] == [0, 1, 2]
             with pytest.raises(shoal.HttpProblem, match="fit"):

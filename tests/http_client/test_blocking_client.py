@@ -13,15 +13,14 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 from served import served
-from simple_app import Held, Steps, app_of, headers_of
+from simple_app import Held, Steps, app_of
 
 from shoal import errors
-from shoal.http_client import HttpClient, RetryOptions, SyncHttpClient
+from shoal.http_client import HttpClient, SyncHttpClient
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 FORKS = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 async def three(items: list[int]):
@@ -42,7 +41,6 @@ async def test_calls_and_streams_block():
         with SyncHttpClient(url) as client:
             assert client.url == url
             assert client.call("/doubled", 4) == 8
-            assert client.map("/doubled", iter(range(5))) == [0, 2, 4, 6, 8]
             with client.stream("/three", 1) as stream:
                 assert list(stream) == [0, 1, 2]
             with pytest.raises(RuntimeError, match=r"with client\.stream"):
@@ -155,24 +153,9 @@ async def test_an_event_loop_must_not_block():
     client = SyncHttpClient("http://x")
     with pytest.raises(RuntimeError, match=r"await client\.call"):
         client.call("/x", 1)
-    with pytest.raises(RuntimeError, match=r"await client\.map"):
-        client.map("/x", [1])
     with pytest.raises(RuntimeError, match=r"async with client\.stream"):
         client.stream("/x", 1).__enter__()
     client.close()
-
-
-async def test_a_handler_that_blocks_passes_its_trace_on():
-    async with served(app_of(headers=headers_of)) as inner_url:
-        inner = SyncHttpClient(inner_url)
-
-        def outer(items: list[int]) -> list[dict]:
-            return [inner.call("/headers", {})]
-
-        async with served(app_of(outer=outer)) as url, HttpClient(url) as client:
-            headers = await client.call("/outer", 1, headers={"traceparent": TRACE})
-            assert headers["traceparent"] == TRACE
-        await in_a_thread(inner.close)
 
 
 def test_its_options_are_those_of_the_other():
@@ -180,8 +163,7 @@ def test_its_options_are_those_of_the_other():
         SyncHttpClient("http://x", timeout=5)
     with pytest.raises(ValueError, match="timeout_s"):
         SyncHttpClient("http://x", timeout_s=-1)
-    retries = RetryOptions(attempts=2, first_delay_s=0.001)
-    with SyncHttpClient("http://127.0.0.1:1", retries=retries) as client:
+    with SyncHttpClient("http://127.0.0.1:1", max_attempts=2) as client:
         with pytest.raises(ConnectionRefusedError):
             client.call("/x", 1)
         [thread] = [one for one in threading.enumerate() if one.name == "shoal-http-client"]

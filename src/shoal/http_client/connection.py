@@ -1,8 +1,7 @@
 """Requests to one server with httpx, and their responses.
 
-Errors of httpx become `ConnectionError` or `TimeoutError`. `ConnectionRefusedError` means that
-nothing was sent, since only such a request may be sent again without asking what the server did
-with it. Cancelling a wait closes its connection, so the server learns that the client has left.
+Errors of httpx become `ConnectionError` or `TimeoutError`; `ConnectionRefusedError` means that
+nothing was sent. Cancelling a wait closes its connection, so that the server cancels the call.
 """
 
 from __future__ import annotations
@@ -25,23 +24,15 @@ if TYPE_CHECKING:
 
     import httpx
 
+# How long a stream may be silent, and a piece of a body may take; servers send heartbeats.
 SILENCE_S: Final = 60.0
-"""How long a stream may be silent, and a piece of a body may take; servers send heartbeats."""
-
 _CONNECT_TIMEOUT_S: Final = 10.0
 # Shorter than the servers' limit, so that a server does not close a connection during a request.
 _IDLE_S: Final = 2.0
 
 
 class Connection:
-    """A pool of connections to one server, for one event loop.
-
-    Args:
-        url: ``http://host:port``, ``https://...`` or ``unix:/path/to.sock``.
-        headers: The headers of all requests.
-        client: The client of httpx to use and to close; None for a new one.
-        transport: The transport of the new one; None for sockets.
-    """
+    """A pool of connections to one server, for one event loop: a client of httpx, if not given."""
 
     def __init__(
         self,
@@ -77,7 +68,8 @@ class Connection:
         self.close_to("this client is closed")
         for wait in self._waits:  # httpx would connect again for those that wait for a connection
             wait.cancel()
-        await self._close_dropped()
+        while self.dropped:
+            await self.dropped.pop().aclose()
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
@@ -90,28 +82,18 @@ class Connection:
         content: bytes | None,
         silence_s: float | None,
     ) -> StreamingAnswer:
-        """Sends a request, and returns its response once its head was read.
-
-        Raises:
-            ValueError: The request can't be sent.
-            ShutDown: The client is closed.
-            ConnectionRefusedError: No server was reached; nothing was sent.
-            ConnectionError: The connection broke.
-            TimeoutError: The server was silent for `silence_s`, or took the body too slowly.
-
-        Cancellation: closes the connection, so that the server cancels the call.
-        """
+        """Sends a request; returns its response once its head was read."""
         import httpx
 
         from shoal.http_client.upload import Upload
 
-        await self._close_dropped()
+        while self.dropped:
+            await self.dropped.pop().aclose()
         if self._closed is not None:
             raise ShutDown(self._closed)
         if self._client is None:
             self._client = self._new_client()
-        all_headers = httpx.Headers(self._headers)
-        all_headers.update(headers)
+        all_headers = {**self._headers, **headers}  # all names are in lower case
         timeout = httpx.Timeout(silence_s, connect=_CONNECT_TIMEOUT_S, write=SILENCE_S, pool=None)
         with anyio.CancelScope() as wait:
             self._waits.add(wait)
@@ -133,10 +115,6 @@ class Connection:
             return StreamingAnswer(response, self)
         raise ShutDown(f"{self._closed}; the request may have been carried out")
 
-    async def _close_dropped(self) -> None:
-        while self.dropped:
-            await self.dropped.pop().aclose()
-
     def broken(self, error: Exception) -> Exception:
         """Returns the builtin exception for an error of httpx."""
         import httpx
@@ -148,10 +126,8 @@ class Connection:
         if any(isinstance(cause, ssl.SSLError) for cause in causes):
             return ConnectionError(f"no secure connection to {self.url} could be made: {message}")
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
-            return ConnectionRefusedError(
-                f"no server answers at {self.url} ({message}); start one:\n"
-                "    shoal serve my_module:app"
-            )
+            start = "start one:\n    shoal serve my_module:app"
+            return ConnectionRefusedError(f"no server answers at {self.url} ({message}); {start}")
         if isinstance(error, httpx.TimeoutException):
             return TimeoutError(f"{self.url} took too long; the request may still be carried out")
         return ConnectionError(
@@ -161,7 +137,6 @@ class Connection:
     def _new_client(self) -> httpx.AsyncClient:
         import httpx
 
-        # As many connections as there are calls: the server has its own limit.
         limits = httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_S)
         # Loading the trusted certificate authorities takes 30 ms, and is needed only for TLS.
         is_tls = urlsplit(self._base).scheme == "https"
@@ -185,26 +160,21 @@ class StreamingAnswer:
         self.lines = self._read_lines()
         self._response = response
         self._connection = connection
-        self._pieces = response.aiter_bytes()
         self._process = os.getpid()
         network = response.extensions.get("network_stream")
         self._socket: Any = None if network is None else network.get_extra_info("socket")
 
     async def read(self) -> bytes:
-        """Reads the body, and closes the response.
-
-        Raises:
-            ConnectionError: The connection broke.
-            TimeoutError: The server was silent for too long.
-        """
+        """Reads the body, and closes the response."""
         import httpx
 
         try:
-            return b"".join([piece async for piece in self._pieces])
+            return await self._response.aread()
         except httpx.RequestError as error:
             raise self._connection.broken(error) from error
         finally:
-            await self.aclose()
+            with anyio.CancelScope(shield=True):
+                await self._response.aclose()
 
     def drop(self) -> None:
         """Shuts the connection of a garbage-collected stream down; in any thread."""
@@ -221,11 +191,10 @@ class StreamingAnswer:
             # httpx nests several generators, and closing the outermost one leaves the inner ones to
             # the garbage collector. Reading on ends them all: the connection is closed, or the wait
             # is cancelled, since one of HTTP/2 stays open for other requests.
-            for generator in (self.lines, self._pieces):
-                with anyio.CancelScope() as reading, suppress(Exception):
-                    reading.cancel()
-                    async for _ in generator:
-                        pass
+            with anyio.CancelScope() as reading, suppress(Exception):
+                reading.cancel()
+                async for _ in self.lines:
+                    pass
 
     async def _read_lines(self) -> AsyncGenerator[bytes, None]:
         # Not `aiter_lines`, which also splits at characters that may occur in JSON strings.
@@ -233,7 +202,7 @@ class StreamingAnswer:
 
         rest = bytearray()
         try:
-            async for piece in self._pieces:
+            async for piece in self._response.aiter_bytes():
                 rest += piece
                 if b"\n" in piece:
                     *lines, rest = rest.split(b"\n")
@@ -258,12 +227,8 @@ def _split_url(url: str) -> tuple[str, str | None]:
     right = "write http://127.0.0.1:8000 or unix:/run/shoal.sock"
     if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance] (users' mistakes)
         raise TypeError(f"a server's URL must be text, not {url!r}; {right}")
-    if url.startswith("unix:"):
-        path = url.removeprefix("unix:")
-        path = path.removeprefix("//") if path.startswith("///") else path
-        if not path:
-            raise ValueError(f"{url!r} has no path of a socket; {right}")
-        return "http://localhost", path
+    if path := re.match("unix:(?://(?=/))?(.+)", url):
+        return "http://localhost", path[1]
     try:
         parts = urlsplit(url)
         has_more = parts.username is not None or parts.query or parts.fragment or parts.port == 0

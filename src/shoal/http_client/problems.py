@@ -1,8 +1,7 @@
 """Error responses: which exception each is, and which of them say that the call did not run.
 
 A Shoal server answers with problems (RFC 9457). Where the error has a class of its own, the client
-raises that class, as a call in the server's process would. Any other error response, also that of
-another server or of a proxy, is an `HttpProblem`.
+raises it, as a call in the server's process would. Any other error response is an `HttpProblem`.
 """
 
 from __future__ import annotations
@@ -13,18 +12,7 @@ import time
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from shoal.errors import (
-    BackendUnavailable,
-    BatcherClosed,
-    DeadlineExceeded,
-    HandlerTimeout,
-    HttpProblem,
-    ItemTooLarge,
-    NotOpen,
-    Overloaded,
-    ReplicaDied,
-    SlowReader,
-)
+from shoal import errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,22 +20,21 @@ if TYPE_CHECKING:
 PROBLEM: Final = "urn:shoal:problem:"
 
 _CLASSES: Final[Mapping[str, type[Exception]]] = {
-    "body-too-complex": ItemTooLarge,
-    "body-too-fragmented": ItemTooLarge,
-    "body-too-large": ItemTooLarge,
-    "closed": BatcherClosed,
-    "deadline-exceeded": DeadlineExceeded,
-    "handler-timeout": HandlerTimeout,
-    "item-too-large": ItemTooLarge,
-    "not-open": NotOpen,
-    "overloaded": Overloaded,
-    "replica-died": ReplicaDied,
-    "slow-reader": SlowReader,
-    "too-many-incomplete-bodies": Overloaded,
-    "too-many-requests": Overloaded,
-    "unavailable": BackendUnavailable,
+    "body-too-complex": errors.ItemTooLarge,
+    "body-too-fragmented": errors.ItemTooLarge,
+    "body-too-large": errors.ItemTooLarge,
+    "closed": errors.BatcherClosed,
+    "deadline-exceeded": errors.DeadlineExceeded,
+    "handler-timeout": errors.HandlerTimeout,
+    "item-too-large": errors.ItemTooLarge,
+    "not-open": errors.NotOpen,
+    "overloaded": errors.Overloaded,
+    "replica-died": errors.ReplicaDied,
+    "slow-reader": errors.SlowReader,
+    "too-many-incomplete-bodies": errors.Overloaded,
+    "too-many-requests": errors.Overloaded,
+    "unavailable": errors.BackendUnavailable,
 }
-
 _LONGEST_TEXT: Final = 2000
 
 
@@ -67,12 +54,11 @@ def failure_of(url: str, status: int, retry_after: str, body: bytes) -> Failure:
         problem = None
     error = error_of(url, status, problem)
     retry_after_s = _seconds(retry_after)
-    was_refused = isinstance(error, Overloaded)
-    # Whether a Shoal server has begun the call is known: one that is closed, or whose replica died,
-    # may have, although it asks for a later try. So this is for proxies and other servers.
-    if isinstance(error, HttpProblem) and not error.kind:
+    was_refused = isinstance(error, errors.Overloaded)
+    # For proxies and other servers: whether a Shoal server has begun the call is known.
+    if isinstance(error, errors.HttpProblem) and not error.kind:
         was_refused = status in (429, 503) and retry_after_s is not None
-        error = Overloaded(str(error)) if was_refused else error
+        error = errors.Overloaded(str(error)) if was_refused else error
     return Failure(error, was_refused, retry_after_s)
 
 
@@ -82,7 +68,7 @@ def error_of(url: str, status: int, problem: object) -> Exception:
     uri = members.get("type")
     kind = uri[len(PROBLEM) :] if isinstance(uri, str) and uri.startswith(PROBLEM) else ""
     status = members["status"] if type(members.get("status")) is int else status
-    parts = [_text_of(members[name]) for name in ("title", "detail") if members.get(name)]
+    parts = [str(members[name]) for name in ("title", "detail") if members.get(name)]
     text = f"{url} answered {status}: {': '.join(parts) or 'without an explanation'}"
     if members.get("instance"):
         text += f" (request {members['instance']})"
@@ -90,11 +76,7 @@ def error_of(url: str, status: int, problem: object) -> Exception:
     made = _CLASSES.get(kind)
     if made is not None:
         return made(text)
-    return HttpProblem(text, status=status, kind=kind, members=members)
-
-
-def _text_of(member: object) -> str:
-    return member if isinstance(member, str) else json.dumps(member, ensure_ascii=False)
+    return errors.HttpProblem(text, status=status, kind=kind, members=members)
 
 
 def _seconds(retry_after: str) -> float | None:

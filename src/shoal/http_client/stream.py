@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from shoal.http_client.connection import StreamingAnswer
 
-# How long the end of the body may take after the last message, in seconds: it comes with it.
-_ENDS_WITHIN_S: Final = 1.0
+_ENDS_WITHIN_S: Final = 1.0  # the body, after the last message
 
 
 class HttpStream:
@@ -29,9 +28,7 @@ class HttpStream:
     calls; a stream that is left earlier closes its connection, so the server cancels it.
 
     Raises (on entering, or from the iteration, after the results that came before):
-        ConnectionError: The connection broke before the stream had ended.
         TimeoutError: The server was silent for 60 s; it sends heartbeats.
-        DeadlineExceeded: The call's time limit has passed.
         Exception: As for a call with one result.
 
     Cancellation: a wait that is cancelled ends the stream.

@@ -1,4 +1,4 @@
-"""Many calls at once, whose results are one list: the `map` of handles and of the HTTP client."""
+"""Many calls at once, whose results are one list: the `map` of handles."""
 
 from __future__ import annotations
 

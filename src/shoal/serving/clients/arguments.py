@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from shoal.core.json_text import check_keys
 from shoal.core.traffic import Shadow, Traffic
 from shoal.errors import NoSuchName
-from shoal.http_client.bodies import check_keys
 from shoal.replicas.code.definition import named_arguments
 from shoal.serving.clients.wire_forms import without_hidden
 from shoal.serving.config.config import BackendConfig

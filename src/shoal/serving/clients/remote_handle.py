@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
+from shoal.core.json_text import check_keys
 from shoal.errors import DeadlineExceeded
-from shoal.http_client.bodies import check_keys
 from shoal.http_client.stream import HttpStream
 from shoal.serving.clients.handles import AsyncHandle
 
@@ -33,7 +33,7 @@ class RemoteHandle(AsyncHandle):
         to_sync: Makes the handle for threads.
     """
 
-    _MAX_CONCURRENT = 64  # as `HttpClient.map`
+    _MAX_CONCURRENT = 64
 
     connection: AdminConnection
     to_sync: Callable[[RemoteHandle], SyncHandleFace]

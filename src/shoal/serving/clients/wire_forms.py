@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
 
+from shoal.core.json_text import json_bytes
 from shoal.core.options.records import Same
 from shoal.errors import NotDurable
-from shoal.http_client.bodies import json_bytes
 from shoal.serving.config.config import BackendConfig, durable_options
 
 
