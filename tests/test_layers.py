@@ -76,9 +76,9 @@ LONG_TO_LOAD = {
     *("asyncio", "shoal.serving.state.file"),
     # with endpoints, which an application may begin without
     *("shoal.http.app.code", "shoal.serving.backends.backend", "shoal.http.requests.payload"),
-    *("shoal.http.requests.endpoint", "shoal.http.requests.json_codec"),
-    *("shoal.http.requests.queries", "shoal.http.requests.plain"),
-    "shoal.http.websocket.route",
+    *("shoal.http.requests.call", "shoal.http.requests.endpoint"),
+    *("shoal.http.requests.json_codec", "shoal.http.requests.queries"),
+    *("shoal.http.requests.plain", "shoal.http.websocket.connection"),
     # with httpx
     "shoal.http_client.upload",
     # with tracing, and with OpenTelemetry
@@ -107,8 +107,6 @@ CONTRACTS = {
     "shoal.batching.calls.call.UnaryCall",
     # The typed keywords of placements, beside their options.
     "shoal.replicas.placements.PlacementKeywords",
-    # What a call over HTTP takes, beside what a stream does.
-    "shoal.http_client.keywords.StreamKeywords",
     # What a protocol over HTTP is: a codec, and the form of its streams.
     "shoal.http.requests.codec.Codec",
     "shoal.http.requests.codec.StreamForm",

@@ -15,10 +15,9 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from processes import HANG_S, Terminal
+from websockets.sync.client import connect
 
 from certificates import new_certificate
-from shoal.errors import HttpProblem
-from shoal.http_client import connect_sync
 from worker_processes import workers_of
 
 pytestmark = pytest.mark.real_time
@@ -65,9 +64,26 @@ def ask(served):
 
 
 @pytest.fixture
-def client(served):
-    with connect_sync(served.url, headers=KEY, tls=served.tls()) as client:
-        yield client
+def talk(served):
+    """Makes requests on one WebSocket; returns the messages of each."""
+
+    def talk(path, *items):
+        url = served.url.replace("https", "wss") + path
+        options = {"additional_headers": KEY, "subprotocols": ["shoal.v1"], "ssl": served.tls()}
+        found = {number: [] for number in range(len(items))}
+        with connect(url, **options) as socket:
+            for number, item in enumerate(items):
+                socket.send(json.dumps({"id": number, "item": item}))
+            left = set(found)
+            while left:
+                message = json.loads(socket.recv(HANG_S))
+                number = message.pop("id")
+                found[number].append(message)
+                if "next" not in message:
+                    left.remove(number)
+        return list(found.values())
+
+    return talk
 
 
 def refusal_of(served, path, headers):
@@ -140,22 +156,14 @@ def test_a_mounted_site_is_served_behind_the_same_middleware(served, ask, versio
     assert (refused.status_code, refused.headers["x-by"]) == (401, "guard")
 
 
-def test_a_websocket_carries_calls_and_streams(client):
-    with client.websocket("/double") as socket:
-        assert [socket.call(item) for item in range(20)] == list(range(0, 40, 2))
-        with pytest.raises(HttpProblem, match="422"):
-            socket.call("x")
-        assert socket.call(4) == 8  # that one failed alone
-    with (
-        client.websocket("/count") as socket,
-        socket.stream(3) as one,
-        socket.stream(200) as other,  # more than its first credit
-    ):
-        assert next(other) == 0
-        assert list(one) == [0, 1, 2]
-        assert list(other) == list(range(1, 200))
-    with client.websocket("/site/squares") as socket:
-        assert socket.call(5) == ["/site/squares", "wss", 25]
+def test_a_websocket_carries_calls_and_streams(talk):
+    *results, failed = talk("/double", *range(20), "x")
+    assert results == [[{"result": 2 * item}] for item in range(20)]
+    assert failed[0]["error"]["status"] == 422
+    one, other = talk("/count", 3, 200)
+    assert one == [{"next": 0}, {"next": 1}, {"next": 2}, {"end": True}]
+    assert other == [*({"next": step} for step in range(200)), {"end": True}]
+    assert talk("/site/squares", 5) == [[{"result": ["/site/squares", "wss", 25]}]]
 
 
 def test_a_websocket_is_refused_with_a_status_and_a_reason(served):

@@ -309,13 +309,11 @@ def use_bodies(carrier):
 
 def use_client(carrier):
     async def main():
-        async with shoal.http_client.connect(
-            carrier.url, transport=carrier.transport(httpx.AsyncHTTPTransport)
-        ) as client:
+        over = httpx.AsyncClient(transport=carrier.transport(httpx.AsyncHTTPTransport))
+        async with shoal.http_client.HttpClient(carrier.url, client=over) as client:
             assert await client.call("/any", {"a": 1}) == {"a": 1}
             assert (await client.call("/double", np.ones(3), result="npy") == 2).all()
             assert await client.call("/raw", b"ab", result="bytes") == b"ba"
-            assert await client.map("/any", range(9), max_concurrent=3) == list(range(9))
             async with client.stream("/count", 3) as stream:
                 assert [step async for step in stream] == [0, 1, 2]
             with pytest.raises(shoal.HttpProblem, match="fit"):
@@ -372,11 +370,10 @@ def test_the_client_of_triton_speaks_tls(served):
 @pytest.mark.parametrize("path", ["tls", "unix"])
 def test_the_client_of_this_package_takes_certificates_and_sockets(served, path):
     async def main():
-        async with shoal.http_client.connect(served.urls[path], tls=served.trusting()) as client:
+        over = httpx.AsyncClient(verify=served.trusting()) if path == "tls" else None
+        async with shoal.http_client.HttpClient(served.urls[path], client=over) as client:
             assert await client.call("/any", 1) == 1
-            async with client.websocket("/any") as calls:
-                assert await calls.call([1]) == [1]
-            async with client.websocket("/count") as calls, calls.stream(3) as stream:
+            async with client.stream("/count", 3) as stream:
                 assert [step async for step in stream] == [0, 1, 2]
 
     anyio.run(main, backend=served.loop)
@@ -493,9 +490,9 @@ def test_a_websocket_is_carried_by_http1(served, name):
     carrier = Carrier(served, name)
     with open_websocket(carrier, "/count") as socket:
         assert socket.subprotocol == "shoal.v1"
-        socket.send('{"id": 1, "item": 100, "credit": 60}')
+        socket.send('{"id": 1, "item": 100}')
         socket.send('{"id": 2, "item": 2}')
-        check_streams(lambda: json.loads(socket.recv()), socket.send)
+        check_streams(lambda: json.loads(socket.recv()))
     with open_websocket(carrier, "/double") as socket:
         socket.send(b'{"id": 1}\n' + npy_of([1.5]))
         assert json.loads(socket.recv()) == {"id": 1, "result": [3.0]}
@@ -515,11 +512,9 @@ def test_a_websocket_is_carried_by_http2(served, name):
     with ExtendedConnect(carrier, "/count", asked) as socket:
         assert socket.status == 200
         assert socket.headers["sec-websocket-protocol"] == "shoal.v1"
-        socket.send(TextMessage('{"id": 1, "item": 100, "credit": 60}'))
+        socket.send(TextMessage('{"id": 1, "item": 100}'))
         socket.send(TextMessage('{"id": 2, "item": 2}'))
-        check_streams(
-            lambda: json.loads(socket.recv().data), lambda text: socket.send(TextMessage(text))
-        )
+        check_streams(lambda: json.loads(socket.recv().data))
     with ExtendedConnect(carrier, "/double", asked) as socket:
         socket.send(BytesMessage(b'{"id": 1}\n' + npy_of([1.5])))
         assert json.loads(socket.recv().data) == {"id": 1, "result": [3.0]}
@@ -542,15 +537,13 @@ def npy_of(values):
     return file.getvalue()
 
 
-def check_streams(recv, send):
-    """Reads two streams, one of which needs more credit, to their ends."""
+def check_streams(recv):
+    """Reads two streams to their ends."""
     found, ended = {1: [], 2: []}, set()
     while len(ended) < 2:
         message = recv()
         if "next" in message:
             found[message["id"]].append(message["next"])
-            if message["next"] == 59:
-                send('{"id": 1, "credit": 40}')
         else:
             assert message["end"] is True
             ended.add(message["id"])

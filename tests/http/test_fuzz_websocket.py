@@ -66,7 +66,7 @@ values = st.recursive(
 ids = st.sampled_from([1, 2, 3, 4, 5, "a", "a.b:c-d_e"])
 odd_ids = ids | st.sampled_from([0, "", "\n", -1, 2**60, True, None, "x" * 65, 1.0])
 members = st.dictionaries(
-    st.sampled_from(["priority", "timeout_s", "credit", "cancel", "id", "x"]),
+    st.sampled_from(["priority", "timeout_s", "cancel", "id", "x"]),
     st.sampled_from([1, 2, 0, 0.001, -1, 2**31, True, None, "1"]) | values,
     max_size=1,
 )
@@ -75,7 +75,6 @@ objects = (
     requests
     | st.tuples(requests, members).map(lambda drawn: {**drawn[0], **drawn[1]})
     | ids.map(lambda name: {"id": name, "cancel": True})
-    | st.tuples(ids, st.integers(1, 9)).map(lambda drawn: {"id": drawn[0], "credit": drawn[1]})
 )
 odd_objects = st.tuples(odd_ids, values, members).map(
     lambda drawn: {"id": drawn[0], "item": drawn[1], **drawn[2]}

@@ -7,16 +7,18 @@ import logging
 
 import anyio
 import pytest
+from anyio import to_thread
 from live_server import live, request, until_quiet
 from opentelemetry import trace
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Mount
+from websockets.sync.client import connect
 
 import shoal
 from observe.test_tracing_batches import Spans, events, ids, linked
-from shoal.http_client import connect
+from shoal.http_client import HttpClient
 from shoal.observe import instrument
 from shoal.server.access_log import LOGGER, AccessLog
 from shoal.testing.asgi import ask
@@ -270,13 +272,17 @@ async def test_the_access_log_of_http_2_and_websockets_has_the_ids(spans, caplog
     assert json.loads(record.getMessage())["trace_id"] == TRACE_ID
 
 
+def double_on_a_websocket(port):
+    with connect(f"ws://127.0.0.1:{port}/double/a", subprotocols=["shoal.v1"]) as socket:
+        for item in (1, 2):
+            socket.send(json.dumps({"id": item, "item": item}))
+            assert json.loads(socket.recv(10)) == {"id": item, "result": 2 * item}
+
+
 @pytest.mark.real_time
 async def test_a_websocket_is_one_span_with_the_requests_on_it(spans):
     async with live(traced_app(spans)) as server:
-        url = f"http://127.0.0.1:{server.port}"
-        async with connect(url) as client, client.websocket("/double/a") as socket:
-            assert await socket.call(1) == 2
-            assert await socket.call(2) == 4
+        await to_thread.run_sync(double_on_a_websocket, server.port)
     span = spans.one("GET /double/{name}")
     assert span.attributes["network.protocol.name"] == "websocket"
     assert span.attributes["http.response.status_code"] == 101
@@ -310,7 +316,7 @@ async def test_what_a_handler_calls_by_http_is_in_its_trace(spans):
 
         @app.endpoint("/outer", name="outer", max_batch_size=2)
         async def outer(items: list[int]) -> list[int]:
-            async with connect(f"http://127.0.0.1:{inner_server.port}") as client:
+            async with HttpClient(f"http://127.0.0.1:{inner_server.port}") as client:
                 return [await client.call("/double/a", item) for item in items]
 
         instrument(app, tracer_provider=spans.provider)

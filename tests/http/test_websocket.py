@@ -116,66 +116,96 @@ async def test_a_stream_that_fails_says_so_after_its_items():
         assert await status_of(app) == (1, 1)
 
 
-async def test_a_stream_sends_as_many_items_as_it_has_credit_for():
-    app = serving(counted, stream_buffer=4, slow_reader_timeout_s=None)
-    async with app.lifespan(), opened(app, "/x") as socket:
-        socket.say(id=1, item=10, credit=3)
-        assert [(await socket.read())["next"] for _ in range(3)] == [0, 1, 2]
-        await settle()
-        assert not socket.sent
-        socket.say(id=1, credit=2)
-        assert [(await socket.read())["next"] for _ in range(2)] == [3, 4]
-        await settle()
-        assert not socket.sent
-        socket.say(id=1, credit=2**31 - 1)
-        socket.say(id=1, credit=2**31 - 1)
-        assert [(await socket.read())["next"] for _ in range(5)] == [5, 6, 7, 8, 9]
-        assert await socket.read() == {"id": 1, "end": True}
+def steps_of(number, size=1):
+    made = []
 
-
-async def test_without_credit_a_stream_sends_64_items():
-    app = serving(steps_of(100), slow_reader_timeout_s=None)
-    async with app.lifespan(), opened(app, "/x") as socket:
-        socket.say(id=1, item=0)
-        for step in range(64):
-            assert (await socket.read())["next"] == step
-        await settle()
-        assert not socket.sent
-
-
-def steps_of(number):
     async def steps(items: list[int]):
         for step in range(number):
-            yield [step] * len(items)
+            made.append(step)
+            yield ["x" * size] * len(items)
 
+    steps.made = made
     return steps
 
 
-async def test_a_stream_without_credit_holds_no_other_one_back():
-    app = serving(steps_of(3), max_batch_size=1, max_concurrent_batches=2)
+async def test_streams_wait_for_a_client_that_does_not_read():
+    steps = steps_of(1000, 2**10)
+    app = serving(
+        steps,
+        settings={"send_timeout_s": 100},
+        max_batch_size=1,
+        max_concurrent_batches=2,
+        stream_buffer=4,
+        slow_reader_timeout_s=None,
+    )
     async with app.lifespan(), opened(app, "/x") as socket:
-        socket.say(id=1, item=0, credit=1)
-        assert await socket.read() == {"id": 1, "next": 0}
-        socket.say(id=2, item=0)
-        got = [await socket.read() for _ in range(4)]
-        assert [m["id"] for m in got] == [2] * 4
-        socket.say(id=1, credit=2)
-        assert [await socket.read() for _ in range(3)][-1] == {"id": 1, "end": True}
+        socket.reads = anyio.Event()
+        for number in (1, 2):
+            socket.say(id=number, item=number)
+        await anyio.sleep(50)
+        assert len(steps.made) < 2 * 100
+        socket.reads.set()
+        ends = 0
+        while ends < 2:
+            ends += "end" in await socket.read()
+        assert len(steps.made) == 2 * 1000
 
 
-async def test_a_client_that_gives_no_credit_is_a_slow_reader():
-    app = serving(steps_of(100), stream_buffer=1, slow_reader_timeout_s=5)
+@pytest.mark.parametrize("size", [2**10, 2**18])
+async def test_a_stream_whose_client_does_not_read_is_a_slow_reader(size):
+    app = serving(
+        steps_of(1000, size),
+        settings={"send_timeout_s": 100},
+        stream_buffer=1,
+        slow_reader_timeout_s=5,
+    )
     async with app.lifespan(), opened(app, "/x") as socket:
-        socket.say(id=1, item=0, credit=1)
-        assert (await socket.read())["next"] == 0
-        socket.say(id=2, credit=5)  # of none
-        socket.say(id=1, credit=1)
-        assert (await socket.read())["next"] == 1
+        socket.say(id=1, item=0)
+        await socket.read()
+        socket.reads = anyio.Event()
         await anyio.sleep(20)
-        socket.say(id=1, credit=100)
+        assert await status_of(app) == (1, 0)
+        socket.reads.set()
         while "next" in (last := await socket.read()):
             pass
         assert last["error"]["type"] == "urn:shoal:problem:slow-reader"
+
+
+async def test_a_client_that_does_not_read_has_its_calls_cancelled_and_is_left():
+    held = Held()
+    app = serving(held, settings={"send_timeout_s": 5}, max_batch_size=1)
+    async with app.lifespan(), anyio.create_task_group() as tasks:
+        socket = Socket(app, "/x")
+        tasks.start_soon(socket.run)
+        await socket.message()
+        socket.reads = anyio.Event()
+        socket.say(id=1, item=1)
+        socket.say(id=2, item="rubbish")
+        began = anyio.current_time()
+        await socket.returned.wait()
+        assert anyio.current_time() == pytest.approx(began + 5)
+        assert held.cancelled == [1]
+
+
+async def test_a_request_is_cancelled_while_streams_wait_for_its_client():
+    app = serving(
+        steps_of(10**6, 2**18),
+        settings={"send_timeout_s": 100},
+        max_batch_size=1,
+        max_concurrent_batches=8,
+        slow_reader_timeout_s=None,
+    )
+    async with app.lifespan(), opened(app, "/x") as socket:
+        for number in range(8):
+            socket.say(id=number, item=number)
+        left = set(range(8))
+        for number in range(8):
+            socket.say(id=number, cancel=True)
+        while left:
+            message = await socket.read()
+            if "error" in message:
+                assert message["error"]["status"] == 499
+                left.remove(message["id"])
 
 
 async def test_a_cancelled_request_leaves_its_handler_and_its_id():
@@ -330,7 +360,7 @@ async def test_names_of_options_may_be_in_an_item():
 
     app = serving(same)
     async with app.lifespan(), opened(app, "/x") as socket:
-        item = {"credit": "x", "priority": {"timeout_s": None}}
+        item = {"priority": {"timeout_s": None}}
         socket.say(id=1, item=item)
         assert (await socket.read())["result"] == item
 
@@ -435,11 +465,11 @@ ODD = [
     ('{"id":1,"item":1,"priority":"1"}', 1008),
     ('{"id":1,"item":1,"timeout_s":0}', 1008),
     ('{"id":1,"item":1,"timeout_s":true}', 1008),
-    ('{"id":1,"item":1,"credit":0}', 1008),
-    ('{"id":1,"credit":2147483648}', 1008),
-    ('{"id":1,"credit":1.5}', 1008),
+    ('{"id":1,"item":1,"credit":5}', 1008),
+    ('{"id":1,"credit":5}', 1008),
+    (json.dumps({"id": 1, "item": 1, "\U0001f41f" * 50: 1}), 1008),
     ('{"id":1,"cancel":false}', 1008),
-    ('{"id":1,"cancel":true,"credit":1}', 1008),
+    ('{"id":1,"cancel":true,"priority":1}', 1008),
     (b"", 1003),
     (b"no line", 1003),
     (b'{"id":1}' + b" " * 1100 + b"\n", 1003),
@@ -515,7 +545,6 @@ async def test_what_is_for_no_request_is_passed_over():
     app = serving(doubled)
     async with app.lifespan(), opened(app, "/x") as socket:
         socket.say(id=7, cancel=True)
-        socket.say(id=7, credit=3)
         socket.say(id=1, item=1)
         assert await socket.read() == {"id": 1, "result": 2}
 
@@ -550,8 +579,9 @@ FORMS = [
     '{"id":2,"item":%s,"priority":1}',
     '{"id":2,"timeout_s":3,"item":%s}',
     '{"priority":0,"id":2,"item":%s}',
-    '{"timeout_s": 1.5, "credit": 4, "id": 2, "item": %s, "priority": 0}',
-    '{"priority":null,"item":%s , "id" : 2 ,"timeout_s":1e2,"credit":4}',
+    '{"timeout_s": 1.5, "priority": 0, "id": 2, "item": %s}',
+    '{"timeout_s": 1.5, "id": 2, "item": %s, "priority": 0}',
+    '{"priority":null,"item":%s , "id" : 2 ,"timeout_s":1e2}',
     '\ufeff{"id":2,"item":%s}',
 ]
 

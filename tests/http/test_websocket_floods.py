@@ -44,14 +44,14 @@ async def test_pings_are_answered_in_turns():
 
 async def test_small_messages_are_taken_in_turns(monkeypatch):
     taken = 0
-    take = SocketConnection._take
+    handle = SocketConnection._handle
 
-    def counted(self, message):
+    def counted(self, text, data):
         nonlocal taken
         taken += 1
-        take(self, message)
+        handle(self, text, data)
 
-    monkeypatch.setattr(SocketConnection, "_take", counted)
+    monkeypatch.setattr(SocketConnection, "_handle", counted)
     app = serving(echo)
     async with app.lifespan(), served_in_memory(app) as server:
         client = await SocketClient.opened(server)

@@ -16,7 +16,7 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.events import Ping, TextMessage
 
 import shoal
-from shoal.http.websocket import outbox
+from shoal.http.websocket import connection
 from shoal.server.http1.connection import Http1Connection
 from shoal.server.server import switch_protocol
 from shoal.testing import settle
@@ -278,7 +278,7 @@ async def test_more_than_is_sent_at_once_is_sent():
 
 
 async def test_a_client_is_read_again_once_its_answers_are_sent(monkeypatch):
-    monkeypatch.setattr(outbox, "_MOST_UNSENT", 2)
+    monkeypatch.setattr(connection, "_MOST_UNSENT", 2)
     app = serving(doubled)
     async with app.lifespan(), served_in_memory(app) as server:
         client = await SocketClient.opened(server)

@@ -8,7 +8,7 @@ import pytest
 from served import served
 
 import shoal
-from shoal.http_client import connect
+from shoal.http_client import HttpClient
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -37,14 +37,14 @@ def app_of(steps):
 
 
 def over_http2():
-    return httpx.AsyncHTTPTransport(http1=False, http2=True)
+    return httpx.AsyncClient(http1=False, http2=True)
 
 
 @pytest.mark.parametrize("read", [0, 1, 3])
 async def test_a_stream_is_left_at_once_and_the_connection_stays(read):
     async with (
         served(app_of(Steps(waits=False)), keep_alive_timeout_s=60) as url,
-        connect(url, transport=over_http2()) as client,
+        HttpClient(url, client=over_http2()) as client,
     ):
         for _ in range(2):
             async with client.stream("/steps", 1) as stream:
@@ -57,7 +57,7 @@ async def test_a_stream_is_left_at_once_and_the_connection_stays(read):
 async def test_a_stream_that_is_left_ends_with_the_client():
     steps = Steps(waits=True)
     async with served(app_of(steps), keep_alive_timeout_s=60) as url:
-        async with connect(url, transport=over_http2()) as client:
+        async with HttpClient(url, client=over_http2()) as client:
             async with client.stream("/steps", 1) as stream:
                 assert await anext(stream) == 0
             assert not steps.ended.is_set()

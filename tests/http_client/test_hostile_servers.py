@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import anyio
+import httpx
 import pytest
 from raw_server import raw_server
 
 from shoal import errors
-from shoal.http_client import connect
+from shoal.http_client import HttpClient
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -21,8 +22,9 @@ async def test_calls_that_wait_for_a_connection_end_with_the_client():
         is_received.set()
         await anyio.sleep_forever()
 
+    of_one = httpx.AsyncClient(limits=httpx.Limits(max_connections=1))
     async with raw_server(silent) as url, anyio.create_task_group() as tasks:
-        client = connect(url, max_connections=1, timeout_s=None)
+        client = HttpClient(url, client=of_one, timeout_s=None)
 
         async def call():
             with pytest.raises(errors.ShutDown, match="closed") as caught:

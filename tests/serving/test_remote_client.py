@@ -356,7 +356,7 @@ async def test_the_usual_authorities_are_trusted_where_tls_is_spoken_and_none_el
         def __init__(self, **options):
             made.append(options["verify"])
             gone = httpx.MockTransport(lambda _: httpx.Response(404))
-            super().__init__(base_url=options["base_url"], transport=gone)
+            super().__init__(transport=gone)
 
     monkeypatch.setattr(httpx, "AsyncClient", Client)
     with pytest.raises(ConnectionError):

@@ -1,65 +1,93 @@
-"""The client: makes calls, again where that is right, and within their time limits."""
+"""The clients: make calls within their time limits, and again if they certainly did not run.
+
+The waits before retries grow, so that many clients leave a server the time to recover, and are
+drawn at random, so that they do not come back at once. The client for threads runs the async one in
+a thread: httpx's blocking client can't be cancelled, as a handler's thread is with its request.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-import ssl
+import random
+import re
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar
 
 import anyio
 import anyio.lowlevel
 
-from shoal.core.extras import need
+from shoal.batching.trace import trace_headers
 from shoal.core.options.checks import one_of, seconds, whole
 from shoal.errors import DeadlineExceeded
-from shoal.http_client.address import checked_headers, checked_method, checked_path, checked_token
-from shoal.http_client.bodies import ACCEPTED, JSON_LINES, ResultType, body_of, result_of
-from shoal.http_client.connection import SILENCE_S, Connection
-from shoal.http_client.json_lines import JsonLines
-from shoal.http_client.limits import TimeLimit, request_of, trace_of
+from shoal.http_client.bodies import ACCEPTED, JSON_LINES, RESULT_TYPES, body_of, result_of
+from shoal.http_client.connection import SILENCE_S, Connection, checked_token
 from shoal.http_client.problems import Failure, error_of, failure_of
-from shoal.http_client.retries import Backoff, RetryOptions
 from shoal.http_client.stream import HttpStream
-from shoal.http_client.websocket.socket import HttpSocket
-from shoal.replicas.many_calls import call_each
+from shoal.replicas.portal import BlockingStream, PortalThread
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from typing import Unpack
 
     import httpx
 
-    from shoal.core.request import Request
-    from shoal.http_client.answer import StreamingAnswer
-    from shoal.http_client.keywords import CallKeywords
+    from shoal.http_client.bodies import ResultType
+    from shoal.http_client.connection import StreamingAnswer
 
 T = TypeVar("T")
 
 NO_ITEM: Final[Any] = ...
+_FIRST_DELAY_S: Final = 0.1
+_MAX_DELAY_S: Final = 10.0
+_SKEW_S: Final = 0.1  # how far the clock of a server may be ahead
 
 
-def connect(
-    url: str,
-    *,
-    token: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    timeout_s: float | None = 60.0,
-    retries: RetryOptions | None = None,
-    max_answer_bytes: int = 2**28,
-    max_connections: int | None = None,
-    tls: ssl.SSLContext | None = None,
-    transport: httpx.AsyncBaseTransport | None = None,
-) -> HttpClient:
-    """Returns a client of the endpoints of a server.
+class ClientOptions(TypedDict, total=False):
+    """The options of `HttpClient`."""
+
+    token: str | None
+    headers: Mapping[str, str] | None
+    timeout_s: float | None
+    max_attempts: int
+    client: httpx.AsyncClient | None
+
+
+class CallOptions(TypedDict, total=False):
+    """The options of `HttpClient.call`."""
+
+    timeout_s: float | None
+    headers: Mapping[str, str] | None
+    method: str | None
+    result: ResultType | None
+
+
+class HttpClient:
+    """Calls the endpoints of a server.
 
     ::
 
-        async with shoal.http_client.connect("http://127.0.0.1:8000") as client:
+        async with shoal.http_client.HttpClient("http://127.0.0.1:8000") as client:
             vector = await client.call("/embed", "some text")
 
-    It connects with the first call. Without ``async with``, close it with `HttpClient.aclose`. A
-    client belongs to the event loop where it is first used; `connect_sync` returns one for threads.
+    It connects with the first call, and belongs to the event loop where that is made;
+    `SyncHttpClient` is for threads. Without ``async with``, close it with `aclose`.
+
+    A call that the server refuses because it is overloaded, or that does not reach a server, is
+    made again after a while. Nothing else is, so calls need not be idempotent. One exception is a
+    handler that lets the `Overloaded` of a further call pass: ``max_attempts=1`` is for that.
+
+    Every call may raise the classes of errors that a call in the server's process raises, and:
+
+    - `Overloaded`: the server refused the call as too many, and no try is left;
+    - `DeadlineExceeded`: it was not answered in time;
+    - `HttpProblem`: the server answered with another error;
+    - `ConnectionRefusedError`: no server was reached, so the call has not run;
+    - `ConnectionError`: the connection broke, and the call may have run;
+    - `TimeoutError`: the server took less than 128 KiB of the item in 60 s; the call may have run;
+    - `ShutDown`: this client is closed.
+
+    Cancellation: closes the call's connection, and the server cancels the call.
 
     Args:
         url: ``http://host:port``, ``https://...`` or ``unix:/path/to.sock``; may have a path, below
@@ -68,91 +96,31 @@ def connect(
         headers: Headers of all requests.
         timeout_s: How long a call with one result may take, with its retries, in seconds; None for
             no limit.
-        retries: When a call that was refused is made again; `RetryOptions` by default.
-        max_answer_bytes: The largest answer, and the largest message of a stream, in bytes.
-        max_connections: The largest number of connections, and so of calls at a time; others wait.
-            None for no limit.
-        tls: Whom to trust, and who this client is; None to trust the usual authorities.
-        transport: The httpx transport to use instead of sockets, such as one for tests. Of one that
-            speaks HTTP/2 a server does not learn that a call was cancelled, since httpx does not
-            reset its stream: the call ends when it is done, or when this client is closed.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: An argument is out of its range, or has invalid characters.
-        ModuleNotFoundError: httpx is not installed.
-    """
-    return HttpClient(
-        url,
-        token=token,
-        headers=headers,
-        timeout_s=timeout_s,
-        retries=retries,
-        max_answer_bytes=max_answer_bytes,
-        max_connections=max_connections,
-        tls=tls,
-        transport=transport,
-    )
-
-
-class HttpClient:
-    """Calls the endpoints of a server; see `connect`.
-
-    A call that the server refuses because it is overloaded, or that does not reach a server, is
-    made again after a while. Nothing else is: a call whose connection broke, or whose time is over,
-    may have run. So calls need not be idempotent, but for one case: a handler that raises the
-    `Overloaded` of another endpoint, which it calls, has begun when it is called again. Use
-    ``RetryOptions(attempts=1)`` for endpoints whose handlers must not.
-
-    Every call may also raise what the server reports, by the classes that a call in its process
-    raises, and:
-
-    - `Overloaded`: the server refused the call as too many, and no try is left;
-    - `DeadlineExceeded`: it was not answered in time;
-    - `HttpProblem`: the server answered with an error that has no class;
-    - `ConnectionRefusedError`: no server was reached, so the call has not run;
-    - `ConnectionError`: the connection broke, and the call may have run;
-    - `TimeoutError`: the server took less than 128 KiB of the item in 60 s; the call may have run;
-    - `ShutDown`: this client is closed.
-
-    Cancellation: closes the call's connection, and the server cancels the call.
+        max_attempts: The largest number of tries of a call that is refused; 1 for no retries. The
+            wait before the second try is 0.05 to 0.1 s, and twice as long before each further one,
+            plus what ``Retry-After`` asks for. A call that must wait for more than 10 s fails.
+        client: The client of httpx to send requests with, for TLS, proxies, limits or transports of
+            your own; it is closed with this one. Over HTTP/2 a server does not learn that a call
+            was cancelled, since httpx does not reset its stream.
     """
 
     def __init__(
         self,
         url: str,
         *,
-        token: str | None,
-        headers: Mapping[str, str] | None,
-        timeout_s: float | None,
-        retries: RetryOptions | None,
-        max_answer_bytes: int,
-        max_connections: int | None,
-        tls: ssl.SSLContext | None,
-        transport: httpx.AsyncBaseTransport | None,
+        token: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = 60.0,
+        max_attempts: int = 4,
+        client: httpx.AsyncClient | None = None,
     ) -> None:
-        of_all = checked_headers(headers)
+        of_all = {name.lower(): value for name, value in (headers or {}).items()}
         if token is not None:
             of_all["authorization"] = f"Bearer {checked_token(token)}"
+        self.url = url
         self._timeout_s = math.inf if timeout_s is None else seconds("timeout_s", timeout_s)
-        self._backoff = Backoff(
-            _checked("retries", RetryOptions() if retries is None else retries, RetryOptions)
-        )
-        self._connection = Connection(
-            url,
-            of_all,
-            max_answer_bytes=whole("max_answer_bytes", max_answer_bytes, least=1),
-            max_connections=max_connections
-            if max_connections is None
-            else whole("max_connections", max_connections, least=1),
-            tls=tls if tls is None else _checked("tls", tls, ssl.SSLContext),
-            transport=transport,
-        )
-
-    @property
-    def url(self) -> str:
-        """The URL of the server."""
-        return self._connection.url
+        self._max_attempts = whole("max_attempts", max_attempts, least=1)
+        self._connection = Connection(url, of_all, client=client)
 
     async def __aenter__(self) -> Self:
         return self
@@ -161,12 +129,8 @@ class HttpClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Closes the connections. Idempotent."""
+        """Closes the connections; calls that wait fail with `ShutDown`. Idempotent."""
         await self._connection.aclose()
-
-    def close_to(self, reason: str) -> None:
-        """Refuses all further calls, for this reason."""
-        self._connection.close_to(reason)
 
     async def call(
         self,
@@ -177,13 +141,11 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         method: str | None = None,
         result: ResultType | None = None,
-        request: Request | None = None,
     ) -> Any:
         """Makes a call with one result.
 
-        Its time limit is sent along, so that the server drops the call when its caller has given
-        up. The limit is `timeout_s`, or the deadline of the caller's cancel scope if that is
-        earlier.
+        The time that is left, by `timeout_s` or the caller's cancel scope, is sent along, so that
+        the server drops the call when its caller has given up. So is the trace of OpenTelemetry.
 
         Args:
             path: The path of the endpoint; may have a query.
@@ -194,37 +156,30 @@ class HttpClient:
             headers: More headers, such as ``{"X-Priority": "1"}``.
             method: The HTTP method; None for POST if there is an item, and else GET.
             result: What the result is asked for as: ``"json"``, ``"npy"`` for a numpy array, or
-                ``"bytes"``. None for JSON if the server can; then the answer's type counts.
-            request: In a handler, the request that this call is made for: its ``traceparent`` and
-                ``tracestate`` are passed on. None for the only request of the batch; if there are
-                several, for none of them.
+                ``"bytes"``. None for JSON if the server can; then the answer's type decides.
 
         Returns:
             The result: a JSON value, a numpy array, or bytes.
 
         Raises:
-            TypeError: An argument or the answer has the wrong type, or the item can't be sent.
+            TypeError: The item or the answer has the wrong type.
             ValueError: An argument can't be sent.
             Exception: See `HttpClient`.
 
         Cancellation: closes the connection, and the server cancels the call. Checkpoint: always.
         """
-        given_s = self._timeout_s if timeout_s is None else timeout_s
         if result is not None:
-            one_of("result", result, _RESULTS)
-        make = self._prepared(path, item, headers, method, request, accept=ACCEPTED[result])
+            one_of("result", result, RESULT_TYPES)
+        request = _request(path, item, headers, method, ACCEPTED[result])
+        limit_s = self._timeout_s if timeout_s is None else seconds("timeout_s", timeout_s)
 
-        async def attempt(limit: TimeLimit) -> Any:
-            answer = await make(limit, None)
-            if answer.media_type in _STREAMS and answer.is_success:
+        async def read(answer: StreamingAnswer) -> Any:
+            if answer.media_type in (JSON_LINES, "text/event-stream"):
                 await answer.aclose()
                 raise TypeError(f"{answer.url} answers with a stream; use client.stream(...)")
-            body = await answer.read()
-            if answer.is_success:
-                return result_of(body, answer.media_type, result, answer.url)
-            return _failure(answer, body)
+            return result_of(await answer.read(), answer.media_type, result, answer.url)
 
-        return await self._made(attempt, given_s)
+        return await self._made(request, anyio.current_time() + limit_s, None, read)
 
     def stream(
         self,
@@ -234,201 +189,138 @@ class HttpClient:
         timeout_s: float | None = None,
         headers: Mapping[str, str] | None = None,
         method: str | None = None,
-        request: Request | None = None,
     ) -> HttpStream:
         """Returns the stream of a call, which is made when the stream is entered.
 
-        Args:
-            path: As for `call`.
-            item: As for `call`.
-            timeout_s: How long the whole stream may take, in seconds; None for no limit of its own.
-            headers: As for `call`.
-            method: As for `call`.
-            request: As for `call`.
-
-        Raises:
-            TypeError: An argument has the wrong type, or the item can't be sent.
-            ValueError: An argument can't be sent.
+        The arguments are those of `call`, and raise the same errors. Only `timeout_s` differs: how
+        long the whole stream may take, in seconds; None for no limit of its own.
         """
-        given_s = math.inf if timeout_s is None else seconds("timeout_s", timeout_s)
-        make = self._prepared(path, item, headers, method, request, accept=JSON_LINES)
-        url = f"{self.url}{path}"
+        request = _request(path, item, headers, method, JSON_LINES)
+        limit_s = math.inf if timeout_s is None else seconds("timeout_s", timeout_s)
 
-        async def attempt(limit: TimeLimit) -> tuple[JsonLines, float] | Failure:
-            answer = await make(limit, SILENCE_S)
-            if not answer.is_success:
-                return _failure(answer, await answer.read())
+        async def check(answer: StreamingAnswer) -> StreamingAnswer:
             if answer.media_type != JSON_LINES:
                 await answer.aclose()
                 raise TypeError(f"{answer.url} does not answer with a stream; use client.call(...)")
-            return JsonLines(self._connection, answer, partial(error_of, url)), limit.own
+            return answer
 
-        return HttpStream(partial(self._made, attempt, given_s))
+        async def open_() -> tuple[StreamingAnswer, float]:
+            deadline = anyio.current_time() + limit_s
+            return await self._made(request, deadline, SILENCE_S, check), deadline
 
-    def websocket(
-        self,
-        path: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        max_requests: int = 64,
-        request: Request | None = None,
-    ) -> HttpSocket:
-        """Returns a WebSocket for many calls of one endpoint; it connects when it is entered.
-
-        ::
-
-            async with client.websocket("/embed") as socket:
-                vector = await socket.call("some text")
-
-        Its calls have the time limits, the retries and the errors of the client's calls.
-
-        Args:
-            path: The path of the endpoint.
-            headers: More headers of the handshake, which count for all of its calls.
-            max_requests: How many calls may run at once; others wait. A Shoal server allows 64.
-            request: As for `call`; its trace is continued by all calls.
-
-        Raises:
-            TypeError: An argument has the wrong type.
-            ValueError: An argument can't be sent.
-            ModuleNotFoundError: wsproto is not installed.
-        """
-        checked_path(path)
-        whole("max_requests", max_requests, least=1)
-        need("a client on a WebSocket", "wsproto", "client")
-        of_request = {**trace_of(request_of(request)), **checked_headers(headers)}
-
-        async def open_(of_handshake: Mapping[str, str]) -> StreamingAnswer:
-            all_headers = {**of_request, **of_handshake}
-            return await self._connection.open("GET", path, all_headers, None, SILENCE_S)
-
-        return HttpSocket(
-            open_, self._made, self._timeout_s, max_requests, self._connection.max_answer_bytes
-        )
-
-    async def map(
-        self,
-        path: str,
-        items: Iterable[Any],
-        *,
-        max_concurrent: int = 64,
-        return_exceptions: bool = False,
-        **options: Unpack[CallKeywords],
-    ) -> list[Any]:
-        """Makes a call for each item, and waits for all of them.
-
-        Args:
-            path: The path of the endpoint.
-            items: The items.
-            max_concurrent: The largest number of calls at a time.
-            return_exceptions: Whether errors are returned in the list instead of being raised.
-            **options: The options of each `call`; `timeout_s` counts for each.
-
-        Returns:
-            The results, in the order of the items.
-
-        Raises:
-            Exception: As for a single call: the first in the order of the items, after all ended.
-
-        Cancellation: all of the calls are cancelled. Checkpoint: always.
-        """
-        whole("max_concurrent", max_concurrent, least=1)
-        return await call_each(
-            partial(self.call, path, **options),
-            [(item,) for item in items],
-            max_concurrent=max_concurrent,
-            return_exceptions=return_exceptions,
-        )
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "a client can't be pickled, it holds connections; connect where it is used:\n"
-            f"    shoal.http_client.connect({self.url!r})"
-        )
-
-    def _prepared(
-        self,
-        path: str,
-        item: Any,
-        headers: Mapping[str, str] | None,
-        method: str | None,
-        request: Request | None,
-        *,
-        accept: str,
-    ) -> Callable[[TimeLimit, float | None], Awaitable[StreamingAnswer]]:
-        """Returns a function that sends the request of a call once."""
-        checked_path(path)
-        content, of_item = None, dict[str, str]()
-        if item is not NO_ITEM:
-            content, media_type = body_of(item)
-            of_item["content-type"] = media_type
-        of_request = {
-            "accept": accept,
-            **of_item,
-            **trace_of(request_of(request)),
-            **checked_headers(headers),
-        }
-        if method is None:
-            method = "GET" if content is None else "POST"
-        checked_method(method)
-
-        async def send(limit: TimeLimit, silence_s: float | None) -> StreamingAnswer:
-            of_attempt = {**limit.header(), **of_request}
-            return await self._connection.open(method, path, of_attempt, content, silence_s)
-
-        return send
+        return HttpStream(open_, partial(error_of, f"{self.url}{path}"))
 
     async def _made(
-        self, attempt: Callable[[TimeLimit], Awaitable[T | Failure]], timeout_s: float
+        self,
+        request: tuple[str, str, dict[str, str], bytes | None],
+        deadline: float,
+        silence_s: float | None,
+        read: Callable[[StreamingAnswer], Awaitable[T]],
     ) -> T:
-        """Makes a call, and makes it again while it is refused.
-
-        Args:
-            attempt: Makes the call once. Returns its result, or why it failed.
-            timeout_s: How long it may take, in seconds; infinity for no limit.
-        """
+        """Makes a call, again while it is refused, and reads its successful response."""
         await anyio.lowlevel.checkpoint_if_cancelled()
-        limit = TimeLimit(timeout_s)
-        made: T | Failure | None = None
-        with anyio.CancelScope(deadline=limit.own) as scope:
-            attempts = 0
-            while True:
+        outer = anyio.current_effective_deadline()
+        until = min(deadline, outer)
+        method, path, given, content = request
+        failure: Failure | None = None
+        with anyio.CancelScope(deadline=deadline):
+            for attempt in itertools.count(1):
+                headers, left_s = given, max(0.0, until - anyio.current_time())
+                if left_s < 1e9:
+                    # Rounded up: where the limit is the scope's, the scope should tell of it.
+                    limit = f"{math.ceil(left_s * 1000) / 1000:.3f}"
+                    headers = {"x-request-timeout": limit, **given}
                 try:
-                    made = await attempt(limit)
+                    answer = await self._connection.open(method, path, headers, content, silence_s)
+                    if answer.is_success:
+                        return await read(answer)
+                    body = await answer.read()
+                    failure = failure_of(answer.url, answer.status, answer.retry_after, body)
                 except ConnectionRefusedError as error:
-                    made = Failure(error, was_refused=True)
-                attempts += 1
-                if not isinstance(made, Failure):
-                    return made
-                delay_s = self._delay_s(made, attempts)
-                if delay_s is None or delay_s >= limit.left_s:
+                    failure = Failure(error, was_refused=True)
+                delay_s = _delay_s(attempt, failure.retry_after_s or 0.0)
+                is_last = not failure.was_refused or attempt == self._max_attempts
+                if is_last or delay_s is None or anyio.current_time() + delay_s >= until:
                     break
                 await anyio.sleep(delay_s)
-        if scope.cancelled_caught:
+                failure = None
+        if failure is None:
             raise DeadlineExceeded(f"{self.url} did not answer the call in time")
-        assert isinstance(made, Failure)
-        if isinstance(made.error, DeadlineExceeded):
-            await limit.let_scope_end()
+        scope_ends = outer < deadline and outer - anyio.current_time() < _SKEW_S
+        if scope_ends and isinstance(failure.error, DeadlineExceeded):
+            # The server was told of the scope's deadline, and its clock may be a little ahead.
+            await anyio.sleep_until(outer)
         try:
-            raise made.error
+            raise failure.error
         finally:
-            del made  # the traceback of its error holds this frame
-
-    def _delay_s(self, failure: Failure, attempts: int) -> float | None:
-        if not failure.was_refused:
-            return None
-        return self._backoff.delay_s(attempts, failure.retry_after_s)
+            del failure  # the traceback of its error holds this frame
 
 
-_RESULTS: Final[tuple[str, ...]] = get_args(ResultType)
-_STREAMS: Final = (JSON_LINES, "text/event-stream")
+class SyncHttpClient:
+    """Calls the endpoints of a server, and blocks until they are answered; for several threads.
+
+    ::
+
+        with shoal.http_client.SyncHttpClient("http://127.0.0.1:8000") as client:
+            vector = client.call("/embed", "some text")
+
+    The arguments are those of `HttpClient`. Its event loop runs in a daemon thread, which starts
+    with the first call. Without ``with``, close it with `close`. In a thread that runs an event
+    loop, which would be blocked, every call raises a RuntimeError.
+
+    Cancellation: an exception in a thread that waits, such as `KeyboardInterrupt`, cancels its
+    call; so does the end of the request that the thread works for.
+    """
+
+    def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
+        self.url = url
+        self._client = HttpClient(url, **options)
+        self._thread = PortalThread("shoal-http-client")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections and ends the thread. Idempotent."""
+        self._thread.close(self._client.aclose)
+
+    def call(self, path: str, item: Any = NO_ITEM, **options: Unpack[CallOptions]) -> Any:
+        """Makes a call with one result; see `HttpClient.call`."""
+        call = partial(self._client.call, path, item, **options)
+        return self._thread.run(call, "await client.call(...)")
+
+    def stream(self, path: str, item: Any = NO_ITEM, **options: Any) -> BlockingStream:
+        """Returns the stream of a call: ``with ... as stream``; see `HttpClient.stream`."""
+        stream = self._client.stream(path, item, **options)
+        return BlockingStream(lambda: stream, self._thread, "client")
 
 
-def _checked(name: str, value: T, kind: type[T]) -> T:
-    if not isinstance(value, kind):
-        raise TypeError(f"{name} must be of type {kind.__name__}, not {value!r}")
-    return value
+def _delay_s(attempt: int, asked_s: float) -> float | None:
+    """Returns how long to wait after this attempt; None if the server asks for too long a wait."""
+    if asked_s > _MAX_DELAY_S:
+        return None
+    # Not 2.0 ** attempt, which overflows for a thousand attempts.
+    longest_s = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(attempt - 1, 60))
+    return min(_MAX_DELAY_S, asked_s + longest_s * random.uniform(0.5, 1.0))  # noqa: S311
 
 
-def _failure(answer: StreamingAnswer, body: bytes) -> Failure:
-    return failure_of(answer.url, answer.status, answer.header("retry-after"), body)
+def _request(
+    path: str, item: Any, headers: Mapping[str, str] | None, method: str | None, accept: str
+) -> tuple[str, str, dict[str, str], bytes | None]:
+    """Returns the method, path, headers and body of a request."""
+    if not isinstance(path, str):  # pyright: ignore[reportUnnecessaryIsInstance] (users' mistakes)
+        raise TypeError(f"the path of an endpoint must be text, such as '/embed', not {path!r}")
+    if not re.match("/(?!/)", path) or not path.isprintable() or "#" in path:
+        raise ValueError(
+            "the path of an endpoint has one slash at its start, as '/embed', and printable "
+            f"characters without '#'; quote others, as '/embed?text=a%0Ab': {path[:100]!r}"
+        )
+    all_headers = {"accept": accept, **trace_headers()}
+    content = None
+    if item is not NO_ITEM:
+        content, all_headers["content-type"] = body_of(item)
+    all_headers.update((name.lower(), value) for name, value in (headers or {}).items())
+    return method or ("GET" if content is None else "POST"), path, all_headers, content

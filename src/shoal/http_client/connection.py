@@ -1,100 +1,75 @@
-"""Connections to one server, by httpx: requests, their answers, and what breaks on the way.
+"""Requests to one server with httpx, and their responses.
 
-Errors of httpx are raised as `ConnectionError` or `TimeoutError`. A request that was not sent at
-all is told apart by `ConnectionRefusedError`, since only such a request may be sent again without
-asking what the server did with it. Cancelling a wait closes its connection, so the server learns
-that the client no longer waits.
-
-Connections speak HTTP/1.1. httpx can speak HTTP/2, but does not reset the stream of a request that
-is cancelled, so the server would go on with the call.
+Errors of httpx become `ConnectionError` or `TimeoutError`; `ConnectionRefusedError` means that
+nothing was sent. Cancelling a wait closes its connection, so that the server cancels the call.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import os
+import re
+import socket
+import ssl
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import anyio
 
 from shoal.core.extras import need
 from shoal.errors import ShutDown
-from shoal.http_client.address import split_url
-from shoal.http_client.answer import StreamingAnswer
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Mapping
+    from collections.abc import AsyncGenerator, Mapping
 
     import httpx
 
+# How long a stream may be silent, and a piece of a body may take; servers send heartbeats.
 SILENCE_S: Final = 60.0
-"""How long a stream may be silent, and a piece of a body may take, in seconds.
-
-Servers send a heartbeat every few seconds.
-"""
-
 _CONNECT_TIMEOUT_S: Final = 10.0
 # Shorter than the servers' limit, so that a server does not close a connection during a request.
 _IDLE_S: Final = 2.0
 
 
 class Connection:
-    """A pool of connections to one server, for one event loop.
-
-    Args:
-        url: ``http://host:port``, ``https://...`` or ``unix:/path/to.sock``.
-        headers: The headers of all requests.
-        max_answer_bytes: The largest answer, and the largest message of a stream, in bytes.
-        max_connections: The largest number of connections; None for as many as there are requests.
-        tls: Whom to trust, and who this client is; None to trust the usual authorities.
-        transport: The transport to use instead of sockets.
-
-    Raises:
-        TypeError: The URL is not text.
-        ValueError: The URL has none of these forms.
-        ModuleNotFoundError: httpx is not installed.
-    """
+    """A pool of connections to one server, for one event loop: a client of httpx, if not given."""
 
     def __init__(
         self,
         url: str,
         headers: Mapping[str, str],
         *,
-        max_answer_bytes: int,
-        max_connections: int | None = None,
-        tls: ssl.SSLContext | None = None,
+        client: httpx.AsyncClient | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         need("a client over HTTP", "httpx", "client")
         self.url = url
-        self.max_answer_bytes = max_answer_bytes
-        self._base, self._socket = split_url(url)
-        # A compressed answer may be a thousand times as large as what was received.
+        self._base, self._socket = _split_url(url)
+        # A compressed response may be a thousand times as large as what was received.
         self._headers = {"accept-encoding": "identity", **headers}
-        self._max_connections = max_connections
-        self._tls = tls
+        self._client = client
         self._transport = transport
-        self._client: httpx.AsyncClient | None = None
-        # Streams that were garbage-collected; their connections are shut down already.
-        self._dropped: list[StreamingAnswer] = []
+        # The responses of streams that were garbage-collected; they are shut down already.
+        self.dropped: list[StreamingAnswer] = []
         self._waits: set[anyio.CancelScope] = set()
         self._closed: str | None = None
-
-    def close_to(self, reason: str) -> None:
-        """Refuses all further requests, for this reason."""
-        self._closed = self._closed or reason
 
     @property
     def is_closed(self) -> bool:
         """Whether further requests are refused."""
         return self._closed is not None
 
+    def close_to(self, reason: str) -> None:
+        """Refuses all further requests, for this reason."""
+        self._closed = self._closed or reason
+
     async def aclose(self) -> None:
-        """Closes the connections; requests that wait for an answer end. Idempotent."""
+        """Closes the connections; requests that wait for a response end. Idempotent."""
         self.close_to("this client is closed")
         for wait in self._waits:  # httpx would connect again for those that wait for a connection
             wait.cancel()
-        await self._close_dropped()
+        while self.dropped:
+            await self.dropped.pop().aclose()
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
@@ -107,80 +82,52 @@ class Connection:
         content: bytes | None,
         silence_s: float | None,
     ) -> StreamingAnswer:
-        """Sends a request, and returns its answer, of which only the head was read.
-
-        The caller must close the answer, or read it whole.
-
-        Args:
-            method: The HTTP method.
-            path: The path, below that of the URL; may have a query.
-            headers: More headers.
-            content: The body; None for none.
-            silence_s: For how long the server may send nothing, in seconds; None for no limit.
-
-        Raises:
-            ShutDown: The client is closed, or was before the answer came.
-            ConnectionRefusedError: No server could be reached; nothing was sent.
-            ConnectionError: The connection broke.
-            TimeoutError: The server was silent for too long, or took the body too slowly.
-
-        Cancellation: closes the connection, so that the server cancels the call.
-        """
+        """Sends a request; returns its response once its head was read."""
         import httpx
 
         from shoal.http_client.upload import Upload
 
-        await self._close_dropped()
+        while self.dropped:
+            await self.dropped.pop().aclose()
         if self._closed is not None:
             raise ShutDown(self._closed)
         if self._client is None:
             self._client = self._new_client()
-        request = self._client.build_request(
-            method,
-            path,
-            content=content,
-            headers=dict(headers),
-            timeout=httpx.Timeout(
-                connect=_CONNECT_TIMEOUT_S, read=silence_s, write=SILENCE_S, pool=None
-            ),
-        )
-        if content:
-            request.stream = Upload(content)
+        all_headers = {**self._headers, **headers}  # all names are in lower case
+        timeout = httpx.Timeout(silence_s, connect=_CONNECT_TIMEOUT_S, write=SILENCE_S, pool=None)
         with anyio.CancelScope() as wait:
             self._waits.add(wait)
             try:
+                request = self._client.build_request(
+                    method, self._base + path, headers=all_headers, content=content, timeout=timeout
+                )
+                if content:
+                    request.stream = Upload(content)
                 response = await self._client.send(request, stream=True)
+            except (httpx.InvalidURL, httpx.LocalProtocolError):  # may name a secret
+                raise ValueError(
+                    f"a path, method or header of a request to {self.url} can't be sent"
+                ) from None
             except httpx.RequestError as error:
-                raise self._broken(error) from error
+                raise self.broken(error) from error
             finally:
                 self._waits.discard(wait)
-            return StreamingAnswer(response, self.max_answer_bytes, self._broken)
+            return StreamingAnswer(response, self)
         raise ShutDown(f"{self._closed}; the request may have been carried out")
 
-    def drop(self, answer: StreamingAnswer) -> None:
-        """Disconnects a stream that was garbage-collected unclosed; in any thread."""
-        self._dropped.append(answer)
-        answer.disconnect()
-
-    async def _close_dropped(self) -> None:
-        while self._dropped:
-            await self._dropped.pop().aclose()
-
-    def _broken(self, error: Exception) -> Exception:
-        """Returns the builtin exception that stands for an error of httpx."""
-        import ssl
-
+    def broken(self, error: Exception) -> Exception:
+        """Returns the builtin exception for an error of httpx."""
         import httpx
 
-        causes = _with_causes(error)
-        message = next((told for told in map(str, causes) if told), type(error).__name__)
+        causes: list[BaseException] = [error]  # trio's errors of connections say nothing themselves
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
+            causes.append(cause)
+        message = next((text for text in map(str, causes) if text), type(error).__name__)
         if any(isinstance(cause, ssl.SSLError) for cause in causes):
             return ConnectionError(f"no secure connection to {self.url} could be made: {message}")
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
-            return ConnectionRefusedError(
-                f"no server answers at {self.url} ({message}); start one:\n"
-                "    shoal serve my_module:app"
-            )
+            start = "start one:\n    shoal serve my_module:app"
+            return ConnectionRefusedError(f"no server answers at {self.url} ({message}); {start}")
         if isinstance(error, httpx.TimeoutException):
             return TimeoutError(f"{self.url} took too long; the request may still be carried out")
         return ConnectionError(
@@ -188,34 +135,106 @@ class Connection:
         )
 
     def _new_client(self) -> httpx.AsyncClient:
-        import ssl
-
         import httpx
 
-        # By default as many connections as there are calls: the server has its own limit.
-        limits = httpx.Limits(max_connections=self._max_connections, keepalive_expiry=_IDLE_S)
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_S)
         # Loading the trusted certificate authorities takes 30 ms, and is needed only for TLS.
-        verify: ssl.SSLContext | bool = urlsplit(self._base).scheme == "https"
-        verify = self._tls or verify or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        is_tls = urlsplit(self._base).scheme == "https"
+        verify = is_tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         transport = self._transport
         if transport is None and self._socket is not None:
             transport = httpx.AsyncHTTPTransport(verify, uds=self._socket, limits=limits)
         # The environment's proxies are for the web, and secrets should not be sent through one.
-        return httpx.AsyncClient(
-            base_url=self._base,
-            headers=self._headers,
-            limits=limits,
-            transport=transport,
-            trust_env=False,
-            verify=verify,
-        )
+        return httpx.AsyncClient(limits=limits, transport=transport, trust_env=False, verify=verify)
 
 
-def _with_causes(error: BaseException) -> list[BaseException]:
-    """Returns an error and what caused it: trio's errors of connections say nothing themselves."""
-    causes: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in causes:
-        causes.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    return causes
+class StreamingAnswer:
+    """A response whose body is read as it arrives: whole, or by its `lines` without empty ones."""
+
+    def __init__(self, response: httpx.Response, connection: Connection) -> None:
+        self.status = response.status_code
+        self.is_success = response.is_success
+        self.url = str(response.url)
+        self.media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        self.retry_after = response.headers.get("retry-after", "")
+        self.lines = self._read_lines()
+        self._response = response
+        self._connection = connection
+        self._process = os.getpid()
+        network = response.extensions.get("network_stream")
+        self._socket: Any = None if network is None else network.get_extra_info("socket")
+
+    async def read(self) -> bytes:
+        """Reads the body, and closes the response."""
+        import httpx
+
+        try:
+            return await self._response.aread()
+        except httpx.RequestError as error:
+            raise self._connection.broken(error) from error
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._response.aclose()
+
+    def drop(self) -> None:
+        """Shuts the connection of a garbage-collected stream down; in any thread."""
+        self._connection.dropped.append(self)
+        if os.getpid() != self._process or self._socket is None:
+            return  # the process that was forked may still read
+        with suppress(OSError), socket.socket(fileno=os.dup(self._socket.fileno())) as same:
+            same.shutdown(socket.SHUT_RDWR)
+
+    async def aclose(self) -> None:
+        """Closes the response and its connection, even if cancelled. Idempotent."""
+        with anyio.CancelScope(shield=True):
+            await self._response.aclose()
+            # httpx nests several generators, and closing the outermost one leaves the inner ones to
+            # the garbage collector. Reading on ends them all: the connection is closed, or the wait
+            # is cancelled, since one of HTTP/2 stays open for other requests.
+            with anyio.CancelScope() as reading, suppress(Exception):
+                reading.cancel()
+                async for _ in self.lines:
+                    pass
+
+    async def _read_lines(self) -> AsyncGenerator[bytes, None]:
+        # Not `aiter_lines`, which also splits at characters that may occur in JSON strings.
+        import httpx
+
+        rest = bytearray()
+        try:
+            async for piece in self._response.aiter_bytes():
+                rest += piece
+                if b"\n" in piece:
+                    *lines, rest = rest.split(b"\n")
+                    for line in lines:
+                        if line:  # the server sends an empty one as a keep-alive
+                            yield bytes(line)
+        except httpx.RequestError as error:
+            raise self._connection.broken(error) from error
+
+
+def checked_token(token: str) -> str:
+    """Checks a bearer token."""
+    if not isinstance(token, str):  # pyright: ignore[reportUnnecessaryIsInstance] (users' mistakes)
+        raise TypeError(f"a token must be text, not of type {type(token).__name__}")
+    if not token.isascii() or not token.isprintable() or not token or " " in token:
+        raise ValueError("a token must be printable ASCII characters, without spaces")
+    return token
+
+
+def _split_url(url: str) -> tuple[str, str | None]:
+    """Returns the base of the requests' URLs, and the path of the UNIX socket, if it is one."""
+    right = "write http://127.0.0.1:8000 or unix:/run/shoal.sock"
+    if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance] (users' mistakes)
+        raise TypeError(f"a server's URL must be text, not {url!r}; {right}")
+    if path := re.match("unix:(?://(?=/))?(.+)", url):
+        return "http://localhost", path[1]
+    try:
+        parts = urlsplit(url)
+        has_more = parts.username is not None or parts.query or parts.fragment or parts.port == 0
+    except ValueError:  # the host or the port has another form
+        has_more = True
+    # `urlsplit` drops line breaks.
+    if has_more or not re.match(r"(?i)https?://[^/]", url) or not url.isprintable() or " " in url:
+        raise ValueError(f"{url!r} is not a server's URL without user, query or fragment; {right}")
+    return url.rstrip("/"), None

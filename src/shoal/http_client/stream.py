@@ -1,80 +1,55 @@
-"""The stream of a call: its results one after the other, wherever they come from."""
+"""The stream of a call: its results one after the other, from the lines of a response."""
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import anyio
 
 from shoal.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
+    from shoal.http_client.connection import StreamingAnswer
 
-class StreamSource(Protocol):
-    """Where the results of one stream come from, once its call was made."""
-
-    @property
-    def url(self) -> str:
-        """The URL of the endpoint."""
-        ...
-
-    async def next(self) -> Any:
-        """Returns the next result.
-
-        Raises:
-            StopAsyncIteration: The stream has ended.
-            Exception: It has failed, or what it came by has.
-
-        Cancellation: the stream is closed next.
-        """
-        ...
-
-    async def aclose(self) -> None:
-        """Ends the stream, so that the server cancels it unless it has ended."""
-        ...
-
-    def drop(self) -> None:
-        """Ends a stream that was garbage-collected unclosed; in any thread."""
-        ...
+_ENDS_WITHIN_S: Final = 1.0  # the body, after the last message
 
 
 class HttpStream:
     """The results of a stream: ``async with client.stream(...) as stream: async for r in stream``.
 
     The call is made when the stream is entered. Once all was read, its connection may serve other
-    calls; a stream that is left earlier closes its connection. On a WebSocket the server sends at
-    most 64 items ahead of the reader, and leaving a stream leaves the WebSocket open.
+    calls; a stream that is left earlier closes its connection, so the server cancels it.
 
     Raises (on entering, or from the iteration, after the results that came before):
-        ConnectionError: The connection broke before the stream had ended.
         TimeoutError: The server was silent for 60 s; it sends heartbeats.
-        DeadlineExceeded: The call's time limit has passed.
         Exception: As for a call with one result.
 
     Cancellation: a wait that is cancelled ends the stream.
-
-    Args:
-        open_: Makes the call. Returns where the results come from, and when the stream must have
-            ended, on the event loop's clock.
     """
 
-    def __init__(self, open_: Callable[[], Awaitable[tuple[StreamSource, float]]]) -> None:
-        self._open = open_
-        self._source: StreamSource | None = None
+    def __init__(
+        self,
+        open_: Callable[[], Awaitable[tuple[StreamingAnswer, float]]],
+        error_of: Callable[[int, object], Exception],
+    ) -> None:
+        self._open = open_  # makes the call; returns its response, and the deadline of the stream
+        self._error_of = error_of  # the exception for a problem
+        self._answer: StreamingAnswer | None = None
         self._deadline = math.inf
         self._over = False
         self._reading: anyio.CancelScope | None = None  # of the last wait for a result
 
     async def __aenter__(self) -> Self:
-        if self._source is None and not self._over:
-            source, self._deadline = await self._open()
-            self._source = source
-            self._watch = weakref.finalize(self, _drop, source)
+        if self._answer is None and not self._over:
+            self._answer, self._deadline = await self._open()
+            self._watch = weakref.finalize(self, _drop, self._answer)
             self._watch.atexit = False
         return self
 
@@ -87,38 +62,58 @@ class HttpStream:
     async def __anext__(self) -> Any:
         if self._over:
             raise StopAsyncIteration
-        source = self._source
-        if source is None:
+        answer = self._answer
+        if answer is None:
             raise RuntimeError("enter the stream first: async with ... .stream(...) as stream: ...")
         try:
             with anyio.CancelScope(deadline=self._deadline) as self._reading:
-                return await source.next()
-            raise DeadlineExceeded(f"the stream from {source.url} did not end in time")
+                return await self._next(answer)
+            raise DeadlineExceeded(f"the stream from {answer.url} did not end in time")
         except BaseException as error:
-            was_closed = self._source is None
+            was_closed = self._answer is None
             await self.aclose()
             if was_closed and isinstance(error, Exception):
-                raise StopAsyncIteration from None  # another task has closed it meanwhile
+                raise StopAsyncIteration from None  # another task has closed it
             raise
 
     async def aclose(self) -> None:
         """Closes the stream, so that the server cancels it unless it has ended. Idempotent.
 
-        For a task that waits for its next result meanwhile, it has ended.
+        A task that waits for its next result sees the end of the stream.
         """
         self._over = True
         if self._reading is not None:
             self._reading.cancel()
-        source, self._source = self._source, None
-        if source is not None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
             self._watch.detach()
-            await source.aclose()
+            await answer.aclose()
+
+    async def _next(self, answer: StreamingAnswer) -> Any:
+        line = await anext(answer.lines, None)
+        if line is None:
+            raise ConnectionError(f"the stream from {answer.url} broke off before its end")
+        try:
+            message: object = json.loads(line)
+        except (ValueError, RecursionError):
+            message = None
+        members = cast("Mapping[str, Any]", message if isinstance(message, dict) else {})
+        if "item" in members:
+            return members["item"]
+        if "error" not in members and "end" not in members:
+            raise ConnectionError(f"{answer.url} sent a message that is not of a stream")
+        # Read to its end, the body leaves its connection to other calls. All results are there.
+        with anyio.move_on_after(_ENDS_WITHIN_S), suppress(ConnectionError, TimeoutError):
+            await anext(answer.lines, None)
+        if "error" in members:
+            raise self._error_of(500, members["error"])
+        raise StopAsyncIteration
 
 
-def _drop(source: StreamSource) -> None:
-    source.drop()
+def _drop(answer: StreamingAnswer) -> None:
+    answer.drop()
     warnings.warn(
-        f"a stream of {source.url} was not closed; "
+        f"a stream of {answer.url} was not closed; "
         "use it as: async with ... .stream(...) as stream: ...",
         ResourceWarning,
         stacklevel=2,

@@ -1,4 +1,4 @@
-"""The body of a request on its way; imports httpx."""
+"""The body of a request as it is sent; imports httpx."""
 
 from __future__ import annotations
 
@@ -14,27 +14,21 @@ _PIECE: Final = 2**17
 
 
 class Upload(httpx.AsyncByteStream):
-    """A body that is sent in pieces, since httpx limits the time of each, and not of the whole.
+    """A body that is sent in pieces, since httpx limits the time of each, not of the whole.
 
-    It is its own iterator. The streams of httpx iterate by async generators, which a request that
-    is cancelled in the middle leaves to the garbage collector, and trio warns of each.
-
-    Args:
-        body: The body.
+    It is no async generator, as the streams of httpx are: a request that is cancelled in the middle
+    leaves that to the garbage collector, and trio warns of it.
     """
 
     def __init__(self, body: bytes) -> None:
-        self._body = body
-        self._sent = 0
+        self._rest = memoryview(body)
 
     @override
     def __aiter__(self) -> AsyncIterator[bytes]:
-        self._sent = 0
         return self
 
     async def __anext__(self) -> bytes:
-        if self._sent >= len(self._body):
+        if not self._rest:
             raise StopAsyncIteration
-        piece = self._body[self._sent : self._sent + _PIECE]
-        self._sent += len(piece)
-        return piece
+        piece, self._rest = self._rest[:_PIECE], self._rest[_PIECE:]
+        return bytes(piece)

@@ -1,4 +1,4 @@
-"""Makes many calls at once and lists their results, for `map` of handles and HTTP clients."""
+"""Makes many calls at once and lists their results, for `map` of handles."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import orjson
 from shoal.http.openapi.page import HTML, Sent, page_headers, root_of
 from shoal.http.requests.accept import VARIES
 from shoal.http.requests.exchange import JSON
-from shoal.http.websocket.subprotocol import SUBPROTOCOL
+from shoal.http.websocket.sockets import SUBPROTOCOL
 from shoal.serving.names import RESERVED
 
 if TYPE_CHECKING:

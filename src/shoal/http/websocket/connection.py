@@ -3,63 +3,116 @@
 One task reads the client's messages, another one sends, and each request has its own. A plain item
 of a stream goes to the sending task from the handler's task at once.
 
-What one client can hold is bounded: its running requests, what waits to be sent of each stream (by
-its credit, in messages, and in bytes for all of them), and what waits to be sent in total, beyond
-which the client's messages are not read. A client that does not read is disconnected by the
-deadline of a send, and so gives all of it back.
+What one client can hold is bounded: its running requests, and the messages that wait to be sent.
+When these have 64 KiB, all streams of the connection wait, so a client that does not read holds
+them back through its transport: they fail by `slow_reader_timeout_s`, as over HTTP. When they have
+256 KiB, the client's messages are read no faster than messages are sent. The deadline of a send
+disconnects a client that reads nothing.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
+import anyio.lowlevel
 import orjson
 
-from shoal.asgi.extensions import TRACE
+from shoal.asgi.extensions import DISCONNECT
 from shoal.batching.calls.leaving import CallerLeft
-from shoal.batching.trace import in_this_context
+from shoal.batching.calls.stream import ResultStream
 from shoal.errors import ShutDown
 from shoal.failures.held import holding
+from shoal.http.requests.arrays import NPY
 from shoal.http.requests.call import CallHeaders, EndpointCall
+from shoal.http.requests.endpoint import call_headers
+from shoal.http.requests.exchange import JSON
 from shoal.http.requests.json_codec import JsonCodec
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Problem, Refused, explained
-from shoal.http.websocket.items import item_of
+from shoal.http.requests.streaming import PLAIN
 from shoal.http.websocket.messages import (
     RESTART,
-    Cancel,
-    Credit,
+    VIOLATION,
     NewRequest,
     Violation,
-    quickly_read,
-    read_binary,
-    read_large,
-    read_text,
-    reused_id,
+    read,
+    read_again,
 )
-from shoal.http.websocket.outbox import Outbox
-from shoal.http.websocket.problems import CANCELLED, only_http, too_many
-from shoal.http.websocket.relay import relay
-from shoal.http.websocket.request import ItemHeaders, SocketRequest
-from shoal.http.websocket.signal import Signal
-from shoal.http.websocket.subprotocol import SUBPROTOCOL
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from starlette.types import Message, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.call import EndpointCalls
     from shoal.http.requests.dispatch import RouteDispatcher
+    from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.streaming import ItemStream
 
+# How many bytes may wait to be sent before streams wait, and before messages are read slowly.
+_MOST_OF_STREAMS: Final = 2**16
+_MOST_UNSENT: Final = 2**18
+_SENT_AT_ONCE: Final = 2**16
+_IN_A_TURN: Final = 32  # messages, before other tasks run
 _HOLDING: Final = holding()
-_LONGEST_HEAD: Final = 1024
+# What the headers of a handshake say of its own body, and not of a request's.
+_OF_HANDSHAKE: Final = frozenset({b"content-encoding", b"content-length"})
+# The kinds of input whose reader parses the text as JSON.
+_PARSED: Final = frozenset({"json", "array"})
+_ONLY_HTTP: Final = Problem(
+    415,
+    "unsupported-media-type",
+    "The endpoint takes HTTP requests only",
+    "The endpoint decodes each HTTP request itself; a WebSocket message is not an HTTP request.",
+)
+_CANCELLED: Final = Problem(499, "cancelled", "The client has cancelled the request")
+
+
+class SocketRequest:
+    """One request: what its call and its codec use of an HTTP request, and its task.
+
+    Args:
+        connection: Its connection.
+        new: The client's message.
+    """
+
+    __slots__ = ("_connection", "began_at", "has_ended", "headers", "id", "scope_of_task")
+
+    method: Final = "POST"
+
+    def __init__(self, connection: SocketConnection, new: NewRequest) -> None:
+        self._connection = connection
+        self.began_at = perf_counter()
+        self.id = new.id
+        self.headers = connection.binary_headers if new.is_binary else connection.text_headers
+        self.has_ended = False  # its last message was made
+        self.scope_of_task = anyio.CancelScope()
+
+    @property
+    def request_id(self) -> str:
+        """The id in the log: the connection's and the request's."""
+        return f"{self._connection.id}:{self.id.decode().strip(chr(34))}"
+
+    @property
+    def scope(self) -> Scope:
+        """The handshake, as a request over HTTP."""
+        return self._connection.http_scope
+
+    @property
+    def settings(self) -> HttpOptions:
+        """The options of the server."""
+        return self._connection.settings
+
+    def when_left(self, callback: Callable[[], object] | None) -> None:
+        """Does nothing: the task that waits for the call is cancelled when the client leaves."""
 
 
 class SocketConnection:
@@ -71,14 +124,9 @@ class SocketConnection:
         send: The ASGI callable.
         calls: Makes the calls of the endpoint.
         dispatcher: What all requests to the application share.
-        headers: What the headers of the handshake say about the calls.
 
-    Attributes:
-        id: The id of the connection, for the log.
-        http_scope: The handshake, as a request over HTTP.
-        item_headers: The headers of its requests.
-        parking: The event loop's way to wait.
-        settings: The options of the server.
+    Raises:
+        Refused: A header of the handshake can't be read.
     """
 
     def __init__(
@@ -88,42 +136,37 @@ class SocketConnection:
         send: Send,
         calls: EndpointCalls,
         dispatcher: RouteDispatcher,
-        headers: CallHeaders,
     ) -> None:
         self._receive = receive
+        self._asgi_send = send
         self._calls = calls
-        self._times = dispatcher.times
-        self._item_times = dispatcher.streams
-        self._headers = headers
+        self._dispatcher = dispatcher
+        self._call_headers = call_headers(dict(scope["headers"]))
         self.http_scope: Scope = {**scope, "type": "http", "method": "GET"}
-        self.item_headers = ItemHeaders.of(self.http_scope)
+        given = {name: v for name, v in scope["headers"] if name not in _OF_HANDSHAKE}
+        self.text_headers: Mapping[bytes, bytes] = {**given, b"content-type": JSON}
+        self.binary_headers: Mapping[bytes, bytes] = {**given, b"content-type": NPY}
         self.id = dispatcher.new_id().decode("ascii")
         self.settings = dispatcher.settings
-        self.parking = parking_of_this_loop()
-        self._offered: Mapping[str, Any] | None = scope.get("extensions", {}).get(
-            "shoal.disconnect"
-        )
+        # What the server of this package offers; None on another one.
+        self._offered: Mapping[str, Any] | None = scope.get("extensions", {}).get(DISCONNECT)
         self._requests: dict[bytes, SocketRequest] = {}
-        # Those whose tasks have not begun, with the messages, and with their texts if only a part
-        # of them was read.
-        self._new: deque[tuple[SocketRequest, NewRequest, bytes | None]] = deque()
-        self._to_write = Signal(self.parking)
-        self._outbox = Outbox(
-            send, self._offered, self.settings.send_timeout_s, self.parking, self._gave_up
-        )
+        # The requests whose tasks have not begun: those may begin in any order.
+        self._new: deque[tuple[SocketRequest, NewRequest]] = deque()
+        self._to_send: deque[bytes] = deque()
+        self._unsent = 0  # bytes of them
+        self._has_work = anyio.Event()  # for the sending task
+        self._has_sent = anyio.Event()
         self._is_draining = False
-        self._queued = 0  # messages on the way to the reading task
         # Once set, nothing more is read; the connection ends when all before it is sent.
         self._close_with: tuple[int, str] | None = None
 
-    @property
-    def has_room(self) -> bool:
-        """Whether streams may pass on more than one item each."""
-        return self._outbox.has_room
-
     @holds_ctrl_c
-    async def run(self) -> None:
+    async def run(self, subprotocol: str) -> None:
         """Answers requests until the client leaves, breaks the protocol, or the server ends.
+
+        Args:
+            subprotocol: The name of the sub-protocol, to accept the handshake with.
 
         Cancellation: all calls are cancelled.
         """
@@ -133,125 +176,71 @@ class SocketConnection:
                 if self._offered is not None:
                     self._offered["when_left"](self._left)
                     self._offered["when_draining"](self._drain)
-                    take = self._take_at_once
-                    if TRACE in self.http_scope:  # the server reads in no trace
-                        take = in_this_context(take)
-                    self._offered["when_received"](take)
-                await self._outbox.send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL})
+                await self._send({"type": "websocket.accept", "subprotocol": subprotocol})
                 tasks.start_soon(self._write)
                 await self._read()
         finally:
             if self._offered is not None:
                 self._offered["when_left"](None)
                 self._offered["when_draining"](None)
-                self._offered["when_received"](None)
-            self._leave_all()
+            self._end_all(CallerLeft("the client has left"))
 
     # The reading task.
 
     async def _read(self) -> None:
-        while self._close_with is None:
-            while self._outbox.is_full:
-                await self._outbox.has_sent.wait()
+        for count in itertools.count(1):
+            if self._close_with is not None:
+                return
+            if count % _IN_A_TURN == 0:  # a message that is there is received at once
+                await anyio.lowlevel.checkpoint()
+            if self._unsent >= _MOST_UNSENT:
+                await self._has_sent.wait()
             message = await self._receive()
             if message["type"] != "websocket.receive":
                 self._tasks.cancel_scope.cancel()
                 return
-            if self._queued:  # by another server none is taken at once
-                self._queued -= 1
-            self._take(message)
+            try:
+                self._handle(message.get("text"), message.get("bytes"))
+            except Violation as violation:
+                self._break_off(violation)
 
-    @holds_ctrl_c
-    def _take_at_once(self, message: Message) -> bool:
-        """Takes a message from the task of the server that reads, unless others come before it."""
-        if self._queued or self._outbox.is_full:
-            self._queued += 1
-            return False
-        if self._close_with is None:
-            self._take(message)
-        return True
-
-    def _take(self, message: Message) -> None:
-        """Handles a client's message."""
-        try:
-            self._parse(message.get("text"), message.get("bytes"))
-        except Violation as violation:
-            self._break_off(violation)
-
-    def _parse(self, text: str | None, data: bytes | None) -> None:
-        """Reads a message, and does what it says.
-
-        Raises:
-            Violation: It is none of the protocol.
-        """
-        given = (data or b"") if text is None else text.encode()
-        if len(given) > self.settings.max_body_bytes + _LONGEST_HEAD:
-            most = self.settings.max_body_bytes
-            self._start(read_large(given, most, is_binary=text is None), None)
-        elif text is None:
-            self._start(read_binary(given), None)
-        elif (quickly := quickly_read(given)) is not None:
-            self._start(quickly, given)
-        else:
-            self._handle(read_text(given, self.settings.max_json_elements))
-
-    def _handle(self, message: NewRequest | Cancel | Credit) -> None:
+    def _handle(self, text: str | None, data: bytes | None) -> None:
+        settings = self.settings
+        message = read(text, data, settings.max_body_bytes, settings.max_json_elements)
         if isinstance(message, NewRequest):
-            self._start(message, None)
-            return
-        request = self._requests.get(message.id)
-        if request is None:
-            return  # it has ended meanwhile
-        if isinstance(message, Credit):
-            request.add_credit(message.items)
-        elif not request.is_cancelled:
-            request.is_cancelled = True
-            request.leave()
+            self._start(message)
+        elif message.id in self._requests:  # else it has ended
+            self._requests[message.id].scope_of_task.cancel()
 
-    def _start(self, new: NewRequest, text: bytes | None) -> None:
-        """Starts a request.
-
-        Args:
-            new: The request.
-            text: The whole message, if only a part of it was read yet.
-        """
+    def _start(self, new: NewRequest) -> None:
         if new.id in self._requests:
-            raise reused_id()
+            raise Violation(VIOLATION, "the id of a request that has not ended was used again")
         request = SocketRequest(self, new)
         refused: Exception | None = new.refused
         if self._is_draining:
             refused = ShutDown("the server ends")
         elif len(self._requests) >= self.settings.max_websocket_requests:
-            refused = Refused(too_many(self.settings.max_websocket_requests))
+            refused = Refused(_too_many(self.settings.max_websocket_requests))
         if refused is not None:
             self._fail(request, refused)
             return
         self._requests[new.id] = request
-        self._new.append((request, new, text))
+        self._new.append((request, new))
         self._tasks.start_soon(self._answer_next)
-
-    def _headers_of(self, new: NewRequest) -> CallHeaders:
-        if new.priority is None and new.timeout_s is None:
-            return self._headers
-        priority = self._headers.priority if new.priority is None else b"%d" % new.priority
-        return self._headers._replace(priority=priority, timeout_s=new.timeout_s)
 
     # The tasks of requests.
 
     @holds_ctrl_c
     async def _answer_next(self) -> None:
-        """Makes the call of the next request, and answers with its result."""
-        # The tasks of several requests may begin in any order.
-        request, new, text = self._new.popleft()
+        request, new = self._new.popleft()
         try:
             with request.scope_of_task, _HOLDING, EndpointCall(self._calls, request) as call:
                 found = await call.find(self._headers_of(new))
                 if found.decodes:
-                    raise Refused(only_http())
-                item = self._item_of(found.made_by(JsonCodec), request, new, text)
+                    raise Refused(_ONLY_HTTP)
+                item = self._item_of(found.made_by(JsonCodec), request, new)
                 if call.streams:
-                    tick = self._item_times.of(self._calls.endpoint.name).clock(self.parking.now)
-                    await relay(request, call.stream(item), partial(self._put, request), tick)
+                    await self._relay(request, call.stream(item))
                     self._end(request, b"end", b"true")
                 else:
                     self._end(request, b"result", encoded(await call.result(item)))
@@ -261,40 +250,82 @@ class SocketConnection:
             if request.scope_of_task.cancelled_caught:
                 self._fail(request, CallerLeft("the client has cancelled the request"))
 
-    def _item_of(
-        self, codec: JsonCodec, request: SocketRequest, new: NewRequest, text: bytes | None
-    ) -> Any:
+    def _headers_of(self, new: NewRequest) -> CallHeaders:
+        if new.priority is None and new.timeout_s is None:
+            return self._call_headers
+        headers = self._call_headers
+        priority = headers.priority if new.priority is None else b"%d" % new.priority
+        return headers._replace(priority=priority, timeout_s=new.timeout_s)
+
+    def _item_of(self, codec: JsonCodec, request: SocketRequest, new: NewRequest) -> Any:
+        """Returns the item of a request, as the codec does for a request over HTTP."""
+        exchange = cast("Exchange", request)  # it has all that a reader of items uses
+        if new.is_binary and codec.takes == "json":
+            raise Refused(_TAKES_JSON)
+        if not new.is_binary and codec.takes == "bytes":
+            raise Refused(_TAKES_BYTES)
+        if new.unparsed is None:
+            return codec.item(exchange, new.body)
+        if codec.takes in _PARSED:
+            try:
+                return codec.item(exchange, new.body)
+            except Refused as refused:
+                if refused.problem.kind != "invalid-json":
+                    raise
         try:
-            return item_of(codec, request, new, text)
+            whole = read_again(new, self.settings.max_json_elements)
         except Violation as violation:
             self._break_off(violation)
+            # Not the violation itself, which would be counted as an error of the endpoint.
             raise Refused(Problem(400, "invalid-message", violation.reason)) from None
+        return codec.item(exchange, whole.body)
 
-    def _put(self, request: SocketRequest, text: bytes) -> None:
-        if not request.has_ended:  # else it was cut off, and the handler does not know that yet
-            self._outbox.put_item(request, text)
-            self._to_write.set()
+    async def _relay(self, request: SocketRequest, stream: ItemStream) -> None:
+        """Makes the call of a stream, and sends its items until it ends."""
+        times = self._dispatcher.streams.of(self._calls.endpoint.name)
+        tick = times.clock(parking_of_this_loop().now)
+        async with stream:
+            if isinstance(stream, ResultStream):
+                take = partial(self._send_at_once, request, tick)
+                stream.pass_on(take)  # pyright: ignore[reportUnknownMemberType] (items of any type)
+            async for item in stream:  # pyright: ignore[reportUnknownVariableType] (of any type)
+                text = encoded(item)
+                tick()
+                while self._unsent >= _MOST_OF_STREAMS:
+                    await self._has_sent.wait()
+                self._put(request, b"next", text)
+
+    def _send_at_once(self, request: SocketRequest, tick: Callable[[], object], item: Any) -> bool:
+        """Sends a plain item from the handler's task, without a switch to the request's."""
+        if type(item) not in PLAIN or self._unsent >= _MOST_OF_STREAMS:
+            return False
+        try:
+            text = encoded(item)
+        except Exception:
+            return False  # the request's task raises it
+        tick()
+        self._put(request, b"next", text)
+        return True
 
     # The end of requests.
 
     def _end(self, request: SocketRequest, kind: bytes, text: bytes, status: int = 200) -> None:
-        """Ends a request by its last message."""
+        """Ends a request with its last message."""
         if request.has_ended:
             return
-        request.has_ended = True
-        name = self._calls.endpoint.name
         took_s = perf_counter() - request.began_at
-        self._times.count(name, "websocket", status, took_s, request.headers)
+        name = self._calls.endpoint.name
+        self._dispatcher.times.count(name, "websocket", status, took_s, request.headers)
         if self._requests.get(request.id) is request:
             del self._requests[request.id]
-        self._outbox.put_last(request, kind, text)
-        self._to_write.set()
+        self._put(request, kind, text)
+        request.has_ended = True
 
     def _fail(self, request: SocketRequest, error: Exception) -> None:
-        """Ends a request by an error."""
+        """Ends a request with an error."""
         try:
             if isinstance(error, CallerLeft):
-                problem = CANCELLED
+                problem = _CANCELLED
             else:
                 name = self._calls.endpoint.name
                 problem = explained(error, self.settings, name, request.request_id)
@@ -303,49 +334,77 @@ class SocketConnection:
         finally:
             del error  # its traceback holds this frame
 
-    def _leave_all(self) -> None:
-        """Cancels the calls that are left, of a client that is gone."""
+    def _end_all(self, error: Exception) -> None:
+        """Cancels all calls, and ends their requests with an error."""
         for request in tuple(self._requests.values()):
-            request.leave()
-        for request in tuple(self._requests.values()):  # their tasks were cancelled
-            self._fail(request, CallerLeft("the client has left"))
+            request.scope_of_task.cancel()
+            self._fail(request, error)
 
     # The sending task.
+
+    def _put(self, request: SocketRequest, kind: bytes, text: bytes) -> None:
+        """Adds a message to those that wait to be sent."""
+        if request.has_ended:
+            return  # it was cut off, and its handler goes on for a moment
+        text = b'{"id":%b,"%b":%b}' % (request.id, kind, text)
+        self._to_send.append(text)
+        self._unsent += len(text)
+        self._has_work.set()
 
     @holds_ctrl_c
     async def _write(self) -> None:
         while True:
-            if self._outbox:
-                await self._outbox.send_some()
+            if self._to_send:
+                await self._send_some()
             elif self._close_with is not None:
                 code, reason = self._close_with
-                await self._outbox.send({"type": "websocket.close", "code": code, "reason": reason})
+                await self._send({"type": "websocket.close", "code": code, "reason": reason})
                 self._tasks.cancel_scope.cancel()
                 return
             elif self._is_draining and not self._requests:
                 self._close_with = RESTART, "the server ends"
             else:
-                await self._to_write.wait()
+                self._has_work = anyio.Event()
+                await self._has_work.wait()
+
+    async def _send_some(self) -> None:
+        """Sends several messages, at once where the server offers that."""
+        texts: list[bytes] = []
+        size = 0
+        while self._to_send and size < _SENT_AT_ONCE:
+            texts.append(self._to_send.popleft())
+            size += len(texts[-1])
+        if self._offered is not None:
+            await self._offered["send_texts"](texts)
+        else:
+            for text in texts:
+                await self._send({"type": "websocket.send", "text": text.decode()})
+        self._unsent -= size
+        self._has_sent.set()
+        self._has_sent = anyio.Event()
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        """Sends a message of ASGI; the connection ends if the client is gone or does not read."""
+        limit_s = None if self._offered is not None else self.settings.send_timeout_s
+        try:
+            with anyio.fail_after(limit_s):  # the server of this package has its own limit
+                await self._asgi_send(message)
+        except (OSError, TimeoutError):
+            self._tasks.cancel_scope.cancel()
 
     # The end of the connection.
 
     def _break_off(self, violation: Violation) -> None:
-        """Ends a connection whose client does not keep to the protocol."""
+        """Ends a connection whose client breaks the protocol."""
         if self._close_with is None:
             self._close_with = violation.code, violation.reason
-            for request in tuple(self._requests.values()):
-                request.leave()
-                self._fail(request, CallerLeft("the client has broken the protocol"))
-            self._to_write.set()
-
-    def _gave_up(self) -> None:
-        """Handles that the client is gone, or does not read."""
-        self._tasks.cancel_scope.cancel()
+            self._end_all(CallerLeft("the client has broken the protocol"))
+            self._has_work.set()
 
     def _drain(self) -> None:
         """Handles that the server ends: no request begins, and those that run may finish."""
         self._is_draining = True
-        self._to_write.set()
+        self._has_work.set()
 
     def _left(self) -> None:
         """Handles that the client has left, or that the server cuts off what still runs."""
@@ -353,8 +412,29 @@ class SocketConnection:
         if not self._offered["is_cut_off"]():
             self._tasks.cancel_scope.cancel()
             return
-        for request in tuple(self._requests.values()):
-            request.leave()
-            self._fail(request, ShutDown("the server ends"))
+        self._end_all(ShutDown("the server ends"))
         self._close_with = RESTART, "the server ends"
-        self._to_write.set()
+        self._has_work.set()
+
+
+_TAKES_JSON: Final = Problem(
+    415,
+    "unsupported-media-type",
+    "The endpoint takes JSON",
+    'Send the item in a text message: {"id": ..., "item": ...}.',
+)
+_TAKES_BYTES: Final = Problem(
+    415,
+    "unsupported-media-type",
+    "The endpoint takes bytes",
+    'Send the item in a binary message: {"id": ...}, a line feed, and the bytes.',
+)
+
+
+def _too_many(most: int) -> Problem:
+    return Problem(
+        429,
+        "too-many-requests",
+        "Too many requests run on the connection",
+        f"A connection may have {most} at once; send further ones when others have ended.",
+    )

@@ -6,25 +6,23 @@ A WebSocket has no method. Where several endpoints are at one path, it is for th
 
 from __future__ import annotations
 
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from shoal.http.requests.codec import problem_json
 from shoal.http.requests.problem import Problem, Refused, not_found, not_open
 from shoal.http.requests.routing import PathTable
-from shoal.http.websocket.subprotocol import SUBPROTOCOL
 from shoal.observe.metrics import NO_ENDPOINT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.types import Receive, Scope, Send
 
+    from shoal.http.requests.call import EndpointCalls
     from shoal.http.requests.dispatch import RouteDispatcher
     from shoal.http.requests.routing import PathMatch
-    from shoal.http.websocket.route import SocketRoute
     from shoal.serving.controller.controller import Controller
-    from shoal.serving.endpoints.endpoint import Endpoint
+
+SUBPROTOCOL: Final = "shoal.v1"
+"""The name of the sub-protocol that a client asks for."""
 
 _METHOD: Final = "GET"
 
@@ -69,16 +67,20 @@ class WebSockets:
         if found.params:
             params = {**scope.get("path_params", {}), **found.params}
             scope = {**scope, "path_params": params}
-        route = found.routes[_METHOD]
+        calls = found.routes[_METHOD]
+        name = calls.endpoint.name
         if SUBPROTOCOL not in scope["subprotocols"]:
-            await self.refuse(scope, send, _other_subprotocol(), route.name)
+            await self.refuse(scope, send, _other_subprotocol(), name)
             return
+        # Here, since this loads pydantic, as the endpoints do.
+        from shoal.http.websocket.connection import SocketConnection
+
         try:
-            connection = route.connection(scope, receive, send)
+            connection = SocketConnection(scope, receive, send, calls, self._dispatcher)
         except Refused as refused:  # a header of the handshake can't be read
-            await self.refuse(scope, send, refused.problem, route.name)
+            await self.refuse(scope, send, refused.problem, name)
             return
-        await connection.run()
+        await connection.run(SUBPROTOCOL)
 
     async def refuse(
         self, scope: Scope, send: Send, problem: Problem, endpoint: str = NO_ENDPOINT
@@ -118,27 +120,24 @@ class _SocketTable:
         self._version = controller.registry.version
         self._routes = self._current()
 
-    def at(self, path: str) -> PathMatch[SocketRoute] | None:
+    def at(self, path: str) -> PathMatch[EndpointCalls] | None:
         """Returns the route for a WebSocket; see `PathTable.at`."""
         if self._controller.registry.version != self._version:
             self._version = self._controller.registry.version
             self._routes = self._current()
         return self._routes.at(path, _METHOD)
 
-    def _current(self) -> PathTable[SocketRoute]:
-        routes = PathTable[Any]()
+    def _current(self) -> PathTable[EndpointCalls]:
+        routes: PathTable[EndpointCalls] = PathTable()
         placed = [one for one in self._controller.endpoints.values() if one.route is not None]
         for endpoint in sorted(placed, key=lambda one: _METHOD not in one.methods):
+            # Here, as an application without endpoints starts sooner without them.
+            from shoal.http.requests.call import EndpointCalls
+
             assert endpoint.route is not None
-            routes.add(endpoint.route, (_METHOD,), self._make(endpoint))
+            calls = EndpointCalls(endpoint, self._dispatcher.settings)
+            routes.add(endpoint.route, (_METHOD,), calls)
         return routes
-
-    @cached_property
-    def _make(self) -> Callable[[Endpoint], SocketRoute]:
-        # Only with an endpoint: this loads pydantic.
-        from shoal.http.websocket.route import SocketRoute
-
-        return partial(SocketRoute, dispatcher=self._dispatcher)
 
 
 def _other_subprotocol() -> Problem:

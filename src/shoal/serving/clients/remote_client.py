@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import anyio
 import anyio.lowlevel
 
+from shoal.core.json_text import check_keys
 from shoal.errors import DeadlineExceeded
-from shoal.http_client.bodies import check_keys
-from shoal.http_client.json_lines import JsonLines
 from shoal.http_client.stream import HttpStream
 from shoal.replicas.portal import PortalThread
 from shoal.serving.clients.handles import AsyncHandle, BridgedHandle
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from shoal.http_client.connection import StreamingAnswer
     from shoal.replicas.code.endpoint_call import HandleOptions
     from shoal.serving.clients.verbs import Verb
 
@@ -288,7 +288,7 @@ _LEAST_S = 0.001
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RemoteHandle(AsyncHandle):
-    _MAX_CONCURRENT = 64  # as `HttpClient.map`
+    _MAX_CONCURRENT = 64
 
     connection: AdminConnection
     to_sync: Callable[[RemoteHandle], BridgedHandle]
@@ -308,18 +308,16 @@ class RemoteHandle(AsyncHandle):
             raise
 
     def stream(self, *args: Any, **kwargs: Any) -> HttpStream:
-        async def open_() -> tuple[JsonLines, float]:
+        async def open_() -> tuple[StreamingAnswer, float]:
             timeout_s, deadline = await self._time()
             body = self._body(args, kwargs, timeout_s)
             try:
-                answer = await self.connection.open_stream(self._path, body)
+                return await self.connection.open_stream(self._path, body), math.inf
             except DeadlineExceeded:
                 await anyio.sleep_until(deadline)  # as in `call`
                 raise
-            connection = self.connection
-            return JsonLines(connection.pool, answer, connection.error_of), math.inf
 
-        return HttpStream(open_)
+        return HttpStream(open_, self.connection.error_of)
 
     def __repr__(self) -> str:
         return f"<Handle of the endpoint {self.endpoint!r} at {self.connection.url}>"

@@ -13,9 +13,8 @@ import anyio
 from shoal.batching.trace import trace_headers
 from shoal.core.options.checks import seconds
 from shoal.errors import ItemTooLarge, NotAllowed
-from shoal.http_client.address import checked_token
 from shoal.http_client.bodies import JSON, JSON_LINES
-from shoal.http_client.connection import SILENCE_S, Connection
+from shoal.http_client.connection import SILENCE_S, Connection, checked_token
 from shoal.http_client.problems import PROBLEM
 from shoal.serving.clients.wire import WireError, error_from_wire, written
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from shoal.http_client.answer import StreamingAnswer
+    from shoal.http_client.connection import StreamingAnswer
 
 API: Final = "/-/api"
 
@@ -34,8 +33,6 @@ _FEED_SILENCE_S: Final = 10.0
 
 # How much longer than its time limit the client waits for a call, since the server reports it.
 _MARGIN_S: Final = 10.0
-# The server is the operator's own, and a result may be large.
-_MAX_ANSWER_BYTES: Final = 2**32
 
 # Refusals by the admin API itself, for which `KINDS` has no class.
 _REFUSALS: Final[Mapping[str, type[Exception]]] = {
@@ -59,9 +56,7 @@ class AdminConnection:
         headers = {"accept": JSON}
         if token is not None:
             headers["authorization"] = f"Bearer {checked_token(token)}"
-        self.pool = Connection(
-            url, headers, max_answer_bytes=_MAX_ANSWER_BYTES, transport=transport
-        )
+        self.pool = Connection(url, headers, transport=transport)
 
     @property
     def url(self) -> str:

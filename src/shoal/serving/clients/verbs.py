@@ -20,10 +20,10 @@ from functools import partial
 from inspect import BoundArguments, Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_type_hints
 
+from shoal.core.json_text import check_keys
 from shoal.core.options.checks import yes_or_no
 from shoal.core.traffic import Shadow, Traffic
 from shoal.errors import NoSuchName
-from shoal.http_client.bodies import check_keys
 from shoal.replicas.code.definition import named_arguments
 from shoal.serving.clients.wire import without_hidden
 from shoal.serving.config.config import BackendConfig

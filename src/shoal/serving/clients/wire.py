@@ -25,6 +25,7 @@ from typing import (
     get_type_hints,
 )
 
+from shoal.core.json_text import json_bytes
 from shoal.core.options.records import Same
 from shoal.errors import (
     BackendUnavailable,
@@ -51,7 +52,6 @@ from shoal.errors import (
     WrongBatchSize,
     WrongResultType,
 )
-from shoal.http_client.bodies import json_bytes
 from shoal.serving.config.config import BackendConfig, durable_options
 
 
