@@ -53,11 +53,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Turn:
-    """The turn of a version, in its own process.
-
-    Args:
-        fd: The file descriptor that connects the process with the command's.
-    """
+    """The turn of a version, in its own process; ``fd`` connects it with the command's."""
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
@@ -79,20 +75,7 @@ class Turn:
 def serve_versions(
     argv: Sequence[str], address: Address, directories: Sequence[Path], graceful_timeout_s: float
 ) -> int:
-    """Serves until a signal ends it, or the operator shuts down the version that serves.
-
-    Args:
-        argv: The arguments of ``shoal`` that start each version.
-        address: The address to listen at.
-        directories: The directories to watch, with everything in them.
-        graceful_timeout_s: How long the running requests of a version may take when it ends.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        CommandError: It can't listen at the address, or can't watch a directory.
-    """
+    """Serves until a signal or its operator ends the server; returns the exit code."""
     try:
         need("--reload", "watchfiles", "reload")
     except ModuleNotFoundError as error:

@@ -66,16 +66,7 @@ def landing_page(
     scope: Scope,
     host: bytes,
 ) -> Content:
-    """Returns the page.
-
-    Args:
-        title: The name of the application.
-        links: The paths of other pages, by name.
-        routes: The endpoints, as in ``/-/routes``.
-        operations: Their OpenAPI operations, by path and method; may be empty.
-        scope: The ASGI scope of the request.
-        host: The header ``Host`` of the request.
-    """
+    """Returns the page, with links to paths and with the ``routes`` of ``/-/routes``."""
     root = root_of(scope)
     base = f"{scope.get('scheme', 'http')}://{_plain(host)}{quote(root)}"
     # A proxy may have removed a prefix without saying so, so links are relative to this page.

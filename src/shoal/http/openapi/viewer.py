@@ -45,14 +45,7 @@ _PAGE: Final = """\
 
 
 def viewer_page(title: str, mounted: Mapping[str, ASGIApp], root: str) -> Content:
-    """Returns the page.
-
-    Args:
-        title: The name of the application.
-        mounted: The mounted applications, by prefix. The page also offers their documents, if
-            they have a path as ``openapi_url``, as FastAPI's do.
-        root: The path at which the application is mounted.
-    """
+    """Returns the page. It also offers the documents of mounted applications (``openapi_url``)."""
     documents = [{"name": title, "url": "openapi.json"}]
     for prefix, app in mounted.items():
         path: Any = getattr(app, "openapi_url", None)
