@@ -61,8 +61,8 @@ class ServerProcess:
         state: The file that run-time changes are stored in; None to store none.
         started: Called with the URL once clients can connect.
         wait_over: Awaited beside the server; when it returns, the server drains and ends.
-        passed: The sockets that systemd or ``--reload`` passed; `options` has the application's
-            first one.
+        passed: The sockets that systemd or `Reloader` has passed; `options` has the first of those
+            of the application.
         workers: How many processes speak HTTP for this one; None to do it here.
         answers_early: Whether a `shoal.App` is served while it starts, so that it says that it is
             not ready.
