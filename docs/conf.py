@@ -1,9 +1,4 @@
-"""How the documentation is built: without network, and every reference must resolve."""
-
-import subprocess
-import sys
-from importlib.metadata import version as installed_version
-from pathlib import Path
+"""Settings of the documentation: it is built without network, and every reference must resolve."""
 
 from docutils.nodes import Element, TextElement
 from sphinx.addnodes import pending_xref
@@ -13,12 +8,10 @@ from sphinx.pycode import ModuleAnalyzer
 
 import shoal
 
-HERE = Path(__file__).parent
-
 project = "Shoal"
 author = "The Shoal developers"
 copyright = author
-version = release = installed_version("shoal")
+version = release = shoal.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
@@ -56,20 +49,6 @@ nitpick_ignore_regex = [
     # The default of an option that is the batcher's own unless given.
     (r"py:.*", r"shoal\.core\.options\.records\.Same"),
 ]
-
-
-def write_unreleased_changes(_app: Sphinx) -> None:
-    """Renders the news fragments of the next release for the changelog page to include."""
-    draft = subprocess.run(
-        [sys.executable, "-m", "towncrier", "build", "--draft", "--version", "Unreleased"],
-        cwd=HERE.parent,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    page = HERE / "_build" / "unreleased.md"
-    page.parent.mkdir(exist_ok=True)
-    page.write_text(draft.stdout, encoding="utf-8")
 
 
 def resolve_public_name(
@@ -113,7 +92,6 @@ def keep_colons(
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("builder-inited", write_unreleased_changes)
     app.connect("builder-inited", show_one_signature)
     app.connect("autodoc-process-docstring", keep_colons, priority=400)
     app.connect("missing-reference", resolve_public_name)

@@ -66,11 +66,10 @@ LOOPS = ["trio", "asyncio"]
 if os.environ.get("SHOAL_TEST_UVLOOP") and importlib.util.find_spec("uvloop") is not None:
     LOOPS.append("uvloop")
 
-# What needs a client or a framework of others (the extra `interop`), or a tool of a release
-# (`release`), which may be missing.
+# Tests that need a package of the dependency groups `interop` or `release`, which may be missing.
 OF_OTHERS = {
     "check_jsonschema": ["test_workflows.py"],
-    "hatch_vcs": ["test_release.py"],
+    "hatchling": ["test_release.py"],
     "kubernetes_validate": ["examples/test_deploy.py"],
     "fastapi": [
         "http/test_refused_items.py",

@@ -75,6 +75,17 @@ def test_a_page_does_what_it_says(path, monkeypatch):
     run_page(str(path), path.read_text(encoding="utf-8"), monkeypatch)
 
 
+def test_contributing_names_files_that_exist():
+    names = re.findall(r"`([\w./-]+/[\w./-]+)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    assert len(names) > 30
+    missing = [
+        name
+        for name in names
+        if not (ROOT / name).exists() and not (ROOT / "src" / "shoal" / name).exists()
+    ]
+    assert missing == []
+
+
 def test_a_block_that_raises_fails_its_page(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         run_page("page.md", "```python\nx = 0\n```\ntext\n```python\n1 / x\n```\n", monkeypatch)

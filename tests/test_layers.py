@@ -68,7 +68,6 @@ LONG_TO_LOAD = {
     *(
         "anyio.from_thread",
         "importlib.metadata",
-        "shoal.version",
         "ssl",
         "shoal.serving.app_file.file",
     ),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
-READ = ("README.md", "CONTRIBUTING.md", "docs", "src", "examples", "benchmarks", "newsfragments")
+READ = ("README.md", "CONTRIBUTING.md", "docs", "src", "examples", "benchmarks")
 KINDS = {".py", ".md", ".rst", ".toml", ".html", ".js"}
 
 

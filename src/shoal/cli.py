@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.commands.support.arguments import CommandParser
 from shoal.commands.support.mistake import CommandError, drop_unread_output, say
+from shoal.version import __version__
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -107,13 +108,7 @@ def _parser(given: Sequence[str]) -> ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--version",
-        action=_ShowVersion,
-        nargs=0,
-        default=argparse.SUPPRESS,
-        help="show program's version number and exit",
-    )
+    parser.add_argument("--version", action="version", version=f"shoal {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (summary, target) in _COMMANDS.items():
         command = commands.add_parser(name, help=summary, allow_abbrev=False)
@@ -123,13 +118,3 @@ def _parser(given: Sequence[str]) -> ArgumentParser:
             add_arguments = getattr(import_module(f"shoal.{module}"), function)
             add_arguments(command)
     return parser
-
-
-class _ShowVersion(argparse.Action):
-    """Looks up the version on demand, which takes as long as loading the help."""
-
-    def __call__(self, parser: ArgumentParser, *_: object) -> None:
-        from shoal.version import __version__
-
-        sys.stdout.write(f"shoal {__version__}\n")
-        parser.exit()

@@ -1,6 +1,3 @@
-"""The version of the package, which its build takes from the tag of its source."""
+"""The version of Shoal. The build reads it here."""
 
-from importlib.metadata import version
-from typing import Final
-
-__version__: Final = version("shoal")
+__version__ = "0.1.0.dev0"

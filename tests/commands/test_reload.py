@@ -281,11 +281,11 @@ def test_what_is_not_installed_is_said(capsys, monkeypatch):
 
 
 def test_files_that_can_not_be_watched_are_said(capsys, monkeypatch, tmp_path):
-    def awatch(*_, **__):
+    def watch(*_, **__):
         raise OSError("OS file watch limit reached.")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("watchfiles.awatch", awatch)
+    monkeypatch.setattr("watchfiles.watch", watch)
     assert main(["serve", "mine:app", "--reload", "--port", "0"]) == 1
     said = capsys.readouterr().err
     assert "can't watch .: OS file watch limit reached.; see --reload-dir" in said

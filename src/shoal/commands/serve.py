@@ -11,7 +11,7 @@ import anyio
 
 from shoal.commands.server.options import add_server_options, process_options, server_options
 from shoal.commands.server.process import ServerProcess, collect_less_often
-from shoal.commands.server.reload import Reloader, Turn
+from shoal.commands.server.reload import Turn, serve_versions
 from shoal.commands.server.stderr import Progress
 from shoal.commands.support.arguments import describe
 from shoal.commands.support.loading import (
@@ -113,17 +113,16 @@ def _reload(arguments: Namespace) -> int:
     if passed.admin is not None or len(passed.public) > 1:
         raise CommandError("--reload takes one socket from systemd, for the application")
     options = _at(passed, _options(arguments, file_settings(arguments.application)))
-    reloader = Reloader(
+    return serve_versions(
         arguments.argv,
         address_of(options),
         arguments.reload_dir or [Path()],
         options.graceful_timeout_s,
     )
-    return reloader.to_its_end()
 
 
 def _serve_version(arguments: Namespace, listening: Sequence[int], turn: Turn) -> int:
-    """Serves one version of the application at sockets that `Reloader` holds."""
+    """Serves one version of the application, at sockets that `serve_versions` holds."""
     app = _imported(arguments)
     options = _options(arguments, server_settings(app))
     if not turn.wait():

@@ -6,7 +6,7 @@ import os
 from argparse import SUPPRESS
 from typing import TYPE_CHECKING, Final
 
-from shoal.commands.server.detach import start_detached, tell_ready
+from shoal.commands.server.detach import start_detached
 from shoal.commands.server.locations import ServerLocation, ServerLock
 from shoal.commands.server.options import add_server_options, process_options, server_options
 from shoal.commands.server.process import ServerProcess, collect_less_often
@@ -78,7 +78,8 @@ def _serve(arguments: Namespace, location: ServerLocation) -> int:
     def started(url: str) -> None:
         say(f"Commands reach it at {location.url()}")
         if arguments.ready_fd is not None:
-            tell_ready(arguments.ready_fd, location, url)
+            with open(arguments.ready_fd, "w", encoding="utf-8") as pipe:
+                pipe.write(f"{url}\n")
 
     return ServerProcess(
         app=app,

@@ -9,7 +9,7 @@
 ``/-/openapi.json``       how to call the endpoints, in OpenAPI
 ``/-/docs``               the same as a page, with its files
 ``/-/dashboard``          a live page about the server, with its files and its feed
-``/``                     an overview, if there is no endpoint or mounted application
+``/``                     links to these, and how to call each endpoint
 ========================  ==========================================================================
 
 The first four are for operators and their probes. Middleware wraps the others as it does the
@@ -26,8 +26,8 @@ import orjson
 
 from shoal.asgi.connections import SERVER
 from shoal.http.app.lifespan import unwrapped
-from shoal.http.dashboard.dashboard import Dashboard
-from shoal.http.openapi.page import FILES, HTML, root_of
+from shoal.http.dashboard.dashboard import DASHBOARD, Dashboard
+from shoal.http.openapi.page import VIEWER_FILES, root_of
 from shoal.http.openapi.served import Documented, ServedEndpoint, text_of
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.protocol import protocol_objects
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from prometheus_client import CollectorRegistry
+    from starlette.types import Scope
 
     from shoal.asgi.connections import CountedConnections
     from shoal.core.counters import BatcherStatistics
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from shoal.http.openapi.document import Document
     from shoal.http.requests.dispatch import RouteDispatcher
     from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.protocol import HttpProtocol
     from shoal.http.requests.routing import Mounts, PathTable, Route
     from shoal.observe.collector import ShoalCollector, StartTimes
     from shoal.observe.machine import GpuCollector, WorkerCollector
@@ -89,7 +89,7 @@ class Pages:
         if self._settings.openapi:
             pages["openapi.json"] = self._answer_document
             pages["docs"] = self._answer_viewer
-            pages |= {f"docs/{name}": self._answer_file for name in FILES}
+            pages |= {f"docs/{name}": self._answer_file for name in VIEWER_FILES}
         for name, answer in pages.items():
             table.add(f"{RESERVED}/{name}", ("GET",), Page(answer))
         if self._settings.dashboard is not False:
@@ -229,43 +229,42 @@ class Pages:
 
         root = root_of(exchange.scope)
         mounted = {prefix: unwrapped(app) for prefix, app in self._mounts.by_prefix.items()}
-        page = viewer_page(self._settings.title, mounted, root)
-        await exchange.answer(200, HTML, page.body, page.headers)
-
-    def _paths(self) -> Mapping[str, Any]:
-        """Returns the operations of the OpenAPI document by path, or none if it is turned off."""
-        if not self._settings.openapi:
-            return {}
-        paths: Mapping[str, Any] = self.document()["paths"]
-        return paths
+        await exchange.answer(200, *viewer_page(self._settings.title, mounted, root))
 
     async def _answer_file(self, exchange: Exchange) -> None:
-        from shoal.http.openapi.viewer import file_of_viewer
+        from shoal.http.openapi.viewer import viewer_file
 
         accept = exchange.headers.get(b"accept-encoding", b"")
-        file = file_of_viewer(exchange.scope["path"].rpartition("/")[2], accept)
-        await exchange.answer(200, file.media_type, file.body, file.headers)
+        name = exchange.scope["path"].rpartition("/")[2]
+        await exchange.answer(200, *viewer_file(name, accept))
 
     async def _answer_landing(self, exchange: Exchange) -> None:
         from shoal.http.openapi.landing import landing_page
 
+        host = exchange.headers.get(b"host", b"")
         page = landing_page(
-            self._settings,
+            self._settings.title,
+            dict(self._links(exchange.scope)),
             self._routes(),
-            self._prefixes(),
+            self.document()["paths"] if self._settings.openapi else {},
             exchange.scope,
-            exchange.headers,
-            operations=self._paths(),
-            protocols=[_names_of(one) for one in protocol_objects(self._settings.protocols)],
-            has_dashboard=self.dashboard.is_public_to(exchange.scope),
+            host,
         )
-        await exchange.answer(200, page.media_type, page.body, page.headers)
+        await exchange.answer(200, *page)
 
-
-def _names_of(protocol: HttpProtocol) -> tuple[str, str]:
-    """Returns a protocol's title, and the path to begin at; both are optional."""
-    title = getattr(protocol, "title", "") or type(protocol).__name__
-    return title, getattr(protocol, "start", "")
+    def _links(self, scope: Scope) -> Iterator[tuple[str, str]]:
+        """Yields the name and the path of each page that the client may see."""
+        if self._settings.openapi:
+            yield from (("docs", f"{RESERVED}/docs"), ("openapi", f"{RESERVED}/openapi.json"))
+        if self.dashboard.is_public_to(scope):
+            yield "dashboard", DASHBOARD
+        for name, page in (("health", "readyz"), ("metrics", "metrics"), ("routes", "routes")):
+            yield name, f"{RESERVED}/{page}"
+        for protocol in protocol_objects(self._settings.protocols):
+            if start := getattr(protocol, "start", ""):
+                yield getattr(protocol, "title", "") or type(protocol).__name__, start
+        for prefix in self._prefixes():
+            yield prefix, prefix
 
 
 def _route_of(endpoint: ServedEndpoint) -> dict[str, Any]:

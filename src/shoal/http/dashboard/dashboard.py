@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.asgi.extensions import DISCONNECT
 from shoal.http.admin.guard import Guard
-from shoal.http.openapi.page import HTML
 from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.routing import Page
 from shoal.observe.failures import FailureLog
@@ -86,15 +85,14 @@ class Dashboard:
     async def _answer_page(self, exchange: Exchange) -> None:
         from shoal.http.dashboard.page import dashboard_page
 
-        page = dashboard_page(self._settings.title)
-        await exchange.answer(200, HTML, page.body, page.headers)
+        await exchange.answer(200, *dashboard_page(self._settings.title))
 
     async def _answer_file(self, exchange: Exchange) -> None:
-        from shoal.http.dashboard.page import file_of_dashboard
+        from shoal.http.dashboard.page import dashboard_file
 
         accept = exchange.headers.get(b"accept-encoding", b"")
-        file = file_of_dashboard(exchange.scope["path"].rpartition("/")[2], accept)
-        await exchange.answer(200, file.media_type, file.body, file.headers)
+        name = exchange.scope["path"].rpartition("/")[2]
+        await exchange.answer(200, *dashboard_file(name, accept))
 
     async def _answer_feed(self, exchange: Exchange) -> None:
         await self._feed.answer(exchange)

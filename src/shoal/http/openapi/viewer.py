@@ -1,4 +1,4 @@
-"""The page that shows the OpenAPI document, by Swagger UI, whose files are in this package.
+"""The page that shows the OpenAPI document with Swagger UI, whose files are in this package.
 
 The page refers to its files by relative paths, so it works wherever the application is mounted.
 """
@@ -11,8 +11,7 @@ from urllib.parse import quote
 
 import orjson
 
-from shoal.http.openapi.page import HTML, Sent, page_headers
-from shoal.http.openapi.page_files import PageFiles
+from shoal.http.openapi.page import Content, page, page_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +23,6 @@ _POLICY: Final = (
     "script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src data:; "
     "connect-src 'self'"
 )
-_FILES: Final = PageFiles("shoal.http.openapi")
 _PAGE: Final = """\
 <!doctype html>
 <html lang="en">
@@ -46,15 +44,8 @@ _PAGE: Final = """\
 """
 
 
-def viewer_page(title: str, mounted: Mapping[str, ASGIApp], root: str) -> Sent:
-    """Returns the page.
-
-    Args:
-        title: The name of the application.
-        mounted: The mounted applications, by prefix. The page also offers the documents of those
-            that have a path of one as ``openapi_url``, as FastAPI's do.
-        root: The path at which the application is mounted.
-    """
+def viewer_page(title: str, mounted: Mapping[str, ASGIApp], root: str) -> Content:
+    """Returns the page. It also offers the documents of mounted applications (``openapi_url``)."""
     documents = [{"name": title, "url": "openapi.json"}]
     for prefix, app in mounted.items():
         path: Any = getattr(app, "openapi_url", None)
@@ -63,9 +54,8 @@ def viewer_page(title: str, mounted: Mapping[str, ASGIApp], root: str) -> Sent:
     text = _PAGE.format(
         title=html.escape(title), documents=html.escape(orjson.dumps(documents).decode())
     )
-    return Sent(HTML, text.encode("utf-8", "replace"), page_headers(_POLICY))
+    return page(text, _POLICY)
 
 
-def file_of_viewer(name: str, accept_encoding: bytes) -> Sent:
-    """Returns one of `FILES`; compressed, if the client accepts that."""
-    return _FILES.sent(name, accept_encoding, max_age_s=3600)
+def viewer_file(name: str, accept_encoding: bytes) -> Content:
+    return page_file("shoal.http.openapi", name, accept_encoding, max_age_s=3600)
