@@ -99,7 +99,7 @@ class Starting:
             if server is not None:
                 make, options = server
                 running = await self._exit.enter_async_context(make(controller, options))
-                controller.served_at(running.url)
+                controller.url = running.url
         except BaseException:  # not passed to aclose(): it would be wrapped in a group
             await self._exit.aclose()
             raise

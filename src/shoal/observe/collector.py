@@ -48,6 +48,8 @@ T = TypeVar("T")
 COUNTER: Final = CounterMetricFamily
 GAUGE: Final = GaugeMetricFamily
 Kind: TypeAlias = type[CounterMetricFamily] | type[GaugeMetricFamily]
+if TYPE_CHECKING:
+    _Rows: TypeAlias = Sequence[tuple[Kind, str, str, Callable[[T], float | None]]]
 
 
 class StartTimes(NamedTuple):
@@ -163,7 +165,7 @@ def _of_controller(status: Status, starts: Mapping[str, StartTimes]) -> Iterator
 def _metrics(
     labels: Sequence[str],
     found: Sequence[tuple[Sequence[str], T]],
-    rows: Sequence[tuple[Kind, str, str, Callable[[T], float | None]]],
+    rows: _Rows[T],
 ) -> Iterator[Metric]:
     """Yields a metric for each row of a table, with a sample for each of the labelled objects."""
     for kind, name, help_, value in rows:
@@ -216,9 +218,7 @@ def _add(
 
 _OUTCOMES: Final = ("finished", "failed", "declined", "cancelled", "expired", "rejected", "shed")
 
-_OF_BATCHERS: Final[
-    Sequence[tuple[Kind, str, str, Callable[[BatcherStatistics], float | None]]]
-] = (
+_OF_BATCHERS: Final[_Rows[BatcherStatistics]] = (
     (GAUGE, "queued_requests", "Requests in the queue.", lambda s: s.queued),
     (
         GAUGE,
@@ -275,7 +275,7 @@ _HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[BatcherStatistics], Histog
     ("batch_run_seconds", "Run time of the handler for a batch.", lambda s: s.run_s),
 )
 
-_OF_JOINED: Final[Sequence[tuple[Kind, str, str, Callable[[OccupancyStatistics], float]]]] = (
+_OF_JOINED: Final[_Rows[OccupancyStatistics]] = (
     (COUNTER, "batch_joins", "Requests that joined a batch.", lambda o: o.joined),
     (COUNTER, "batch_leaves", "Requests that left a batch.", lambda o: o.left),
     (
@@ -301,24 +301,22 @@ _STREAM_HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[ItemTimes], Histogr
     ("stream_item_gap_seconds", "From an item of a stream to the next one.", lambda t: t.between),
 )
 
-_OF_ENDPOINTS: Final[Sequence[tuple[Kind, str, str, Callable[[EndpointStatus], float]]]] = (
+_OF_ENDPOINTS: Final[_Rows[EndpointStatus]] = (
     (GAUGE, "endpoint_held_requests", "Requests held until traffic is set.", lambda e: e.held),
 )
 
-_OF_BACKENDS: Final[Sequence[tuple[Kind, str, str, Callable[[BackendStatus], float]]]] = (
+_OF_BACKENDS: Final[_Rows[BackendStatus]] = (
     (GAUGE, "wanted_replicas", "Target number of replicas.", lambda b: b.wanted),
     (COUNTER, "replica_starts", "Started replicas.", lambda b: b.starts),
     (COUNTER, "replica_deaths", "Replicas that died or were killed.", lambda b: b.deaths),
     (COUNTER, "replica_restarts", "Replicas started to replace a dead one.", lambda b: b.restarts),
 )
 
-_OF_STARTS: Final[Sequence[tuple[Kind, str, str, Callable[[StartTimes], float]]]] = (
+_OF_STARTS: Final[_Rows[StartTimes]] = (
     (COUNTER, "replica_start_failures", "Failed starts of replicas.", lambda s: s.failures),
 )
 
-_OF_LISTENERS: Final[
-    Sequence[tuple[Kind, str, str, Callable[[ConnectionTotals], float | None]]]
-] = (
+_OF_LISTENERS: Final[_Rows[ConnectionTotals]] = (
     (GAUGE, "connections", "Open connections.", lambda c: c.open),
     (GAUGE, "connection_limit", "How many connections may be open.", lambda c: c.limit),
     (COUNTER, "accepted_connections", "Accepted connections.", lambda c: c.accepted),
@@ -326,13 +324,13 @@ _OF_LISTENERS: Final[
     (COUNTER, "sent_bytes", "Bytes that went out.", lambda c: c.sent),
 )
 
-_OF_REPLICAS: Final[Sequence[tuple[Kind, str, str, Callable[[ReplicaStatus], float | None]]]] = (
+_OF_REPLICAS: Final[_Rows[ReplicaStatus]] = (
     (GAUGE, "replica_running_requests", "Requests a replica runs.", lambda r: r.ongoing),
     (COUNTER, "replica_batches", "Batches a replica was given.", lambda r: r.batches),
     (GAUGE, "replica_memory_bytes", "Resident memory of a replica.", lambda r: r.memory_bytes),
 )
 
-_OF_SHADOWS: Final[Sequence[tuple[Kind, str, str, Callable[[ShadowStatus], float]]]] = (
+_OF_SHADOWS: Final[_Rows[ShadowStatus]] = (
     (COUNTER, "shadow_requests", "Copied requests.", lambda s: s.sent),
     (COUNTER, "shadow_dropped", "Requests not copied: too many copies ran.", lambda s: s.dropped),
     (COUNTER, "shadow_errors", "Failed copies.", lambda s: s.failed),

@@ -30,15 +30,15 @@ class ItemTimes:
     def _ticks(self, now: Callable[[], float]) -> Iterator[None]:
         last = now()
         yield
-        came = now()
-        self.first.observe(came - last)
+        arrived_at = now()
+        self.first.observe(arrived_at - last)
         between = self.between
         new = between.new
         while True:
-            last = came
+            last = arrived_at
             yield
-            came = now()
-            new.append(came - last)
+            arrived_at = now()
+            new.append(arrived_at - last)
             if len(new) >= MOST_NEW:
                 between.count_new()
 

@@ -97,17 +97,17 @@ class RecordedBatcher:
         self.is_open = row.get("open") is True
         run_time = _mapping(row.get("run_time", {}))
         if run_time:
-            self.fixed_s = _at_least_0(run_time.get("fixed_s"))
-            self.per_item_s = _at_least_0(run_time.get("per_item_s"))
+            self.fixed_s = at_least_0(run_time.get("fixed_s"))
+            self.per_item_s = at_least_0(run_time.get("per_item_s"))
 
     def add_batch(self, row: Mapping[str, Any]) -> None:
         """Reads a batch from a line of the recording."""
         batch = RecordedBatch(
-            _at_least_0(row["at"]),
+            at_least_0(row["at"]),
             DispatchReason(row["reason"]),
             int(row["size"]),
-            _at_least_0(row["load"]),
-            _at_least_0(row["run_s"]),
+            at_least_0(row["load"]),
+            at_least_0(row["run_s"]),
         )
         if batch.size < 1:
             raise ValueError
@@ -123,7 +123,7 @@ class RecordedBatcher:
         took_s = row.get("took_s")
         if took_s is None or outcome != "finished":
             return
-        latency_s = _at_least_0(took_s)
+        latency_s = at_least_0(took_s)
         self.latency_s.append(latency_s)
         if self._batch is not None and row.get("batch") == self._batch and not self.is_open:
             self.waits_s.append(max(0.0, latency_s - self.batches[-1].run_s))
@@ -261,7 +261,7 @@ def _mapping(value: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def _at_least_0(value: Any) -> float:
+def at_least_0(value: Any) -> float:
     number = float(value)
     if not 0 <= number < math.inf or isinstance(value, bool):
         raise ValueError

@@ -25,7 +25,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal.core.simulation.results import Arrival
-from shoal.planning.recordings import FORMAT, RecordedBatcher
+from shoal.planning.recordings import FORMAT, RecordedBatcher, at_least_0
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -131,8 +131,8 @@ class _Reading:
         except (KeyError, TypeError, ValueError) as error:
             if str(error).startswith(where):
                 raise
-            told = f": {error}" if isinstance(error, ValueError) and str(error) else ""
-            raise ValueError(f"{where}: not a line of `shoal trace`{told}") from None
+            detail = f": {error}" if isinstance(error, ValueError) and str(error) else ""
+            raise ValueError(f"{where}: not a line of `shoal trace`{detail}") from None
 
     def _add_recorded(self, kind: Any, where: str, row: dict[str, Any]) -> None:
         if kind == "end":
@@ -260,13 +260,6 @@ def _is_a_time(cell: str) -> bool:
     return True
 
 
-def _at_least_0(value: Any) -> float:
-    number = float(value)
-    if not 0 <= number < math.inf or isinstance(value, bool):
-        raise ValueError
-    return number
-
-
 def _level(value: Any) -> int:
     level = int(value)
     if level < 1 or level != float(value) or isinstance(value, bool):
@@ -280,9 +273,9 @@ COLUMNS: Final = cast(
     {
         "at": (_time, "a time in seconds, or like 2026-01-31T12:00:00"),
         "priority": (_level, "a whole number from 1 on"),
-        "timeout_s": (_at_least_0, "a number of seconds from 0 on"),
-        "queue_timeout_s": (_at_least_0, "a number of seconds from 0 on"),
-        "cost": (_at_least_0, "a number from 0 on"),
+        "timeout_s": (at_least_0, "a number of seconds from 0 on"),
+        "queue_timeout_s": (at_least_0, "a number of seconds from 0 on"),
+        "cost": (at_least_0, "a number from 0 on"),
         "bucket": (str, "text"),
     },
 )
@@ -364,8 +357,8 @@ def _thinned(
     chance = random.Random(seed)  # noqa: S311 - no secret is drawn
     at = chance.expovariate(rate)
     while at < duration_s:
-        kept = share(at)
-        if kept == 1 or chance.random() < kept:
+        probability = share(at)
+        if probability == 1 or chance.random() < probability:
             yield at
         at += chance.expovariate(rate)
 

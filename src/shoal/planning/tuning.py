@@ -69,7 +69,7 @@ class Search:
             )
         # A batch of one request never waits.
         pairs = [
-            (size, _as_written(self.p99_s * part))
+            (size, float(f"{self.p99_s * part:.2g}"))
             for size in self.run_times.runs_s
             for part in (_WAITS if size > 1 else _WAITS[:1])
         ]
@@ -166,8 +166,3 @@ def _percentile_of_all_s(simulation: Simulation, percent: float) -> float:
     """Gives unanswered requests an infinite latency."""
     times = sorted(latency if latency == latency else math.inf for latency in simulation.latency_s)
     return percentile(times, percent)
-
-
-def _as_written(seconds: float) -> float:
-    """Rounds to two digits."""
-    return float(f"{seconds:.2g}")

@@ -129,11 +129,12 @@ async def serve(
                 bound = LimitedListener(each, options.max_connections, exhaustion)
                 open_sockets.callback(bound.close)
                 # A name may have several addresses. Only the first is reported as started.
-                server.add(
-                    listener if number == 0 else replace(listener, started=lambda _: None), bound
-                )
+                server.add(replace(listener, started=_unreported) if number else listener, bound)
         await server.run(shutdown)
     return server.drained()
+
+
+def _unreported(_url: str) -> None: ...
 
 
 def _url(bound: LimitedListener, shared: Shared) -> str:

@@ -56,15 +56,6 @@ class Batched(Protocol):
         ...
 
 
-@runtime_checkable
-class OfRequests(Protocol):
-    """Traces requests from the network."""
-
-    def begin(self, tracer: Tracer) -> Callable[[], object]:
-        """Makes a span for each request, until the returned function is called."""
-        ...
-
-
 class Instrumentation:
     """Tracing that is on, as `instrument` returns it."""
 
@@ -122,8 +113,7 @@ def instrument(
         raise _instrumented_already(target)
     batches = BatchTracer(tracer)
     end: list[Callable[[], object]] = [batches.end, lambda: observers.remove(batches)]
-    of_requests = getattr(target, "tracing", None)
-    if isinstance(of_requests, OfRequests):
+    if (of_requests := getattr(target, "tracing", None)) is not None:
         end.append(of_requests.begin(tracer))
     observers.add(batches)
     return Instrumentation(end)

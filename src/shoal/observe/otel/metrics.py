@@ -11,7 +11,7 @@ import math
 import os
 import time
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 import anyio.to_thread
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import DataT, MetricExporter
     from opentelemetry.sdk.resources import Resource
     from prometheus_client.metrics_core import Metric as Family
+    from prometheus_client.registry import Collector
     from prometheus_client.samples import Sample
 
 _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
@@ -47,12 +48,6 @@ _UNITS: Final = {"_seconds": "s", "_bytes": "By"}
 _LAST_EXPORT_S: Final = 3.0
 
 _log: Final = logging.getLogger("shoal.observe")
-
-
-class Collected(Protocol):
-    """A collector of `prometheus_client`."""
-
-    def collect(self) -> Iterable[Family]: ...
 
 
 async def export_metrics(
@@ -91,23 +86,15 @@ async def export_metrics(
     finally:
         with anyio.CancelScope(deadline=anyio.current_time() + _LAST_EXPORT_S, shield=True):
             await _export(exporter, as_otlp(collector.collect(), producer, started_at))
-            await anyio.to_thread.run_sync(_shut_down, exporter, abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(cast("Any", exporter).shutdown, abandon_on_cancel=True)
 
 
-async def _export(exporter: MetricExporter, data: MetricsData) -> None:
+async def _export(exporter: Any, data: MetricsData) -> None:
     """Exports metrics in a thread; errors are logged."""
     try:
-        await anyio.to_thread.run_sync(_send, exporter, data, abandon_on_cancel=True)
+        await anyio.to_thread.run_sync(exporter.export, data, abandon_on_cancel=True)
     except Exception as error:
         _log.error("the metrics were not exported: %s", type(error).__name__, exc_info=error)
-
-
-def _send(exporter: Any, data: MetricsData) -> None:
-    exporter.export(data)
-
-
-def _shut_down(exporter: Any) -> None:
-    exporter.shutdown()
 
 
 def as_otlp(families: Iterable[Family], producer: Resource, started_at: int) -> MetricsData:
@@ -177,10 +164,10 @@ def _interval_s() -> float:
     return found
 
 
-def _collector_of(target: Any) -> Collected:
+def _collector_of(target: Any) -> Collector:
     found = getattr(target, "metrics", target)
     if callable(getattr(found, "collect", None)):
-        return cast("Collected", found)
+        return cast("Collector", found)
     if hasattr(target, "backends") and hasattr(target, "status_now"):
         return ShoalCollector(
             Sources(

@@ -52,17 +52,8 @@ if TYPE_CHECKING:
 class Scaling:
     """The autoscaling of one backend: a task that runs only while it is configured."""
 
-    def __init__(
-        self,
-        load: Callable[[], tuple[int, int]],
-        wanted: Callable[[], int],
-        set_wanted: Callable[[int], None],
-        start_task: Callable[..., None],
-    ) -> None:
-        self._load = load  # the queued requests, and those in replicas
-        self._wanted = wanted
-        self._set_wanted = set_wanted
-        self._start_task = start_task
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self._scope: anyio.CancelScope | None = None
         self._options: AutoscalingOptions | None = None
         self._woken = anyio.Event()
@@ -70,7 +61,7 @@ class Scaling:
 
     def wake(self) -> None:
         """Decides now if no replica is wanted; called when a batch is due."""
-        if not self._wanted():
+        if not self._backend.supervisor.wanted:
             self._was_woken = 1
             self._woken.set()
 
@@ -84,7 +75,7 @@ class Scaling:
             self._scope = None
         if options is not None:
             self._scope = anyio.CancelScope()
-            self._start_task(self._run, options, self._scope)
+            self._backend.start_task(self._run, options, self._scope)
 
     async def _run(self, options: AutoscalingOptions, scope: anyio.CancelScope) -> None:
         scaler = Autoscaler(options)
@@ -92,12 +83,12 @@ class Scaling:
             while True:
                 now = anyio.current_time()
                 # A request that was refused since there was no replica is no longer in the queue.
-                queued, ongoing = self._load()
-                scaler.observe(now, max(queued, self._was_woken), ongoing)
+                queued = max(self._backend.queued, self._was_woken)
+                scaler.observe(now, queued, self._backend.ongoing)
                 self._was_woken = 0
-                wanted = scaler.decide(now, self._wanted())
-                if wanted != self._wanted():
-                    self._set_wanted(wanted)
+                wanted = scaler.decide(now, self._backend.supervisor.wanted)
+                if wanted != self._backend.supervisor.wanted:
+                    self._backend.scale_by_load(wanted)
                 with anyio.move_on_after(options.metrics_interval_s):
                     await self._woken.wait()
                 self._woken = anyio.Event()
@@ -135,12 +126,7 @@ class Backend:
         self._prepare = prepare  # called with each replica before it starts
         self._opening = anyio.Lock()
         self._logged_oddity: str | None = None
-        self._scaling = Scaling(
-            lambda: (self.queued, self.ongoing),
-            lambda: self.supervisor.wanted,
-            self._scale_by_load,
-            self.start_task,
-        )
+        self._scaling = Scaling(self)
         self._ended = anyio.Event()
         self._closing = anyio.Event()
 
@@ -189,7 +175,7 @@ class Backend:
         self.supervisor.scale(num_replicas)
         self.resize_batchers()
 
-    def _scale_by_load(self, num_replicas: int) -> None:
+    def scale_by_load(self, num_replicas: int) -> None:
         # GPUs limit it.
         places = self.devices.places(self.config)
         if places is not None:
@@ -212,7 +198,11 @@ class Backend:
         self.supervisor.drain()
         self._scaling.configure(None)
         try:
-            await self.close_batchers(at_once=at_once)
+            async with self._opening:
+                pass  # a batcher that was being opened is in the dict now
+            async with anyio.create_task_group() as tasks:
+                for method_batcher in self.method_batchers.values():
+                    tasks.start_soon(partial(method_batcher.close, at_once=at_once))
             await self.supervisor.end(at_once=at_once)
         finally:
             self._closing.set()
@@ -272,14 +262,6 @@ class Backend:
         for method_batcher in done:
             method_batcher.convert_with(converters)
         self.config = config
-
-    async def close_batchers(self, *, at_once: bool) -> None:
-        self.is_closing = True
-        async with self._opening:
-            pass  # a batcher that was being opened is in the dict now
-        async with anyio.create_task_group() as tasks:
-            for method_batcher in self.method_batchers.values():
-                tasks.start_soon(partial(method_batcher.close, at_once=at_once))
 
     def statistics(self) -> Iterator[BatcherStatistics]:
         for method_batcher in self.method_batchers.values():
@@ -364,7 +346,7 @@ class Backend:
             return "ready"  # a request starts a replica
         if not supervisor.ready():
             return "unavailable" if supervisor.failures.deaths else "starting"
-        return "degraded" if supervisor.is_missing_some() else "ready"
+        return "degraded" if len(supervisor.ready()) < supervisor.wanted else "ready"
 
     def status(self) -> BackendStatus:
         supervisor = self.supervisor

@@ -29,7 +29,7 @@ from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.scopes import Beside
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
+    from collections.abc import Callable, Generator
 
     from shoal.replicas.code.current import Identity
     from shoal.replicas.code.description import Description
@@ -168,7 +168,7 @@ class ManagedReplica:
         with noted("%s: stop() raised", self.replica.tag):
             held(self.replica.stop)()
 
-    def tell_draining(self) -> None:
+    def notify_draining(self) -> None:
         """Notifies its code that the backend will end."""
         with noted("%s: drain() raised", self.replica.tag):
             held(self.replica.drain)()
@@ -253,20 +253,10 @@ class NotMade(Replica):
 
     def kill(self, reason: str) -> None: ...
 
-    async def run(self, method: str, items: list[Any]) -> Any:
-        raise self._never_ran()
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise ReplicaDied(f"{self.tag} never ran", replica=self.tag)
 
-    def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
-        raise self._never_ran()
-
-    async def reconfigure(self, user_config: Any) -> None:
-        raise self._never_ran()
-
-    async def check_health(self) -> None:
-        raise self._never_ran()
-
-    def _never_ran(self) -> ReplicaDied:
-        return ReplicaDied(f"{self.tag} never ran", replica=self.tag)
+    run = run_stream = reconfigure = check_health = _refuse
 
 
 def may_wear_out(config: BackendConfig) -> bool:

@@ -188,16 +188,16 @@ class BatchDispatcher:
             tries += 1
 
     async def _steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
-        left = list(range(len(items)))
+        remaining = list(range(len(items)))
         tries = 0
-        while left:
-            size = min(len(left), running_batch.get().size)
+        while remaining:
+            size = min(len(remaining), running_batch.get().size)
             member = self._pool.choose(size) or await self._pool.wait(size)
             # Recording each step costs time, so a batch that can't run again skips it.
-            attempt = _Attempt(left, len(items)) if tries or self._retries() else None
+            attempt = _Attempt(remaining, len(items)) if tries or self._retries() else None
             self._pool.begin(member, size)
             try:
-                steps = member.replica.run_stream(self._method, [items[i] for i in left])
+                steps = member.replica.run_stream(self._method, [items[i] for i in remaining])
                 async with aclosing(steps):
                     async for step in steps:
                         yield step if attempt is None else attempt.spread(step)
@@ -212,7 +212,7 @@ class BatchDispatcher:
                     yield attempt.failed(death)
             finally:
                 self._pool.end(member, size)
-            left = attempt.untouched()
+            remaining = attempt.untouched()
             tries += 1
 
     def _note(self, member: Member, death: ReplicaDied) -> bool:

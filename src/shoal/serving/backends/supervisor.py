@@ -139,10 +139,7 @@ class Supervisor:
         self._is_draining = True
         for managed in self.managed:
             if managed.member is not None:
-                managed.tell_draining()
-
-    def is_missing_some(self) -> bool:
-        return len(self.ready()) < self.wanted
+                managed.notify_draining()
 
     def _batch_ended(self, member: Member) -> None:
         managed = next((k for k in self.managed if k.member is member), None)
@@ -312,7 +309,7 @@ class Supervisor:
                 managed.replica, slots, self.config.max_ongoing_requests
             )
             if self._is_draining:
-                managed.tell_draining()
+                managed.notify_draining()
             tasks.start_soon(managed.checks.run, managed.watch_health, self._is_unhealthy)
         self._reconcile()
         self._wake()

@@ -46,10 +46,15 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
     placement_of(config.placement, config.for_placement())
     for method_batcher in backend.method_batchers.values():
         method_batcher.check(backend.batch_options(method_batcher.method, config))
-    is_told = not same_user_config(config, before)
-    _check_is_taken(backend, config, is_told=is_told)
+    is_reconfigured = not same_user_config(config, before)
+    description = supervisor.description
+    if is_reconfigured and description is not None and not description.reconfigures:
+        raise ValueError(
+            f"user_config={config.user_config!r:.80}: the code of {backend.tag} has no "
+            "reconfigure(user_config) that would take it"
+        )
     # If no replica takes work, only a new one can show whether the new user config works.
-    is_replaced = config.needs_new_replicas(before) or (is_told and not supervisor.ready())
+    is_replaced = config.needs_new_replicas(before) or (is_reconfigured and not supervisor.ready())
     is_scaled = (config.num_replicas, config.autoscaling) != (
         before.num_replicas,
         before.autoscaling,
@@ -59,15 +64,15 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
     if is_replaced or wanted > supervisor.wanted:
         own = [managed.replica.tag for managed in supervisor.managed]
         backend.devices.check(backend.tag, config, wanted, own)
-    told: list[ManagedReplica] = []
+    reconfigured: list[ManagedReplica] = []
     count = len(supervisor.ready())
     try:
         with supervisor.changing():
             if is_replaced:
                 supervisor.replace(config)
                 await supervisor.settle()
-            elif is_told:
-                await _tell(backend, config, told)
+            elif is_reconfigured:
+                await _reconfigure(backend, config, reconfigured)
             backend.adopt(config)
             if is_scaled:
                 backend.set_wanted(config.num_replicas)
@@ -79,8 +84,8 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
     except BaseException as error:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
-                for managed in told:
-                    tasks.start_soon(_give_back, managed, before)
+                for managed in reconfigured:
+                    tasks.start_soon(_restore_user_config, managed, before)
         backend.adopt(before)
         backend.resize_batchers()
         if isinstance(error, Exception):
@@ -108,21 +113,14 @@ async def restart(backend: Backend) -> None:
     await supervisor.wait_drained()
 
 
-def _check_is_taken(backend: Backend, config: BackendConfig, *, is_told: bool) -> None:
-    description = backend.supervisor.description
-    if is_told and description is not None and not description.reconfigures:
-        raise ValueError(
-            f"user_config={config.user_config!r:.80}: the code of {backend.tag} has no "
-            "reconfigure(user_config) that would take it"
-        )
-
-
-async def _tell(backend: Backend, config: BackendConfig, told: list[ManagedReplica]) -> None:
-    """Passes a new user config to the replicas, one after the other, and appends each to `told`."""
+async def _reconfigure(
+    backend: Backend, config: BackendConfig, reconfigured: list[ManagedReplica]
+) -> None:
+    """Passes a new user config to one replica after the other; `reconfigured` lists them."""
     supervisor = backend.supervisor
-    while untold := [managed for managed in supervisor.ready() if managed not in told]:
-        managed = untold[0]
-        told.append(managed)
+    while pending := [managed for managed in supervisor.ready() if managed not in reconfigured]:
+        managed = pending[0]
+        reconfigured.append(managed)
         limit_s = config.replica.start_timeout_s
         # A client that leaves must not interrupt it: a process that goes on would be killed.
         with anyio.move_on_after(limit_s, shield=True) as patience:
@@ -140,34 +138,31 @@ async def _tell(backend: Backend, config: BackendConfig, told: list[ManagedRepli
             and (trouble := await managed.trouble()) is not None
         ):
             raise ReplicaDied(
-                f"{managed.replica.tag}: a health check failed after it was told the new "
+                f"{managed.replica.tag}: a health check failed after it got the new "
                 f"user_config: {trouble}",
                 replica=managed.replica.tag,
             )
-    for managed in told:
+    for managed in reconfigured:
         if managed.life.is_over:
             raise ReplicaDied(
-                f"{managed.replica.tag} died after it was told the new user_config",
+                f"{managed.replica.tag} died after it got the new user_config",
                 replica=managed.replica.tag,
             )
 
 
-async def _give_back(managed: ManagedReplica, config: BackendConfig) -> None:
+async def _restore_user_config(managed: ManagedReplica, config: BackendConfig) -> None:
     """Restores the old user config of a replica, and ends it if that fails."""
     trouble: str | None = f"it took longer than {_UNDO_S:g} s"
     with anyio.move_on_after(_UNDO_S):
         try:
             await managed.replica.reconfigure(config.user_config)
         except Exception as error:
-            trouble = None if _is_death_of(managed, error) else repr(error)
+            # It may be the death of a replica that the code has called.
+            is_own = isinstance(error, ReplicaDied) and error.replica == managed.replica.tag
+            trouble = None if is_own else repr(error)
         else:
             managed.config = config
             return
     if trouble is not None:
         managed.kill(f"its old user_config could not be restored: {trouble}")
     await managed.give_up()
-
-
-def _is_death_of(managed: ManagedReplica, error: Exception) -> bool:
-    """Whether this replica died, rather than one that its code has called."""
-    return isinstance(error, ReplicaDied) and error.replica == managed.replica.tag

@@ -25,33 +25,9 @@ from typing import (
     get_type_hints,
 )
 
+from shoal import errors
 from shoal.core.json_text import json_bytes
 from shoal.core.options.records import Same
-from shoal.errors import (
-    BackendUnavailable,
-    BatcherClosed,
-    DeadlineExceeded,
-    HandlerFailed,
-    HandlerTimeout,
-    InUse,
-    ItemTooLarge,
-    NameTaken,
-    NoSuchName,
-    NotAllowed,
-    NotDurable,
-    NotEnoughGpus,
-    NotOpen,
-    Overloaded,
-    ReplicaDied,
-    ReplicaNotStarted,
-    ShutDown,
-    SlowReader,
-    StateRefused,
-    Unfinished,
-    WouldDeadlock,
-    WrongBatchSize,
-    WrongResultType,
-)
 from shoal.serving.config.config import BackendConfig, durable_options
 
 
@@ -74,7 +50,7 @@ def config_shown(config: BackendConfig) -> dict[str, Any]:
     for name, value in config.given().items():
         try:
             shown.update(durable_options({name: value}))
-        except NotDurable:
+        except errors.NotDurable:
             shown[name] = _path_of(value) if callable(value) else _text_of(value)
     if "env" in shown:
         shown["env"] = dict.fromkeys(shown["env"], HIDDEN)
@@ -169,31 +145,31 @@ def _text_of(value: Any) -> Any:
 
 
 KINDS: Final[Mapping[str, type[Exception]]] = {
-    "backend-unavailable": BackendUnavailable,
-    "closed": BatcherClosed,
-    "deadline-exceeded": DeadlineExceeded,
-    "handler-failed": HandlerFailed,
-    "handler-timeout": HandlerTimeout,
-    "in-use": InUse,
-    "item-too-large": ItemTooLarge,
-    "name-taken": NameTaken,
-    "no-such-name": NoSuchName,
-    "not-allowed": NotAllowed,
-    "not-durable": NotDurable,
-    "not-enough-gpus": NotEnoughGpus,
-    "not-open": NotOpen,
-    "overloaded": Overloaded,
-    "replica-died": ReplicaDied,
-    "replica-not-started": ReplicaNotStarted,
-    "shut-down": ShutDown,
-    "slow-reader": SlowReader,
-    "state-refused": StateRefused,
+    "backend-unavailable": errors.BackendUnavailable,
+    "closed": errors.BatcherClosed,
+    "deadline-exceeded": errors.DeadlineExceeded,
+    "handler-failed": errors.HandlerFailed,
+    "handler-timeout": errors.HandlerTimeout,
+    "in-use": errors.InUse,
+    "item-too-large": errors.ItemTooLarge,
+    "name-taken": errors.NameTaken,
+    "no-such-name": errors.NoSuchName,
+    "not-allowed": errors.NotAllowed,
+    "not-durable": errors.NotDurable,
+    "not-enough-gpus": errors.NotEnoughGpus,
+    "not-open": errors.NotOpen,
+    "overloaded": errors.Overloaded,
+    "replica-died": errors.ReplicaDied,
+    "replica-not-started": errors.ReplicaNotStarted,
+    "shut-down": errors.ShutDown,
+    "slow-reader": errors.SlowReader,
+    "state-refused": errors.StateRefused,
     "type-error": TypeError,
-    "unfinished": Unfinished,
+    "unfinished": errors.Unfinished,
     "value-error": ValueError,
-    "would-deadlock": WouldDeadlock,
-    "wrong-batch-size": WrongBatchSize,
-    "wrong-result-type": WrongResultType,
+    "would-deadlock": errors.WouldDeadlock,
+    "wrong-batch-size": errors.WrongBatchSize,
+    "wrong-result-type": errors.WrongResultType,
 }
 
 RAISED: Final = "raised"
@@ -256,15 +232,15 @@ def error_from_wire(error: WireError) -> Exception | None:
     text, more = error.text, error.more
     if error.kind == RAISED:
         name, like = str(more.get("class", "")), str(more.get("like", ""))
-        cls = _BUILTINS.get(like, HandlerFailed)
+        cls = _BUILTINS.get(like, errors.HandlerFailed)
         return cls(text if name == like else f"{name}: {text}")
     if error.kind == "wrong-batch-size":
         expected = more.get("expected")
-        return WrongBatchSize(
+        return errors.WrongBatchSize(
             text, expected=expected if isinstance(expected, int) else 0, got=more.get("got")
         )
     if error.kind == "replica-died":
-        return ReplicaDied(
+        return errors.ReplicaDied(
             text,
             exit_code=more.get("exit_code"),
             signal=more.get("signal"),
@@ -286,9 +262,9 @@ def _text(error: Exception) -> str:
 
 def _more(error: Exception) -> Mapping[str, Any]:
     match error:
-        case WrongBatchSize():
+        case errors.WrongBatchSize():
             return {"expected": error.expected, "got": error.got}
-        case ReplicaDied():
+        case errors.ReplicaDied():
             return {
                 "exit_code": error.exit_code,
                 "signal": error.signal,

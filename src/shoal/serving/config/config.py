@@ -200,14 +200,14 @@ class BackendConfig:
         return cls(**_keywords({} if given is None else given))
 
     @classmethod
-    def restored(cls, kept: Mapping[str, Any]) -> BackendConfig:
+    def restored(cls, stored: Mapping[str, Any]) -> BackendConfig:
         """Makes a config from what `durable` returned, also in an earlier version."""
         # Earlier versions accepted some options where they have no effect; these are left out.
-        placement = kept.get("placement", BackendConfig.placement)
+        placement = stored.get("placement", BackendConfig.placement)
         return cls.of(
             {
                 name: one
-                for name, one in kept.items()
+                for name, one in stored.items()
                 if name not in _PLACED or has_effect(placement, name)
             }
         )
@@ -279,12 +279,12 @@ class BackendConfig:
 
     def of_one(self) -> BackendConfig:
         """Returns the config for a method that takes one item, in code that takes lists."""
-        kept = {
+        options = {
             name: value
             for name, value in self._given.items()
             if name not in OPTIONS or not OPTIONS[name].for_lists
         }
-        return type(self)(**cast("BackendKeywords", kept))
+        return type(self)(**cast("BackendKeywords", options))
 
     @functools.partial(held, name="the placement_options")
     def needs_new_replicas(self, before: BackendConfig) -> bool:
@@ -293,7 +293,7 @@ class BackendConfig:
         Changes of the batcher's and the supervisor's options, of ``user_config`` and of
         ``start_timeout_s`` need no new replicas.
         """
-        return _what_replicas_are_made_with(self) != _what_replicas_are_made_with(before)
+        return _replica_factory_args(self) != _replica_factory_args(before)
 
     def for_placement(self) -> dict[str, Any]:
         """Returns the options for `Blueprint.placement_options`."""
@@ -381,7 +381,7 @@ def _check_gpus(placed: Mapping[str, Any]) -> None:
             )
 
 
-def _what_replicas_are_made_with(config: BackendConfig) -> object:
+def _replica_factory_args(config: BackendConfig) -> object:
     # The start timeout does not matter to a replica that has started.
     options = replace(config.replica, start_timeout_s=None)
     return config.placement, config.fill, config.streams, options, config.for_placement()

@@ -83,9 +83,10 @@ def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         ours = RENAMED.get(name, name)
         if ours in found and found[ours] != value:
+            old_name = next(old for old, new in RENAMED.items() if new == ours)
             raise TypeError(
                 f"{ours} is given twice, as {found[ours]!r} and as {value!r}: "
-                f"{_old_name(ours)} is another name for it; leave that out"
+                f"{old_name} is another name for it; leave that out"
             )
         found[ours] = value
     return found
@@ -98,10 +99,6 @@ def refuse_unknown(given: Iterable[str], beside: Collection[str] = ()) -> None:
         if name not in known:
             hint = suggested(name, (*known, *beside)) or "shoal.BackendConfig lists the options"
             raise TypeError(f"{name!r} is not an option of a backend; {hint}")
-
-
-def _old_name(ours: str) -> str:
-    return next(old for old, new in RENAMED.items() if new == ours)
 
 
 SERVED_DEFAULTS: Final[Mapping[str, Any]] = {"max_queued_requests": 1024, "overload": "reject"}
@@ -186,15 +183,15 @@ def fitted(batching: Mapping[str, Any], most: int) -> dict[str, Any]:
         sizes = found.get(name)
         if sizes is None:
             continue
-        kept = tuple(size for size in sizes if size <= most)
-        if not kept:
+        fitting = tuple(size for size in sizes if size <= most)
+        if not fitting:
             raise ValueError(
                 f"max_ongoing_requests={most} leaves none of {name}={tuple(sizes)!r}: "
                 "a batch must fit into what a replica may have at once"
             )
-        found[name] = kept
+        found[name] = fitting
         if name == "allowed_batch_sizes":
-            found["max_batch_size"] = kept[-1]
+            found["max_batch_size"] = fitting[-1]
     return found
 
 

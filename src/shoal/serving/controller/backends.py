@@ -155,9 +155,9 @@ class Backends:
             await deletion.done.wait()
         # In reverse order: code may call endpoints of backends that were added earlier.
         closed: list[Backend] = []
-        while left := [one for one in self.by_tag.values() if one not in closed]:
-            closed.append(left[-1])
-            await left[-1].close()
+        while remaining := [one for one in self.by_tag.values() if one not in closed]:
+            closed.append(remaining[-1])
+            await remaining[-1].close()
 
     def _reserve(self, tag: str) -> None:
         if tag in self.by_tag or tag in self._reserved or tag in self._deletions:

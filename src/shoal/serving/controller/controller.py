@@ -92,9 +92,6 @@ class Controller(Client):
             "let it connect with shoal.connect()"
         )
 
-    def served_at(self, url: str) -> None:
-        self.url = url
-
     @property
     def backends(self) -> Mapping[str, Backend]:
         return self._backends.by_tag

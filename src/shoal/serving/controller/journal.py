@@ -79,13 +79,10 @@ class Journal:
 
     async def put_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
         if self._state is not None:
-            await self._write(self._state, _declared(tag, code, config))
+            await self._write(_declared(tag, code, config))
 
     async def delete_backend(self, tag: str) -> None:
-        if self._state is not None:
-            await self._write(
-                self._state, DeletedBackend(tag, declared_backend(tag) in self._of_program)
-            )
+        await self._write(DeletedBackend(tag, declared_backend(tag) in self._of_program))
 
     async def put_endpoint(
         self,
@@ -109,13 +106,10 @@ class Journal:
                 for tag, flow in flows.items()
             },
         )
-        await self._write(self._state, declared)
+        await self._write(declared)
 
     async def delete_endpoint(self, name: str) -> None:
-        if self._state is not None:
-            await self._write(
-                self._state, DeletedEndpoint(name, declared_endpoint(name) in self._of_program)
-            )
+        await self._write(DeletedEndpoint(name, declared_endpoint(name) in self._of_program))
 
     async def restored(self) -> Restored:
         if self._state is None:
@@ -165,10 +159,12 @@ class Journal:
                 self._is_closed = True
                 self._state.close()
 
-    async def _write(self, state: StateFile, change: Change) -> None:
+    async def _write(self, change: Change) -> None:
+        if self._state is None:
+            return
         # Shielded, so that a change that was recorded also takes effect, and the other way round.
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._apply, state, change)
+            await anyio.to_thread.run_sync(self._apply, self._state, change)
 
     def _apply(self, state: StateFile, change: Change) -> None:
         with self._writing:

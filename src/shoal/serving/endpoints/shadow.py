@@ -75,7 +75,7 @@ class ShadowFlow:
                 f"{compare!r}"
             )
         if self._are_alike is not None:
-            self._are_alike = held(partial(_compared, self._are_alike), "compare")
+            self._are_alike = held(partial(_are_alike, self._are_alike), "compare")
         self._under_way = 0
         self._sent = self._dropped = self._failed = self._agreed = self._disagreed = 0
         self._latency_s = 0.0
@@ -182,7 +182,7 @@ class ShadowFlow:
         )
 
 
-def _compared(compare: Callable[[Any, Any], object], first: Any, second: Any) -> bool:
+def _are_alike(compare: Callable[[Any, Any], object], first: Any, second: Any) -> bool:
     return bool(compare(first, second))
 
 

@@ -105,13 +105,15 @@ def read(database: Connection) -> DeclaredState:
         if checksum != _row_checksum(kind, name, body):
             raise _damaged(f"the {kind} {name!r}")
         checksums[kind, name] = checksum
-        with _reading(kind, name):
+        try:
             if kind == _BACKEND:
                 backends[name] = BackendRecord.of(name, json.loads(body))
             elif kind == _ENDPOINT:
                 endpoints[name] = EndpointRecord.of(name, json.loads(body))
             elif kind not in _GONE.values():
                 raise ValueError("it is neither a backend nor an endpoint")
+        except Exception as error:
+            raise StateRefused(f"the {kind} {name!r} in it can't be read: {error!r}") from error
     headers = database.execute("SELECT contents_checksum FROM header").fetchall()
     if headers != [(_all_of(checksums),)]:
         raise _damaged("what it holds")
@@ -163,14 +165,6 @@ def _write_row(database: Connection, kind: str, name: str, text: str) -> None:
 
 def _forget(database: Connection, kind: str, name: str) -> None:
     database.execute("DELETE FROM declared WHERE kind = ? AND name = ?", (kind, name))
-
-
-@contextmanager
-def _reading(kind: str, name: str) -> Generator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise StateRefused(f"the {kind} {name!r} in it can't be read: {error!r}") from error
 
 
 def _damaged(what: str) -> StateRefused:

@@ -5,7 +5,7 @@ A value that does not survive JSON raises `NotDurable`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shoal.errors import NotDurable
@@ -28,18 +28,13 @@ class BackendRecord:
     def __post_init__(self) -> None:
         _check_path(f"the code of the backend {self.tag!r}", self.import_path)
         put = object.__setattr__  # the record is frozen; this is its own constructor
-        whose = f"of the backend {self.tag!r}"
-        put(self, "init_args", tuple(exact_json(f"init_args {whose}", list(self.init_args))))
-        put(self, "init_kwargs", exact_json(f"init_kwargs {whose}", dict(self.init_kwargs)))
-        put(self, "config", exact_json(f"the config {whose}", dict(self.config)))
+        owner = f"of the backend {self.tag!r}"
+        put(self, "init_args", tuple(exact_json(f"init_args {owner}", list(self.init_args))))
+        put(self, "init_kwargs", exact_json(f"init_kwargs {owner}", dict(self.init_kwargs)))
+        put(self, "config", exact_json(f"the config {owner}", dict(self.config)))
 
     def body(self) -> dict[str, Any]:
-        return {
-            "import_path": self.import_path,
-            "init_args": list(self.init_args),
-            "init_kwargs": self.init_kwargs,
-            "config": self.config,
-        }
+        return _without(asdict(self), "tag")
 
     @classmethod
     def of(cls, tag: str, body: Any) -> BackendRecord:
@@ -74,21 +69,13 @@ class EndpointRecord:
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the record is frozen; this is its own constructor
-        whose = f"of the endpoint {self.name!r}"
-        put(self, "methods", tuple(exact_json(f"the methods {whose}", list(self.methods))))
-        put(self, "traffic", exact_json(f"the traffic {whose}", dict(self.traffic)))
+        owner = f"of the endpoint {self.name!r}"
+        put(self, "methods", tuple(exact_json(f"the methods {owner}", list(self.methods))))
+        put(self, "traffic", exact_json(f"the traffic {owner}", dict(self.traffic)))
         put(self, "shadows", dict(self.shadows))
 
     def body(self) -> dict[str, Any]:
-        return {
-            "route": self.route,
-            "methods": list(self.methods),
-            "traffic": self.traffic,
-            "shadows": {
-                backend: {"proportion": shadow.proportion, "compare": shadow.compare}
-                for backend, shadow in self.shadows.items()
-            },
-        }
+        return _without(asdict(self), "name")
 
     @classmethod
     def of(cls, name: str, body: Any) -> EndpointRecord:
@@ -125,6 +112,10 @@ class DeclaredState:
     # Names that a program declares, and that were deleted.
     gone_backends: frozenset[str] = frozenset()
     gone_endpoints: frozenset[str] = frozenset()
+
+
+def _without(record: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name != key}
 
 
 def _check_path(what: str, path: object) -> None:
