@@ -55,11 +55,11 @@ class Timers:
             self.forgotten += 1
 
     def keep(self, is_wanted: Callable[[Any], bool]) -> None:
-        def kept(timers: list[Timer] | deque[Timer]) -> list[Timer]:
+        def remaining(timers: list[Timer] | deque[Timer]) -> list[Timer]:
             return [timer for timer in timers if timer[2] is not None and is_wanted(timer[2])]
 
-        self._queue = deque(kept(self._queue))
-        self._heap = kept(self._heap)
+        self._queue = deque(remaining(self._queue))
+        self._heap = remaining(self._heap)
         heapq.heapify(self._heap)
         self.forgotten = 0
         self._sweep_at = max(_FORGOTTEN_WORTH_A_SWEEP, len(self))

@@ -2,8 +2,8 @@
 
 A policy decides which requests form a batch (`policies`). Other decisions have modules of their
 own: which requests are refused or shed though there is room (`admission`), which must be dispatched
-now (`pressures`), which wait for callers to come back (`regathering`), and which have timed out
-(`overdue`).
+now or have timed out (`deadlines`), and which wait for callers that may call again (`regathering`).
+
 `Former` only decides, and its callers act: they ask again at the time that `Wait` names, end
 requests that are overdue, and report how many slots are idle. So the engine and the simulation use
 the same code.

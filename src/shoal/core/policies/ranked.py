@@ -1,7 +1,7 @@
 """The rule for one bucket of requests that are not all alike: ranks, costs, sizes and windows.
 
 It generalizes `SizeOrWait`. A batch is *full* by the sum of costs or at a preferred size
-(`sizing`), the *wait* depends on the level, on an idle timeout or on a latency target (`windows`),
+(`Sizing`), the *wait* depends on the level, on an idle timeout or on a latency target (`Window`),
 and the *order* is by rank, the lowest first. A request that does not fit stays first in the queue;
 nothing overtakes it, or a large item might never find room.
 
