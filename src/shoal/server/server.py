@@ -129,16 +129,17 @@ async def serve(
                 bound = LimitedListener(each, options.max_connections, exhaustion)
                 open_sockets.callback(bound.close)
                 # A name may have several addresses. Only the first is reported as started.
-                server.add(replace(listener, started=_unreported) if number else listener, bound)
+                server.add(listener if number == 0 else replace(listener, started=_ignore), bound)
         await server.run(shutdown)
     return server.drained()
 
 
-def _unreported(_url: str) -> None: ...
-
-
 def _url(bound: LimitedListener, shared: Shared) -> str:
     return bound.url.replace("http:", f"{shared.scheme}:", 1)
+
+
+def _ignore(_url: str) -> None:
+    pass
 
 
 def load_stream_protocols() -> None:
