@@ -497,7 +497,8 @@ async def test_head_has_the_headers_alone():
 
 
 @pytest.mark.real_time
-async def test_a_large_file_goes_through_a_server():
+@pytest.mark.parametrize("workers", [None, 1])
+async def test_a_large_file_goes_through_a_server(workers):
     async def decode(request: Request) -> bytes:
         async with request.form() as fields:
             return await fields["file"].read()
@@ -508,7 +509,7 @@ async def test_a_large_file_goes_through_a_server():
     app = served(decode=decode, encode=encode)
     data = bytes(range(256)) * 8 * 1024
     async with (
-        live(app) as server,
+        live(app, workers) as server,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as client,
     ):
         for _ in range(2):
@@ -517,6 +518,35 @@ async def test_a_large_file_goes_through_a_server():
             assert answer.headers["x-name"] == "a"
         assert (await client.post("/x", content=b"{")).status_code == 500
         assert (await client.get("/-/healthz")).status_code == 200
+
+
+@pytest.mark.real_time
+async def test_a_server_that_ends_cuts_a_function_off():
+    began, ended = anyio.Event(), anyio.Event()
+
+    async def decode(_request: Request) -> Any:
+        began.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.set()
+
+    async def post(port: int) -> None:
+        answer = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False)
+        async with answer as client:
+            answers.append(await client.post("/x"))
+
+    answers: list[httpx.Response] = []
+    async with (
+        anyio.create_task_group() as tasks,
+        live(served(decode=decode), graceful_timeout_s=0.1) as server,
+    ):
+        tasks.start_soon(post, server.port)
+        await began.wait()
+        server.stop.set()
+        await ended.wait()
+    assert [one.status_code for one in answers] == [503]
+    assert answers[0].json()["type"] == "urn:shoal:problem:closed"
 
 
 # Other protocols, which have no Request.
