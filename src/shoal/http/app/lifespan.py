@@ -1,4 +1,4 @@
-"""ASGI's lifespan protocol for an application whose lifespan is a context manager."""
+"""ASGI's lifespan protocol, for an application and for the applications mounted in it."""
 
 from __future__ import annotations
 

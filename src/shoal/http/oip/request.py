@@ -1,6 +1,9 @@
-"""The JSON of a request: its inputs, the outputs that it wants, and its options.
+"""Reading a request: JSON with its tensors, or JSON with bytes after it.
 
-Clients that send binary data often send the same JSON with each request, so it is read once.
+The JSON has the inputs of a request, the outputs that it wants, and its options. With the binary
+extension the header ``Inference-Header-Content-Length`` says where it ends. The elements of each
+tensor with a ``binary_data_size`` follow, one tensor after the other. Clients that send binary data
+often send the same JSON with each request, so it is read once.
 """
 
 from __future__ import annotations

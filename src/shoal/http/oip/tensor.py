@@ -1,4 +1,6 @@
-"""The tensor of an input: its elements are checked against its shape and its datatype.
+"""The datatypes of tensors, and the tensor of an input.
+
+The elements of a tensor are checked against its shape and its datatype.
 
 A tensor in JSON has its elements flat, or nested as its shape says. All sizes are compared with
 each other before anything is made of them: the elements that a shape declares must be there. A

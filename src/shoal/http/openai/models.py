@@ -1,4 +1,17 @@
-"""The endpoints of an application as OpenAI's models."""
+"""The endpoints of an application as OpenAI's models, and the items that they take.
+
+==========================================  =====================================================
+the handler takes                           the item is
+==========================================  =====================================================
+``list[str]``, or no annotation             the prompt
+a dataclass, a pydantic model, a TypedDict  a record of the prompt, and of the request's parameters
+                                            for which it has fields
+several parameters                          the same, by their names
+==========================================  =====================================================
+
+The prompt is the field ``prompt``, ``text`` or ``input``. A field ``messages`` takes the messages
+of a chat unchanged.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bodies of ``/v1/completions`` and ``/v1/chat/completions``.
+"""Requests for texts: their bodies, the items of their calls, and their whole responses.
 
 Unknown parameters are ignored. Parameters that would change the meaning of the response, and that
 are not supported here, are refused.

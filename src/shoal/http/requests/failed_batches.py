@@ -2,6 +2,8 @@
 
 Items and results are not logged. The traceback of a handler's error is, and so its text, which is
 the handler's own.
+
+`batch_observers` are this log and, with ``server_timing``, what fills in the times of requests.
 """
 
 from __future__ import annotations
