@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shoal.serving.clients.verbs import Verb
     from shoal.serving.imports import ImportRule
 
-# Of a request other than a call.
+# The limit for requests other than calls.
 MAX_BODY_BYTES: Final = 2**20
 
 

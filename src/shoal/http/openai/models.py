@@ -184,7 +184,7 @@ class OpenAIModel:
         try:
             prompt: Any = self._template(messages)
         except Exception as error:
-            # Not at the start: it loads a client of HTTP.
+            # Imported late: it loads an HTTP client.
             from starlette.exceptions import HTTPException
 
             if isinstance(error, HTTPException):
@@ -222,7 +222,7 @@ def _text_of(error: Exception) -> str:
         text = str(error)
     except Exception:
         text = ""
-    if not text or isinstance(error, KeyError):  # whose text is the key only
+    if not text or isinstance(error, KeyError):  # its text is only the key
         return f"The chat template refused the messages: {f'{name}: {text}' if text else name}"
     return text
 

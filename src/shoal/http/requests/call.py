@@ -337,7 +337,7 @@ class EndpointCall:
         try:
             return await run_unless_left(self._when_left, wait)
         except NoSuchName:
-            # The endpoint itself may have been deleted meanwhile.
+            # The endpoint itself may have been deleted since then.
             problem = not_found() if self._calls.endpoint.is_gone else no_such_method()
             raise Refused(problem) from None
 

@@ -305,7 +305,7 @@ class Exchange:
             return
         try:
             if self.listener is not None and self.listener.scope.cancel_called:
-                # Servers and middleware may take it amiss if one receives at the answer's end.
+                # Servers and middleware may fail if `receive` is pending as a response ends.
                 await self.listener.ended.wait()
             departures = self._departures or self._dispatcher.departures
             limit = departures.limit(self.settings.send_timeout_s)

@@ -86,7 +86,7 @@ class FailedBatchLog(BatchObserver):
 
     def __init__(self, settings: HttpOptions) -> None:
         self._settings = settings
-        # Of open batches, by batcher and id.
+        # The failures of open batches, by batcher and id.
         self._open: dict[tuple[str, int], _Failures] = {}
 
     @override
