@@ -83,7 +83,7 @@ class AdminListener:
         if DISCONNECT in scope.get("extensions", ()):
             await self._dispatcher.answer(scope, receive, send, match)
             return
-        # It has no lifespan, so each request has a task of its own that watches.
+        # There is no lifespan to watch from, so each request has a watching task of its own.
         departures = Departures()
         async with departures.watching():
             await self._dispatcher.answer(scope, receive, send, match, departures)

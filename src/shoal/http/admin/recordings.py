@@ -42,13 +42,13 @@ FORMAT: Final = 1
 
 LONGEST_S: Final = 86_400.0
 
-# In one recording.
+# The limit of one recording.
 MOST_REQUESTS: Final = 10_000_000
 
-# Requests in one second of a recording.
+# The limit of each second of a recording.
 MOST_A_SECOND: Final = 50_000
 
-# At the same time.
+# The limit of recordings at the same time.
 MOST_RECORDINGS: Final = 4
 
 # The time between two pieces of a trace.

@@ -1,4 +1,12 @@
-"""The functions behind the routes of the admin API."""
+"""The functions behind the routes of the admin API, and its bodies.
+
+Only the names of a request's members are checked here. The client's verbs check their values, so
+that errors are the same with a local client.
+
+Only the operator may use the admin API, and a remote client recreates a verb's error from the
+problem. The problem therefore contains the error's text, even of an error in user code, unlike
+those of `shoal.http.requests.problem`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +34,7 @@ if TYPE_CHECKING:
     from shoal.serving.clients.verbs import Verb
     from shoal.serving.imports import ImportRule
 
-# Of a request other than a call.
+# The limit for requests other than calls.
 MAX_BODY_BYTES: Final = 2**20
 
 

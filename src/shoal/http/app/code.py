@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from inspect import Signature
 
-# The options that say how many calls run at once.
+# The options that limit concurrent calls.
 _AT_ONCE: Final = ("max_ongoing_requests", "max_concurrent_queries", "max_concurrent_batches")
 
 

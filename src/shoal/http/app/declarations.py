@@ -186,7 +186,7 @@ class Declarations:
         controller.announce_endpoints(())
 
     def _check_given(self, controller: Controller) -> None:
-        """Checks that the endpoints exist whose handles code receives."""
+        """Checks that code receives handles of existing endpoints only."""
         known = {**self.endpoints, **controller.endpoints}
         for tag, (definition, _) in self.backends.items():
             code = definition.target

@@ -117,7 +117,7 @@ def _function_of(path: tuple[str, ...], definition: Definition) -> Callable[...,
     with _complaining((*path, "init_args" if definition.init_args else "code")):
         try:
             signature = read_signature(loaded)
-        except ValueError:  # some classes that are written in C have none
+        except ValueError:  # some classes written in C have no signature
             signature = None
         if signature is not None:
             try:

@@ -1,4 +1,4 @@
-"""ASGI's lifespan protocol for an application whose lifespan is a context manager."""
+"""ASGI's lifespan protocol, for an application and for the applications mounted in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shoal.errors import LifespanFailed
 
-# They say what to change; where they were raised says nothing about that.
+# Their messages say what to change; a traceback adds nothing.
 _MISTAKES: Final = (NameTaken, NotAllowed, NotDurable)
 
 
@@ -63,7 +63,7 @@ class Mounted:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._lifespan is not None:
-            # With what middleware has said of this request.
+            # Middleware may have added state to this request.
             scope = {**scope, "state": {**scope.get("state", {}), **self._lifespan.state}}
         await self.app(scope, receive, send)
 

@@ -1,4 +1,12 @@
-"""Middleware: putting it around an application, and finding that application again."""
+"""The layers around an application: middleware, checks of hosts and origins, and tracing.
+
+This package's server checks hosts and origins itself, with `shoal.asgi.guard`. Other servers do
+not, and a browser lets any page open a WebSocket anywhere, with the cookies of the user. Each
+WebSocket is therefore checked here in the same way, and other requests as well if hosts or origins
+are named.
+
+OpenTelemetry is not loaded before tracing is turned on.
+"""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ def _takes(endpoint: ServedEndpoint) -> str | None:
 
     try:
         return reader_for(endpoint.signature).takes
-    except TypeError:  # it can be called by handles only, even if it has a route
+    except TypeError:  # only handles can call it, even if it has a route
         return None
 
 

@@ -1,4 +1,7 @@
-"""Chooses what answers a request: a page, an endpoint, or a mounted application."""
+"""Chooses what answers a request: a page, an endpoint, or a mounted application.
+
+The endpoints of a controller are routes in each protocol, rebuilt when the endpoints change.
+"""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def _members(record: object, *names: str) -> dict[str, Any]:
 # Further viewers are refused.
 MOST_VIEWERS: Final = 16
 
-# At the application's own address fewer are accepted, so that strangers leave room for operators.
+# Fewer are accepted at the application's own address, so that strangers leave room for operators.
 MOST_PUBLIC: Final = 12
 
 # Batchers, backends and endpoints; the page says how many are hidden.
@@ -141,18 +141,18 @@ class Feed:
         self._sampler = Sampler(self._history, self._batchers)
         self._viewers = 0
         self._watched: Controller | None = None
-        # The state of the server, as JSON, and how often it was made.
+        # The state of the server, as JSON, and the number of its versions.
         self._state, self._states = b"", 0
-        # The messages of the current moment, by what their viewers had seen before.
+        # The messages of the current moment, by their viewers' last numbers.
         self._frame_at = -math.inf
         self._frames: dict[_Seen, tuple[bytes, _Seen]] = {}
-        # A page forgets what it has of another server, whose clock and numbers are others.
+        # A page drops the data of another run, which had another clock and other numbers.
         self._run = secrets.token_hex(4)
 
     async def answer(self, exchange: Exchange, *, is_public: bool = False) -> None:
         """Answers one viewer, until it disconnects or the server drains."""
-        # A response that has begun is not counted among the requests: it takes as long as somebody
-        # looks, and closing the page is no failure.
+        # A response that has begun is not counted among the requests: it lasts as long as a page
+        # is open, and closing the page is no failure.
         if self._controller() is None:
             raise Refused(not_open(self._settings))
         if self._viewers >= (MOST_PUBLIC if is_public else MOST_VIEWERS):
@@ -189,7 +189,7 @@ class Feed:
             self._watch(controller)
             message, seen = self._message(controller, seen)
             await exchange.piece_in_time(message)
-            # The same moments for all.
+            # All viewers wait for the same moments.
             await anyio.sleep_until((math.floor(anyio.current_time() / FRAME_S) + 1) * FRAME_S)
 
     def _watch(self, controller: Controller | None) -> None:

@@ -65,7 +65,7 @@ class ModelInputs:
             self._required = {p.name for p in parameters if p.default is Parameter.empty}
             self._annotations = {p.name: p.annotation for p in parameters}
             self._columns = {p.name: _column_of(p.annotation) for p in parameters}
-        # The parameter of code that has no other.
+        # The column of code with a single parameter.
         self._only = None
         if len(parameters) == 1 and self._record is None:
             [self._only] = self._columns.values()
@@ -133,7 +133,7 @@ class _ArrayValues(_Column):
     def __init__(self, annotation: Any) -> None:
         self._np: Any = importlib.import_module("numpy")  # installed: the annotation uses it
         self._arrays = ArrayType(annotation)
-        # Its metadata gives a dimension besides the number of rows.
+        # The model's metadata has a dimension besides the number of rows.
         self._needs_dimension = form_of(annotation).dimensions is None
         self._takes_text = form_of(annotation).datatype in (None, BYTES)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shoal.http.oip.request import RequestHead
 
-# The only output of a model whose results have no names.
+# The name of the output of a model with unnamed results.
 OUTPUT: Final = "output"
 
 _TEXTS: Final = frozenset({str, bytes})
@@ -157,7 +157,7 @@ def _joined(
     """Returns the datatype, the shape and the elements (a list or an array) of joined rows."""
     # `is_plain` says that the values are JSON's own.
     if len(values) == 1 and type(values[0]) in _LISTS and set(map(type, values[0])) == _FLOAT:
-        return "FP64", [1, len(values[0])], list(values[0])  # as most are
+        return "FP64", [1, len(values[0])], list(values[0])  # the usual case
     shape = [len(values)]
     flat: Any = values
     kinds = set(map(type, flat))
@@ -178,7 +178,7 @@ def _joined(
         return _of_arrays(values)
     if is_plain:
         raise TypeError(f"a result is no tensor: {', '.join(sorted(k.__name__ for k in kinds))}")
-    # Of other types, such as numpy's numbers in a list: as the values that JSON would have.
+    # Other types, such as numpy's numbers in a list, become the values that JSON would have.
     return _joined(from_json(encoded(values)), form, is_plain=True)
 
 

@@ -239,7 +239,7 @@ class _NotFound(ProtocolRoute):
         raise Refused(self._problem)
 
 
-# What Triton has besides, by a part of the path, and where it is here.
+# Triton's extensions by a part of their path, and what Shoal has in their place.
 _EXTENSIONS_OF_OTHERS: Final = {
     "config": "the server has no model configuration extension; the inputs and outputs of a model "
     "are at /v2/models/NAME",

@@ -1,6 +1,9 @@
-"""The JSON of a request: its inputs, the outputs that it wants, and its options.
+"""Reading a request: JSON with its tensors, or JSON with bytes after it.
 
-Clients that send binary data often send the same JSON with each request, so it is read once.
+The JSON has the inputs of a request, the outputs that it wants, and its options. With the binary
+extension the header ``Inference-Header-Content-Length`` says where it ends. The elements of each
+tensor with a ``binary_data_size`` follow, one tensor after the other. Clients that send binary data
+often send the same JSON with each request, so it is read once.
 """
 
 from __future__ import annotations
@@ -24,12 +27,12 @@ if TYPE_CHECKING:
     from shoal.http.requests.call import CallHeaders
     from shoal.http.requests.exchange import Exchange
 
-# Of inputs, and of outputs.
+# The limit of inputs, and of outputs.
 _MOST_TENSORS: Final = 256
 _MOST_DIMENSIONS: Final = 32
 _LARGEST_DIMENSION: Final = 2**63 - 1
 _COSTS: Final = Costs()
-# Of the heads that are kept.
+# The limits of the kept heads: their number and their length.
 _MOST_KEPT: Final = 256
 _LONGEST_KEPT: Final = 512
 _NONE: Final[dict[str, Any]] = {}
@@ -39,7 +42,7 @@ Whole = Annotated[int, Field(strict=True, ge=0, le=_LARGEST_DIMENSION)]
 Yes = Annotated[bool, Field(strict=True)]
 
 
-# As null, each of what may be left out is not given.
+# A member that may be left out may also be null.
 class _OfInput(TypedDict):
     binary_data_size: NotRequired[Whole | None]
     shared_memory_region: NotRequired[Any]
@@ -86,7 +89,7 @@ _VALIDATOR: Final = TypeAdapter(_Request).validator
 class RequestHead:
     """The contents of a request's JSON; inputs with binary data are not filled yet."""
 
-    # What most requests do not say.
+    # Defaults that most requests keep.
     has_binary: bool = False
     id: str | None = None
     # Whether outputs are binary that do not say so themselves.
@@ -166,7 +169,9 @@ class RequestHeads:
                 value = orjson.loads(head)
             except orjson.JSONDecodeError:
                 check_json(head, self._max_elements, _COSTS)
-                parsed: dict[str, Any] = _VALIDATOR.validate_json(head)  # tells what is wrong
+                parsed: dict[str, Any] = _VALIDATOR.validate_json(
+                    head
+                )  # its error says what is wrong
             else:
                 parsed = _VALIDATOR.validate_python(value)
         except ValidationError as error:
@@ -239,7 +244,7 @@ def headers_of_call(exchange: Exchange, described: RequestHead, version: str | N
     if parameters := described.parameters:
         if priority := parameters.get("priority"):  # 0 is the default
             headers = headers._replace(priority=b"%d" % priority)
-        if timeout := parameters.get("timeout"):  # as well
+        if timeout := parameters.get("timeout"):  # 0 is the default here, too
             headers = headers._replace(timeout_s=timeout * _MICROSECONDS)
     return headers
 

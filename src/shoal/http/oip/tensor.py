@@ -1,4 +1,6 @@
-"""The tensor of an input: its elements are checked against its shape and its datatype.
+"""The datatypes of tensors, and the tensor of an input.
+
+The elements of a tensor are checked against its shape and its datatype.
 
 A tensor in JSON has its elements flat, or nested as its shape says. All sizes are compared with
 each other before anything is made of them: the elements that a shape declares must be there. A
@@ -18,7 +20,7 @@ from shoal.http.requests.problem import Problem, Refused
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# The datatype of text and bytes, whose elements have different lengths.
+# The datatype of text and bytes; its elements have different lengths.
 BYTES: Final = "BYTES"
 
 # The upper half of a 32-bit float, which neither Python nor numpy has.
@@ -95,7 +97,7 @@ DATATYPES: Final[Mapping[str, Datatype]] = {one.name: one for one in _ALL}
 class Tensor:
     """The tensor of an input; raises `Refused` if it is malformed."""
 
-    # What most tensors do not have.
+    # Defaults that most tensors keep.
     _flat: list[Any] | None = None
     # None for JSON, and before it is `filled`.
     data: memoryview | None = None
@@ -176,7 +178,7 @@ class Tensor:
         kinds = set(map(type, data))
         datatype = self.datatype
         if kinds == _FLOAT and datatype.code == "d" and len(data) == count:
-            return data  # as most are
+            return data  # the usual case
         if list in kinds:
             data = self._flattened(data)
             kinds = set(map(type, data))

@@ -283,7 +283,7 @@ class TextRoute(OpenAIRoute):
         if job.texts > 1:
             await self._answer_with_several(exchange, job)
             return
-        # A stream itself watches whether the client leaves.
+        # A stream watches for a disconnect itself.
         when_left = unwatched if job.streams else None
         with EndpointCall(job.model.calls, exchange, when_left) as call, refusing():
             find = partial(call.find, call_headers(exchange.headers))

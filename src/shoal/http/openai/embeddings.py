@@ -101,7 +101,7 @@ def _in_json(result: Any) -> bytes:
     """Raises `Refused` if a result is no vector, or has a number that is not finite."""
     _check_vector(result)
     written = encoded(result)
-    if _IN_NULL in written:  # as which such a number is written; numbers have no letter n
+    if _IN_NULL in written:  # infinity and NaN are written as null; numbers have no letter n
         raise _not_finite()
     return written
 
@@ -112,7 +112,7 @@ def _in_base64(result: Any) -> bytes:
         numbers = array("f", _check_vector(result))
     except OverflowError:
         raise _not_finite() from None
-    if not math.isfinite(sum(numbers)):  # the sum of finite ones of 32 bits fits into 64
+    if not math.isfinite(sum(numbers)):  # the sum of finite 32-bit numbers fits into 64 bits
         raise _not_finite()
     if not _IS_LITTLE:
         numbers.byteswap()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shoal.errors import ItemTooLarge
 
 PREFIX: Final = "/v1"
-# Below the prefix.
+# The paths below the prefix.
 PATHS: Final = ("models", "completions", "chat/completions", "embeddings")
 
 # OpenAI's codes, by kinds of problems.

@@ -202,7 +202,7 @@ class OneText(_Events):
         self._text = end
         self._before = choice.before
         self._after = choice.after
-        self._plain_below: float = 0  # only the first message has what is before the first piece
+        self._plain_below: float = 0  # only the first message begins with the role
         if with_usage:
             self._count_prompt()
 

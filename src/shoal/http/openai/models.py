@@ -1,4 +1,17 @@
-"""The endpoints of an application as OpenAI's models."""
+"""The endpoints of an application as OpenAI's models, and the items that they take.
+
+==========================================  =====================================================
+the handler takes                           the item is
+==========================================  =====================================================
+``list[str]``, or no annotation             the prompt
+a dataclass, a pydantic model, a TypedDict  a record of the prompt, and of the request's parameters
+                                            for which it has fields
+several parameters                          the same, by their names
+==========================================  =====================================================
+
+The prompt is the field ``prompt``, ``text`` or ``input``. A field ``messages`` takes the messages
+of a chat unchanged.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +184,7 @@ class OpenAIModel:
         try:
             prompt: Any = self._template(messages)
         except Exception as error:
-            # Not at the start: it loads a client of HTTP.
+            # Imported late: it loads an HTTP client.
             from starlette.exceptions import HTTPException
 
             if isinstance(error, HTTPException):
@@ -209,7 +222,7 @@ def _text_of(error: Exception) -> str:
         text = str(error)
     except Exception:
         text = ""
-    if not text or isinstance(error, KeyError):  # whose text is the key only
+    if not text or isinstance(error, KeyError):  # its text is only the key
         return f"The chat template refused the messages: {f'{name}: {text}' if text else name}"
     return text
 

@@ -24,7 +24,7 @@ def count_words(text: str) -> int:
 class TextEnd:
     """Finds the end of one text, which is before the first stop sequence."""
 
-    # What most texts do not change.
+    # Defaults that most texts keep.
     # "stop" or "length" once the text has ended.
     reason: str | None = None
     tokens = 0

@@ -1,4 +1,4 @@
-"""The bodies of ``/v1/completions`` and ``/v1/chat/completions``.
+"""Requests for texts: their bodies, the items of their calls, and their whole responses.
 
 Unknown parameters are ignored. Parameters that would change the meaning of the response, and that
 are not supported here, are refused.
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from shoal.observe.metrics import ItemTimes
     from shoal.serving.backends.method_batcher import MethodBatcher
 
-# What the answers have no form for, whatever the model takes.
+# Parameters that no model can support, since the responses have no form for them.
 _NEVER: Final = frozenset(
     {
         *("tools", "functions", "function_call", "tool_choice", "logprobs", "top_logprobs"),
         *("audio", "modalities", "echo", "best_of", "web_search_options"),
     }
 )
-# What a model may take itself.
+# Parameters that a model may support itself.
 _BY_MODEL: Final = frozenset({"response_format", "logit_bias", "suffix", "prediction"})
 SPECIAL: Final = _NEVER | _BY_MODEL
 
@@ -53,7 +53,7 @@ def _changes_nothing(name: str, value: Any, n: int) -> bool:
         return bool(value in ("none", "auto"))  # without tools
     if name == "best_of":
         return type(value) is int and value == n
-    # A number that says how many logprobs of a completion are wanted may be 0, and means some.
+    # A completion's `logprobs: 0` still asks for log probabilities.
     return value is False or value in ("", [], {}) or (name == "top_logprobs" and value == 0)
 
 
@@ -156,7 +156,9 @@ class TextJob:
             if self._chat_prompt is None:
                 self._chat_prompt = model.prompt(self._messages)
             prompt = self._chat_prompt
-        if sample and (seed := params.get("seed")) is not None:  # else all would be the same text
+        if (
+            sample and (seed := params.get("seed")) is not None
+        ):  # otherwise all texts would be the same
             params = {**params, "seed": seed + sample}
         item = maker.item(prompt, params)
         count, most = model.count, params.get("max_tokens")
@@ -165,7 +167,7 @@ class TextJob:
         if count is None and not call.streams:
             count = count_words
             if "max_tokens" in maker.fields:
-                most = None  # the model has counted its own tokens, which words are not
+                most = None  # the model counts its own tokens, which are not words
         return item, TextEnd(self._stops, most, count)
 
 
@@ -174,7 +176,7 @@ LONGEST_STOP: Final = 256
 LONGEST_NAME: Final = 256
 
 _OPEN: Final = ConfigDict(extra="allow", strict=True)
-_IN_ORDER: Final = Field(union_mode="left_to_right")  # which is quicker than to compare the fits
+_IN_ORDER: Final = Field(union_mode="left_to_right")  # faster than comparing all fits
 _Count = Annotated[int, Field(ge=1, le=2**31)]
 _Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 

@@ -213,7 +213,7 @@ class Answers:
         if inputs.takes_body(method) and (inputs.checks_types or inputs.reads_coding):
             statuses.add(415)
         if "{" in (self._endpoint.path or ""):
-            statuses.add(405)  # the parameters may fit another endpoint only
+            statuses.add(405)  # the parameters may fit only another endpoint
         return statuses
 
     def _success(self, problems: Problems) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class Schemas:
             return
         try:
             self.add(key, TypeAdapter[Any](annotation))
-        except Exception:  # the type is the user's, and so is what its hooks raise
+        except Exception:  # the user's type and its hooks may raise anything
             return
 
     def make(self) -> None:

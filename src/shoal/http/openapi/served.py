@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from shoal.asgi.http_options import HttpOptions
 
-# Of an endpoint's description, in characters.
+# The limit of an endpoint's description, in characters.
 LONGEST_TEXT: Final = 8192
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# For caches, in a response whose form was chosen by ``Accept``.
+# Tells caches that ``Accept`` chose the form of a response.
 VARIES: Final = (b"vary", b"accept")
 
 

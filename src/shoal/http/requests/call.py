@@ -3,6 +3,12 @@
 A call finds its backend by the endpoint's traffic, and waits for one if there is none yet. It has a
 time limit and a priority, is copied to shadow backends, is cancelled when its client disconnects,
 and is counted. None of this depends on the protocol.
+
+The ``request.metadata`` of such a call has the keys ``endpoint``, ``context`` (``"http"``),
+``request_id``, ``method``, ``path``, ``path_params`` (the values of the route's parameters) and
+``headers`` (a Starlette `Headers`). ``user`` and ``auth`` come from authentication middleware, and
+are None without it. ``method_name`` and ``shard_key`` are there if the request has
+``X-Serve-Call-Method`` or ``X-Serve-Shard-Key``, and ``shadow`` in the copy for a shadow.
 """
 
 from __future__ import annotations
@@ -331,7 +337,7 @@ class EndpointCall:
         try:
             return await run_unless_left(self._when_left, wait)
         except NoSuchName:
-            # The endpoint itself may have been deleted meanwhile.
+            # The endpoint itself may have been deleted since then.
             problem = not_found() if self._calls.endpoint.is_gone else no_such_method()
             raise Refused(problem) from None
 

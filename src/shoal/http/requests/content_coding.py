@@ -18,7 +18,7 @@ _MOST_TIMES: Final = 100
 _FREE_BYTES: Final = 2**20
 # Each member of a gzip file takes a decompressor; bgzip makes one of each 64 KiB.
 _MOST_MEMBERS: Final = 1024
-# How much is decompressed at once. What follows a member is copied, so it must not be the rest.
+# The bytes that are decompressed at once. The input after a member is copied, so it is short.
 _STEP: Final = 2**16
 
 _GZIP: Final = zlib.MAX_WBITS | 16
@@ -60,8 +60,8 @@ def _members(body: bytes, most: int, window_bits: int) -> bytes | None:
             data = body[at : at + _STEP]
             at += len(data)
             try:
-                # One byte more than there may be, which tells that there is more. So all of the
-                # input is taken if there is not.
+                # One byte more than allowed, to detect a larger body. Otherwise all of the input
+                # is consumed.
                 piece = part.decompress(data, room + 1)
             except zlib.error:
                 raise _malformed() from None

@@ -58,12 +58,12 @@ class Departures:
 
     def __init__(self) -> None:
         self._parking: Parking | None = None  # while nothing is watched
-        # The times of answers that are being sent.
+        # The time limits of current sends.
         self._limits: set[Any] = set()
-        # Those registered since the last look, and those that were there at it.
+        # Requests registered since the last look, and those registered before it.
         self._new: Registry = {}
         self._seen: Registry = {}
-        self._wake: anyio.Event | None = None  # while there are none
+        self._wake: anyio.Event | None = None  # set while nothing is registered
 
     def watch(self, exchange: Watched, callback: Callable[[], object] | None) -> None:
         """Sets the callback for a disconnect, which must not raise; None removes it."""

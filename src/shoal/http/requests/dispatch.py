@@ -123,13 +123,13 @@ class RouteDispatcher:
                 name = (exchange.counted or route).name
                 problem = explained(error, self.settings, name, exchange.request_id)
             if exchange.status:
-                exchange.status = 500  # for who counts it: the client does not get the rest
+                exchange.status = 500  # for the metrics: the client does not get the rest
                 raise error
             media_type, body = route.problem(problem, exchange.request_id)
             await exchange.answer(problem.status, media_type, body, problem.headers)
         except CallerLeft as left:
             if not (exchange.tells_of_disconnect or exchange.status):
-                with suppress(CallerLeft):  # which middleware may insist on, and servers drop
+                with suppress(CallerLeft):  # some middleware requires a response; servers drop it
                     await exchange.answer_without_body(LEFT)
             exchange.status = exchange.refused_with or LEFT
             _log.debug("%s: request %s: %s", route.name, exchange.request_id, left)
@@ -148,7 +148,7 @@ class RouteDispatcher:
         try:
             await app(scope, receive, begin)
         except Exception as refusal:
-            # Not at the start: it loads a client of HTTP.
+            # Imported late: it loads an HTTP client.
             from starlette.exceptions import HTTPException
 
             is_refusal = isinstance(refusal, HTTPException)

@@ -10,6 +10,9 @@ and everything that waits for it. A server with the extension `DISCONNECT` limit
 A body is bounded in bytes and in pieces while it is read, so that no refused body is held. The
 bound on pieces grows with the size so far: a body sent byte by byte would cost the server a message
 for each byte, while other clients, even on the slowest connection, send packets.
+
+The bytes of incomplete bodies are bounded as well, in total and for each connection. Otherwise one
+HTTP/2 connection with a hundred streams could hold a hundred bodies, each without its last byte.
 """
 
 from __future__ import annotations
@@ -306,7 +309,7 @@ class Exchange:
             return
         try:
             if self.listener is not None and self.listener.scope.cancel_called:
-                # Servers and middleware may take it amiss if one receives at the answer's end.
+                # Servers and middleware may fail if `receive` is pending as a response ends.
                 await self.listener.ended.wait()
             departures = self._departures or self._dispatcher.departures
             limit = departures.limit(self.settings.send_timeout_s)

@@ -2,6 +2,8 @@
 
 Items and results are not logged. The traceback of a handler's error is, and so its text, which is
 the handler's own.
+
+`batch_observers` are this log and, with ``server_timing``, what fills in the times of requests.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ class FailedBatchLog(BatchObserver):
 
     def __init__(self, settings: HttpOptions) -> None:
         self._settings = settings
-        # Of open batches, by batcher and id.
+        # The failures of open batches, by batcher and id.
         self._open: dict[tuple[str, int], _Failures] = {}
 
     @override

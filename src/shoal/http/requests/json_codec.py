@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
 
 
-# What needs no closer look, since nearly all requests are such.
+# Nearly all requests and results are these, and need no closer look.
 _ALWAYS_JSON: Final = frozenset({dict, list, tuple, str, int, float, bool, NoneType})
 _ASKS_FOR_NOTHING: Final = frozenset({None, b"", b"*/*", JSON})
 
@@ -146,7 +146,7 @@ async def _answer_with_response(exchange: Exchange, response: Response) -> None:
 
 async def _answer_by_asgi(exchange: Exchange, response: Response) -> None:
     """Lets a response send itself, until it has ended or its client has disconnected."""
-    # From this version of ASGI on, Starlette's responses don't watch for the client's leaving.
+    # From this version of ASGI on, Starlette's responses don't watch for a disconnect.
     scope = {**exchange.scope, "asgi": _ASGI, "extensions": {}}
     pieces: Any = getattr(response, "body_iterator", None)
     sending = copy(response)
@@ -157,13 +157,13 @@ async def _answer_by_asgi(exchange: Exchange, response: Response) -> None:
         nonlocal last
         if message["type"] == "http.response.start":
             headers = headers_of_code(message["headers"])
-            # That of a file is Starlette's, and tells clients how far they are.
+            # Starlette knows the length of a file, and clients show their progress with it.
             if isinstance(response, FileResponse):
                 headers += [one for one in message["headers"] if one[0] == b"content-length"]
             await exchange.begin(message["status"], headers)
         elif message.get("more_body", False):
             await exchange.piece_in_time(bytes(message["body"]))
-        else:  # sent once nobody watches the client any more
+        else:  # sent once the disconnect is no longer watched
             last = bytes(message.get("body", b""))
 
     try:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
 
 _MOST_ERRORS_SHOWN: Final = 100
-# From so many elements on, only the first error of a body is reported.
+# A body with this many elements has only its first error reported.
 _LARGE: Final = 4096
 
 _ENDING_EARLY: Final = frozenset({"list", "tuple", "set", "frozenset", "dict"})

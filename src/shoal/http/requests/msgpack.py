@@ -28,7 +28,7 @@ MSGPACK: Final = b"application/msgpack"
 
 _MOST_LEVELS: Final = 200
 
-# How many bytes follow the first byte of an element without a length.
+# The number of bytes after the first byte of an element without a length.
 _FIXED: Final = {
     **dict.fromkeys([*range(0x80), *range(0xE0, 0x100), 0xC0, 0xC2, 0xC3], 0),
     0xCC: 1,
@@ -43,7 +43,7 @@ _FIXED: Final = {
     0xCB: 8,
     **{0xA0 + size: size for size in range(32)},
 }
-# How many bytes the length of text or bytes has.
+# The number of bytes in the length of text or bytes.
 _LENGTHS: Final = {0xD9: 1, 0xDA: 2, 0xDB: 4, 0xC4: 1, 0xC5: 2, 0xC6: 4}
 _ARRAYS: Final = {0xDC: 2, 0xDD: 4}
 _MAPS: Final = {0xDE: 2, 0xDF: 4}

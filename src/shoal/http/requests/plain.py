@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _PLAIN: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 # Types that both libraries write, whatever the value.
 _ALWAYS_PLAIN: Final = frozenset({float, bool, type(None)})
-# Of characters at which `str.splitlines` ends a line.
+# The UTF-8 and the escape of characters at which `str.splitlines` splits.
 _LINE_ENDS: Final = (
     (b"\xc2\x85", b"\\u0085"),
     (b"\xe2\x80\xa8", b"\\u2028"),
@@ -32,9 +32,9 @@ _LINE_ENDS: Final = (
 )
 _LOWEST: Final = -(2**63)
 _HIGHEST: Final = 2**64 - 1
-# Of memoryviews whose elements are bytes.
+# Memoryviews of these formats hold bytes.
 _BYTE_FORMATS: Final = frozenset("Bbc")
-# What pydantic's own dataclasses have, and its models.
+# An attribute of pydantic's own dataclasses and models.
 _SERIALIZER: Final = "__pydantic_serializer__"
 _TIMES_WITHOUT_LENGTH: Final = frozenset({"Y", "M"})
 
@@ -50,7 +50,7 @@ def encoded(value: Any) -> bytes:
 
 
 def _encoded_with_others(value: Any) -> bytes:
-    # The first call finds what else is in it, without a call of Python code for each.
+    # The first call collects the other values without calling Python code for each.
     others: list[Any] = []
     option = _PLAIN
     try:
@@ -158,7 +158,7 @@ def _jsonable(value: Any) -> Any:
 @lru_cache(256)
 def _form_of(kind: Any) -> Callable[[Any], Any]:
     """Returns the converter for a type; cached, since a result may have many values."""
-    responses: Any = sys.modules.get("starlette.responses")  # else nobody has made one
+    responses: Any = sys.modules.get("starlette.responses")  # without it there are no responses
     if responses is not None and issubclass(kind, responses.Response):
         return _refuse_response
     if not _is_of_numpy(kind):

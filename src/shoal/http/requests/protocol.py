@@ -50,8 +50,7 @@ class HttpProtocol(ABC):
     Attributes:
         title: Its name for people, such as ``"OpenAI's HTTP API"``; the name of the class by
             default.
-        start: A path at which a ``GET`` tells what there is to call, for the page at ``/``; empty
-            for none.
+        start: A path with an overview of the protocol, for the page at ``/``; empty for none.
     """
 
     title: str = ""

@@ -86,7 +86,7 @@ async def answer_with_stream(
         end = form.start + end
     await exchange.end(end)
     if failure is not None:
-        exchange.status = failure.status  # for who counts it
+        exchange.status = failure.status  # for the metrics
 
 
 class _Messages:
@@ -124,7 +124,7 @@ async def _relay(
     form = messages.form
     pending: bytes | None = None
     while True:
-        # One scope for many waits and sends, whose deadline is moved: a scope for each of them
+        # One scope, with a moving deadline, for many waits and sends: a scope for each of them
         # costs as much as all the rest of this loop. It is replaced once its deadline has passed.
         with anyio.CancelScope() as scope:
             while True:
@@ -169,7 +169,7 @@ async def _relay_rest(exchange: Exchange, stream: ItemStream, messages: _Message
                 pieces.append(messages.of(further))
                 if form.is_over:
                     break
-        except Exception:  # what came before an item that can't be written is sent
+        except Exception:  # the items before one that can't be written are sent
             if pieces:
                 await exchange.piece(b"".join(pieces))
             raise
