@@ -99,36 +99,28 @@ conversations = st.tuples(
 )
 
 
-class AtOnce:
-    """What this package's server offers: messages are taken as they come."""
+def offered_by_our_server(send):
+    async def send_texts(texts):
+        for text in texts:
+            await send({"type": "websocket.send", "text": text})
 
-    def __init__(self):
-        self.take = None
-
-    def extension(self, send):
-        async def send_texts(texts):
-            for text in texts:
-                await send({"type": "websocket.send", "text": text})
-
-        return {
-            OFFERED: {
-                "when_received": lambda take: setattr(self, "take", take),
-                "send_texts": send_texts,
-                "when_left": lambda callback: None,
-                "when_draining": lambda callback: None,
-                "is_cut_off": lambda: False,
-                "send_timeout_s": 10,
-            }
+    return {
+        OFFERED: {
+            "send_texts": send_texts,
+            "when_left": lambda callback: None,
+            "when_draining": lambda callback: None,
+            "is_cut_off": lambda: False,
+            "send_timeout_s": 10,
         }
+    }
 
 
 async def check(target, conversation):
     """Talks; checks each answer, and that the connection ends."""
-    path, sent, at_once = conversation
+    path, sent, by_ours = conversation
     socket = Socket(target.app, path, server=("192.0.2.1", 80))
-    offered = AtOnce()
-    if at_once:
-        socket.scope["extensions"] |= offered.extension(socket._send)
+    if by_ours:
+        socket.scope["extensions"] |= offered_by_our_server(socket._send)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(socket.run)
         assert (await socket.message())["type"] == "websocket.accept"
@@ -137,12 +129,9 @@ async def check(target, conversation):
                 for _ in range(20):
                     await anyio.lowlevel.checkpoint()
                 continue
-            kind = "text" if isinstance(message, str) else "bytes"
-            if kind == "text":
+            if isinstance(message, str):
                 message = message.encode("utf-8", "replace").decode()
-            event = {"type": "websocket.receive", kind: message}
-            if offered.take is None or not offered.take(event):
-                socket.say(message)
+            socket.say(message)
         await anyio.lowlevel.checkpoint()
         socket.leave()
     limited = any("timeout_s" in str(message) for message in sent)

@@ -733,7 +733,6 @@ class Offered:
 
         return {
             OFFERED: {
-                "when_received": lambda take: setattr(self, "take", take),
                 "send_texts": send_texts,
                 "when_left": lambda callback: setattr(self, "left", callback),
                 "when_draining": lambda callback: setattr(self, "draining", callback),

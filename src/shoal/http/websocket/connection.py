@@ -77,12 +77,7 @@ _CANCELLED: Final = Problem(499, "cancelled", "The client has cancelled the requ
 
 
 class SocketRequest:
-    """One request: what its call and its codec use of an HTTP request, and its task.
-
-    Args:
-        connection: Its connection.
-        new: The client's message.
-    """
+    """One request: what its call and its codec use of an HTTP request, and its task."""
 
     __slots__ = ("_connection", "began_at", "has_ended", "headers", "id", "scope_of_task")
 
@@ -98,17 +93,14 @@ class SocketRequest:
 
     @property
     def request_id(self) -> str:
-        """The id in the log: the connection's and the request's."""
         return f"{self._connection.id}:{self.id.decode().strip(chr(34))}"
 
     @property
     def scope(self) -> Scope:
-        """The handshake, as a request over HTTP."""
         return self._connection.http_scope
 
     @property
     def settings(self) -> HttpOptions:
-        """The options of the server."""
         return self._connection.settings
 
     def when_left(self, callback: Callable[[], object] | None) -> None:
@@ -118,15 +110,7 @@ class SocketRequest:
 class SocketConnection:
     """Accepts one WebSocket, and answers its requests.
 
-    Args:
-        scope: The ASGI scope.
-        receive: The ASGI callable.
-        send: The ASGI callable.
-        calls: Makes the calls of the endpoint.
-        dispatcher: What all requests to the application share.
-
-    Raises:
-        Refused: A header of the handshake can't be read.
+    It raises `Refused` if a header of the handshake can't be read.
     """
 
     def __init__(
@@ -163,13 +147,7 @@ class SocketConnection:
 
     @holds_ctrl_c
     async def run(self, subprotocol: str) -> None:
-        """Answers requests until the client leaves, breaks the protocol, or the server ends.
-
-        Args:
-            subprotocol: The name of the sub-protocol, to accept the handshake with.
-
-        Cancellation: all calls are cancelled.
-        """
+        """Answers requests until the client leaves, breaks the protocol, or the server ends."""
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
@@ -310,7 +288,6 @@ class SocketConnection:
     # The end of requests.
 
     def _end(self, request: SocketRequest, kind: bytes, text: bytes, status: int = 200) -> None:
-        """Ends a request with its last message."""
         if request.has_ended:
             return
         took_s = perf_counter() - request.began_at
@@ -322,7 +299,6 @@ class SocketConnection:
         request.has_ended = True
 
     def _fail(self, request: SocketRequest, error: Exception) -> None:
-        """Ends a request with an error."""
         try:
             if isinstance(error, CallerLeft):
                 problem = _CANCELLED

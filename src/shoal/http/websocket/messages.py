@@ -61,12 +61,7 @@ RESTART: Final = 1012
 
 
 class Violation(Exception):
-    """A client's message that no error of one request can answer.
-
-    Attributes:
-        code: The code that the connection is closed with.
-        reason: Why.
-    """
+    """A client's message that closes the connection, with this code and reason."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -97,22 +92,17 @@ class NewRequest(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """The cancellation of a request."""
-
     id: bytes
 
 
 def read(text: str | None, data: bytes | None, most: int, elements: int) -> NewRequest | Cancel:
-    """Reads a client's message, which is text or bytes.
+    """Reads a client's message, which is text or bytes; raises `Violation`.
 
     Args:
         text: The message, if it is text.
         data: The message, if it is binary.
         most: How many bytes an item may have.
         elements: How many values, keys and containers the JSON of a message may have.
-
-    Raises:
-        Violation: It is not a message of this protocol.
     """
     message = (data or b"") if text is None else text.encode()
     is_large = len(message) > most + _LONGEST_HEAD
@@ -149,12 +139,7 @@ def read_whole(text: bytes, elements: int) -> NewRequest | Cancel:
 
 
 def read_again(new: NewRequest, elements: int) -> NewRequest:
-    """Reads a request as a whole whose `body` is not JSON.
-
-    Raises:
-        Refused: A value in it can't be read.
-        Violation: It is not a message of this protocol.
-    """
+    """Reads a request as a whole whose `body` is not JSON; raises `Refused` or `Violation`."""
     assert new.unparsed is not None
     whole = read_whole(new.unparsed, elements)
     if isinstance(whole, NewRequest) and whole.refused is not None:

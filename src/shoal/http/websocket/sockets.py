@@ -28,11 +28,7 @@ _METHOD: Final = "GET"
 
 
 class WebSockets:
-    """Answers the WebSockets of an application.
-
-    Args:
-        dispatcher: What all requests to the application share.
-    """
+    """Answers the WebSockets of an application."""
 
     def __init__(self, dispatcher: RouteDispatcher) -> None:
         self._dispatcher = dispatcher
@@ -43,18 +39,10 @@ class WebSockets:
         self._table = None if controller is None else _SocketTable(controller, self._dispatcher)
 
     def is_at(self, path: str) -> bool:
-        """Returns whether an endpoint is at a path."""
         return self._table is not None and self._table.at(path) is not None
 
     async def answer(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
-        """Answers one WebSocket: refuses it, or answers its requests.
-
-        Args:
-            scope: The ASGI scope.
-            receive: The ASGI callable.
-            send: The ASGI callable.
-            path: The path below the application's mount point.
-        """
+        """Refuses a WebSocket, or answers its requests; `path` is below the mount point."""
         if (await receive())["type"] != "websocket.connect":
             return
         if self._table is None:
@@ -85,13 +73,9 @@ class WebSockets:
     async def refuse(
         self, scope: Scope, send: Send, problem: Problem, endpoint: str = NO_ENDPOINT
     ) -> None:
-        """Refuses a WebSocket by an answer of HTTP; by 403 where the server allows no other.
+        """Refuses a WebSocket, of which the first message was received, with a problem.
 
-        Args:
-            scope: The ASGI scope; its first message was received.
-            send: The ASGI callable.
-            problem: Why it is refused.
-            endpoint: The name that the answer is counted under.
+        Servers that allow no response to a handshake answer with 403.
         """
         self._dispatcher.times.count(endpoint, "websocket", problem.status, 0.0)
         if "websocket.http.response" not in scope.get("extensions", {}):
@@ -121,7 +105,6 @@ class _SocketTable:
         self._routes = self._current()
 
     def at(self, path: str) -> PathMatch[EndpointCalls] | None:
-        """Returns the route for a WebSocket; see `PathTable.at`."""
         if self._controller.registry.version != self._version:
             self._version = self._controller.registry.version
             self._routes = self._current()
