@@ -240,9 +240,9 @@ async def of_model(request: Request) -> str:
         (of_form, form(*[("a", "", b"")] * 1001), [FORM], 400, "invalid-form"),
         (of_form, form(("a", ";" * 99, b"")), [FORM], 413, "body-too-complex"),
         (of_form, b"&" * 1000, [URL_ENCODED], 413, "body-too-complex"),
-        (of_json, gzip.compress(b"1")[:-1], [GZIP], 400, "invalid-content-coding"),
+        (of_json, gzip.compress(b"1", mtime=0)[:-1], [GZIP], 400, "invalid-content-coding"),
         (of_json, b"1", [("content-encoding", "br")], 415, "unsupported-content-coding"),
-        (of_json, gzip.compress(bytes(8 * MIB)), [GZIP], 413, "body-too-large"),
+        (of_json, gzip.compress(bytes(8 * MIB), mtime=0), [GZIP], 413, "body-too-large"),
         (of_json, bytes(MIB + 1), [], 413, "body-too-large"),
     ],
 )  # fmt: skip
@@ -612,7 +612,7 @@ def of_nothing() -> None: ...
         ({"encode": of_json}, TypeError, r"encode must be a plain function, and .*of_json.* is as"),
         ({"encode": lambda a, b, c: a}, TypeError, r"encode must take a result, or a result and"),
     ],
-    ids=repr,
+    ids=range(8),
 )
 async def test_a_wrong_value_is_refused_where_it_is_given(options, kind, words):
     with pytest.raises(kind, match=words):

@@ -19,7 +19,7 @@ from pydantic import AllowInfNan, BaseModel
 
 import shoal
 from shoal.asgi.http_options import HttpOptions
-from shoal.http.requests.payload import JsonReader
+from shoal.http.requests.json_type import JsonType, adapter_of
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused
 from shoal.testing.asgi import ask
@@ -185,13 +185,13 @@ def test_a_body_is_refused_if_it_has_a_number_that_no_float_can_be_and_else_read
     exchange = SimpleNamespace(
         headers={b"content-type": b"application/json"}, settings=HttpOptions(max_json_elements=1000)
     )
-    reader = JsonReader(Any)
+    reader = JsonType(adapter_of(Any))
     if any(map(math.isinf, floats)):
         with pytest.raises(Refused) as caught:
-            reader.item(exchange, body.encode())
+            reader.parsed(exchange, body.encode())
         assert "is larger than any number" in caught.value.problem.detail
     else:
-        read = reader.item(exchange, body.encode())
+        read = reader.parsed(exchange, body.encode())
         assert json.loads(encoded(read)) == json.loads(body)
 
 
@@ -339,7 +339,7 @@ async def test_fields_that_are_named_as_parts_of_a_schema_are_fields(wrong, stat
 FORKED = """
 import contextlib, json, os, sys
 import pydantic
-from shoal.http.requests.payload import JsonReader
+from shoal.http.requests.json_type import JsonType, adapter_of
 
 for line in sys.stdin:
     code, *sys.argv[1:] = json.loads(line)
@@ -377,20 +377,20 @@ MEASURED = """
 import resource, sys
 from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple
-from shoal.http.requests.payload import JsonReader
+from shoal.http.requests.json_type import JsonType, adapter_of
 from shoal.http.requests.problem import Refused
 from shoal.asgi.http_options import HttpOptions
 
 unit, annotation = eval(sys.argv[1]), eval(sys.argv[2])
 settings = HttpOptions()
 exchange = SimpleNamespace(headers={b"content-type": b"application/json"}, settings=settings)
-reader = JsonReader(annotation)
+reader = JsonType(adapter_of(annotation))
 body = b"[" + unit * (settings.max_body_bytes // len(unit) - 2) + unit[:-1] + b"]"
 for body in (body, b"[" + unit * (settings.max_json_elements // sum(map(unit.count, b",[{:")) - 2)
     + unit[:-1] + b"]" + b" " * (settings.max_body_bytes // 2)):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
-        kept = reader.item(exchange, body)
+        kept = reader.parsed(exchange, body)
     except Refused as refused:
         print(refused.problem.status)
     else:
@@ -407,7 +407,7 @@ from types import SimpleNamespace
 from typing import Any
 from pydantic import BaseModel
 from shoal.http.requests.json_scan import check_json
-from shoal.http.requests.payload import JsonReader
+from shoal.http.requests.json_type import JsonType, adapter_of
 from shoal.http.requests.problem import Refused
 from shoal.asgi.http_options import HttpOptions
 
@@ -425,7 +425,7 @@ def peak():
 opening, unit, closing, annotation = map(eval, sys.argv[1:])
 most = HttpOptions().max_json_elements
 exchange = SimpleNamespace(headers={b"content-type": b"application/json"}, settings=HttpOptions())
-type_ = JsonReader(annotation)._type
+type_ = JsonType(adapter_of(annotation))
 
 def body_of(number):
     varies = b"%" in unit
