@@ -35,15 +35,9 @@ _RouteEntry: TypeAlias = "tuple[str, str, Route]"
 _log: Final = logging.getLogger("shoal.http")
 
 
-class JsonProtocol(HttpProtocol):
+class _JsonRoutes(ProtocolRoutes):
     """Shoal's own protocol: each endpoint is at its declared path."""
 
-    @override
-    def routes(self, controller: Controller, options: HttpOptions) -> ProtocolRoutes:
-        return _JsonRoutes(options)
-
-
-class _JsonRoutes(ProtocolRoutes):
     def __init__(self, options: HttpOptions) -> None:
         # Only with an endpoint: these load pydantic.
         from shoal.http.requests.endpoint import EndpointRoute
@@ -126,8 +120,7 @@ class EndpointTable:
     ) -> None:
         self._controller = controller
         self._options = options
-        self._all = (JsonProtocol(), *protocols)
-        self._has_others = bool(protocols)
+        self._others = protocols
         self._registry = controller.registry
         self._version = self._registry.version
         self._routes = self._table(strict=True)
@@ -140,7 +133,7 @@ class EndpointTable:
 
     def elsewhere(self, path: str) -> PathMatch[Route] | None:
         """Returns the refusing route of the protocol that a path without routes belongs to."""
-        for protocol in self._protocols if self._has_others else ():
+        for protocol in self._protocols if self._others else ():
             route = protocol.elsewhere(path)
             if route is not None:
                 return PathMatch(dict.fromkeys(METHODS, route), {})
@@ -148,12 +141,13 @@ class EndpointTable:
 
     @cached_property
     def _protocols(self) -> list[_CheckedRoutes]:
-        return [_CheckedRoutes(one.routes(self._controller, self._options)) for one in self._all]
+        others = [one.routes(self._controller, self._options) for one in self._others]
+        return [_CheckedRoutes(one) for one in (_JsonRoutes(self._options), *others)]
 
     def _table(self, *, strict: bool) -> PathTable[Route]:
         routes = PathTable[Route]()
         endpoints = self._controller.endpoints.values()
-        for protocol in self._protocols if endpoints or self._has_others else ():
+        for protocol in self._protocols if endpoints or self._others else ():
             for path, method, route in protocol.entries(endpoints, strict=strict):
                 routes.add(path, (method,), route)
         return routes
