@@ -74,9 +74,9 @@ LONG_TO_LOAD = {
     *("shoal.loops.asyncio_parking", "shoal.loops.trio_parking"),
     *("asyncio", "shoal.serving.state.file"),
     # with endpoints, which an application may begin without
-    *("shoal.http.app.code", "shoal.serving.backends.backend", "shoal.http.requests.payload"),
-    *("shoal.http.requests.call", "shoal.http.requests.endpoint"),
-    *("shoal.http.requests.json_codec", "shoal.http.requests.queries"),
+    *("shoal.http.app.code", "shoal.serving.backends.backend", "shoal.http.json.payload"),
+    *("shoal.http.requests.call", "shoal.http.json.endpoint"),
+    *("shoal.http.json.codec", "shoal.http.json.queries"),
     *("shoal.http.requests.plain", "shoal.http.websocket.connection"),
     # with httpx
     "shoal.http_client.upload",

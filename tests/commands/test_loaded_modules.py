@@ -32,7 +32,7 @@ atexit.register(lambda: print(*sys.modules))
 
 FOR_ENDPOINTS = {
     *("pydantic", "pydantic_core", "starlette.requests", "starlette.responses"),
-    *("shoal.batching.batcher", "shoal.serving.backends.backend", "shoal.http.requests.payload"),
+    *("shoal.batching.batcher", "shoal.serving.backends.backend", "shoal.http.json.payload"),
 }
 FOR_OTHER_REQUESTS = {
     *("prometheus_client", "starlette.routing", "starlette.datastructures"),

@@ -4,8 +4,8 @@ import anyio
 import pytest
 
 import shoal
+from shoal.http.json.endpoint import EndpointRoute
 from shoal.http.requests.codec import Codec, StreamForm
-from shoal.http.requests.endpoint import EndpointRoute
 from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 from shoal.http.requests.routing import Route

@@ -19,7 +19,7 @@ from pydantic import AllowInfNan, BaseModel
 
 import shoal
 from shoal.asgi.http_options import HttpOptions
-from shoal.http.requests.json_type import JsonType, adapter_of
+from shoal.http.json.validation import JsonType, adapter_of
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused
 from shoal.testing.asgi import ask
@@ -339,7 +339,7 @@ async def test_fields_that_are_named_as_parts_of_a_schema_are_fields(wrong, stat
 FORKED = """
 import contextlib, json, os, sys
 import pydantic
-from shoal.http.requests.json_type import JsonType, adapter_of
+from shoal.http.json.validation import JsonType, adapter_of
 
 for line in sys.stdin:
     code, *sys.argv[1:] = json.loads(line)
@@ -377,7 +377,7 @@ MEASURED = """
 import resource, sys
 from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple
-from shoal.http.requests.json_type import JsonType, adapter_of
+from shoal.http.json.validation import JsonType, adapter_of
 from shoal.http.requests.problem import Refused
 from shoal.asgi.http_options import HttpOptions
 
@@ -406,8 +406,8 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 from pydantic import BaseModel
-from shoal.http.requests.json_scan import check_json
-from shoal.http.requests.json_type import JsonType, adapter_of
+from shoal.http.json.scan import check_json
+from shoal.http.json.validation import JsonType, adapter_of
 from shoal.http.requests.problem import Refused
 from shoal.asgi.http_options import HttpOptions
 

@@ -31,7 +31,7 @@ from pydantic import (
 from typing_extensions import TypedDict
 
 from shoal.asgi.http_options import HttpOptions
-from shoal.http.requests.json_type import JsonType, adapter_of
+from shoal.http.json.validation import JsonType, adapter_of
 from shoal.http.requests.problem import Refused
 
 T = TypeVar("T")

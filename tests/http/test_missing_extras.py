@@ -7,7 +7,7 @@ from shoal.testing.asgi import ask
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
 
-PAYLOAD = "shoal.http.requests.payload"
+PAYLOAD = "shoal.http.json.payload"
 
 
 async def sizes(items: list[bytes], names: list[str]) -> list[int]:

@@ -14,9 +14,9 @@ from starlette.requests import Request
 
 import shoal
 from shoal.asgi.http_options import HttpOptions
+from shoal.http.json.payload import reader_for
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import Exchange
-from shoal.http.requests.payload import reader_for
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused
 from shoal.testing.asgi import Call

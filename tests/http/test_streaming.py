@@ -14,11 +14,11 @@ from starlette.exceptions import HTTPException
 import shoal
 from shoal.asgi.http_options import HttpOptions
 from shoal.core.request_times import LEFT
+from shoal.http.json.codec import JsonCodec
+from shoal.http.json.stream_forms import JSON_LINES, accepted
 from shoal.http.requests.codec import StreamForm
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import Exchange
-from shoal.http.requests.json_codec import JsonCodec
-from shoal.http.requests.stream_forms import JSON_LINES, accepted
 from shoal.http.requests.streaming import _Messages, _put_at_once, _relay, _relay_rest
 from shoal.observe.metrics import ItemTimes
 from shoal.testing import settle

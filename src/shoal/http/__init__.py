@@ -1,10 +1,9 @@
-"""Serving over HTTP: `App`, a plain ASGI application, and the server that runs it.
+"""Serving over HTTP: `App`, a plain ASGI application.
 
-`app` holds what a program declares. `requests` answers one request: a codec reads the item and
-writes the result or the stream in the form of a protocol (`requests.codec`), and a call of the
-endpoint stands between it and the engine (`requests.call`). `requests.problem` turns errors into
-answers. `admin` is the admin API. `server` runs any ASGI application and does not depend on the
-rest.
+`app` holds the declarations of a program, and its pages. `requests` answers one request, in any
+protocol. The protocols are `json` (Shoal's own), `websocket`, `openai` and `oip`. `openapi`
+describes the endpoints, `admin` operates them, and `dashboard` shows them. The package knows
+ASGI, and no server.
 
 `MediaType` annotates the media type of a result. A protocol of your own implements `HttpProtocol`
 and `ProtocolRoutes`. `merged_openapi` adds the OpenAPI document of a mounted application to that of
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 from shoal.core.extras import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
+    from shoal.http.json.codec import MediaType
     from shoal.http.openapi.merge import merged_openapi
-    from shoal.http.requests.json_codec import MediaType
     from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 
 __all__ = [
@@ -29,7 +28,7 @@ __all__ = [
 
 _WHERE: Final = {
     "HttpProtocol": "shoal.http.requests.protocol",
-    "MediaType": "shoal.http.requests.json_codec",
+    "MediaType": "shoal.http.json.codec",
     "ProtocolRoutes": "shoal.http.requests.protocol",
     "merged_openapi": "shoal.http.openapi.merge",
 }

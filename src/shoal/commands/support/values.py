@@ -223,8 +223,8 @@ def as_annotated(signature: Signature, values: Sequence[Any], source: str) -> li
 
 class _Maker:
     def __init__(self, parameters: Sequence[Parameter]) -> None:
-        from shoal.http.requests.json_type import finite_validator
-        from shoal.http.requests.payload import fields_adapter
+        from shoal.http.json.payload import fields_adapter
+        from shoal.http.json.validation import finite_validator
 
         self._names = [one.name for one in parameters]
         self._validator = finite_validator(fields_adapter(list(parameters)))

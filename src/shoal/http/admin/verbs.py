@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from pydantic_core import from_json
 
 from shoal.core.options.names import suggested
-from shoal.http.requests.json_scan import encoding_flaw, not_json
+from shoal.http.json.scan import encoding_flaw, not_json
+from shoal.http.json.stream_forms import form_for
 from shoal.http.requests.problem import Problem, unsupported_media_type
-from shoal.http.requests.stream_forms import form_for
 from shoal.http.requests.streaming import answer_with_stream
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.serving.clients.verbs import array, mapping

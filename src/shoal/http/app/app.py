@@ -146,7 +146,7 @@ class App:
         without init arguments and with the handler as ``__call__``. It may also be a function
         decorated with `shoal.batch`; options given here override those of the decorator. The code
         takes lists, or one item at a time. Its annotations determine the form of a request's body
-        (`shoal.http.requests.payload`). A generator handler answers with a stream
+        (`shoal.http.json.payload`). A generator handler answers with a stream
         (`shoal.http.requests.streaming`).
 
         Args:

@@ -136,7 +136,7 @@ class Declarations:
         documented: Documented,
     ) -> None:
         """Declares a backend and its endpoint, both of the same name."""
-        from shoal.http.requests.queries import check_items
+        from shoal.http.json.queries import check_items
 
         for there in self.endpoints.values():
             if code.face is not None and there.code is not None and there.code.face is code.face:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import described, unreadable_annotations
-from shoal.http.requests.payload import reader_for
+from shoal.http.json.payload import reader_for
 from shoal.replicas.code.definition import imported
 from shoal.replicas.code.instance import adapted, call_of
 from shoal.serving.config.converters import loaded_converters

@@ -283,7 +283,7 @@ def _takes(endpoint: ServedEndpoint) -> str | None:
         return "request"
     if endpoint.signature is None:
         return None
-    from shoal.http.requests.payload import reader_for
+    from shoal.http.json.payload import reader_for
 
     try:
         return reader_for(endpoint.signature).takes

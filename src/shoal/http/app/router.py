@@ -40,8 +40,8 @@ class _JsonRoutes(ProtocolRoutes):
 
     def __init__(self, options: HttpOptions) -> None:
         # Only with an endpoint: these load pydantic.
-        from shoal.http.requests.endpoint import EndpointRoute
-        from shoal.http.requests.json_codec import JsonCodec
+        from shoal.http.json.codec import JsonCodec
+        from shoal.http.json.endpoint import EndpointRoute
 
         self._route = partial(EndpointRoute, make_codec=JsonCodec, options=options)
 
@@ -228,8 +228,8 @@ class AppRouter:
 _NEEDED_LATER: Final = (
     "shoal.serving.backends.backend",
     "shoal.replicas.local.task",
-    "shoal.http.requests.endpoint",
-    "shoal.http.requests.json_codec",
+    "shoal.http.json.endpoint",
+    "shoal.http.json.codec",
     "shoal.observe.collector",
     "shoal.observe.machine",
     "shoal.http.openapi.document",

@@ -28,9 +28,9 @@ from typing_extensions import override
 
 from shoal.batching.handlers.array_types import ArrayType, is_array
 from shoal.batching.handlers.list_types import is_unannotated
+from shoal.http.json.validation import adapter_of, ending_early_validator, keys_of
 from shoal.http.oip.forms import fields_of, form_of
 from shoal.http.oip.tensor import BF16, BYTES, Tensor, malformed, not_fitting, widened
-from shoal.http.requests.json_type import adapter_of, ending_early_validator, keys_of
 from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import orjson
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from shoal.http.json.content_coding import decoded
+from shoal.http.json.endpoint import call_headers
+from shoal.http.json.scan import Costs, check_cost, check_json, encoding_flaw
 from shoal.http.oip.tensor import Tensor, check_supported, malformed
-from shoal.http.requests.content_coding import decoded
-from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.json_scan import Costs, check_cost, check_json, encoding_flaw
 from shoal.http.requests.problem import Problem, Refused, unsupported_media_type
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from typing_extensions import override
 
 from shoal.batching.calls.leaving import run_unless_left
 from shoal.errors import DeadlineExceeded, ItemTooLarge
+from shoal.http.json.endpoint import call_headers
 from shoal.http.openai.errors import refused, too_long
 from shoal.http.openai.messages import ChoiceMessages, NotText, OneText, SeveralTexts, text_of
 from shoal.http.openai.models import OpenAIRoute
 from shoal.http.requests.call import EndpointCall, unwatched
-from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.problem import explained
 from shoal.http.requests.streaming import answer_with_stream

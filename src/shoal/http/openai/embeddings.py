@@ -14,14 +14,14 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict, override
 
 from shoal.errors import ItemTooLarge
+from shoal.http.json.endpoint import call_headers
+from shoal.http.json.validation import JsonType, adapter_of
 from shoal.http.openai.errors import of_invalid_item, refused, too_long
 from shoal.http.openai.models import OpenAIRoute
 from shoal.http.openai.text import count_words
 from shoal.http.openai.text_request import LONGEST_NAME
 from shoal.http.requests.call import EndpointCall
-from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.json_type import JsonType, adapter_of
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused
 

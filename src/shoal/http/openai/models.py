@@ -25,13 +25,13 @@ from pydantic import BaseModel, ValidationError
 from typing_extensions import is_typeddict, override
 
 from shoal.batching.handlers.annotations import field_types
+from shoal.http.json.payload import fields_adapter
+from shoal.http.json.validation import adapter_of, as_written, finite_validator
 from shoal.http.openai.errors import PREFIX, error_json, no_such_path, refused
 from shoal.http.openai.messages import AnswerForms
 from shoal.http.openai.text import count_words
 from shoal.http.requests.call import EndpointCalls
 from shoal.http.requests.exchange import JSON, Counted
-from shoal.http.requests.json_type import adapter_of, as_written, finite_validator
-from shoal.http.requests.payload import fields_adapter
 from shoal.http.requests.routing import Route
 
 if TYPE_CHECKING:

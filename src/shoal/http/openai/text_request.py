@@ -14,9 +14,9 @@ import anyio
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
+from shoal.http.json.validation import JsonType, adapter_of
 from shoal.http.openai.errors import of_invalid_item, refused
 from shoal.http.openai.text import TextEnd, count_words
-from shoal.http.requests.json_type import JsonType, adapter_of
 from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:

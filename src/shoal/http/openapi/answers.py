@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Union, get_args, get_or
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from shoal.batching.handlers.array_types import is_array
+from shoal.http.json.arrays import NPY
+from shoal.http.json.codec import BYTES, BYTES_TYPES, media_type_of
+from shoal.http.json.msgpack import MSGPACK, has_msgpack
+from shoal.http.json.stream_forms import JsonLinesForm, ServerSentEvents
 from shoal.http.openapi.inputs import BINARY, JSON
 from shoal.http.openapi.schemas import is_response, results_of
-from shoal.http.requests.arrays import NPY
-from shoal.http.requests.json_codec import BYTES, BYTES_TYPES, media_type_of
-from shoal.http.requests.msgpack import MSGPACK, has_msgpack
 from shoal.http.requests.problem import PROBLEM_JSON
-from shoal.http.requests.stream_forms import JsonLinesForm, ServerSentEvents
 
 if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions

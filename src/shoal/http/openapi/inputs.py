@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request
 
+from shoal.http.json.arrays import NPY
+from shoal.http.json.payload import fields_adapter, reader_for
+from shoal.http.json.queries import is_record, takes_body
+from shoal.http.json.validation import adapter_of
 from shoal.http.openapi.schemas import scalars
-from shoal.http.requests.arrays import NPY
-from shoal.http.requests.json_type import adapter_of
-from shoal.http.requests.payload import fields_adapter, reader_for
-from shoal.http.requests.queries import is_record, takes_body
 from shoal.serving.query import takes_query
 
 if TYPE_CHECKING:

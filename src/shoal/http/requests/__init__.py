@@ -1,1 +1,6 @@
-"""Requests: turns ASGI messages into a call of an endpoint, and its result into an answer."""
+"""One HTTP request, in any protocol: its exchange, its route, its call, and its response.
+
+Read `dispatch` first, which answers a request by its route (`routing`), then `exchange` and `call`.
+A protocol is a folder beside this one, with a codec (`codec`) and routes (`protocol`). `streaming`
+sends streams, and `problem` turns errors into responses.
+"""

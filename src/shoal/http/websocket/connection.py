@@ -27,11 +27,11 @@ from shoal.batching.calls.leaving import CallerLeft
 from shoal.batching.calls.stream import ResultStream
 from shoal.errors import ShutDown
 from shoal.failures.held import holding
-from shoal.http.requests.arrays import NPY
+from shoal.http.json.arrays import NPY
+from shoal.http.json.codec import JsonCodec
+from shoal.http.json.endpoint import call_headers
 from shoal.http.requests.call import CallHeaders, EndpointCall
-from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.json_codec import JsonCodec
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Problem, Refused, explained
 from shoal.http.requests.streaming import PLAIN

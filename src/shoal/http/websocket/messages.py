@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from shoal.http.requests.json_scan import Costs, check_json, encoding_flaw, not_json
+from shoal.http.json.scan import Costs, check_json, encoding_flaw, not_json
 from shoal.http.requests.problem import Refused, too_large
 
 _ID_TEXT: Final = r'"[A-Za-z0-9_.:-]{1,64}"|0|[1-9][0-9]{0,14}'

@@ -26,8 +26,8 @@ from starlette.requests import Request
 from typing_extensions import is_typeddict
 
 from shoal.batching.handlers.array_types import has_arrays, is_array
-from shoal.http.requests.json_type import finite_validator
-from shoal.http.requests.payload import fields_adapter, reader_for
+from shoal.http.json.payload import fields_adapter, reader_for
+from shoal.http.json.validation import finite_validator
 from shoal.http.requests.problem import Problem, Refused
 from shoal.serving.names import parameter_names
 from shoal.serving.query import Query, takes_query

@@ -18,17 +18,17 @@ from pydantic_core import SchemaValidator, from_json
 from typing_extensions import TypeAliasType
 
 from shoal.batching.handlers.array_types import has_arrays
-from shoal.http.requests.arrays import with_arrays
-from shoal.http.requests.body_form import NotInstalled
-from shoal.http.requests.content_coding import decoded
+from shoal.http.json.arrays import with_arrays
+from shoal.http.json.body_form import NotInstalled
+from shoal.http.json.content_coding import decoded
+from shoal.http.json.scan import Costs, check_json, encoding_flaw, not_json
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.json_scan import Costs, check_json, encoding_flaw, not_json
 from shoal.http.requests.problem import Problem, Refused, unsupported_media_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from shoal.http.requests.body_form import BodyForm
+    from shoal.http.json.body_form import BodyForm
     from shoal.http.requests.exchange import Exchange
 
 _MOST_ERRORS_SHOWN: Final = 100

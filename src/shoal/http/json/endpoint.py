@@ -21,13 +21,13 @@ from pydantic import ValidationError
 from starlette.formparsers import MultiPartException
 from typing_extensions import override
 
+from shoal.http.json.content_coding import decoded
+from shoal.http.json.validation import problem_of_validation
+from shoal.http.json.whole_request import WholeRequest
 from shoal.http.requests.call import NO_CALL_HEADERS, CallHeaders, EndpointCall, EndpointCalls
-from shoal.http.requests.content_coding import decoded
-from shoal.http.requests.json_type import problem_of_validation
 from shoal.http.requests.problem import Problem, Refused, invalid_timeout
 from shoal.http.requests.routing import Route
 from shoal.http.requests.streaming import answer_with_stream
-from shoal.http.requests.whole_request import WholeRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -39,12 +39,12 @@ from starlette.requests import Request
 from typing_extensions import TypedDict
 
 from shoal.batching.handlers.array_types import choices, has_arrays, is_array
-from shoal.http.requests.arrays import NpyForm
-from shoal.http.requests.body_form import BodyForm, NotInstalled
-from shoal.http.requests.content_coding import decoded
-from shoal.http.requests.json_type import JsonType, adapter_of
-from shoal.http.requests.msgpack import MsgpackForm, has_msgpack
-from shoal.http.requests.whole_request import WholeRequest
+from shoal.http.json.arrays import NpyForm
+from shoal.http.json.body_form import BodyForm, NotInstalled
+from shoal.http.json.content_coding import decoded
+from shoal.http.json.msgpack import MsgpackForm, has_msgpack
+from shoal.http.json.validation import JsonType, adapter_of
+from shoal.http.json.whole_request import WholeRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -19,14 +19,14 @@ from shoal.batching.handlers.array_types import (
     record_fields,
 )
 from shoal.core import npy
-from shoal.http.requests.body_form import BodyForm
+from shoal.http.json.body_form import BodyForm
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shoal.http.json.scan import Costs
     from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.json_scan import Costs
 
 NPY: Final = npy.NPY.encode()
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from shoal.core.extras import is_installed
-from shoal.http.requests.body_form import BodyForm
-from shoal.http.requests.json_scan import BYTES_PER_SCALAR, allowance_of, too_complex
+from shoal.http.json.body_form import BodyForm
+from shoal.http.json.scan import BYTES_PER_SCALAR, allowance_of, too_complex
 from shoal.http.requests.plain import packable
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
+    from shoal.http.json.scan import Costs
     from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.json_scan import Costs
 
 MSGPACK: Final = b"application/msgpack"
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from typing_extensions import override
 
-from shoal.http.requests.accept import VARIES, weights
+from shoal.http.json.accept import VARIES, weights
 from shoal.http.requests.codec import StreamForm
 from shoal.http.requests.plain import encoded, one_line_json
 from shoal.http.requests.problem import Problem, Refused

@@ -11,8 +11,8 @@ from shoal.core.extras import advice
 from shoal.http.requests.problem import unsupported_media_type
 
 if TYPE_CHECKING:
+    from shoal.http.json.scan import Costs
     from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.json_scan import Costs
 
 
 class BodyForm(ABC):
