@@ -194,7 +194,7 @@ async def _callers(
                     nursery.start_soon(ask)
 
 
-async def measure_digits(digits: Digits) -> shoal.LatencyModelSnapshot:
+async def measure_digits(digits: Digits) -> shoal.statistics.LatencyModelSnapshot:
     """Measures the run times of the digits example, in real time."""
     images = load_digits().images.tolist()
     batcher = shoal.Batcher(digits, max_batch_size=MAX_BATCH_SIZE)
@@ -225,7 +225,7 @@ async def run_digits(digits: Digits, rule: str, load: Load, duration_s: float) -
     return seen
 
 
-def digits_loads(learned: shoal.LatencyModelSnapshot) -> tuple[Load, ...]:
+def digits_loads(learned: shoal.statistics.LatencyModelSnapshot) -> tuple[Load, ...]:
     """Returns loads for a handler with the run times of the digits example."""
     times: dict[str, Any] = {
         "fixed_s": learned.b_s,

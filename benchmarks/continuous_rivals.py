@@ -98,7 +98,7 @@ class BareLoop:
                 await trio.lowlevel.checkpoint()
 
 
-class NearestLengths(shoal.WholeQueuePolicy):
+class NearestLengths(shoal.policies.WholeQueuePolicy):
     """Batches the oldest text with those whose lengths are nearest to its own, without a wait."""
 
     def __init__(self, options: shoal.BatchOptions) -> None:
@@ -106,7 +106,7 @@ class NearestLengths(shoal.WholeQueuePolicy):
         self._size = options.max_batch_size
 
     def choose(
-        self, queue: Sequence[shoal.Request], now: float, pressure: shoal.Pressure | None
+        self, queue: Sequence[shoal.Request], now: float, pressure: shoal.policies.Pressure | None
     ) -> tuple[Sequence[shoal.Request], shoal.DispatchReason]:
         """Chooses the next batch."""
         first = queue[0].item

@@ -167,7 +167,7 @@ class FixedQueue:
 
     def _dispatch(self) -> int:
         decision = self._former.decide(self._now + math.ulp(self._now))
-        if not isinstance(decision, shoal.Dispatch):
+        if not isinstance(decision, shoal.policies.Dispatch):
             assert decision.until is not None
             self._now = decision.until
             return 0

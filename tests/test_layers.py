@@ -51,10 +51,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "starting": _SERVED | {"observe", "http", "server", "embedded_server"},
     "commands": _SERVED - {"http_client"}
     | {"observe", "http", "server", "front_ends", "planning", "starting"},
+    # public names of the folders below
+    "policies": frozenset({"core"}),
+    "statistics": frozenset({"core"}),
+    "status": frozenset({"serving"}),
     "version": frozenset(),
     "cli": frozenset({"commands", "version"}),
     "__main__": frozenset({"cli"}),
-    "top": _SERVED | {"observe", "http", "starting"},
+    "top": _SERVED | {"observe", "http", "starting", "policies", "statistics", "status"},
 }
 # Metrics read the frozen snapshots that a batcher hands out, and nothing else of the engine.
 ALSO_ALLOWED = {

@@ -156,7 +156,7 @@ async def said(call: Any) -> str:
                 [item] = [item async for item in stream]
                 return str(item)
         return str(await call)
-    except shoal.ShoalError as error:
+    except shoal.errors.ShoalError as error:
         return str(error)
 
 
@@ -220,7 +220,7 @@ async def test_what_a_client_creates_gets_the_same(row: Row) -> None:
     async with shoal.start() as client:
         for tag, given in (("a", getattr(code, row.code)), ("b", f"ways_in_code:{row.code}")):
             if row.served in REFUSALS:
-                with pytest.raises(shoal.ReplicaNotStarted, match=row.served):
+                with pytest.raises(shoal.errors.ReplicaNotStarted, match=row.served):
                     await client.create_backend(tag, given)
                 continue
             await client.create_backend(tag, given)

@@ -126,7 +126,7 @@ class Crowd:
         self._asked += 1
         try:
             prediction: WatchedPrediction = await self._handle.call(question.image)
-        except shoal.ShoalError:
+        except shoal.errors.ShoalError:
             self._failed += 1
             await anyio.sleep(_AFTER_ERROR_S)
         except BaseException:

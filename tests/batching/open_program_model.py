@@ -259,22 +259,22 @@ class OpenWorld(World):
             case ExceptionGroup():
                 assert error.subgroup(Raised) is not None
                 assert self._has(run, "raised")
-            case shoal.Unfinished():
+            case shoal.errors.Unfinished():
                 over = self.closing or self.program.fill == "open" or self._one_too_many()
                 forgotten = run is not None and item.script[-1] == "forget" and over
                 assert forgotten or self._has(run, "returned")
-            case shoal.Overloaded():
+            case shoal.errors.Overloaded():
                 assert self.was_bounded
                 assert run is None
-            case shoal.ItemTooLarge():
+            case shoal.errors.ItemTooLarge():
                 assert self.program.costs
                 assert item.cost > self.least
                 assert run is None
-            case shoal.BatcherClosed():
+            case shoal.errors.BatcherClosed():
                 assert self.closing or self.dropping
-            case shoal.DeadlineExceeded():
+            case shoal.errors.DeadlineExceeded():
                 assert now >= item.due - EPSILON
-            case shoal.SlowReader():
+            case shoal.errors.SlowReader():
                 assert run is not None
                 assert self.program.streams
             case _:

@@ -174,12 +174,12 @@ class PolicyWorld(Promises):
         if anyio.current_time() != calls[0].arrived_at or any(call.runs for call in calls):
             return False
         accepted = {request.item.whole or request.item for request in self.requests}
-        is_refused = isinstance(error, shoal.Overloaded) and "shed" not in str(error)
+        is_refused = isinstance(error, shoal.errors.Overloaded) and "shed" not in str(error)
         if accepted.intersection(calls) and not is_refused:
             return False
         if is_refused:
             self.refused += calls
-        elif isinstance(error, shoal.DeadlineExceeded):
+        elif isinstance(error, shoal.errors.DeadlineExceeded):
             self.late += calls
         for call in calls:
             call.ends += 1

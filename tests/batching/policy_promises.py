@@ -256,13 +256,13 @@ class Promises(FormingWorld):
             self.failure = error
         if error is not None and not shared:
             self.errors.append(error)
-        if isinstance(error, shoal.Overloaded) and not shared:
+        if isinstance(error, shoal.errors.Overloaded) and not shared:
             if "shed" in str(error):
                 self.shed_seen += 1
             else:
                 self.refused.append(item)
         accepted = any((r.item.whole or r.item) is item for r in self.requests)
-        if isinstance(error, shoal.DeadlineExceeded) and not accepted:
+        if isinstance(error, shoal.errors.DeadlineExceeded) and not accepted:
             self.late.append(item)
         if error is None and item.parts:
             assert item.shape.kind != "join" or len(item.parts) == 1
@@ -286,27 +286,27 @@ class Promises(FormingWorld):
             case InSlot():
                 self._check_got(call, complete=True)
                 return error.args == (call.number,) and slot_at < broke_at
-            case Raised() | shoal.WrongBatchSize():
+            case Raised() | shoal.errors.WrongBatchSize():
                 self._check_got(call, complete=True)
                 sent = any(step < broke_at for step in call.steps_of("item"))
                 isolates = run is not None and run.options.isolate_errors
                 return broke_at <= min(length, slot_at) and (call.breaks or sent or not isolates)
-            case shoal.HandlerTimeout():
+            case shoal.errors.HandlerTimeout():
                 limit_s = None if run is None else run.options.handler_timeout_s
                 return (
                     run is not None
                     and limit_s is not None
                     and (now >= run.started_at + limit_s - EPSILON)
                 )
-            case shoal.SlowReader():
+            case shoal.errors.SlowReader():
                 return run is not None and run.options.slow_reader_timeout_s is not None
-            case shoal.BatcherClosed():
+            case shoal.errors.BatcherClosed():
                 return self.closing or self.dropping
             case AssertionError():
                 return True  # it is raised at the end
-            case shoal.DeadlineExceeded():
+            case shoal.errors.DeadlineExceeded():
                 return self._is_out_of_time(call, now)
-            case shoal.Overloaded():
+            case shoal.errors.Overloaded():
                 return self._is_overload(call, error, now)
             case ops.Broken(args=("join", call.number)):
                 return call.shape.kind == "join" and len(call.parts) > 1
@@ -364,7 +364,7 @@ class Promises(FormingWorld):
                 return call.key is None and any(o.bucket_by is not None for o in under)
             case ops.Broken(args=("split", call.number)):
                 return call.shape.split == "raise" and bool(split)
-            case shoal.ItemTooLarge():
+            case shoal.errors.ItemTooLarge():
                 mosts = [o.max_batch_size for o in under if o.batch_size_fn is not None]
                 return bool(mosts) and call.cost is not None and call.cost > min(mosts)
             case TypeError():

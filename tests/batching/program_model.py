@@ -141,8 +141,10 @@ class FormingWorld(World):
                     items, return_exceptions=op.return_exceptions
                 )
             except Exception as error:
-                late = items[0].is_late and isinstance(error, shoal.DeadlineExceeded)
-                refused = late or isinstance(error, (shoal.Overloaded, shoal.BatcherClosed))
+                late = items[0].is_late and isinstance(error, shoal.errors.DeadlineExceeded)
+                refused = late or isinstance(
+                    error, (shoal.errors.Overloaded, shoal.errors.BatcherClosed)
+                )
                 if refused and not any(item.runs for item in items):
                     for item in items:
                         self._judge(item, error, shared=True)
@@ -297,33 +299,33 @@ class FormingWorld(World):
                 assert error.args == (item.number,)
                 assert slot_at < broke_at
                 self._check_got(item, complete=True)
-            case Raised() | shoal.WrongBatchSize():
+            case Raised() | shoal.errors.WrongBatchSize():
                 assert run is not None
                 assert broke_at <= length
                 assert broke_at <= slot_at
                 sent = any(step < broke_at for step in item.steps_of("item"))
                 assert item.breaks or not run.options.isolate_errors or sent
                 self._check_got(item, complete=True)
-            case shoal.Overloaded():
+            case shoal.errors.Overloaded():
                 self.turned_away.add(item)
                 assert run is None
                 assert now == item.arrived_at
                 assert item.options.overload == "reject"
                 assert item.options.max_queued_requests is not None
-            case shoal.BatcherClosed():
+            case shoal.errors.BatcherClosed():
                 assert self.closing or self.dropping
-            case shoal.DeadlineExceeded():
+            case shoal.errors.DeadlineExceeded():
                 if item.is_late:
                     self.turned_away.add(item)
                 assert now >= item.due - EPSILON
                 assert self.program.streams or now <= item.due + EPSILON
                 self._check_got(item, complete=False)
-            case shoal.HandlerTimeout():
+            case shoal.errors.HandlerTimeout():
                 assert run is not None
                 assert run.options.handler_timeout_s is not None
                 assert now >= run.started_at + run.options.handler_timeout_s - EPSILON
                 self._check_got(item, complete=False)
-            case shoal.SlowReader():
+            case shoal.errors.SlowReader():
                 assert run is not None
                 assert run.options.slow_reader_timeout_s is not None
                 self._check_got(item, complete=False)

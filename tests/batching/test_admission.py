@@ -49,7 +49,7 @@ async def test_reject_refuses_at_once_what_does_not_fit() -> None:
         await busy(tasks, call)
         callers = await line_up(tasks, *map(call, range(5)))
         await settle()
-        assert [type(caller.outcome) for caller in callers[2:]] == [shoal.Overloaded] * 3
+        assert [type(caller.outcome) for caller in callers[2:]] == [shoal.errors.Overloaded] * 3
         assert "max_queued_requests=2" in str(callers[2].outcome)
         statistics = batcher.statistics()
         assert (statistics.rejected, statistics.queued) == (3, 2)
@@ -62,7 +62,7 @@ async def test_who_was_rejected_may_try_again_when_there_is_room() -> None:
     async with bounded(held, 1, "reject") as call, anyio.create_task_group() as tasks:
         await busy(tasks, call)
         await line_up(tasks, call(0))
-        with pytest.raises(shoal.Overloaded):
+        with pytest.raises(shoal.errors.Overloaded):
             await call(1)
         held.gate.set()
         await settle()
@@ -131,7 +131,7 @@ async def test_a_bound_of_0_admits_only_what_can_start_now(overload: str) -> Non
         callers += await line_up(tasks, call(4))
         await settle()
         if overload == "reject":
-            assert isinstance(callers[4].outcome, shoal.Overloaded)
+            assert isinstance(callers[4].outcome, shoal.errors.Overloaded)
         else:
             assert callers[4].outcome == PENDING
             assert batcher.statistics().parked == 1
@@ -157,7 +157,7 @@ async def test_a_burst_into_an_idle_batcher_is_admitted_up_to_what_starts_at_onc
         for _ in range(2):
             await settle()
             got = await outcomes(*map(call, range(12)))
-            rejected = [one for one in got if isinstance(one, shoal.Overloaded)]
+            rejected = [one for one in got if isinstance(one, shoal.errors.Overloaded)]
             assert len(rejected) == 12 - 5 - bound
 
 
@@ -170,7 +170,7 @@ async def test_a_stream_is_rejected_when_it_is_entered() -> None:
             (reader,) = await read_all(tasks, call("a"))
             await settle()
             late = call("b")
-            with pytest.raises(shoal.Overloaded):
+            with pytest.raises(shoal.errors.Overloaded):
                 async with late:
                     pass
             assert late.request is None
@@ -212,7 +212,7 @@ async def test_lowering_the_bound_throws_nobody_out() -> None:
         await busy(tasks, call)
         callers = await line_up(tasks, *map(call, range(3)))
         batcher.configure(max_queued_requests=1)
-        with pytest.raises(shoal.Overloaded):
+        with pytest.raises(shoal.errors.Overloaded):
             await call(9)
         held.gate.set()
     assert [caller.outcome for caller in callers] == [0, 1, 2]

@@ -70,7 +70,7 @@ async def answered(batcher: shoal.Batcher[Any], item: Any) -> Any:
 
 def is_named(error: Any, original: BaseException) -> bool:
     return (
-        type(error) is shoal.HandlerFailed
+        type(error) is shoal.errors.HandlerFailed
         and type(original).__name__ in str(error)
         and error.__cause__ is original
     )
@@ -187,7 +187,7 @@ async def test_what_clean_up_raises_when_the_time_is_up_ends_the_batch_alone(
 ) -> None:
     batcher = shoal.Batcher(raising_in_clean_up(make), handler_timeout_s=2)
     async with batcher as call:
-        assert isinstance(await outcome(call("bad")), shoal.HandlerTimeout)
+        assert isinstance(await outcome(call("bad")), shoal.errors.HandlerTimeout)
         assert await call("good") == "good"
         assert batcher.is_alive
 
@@ -217,7 +217,7 @@ async def test_a_batcher_in_another_slot_does_not_notice() -> None:
     batcher = shoal.Batcher(handler, max_batch_size=1, max_concurrent_batches=2)
     async with batcher as call, anyio.create_task_group() as tasks:
         (neighbour,) = await line_up(tasks, call("good"))
-        assert isinstance(await outcome(call("bad")), shoal.HandlerFailed)
+        assert isinstance(await outcome(call("bad")), shoal.errors.HandlerFailed)
         held.gate.set()
         await settle()
         assert neighbour.outcome == "good"
@@ -244,7 +244,7 @@ async def test_a_handler_that_cancels_its_own_task_fails_its_batch() -> None:
 
     batcher = shoal.Batcher(handler)
     async with batcher as call:
-        assert isinstance(await outcome(call("bad")), shoal.HandlerFailed)
+        assert isinstance(await outcome(call("bad")), shoal.errors.HandlerFailed)
         assert await call("good") == "good"
         assert isinstance(await outcome(call("group")), ExceptionGroup)
 
@@ -257,6 +257,6 @@ async def test_cancelling_from_outside_still_closes_the_batcher() -> None:
         running, queued = await line_up(callers, call(1), call(2))
         await settle()
         tasks.cancel_scope.cancel()
-    assert [type(one.outcome) for one in (running, queued)] == [shoal.BatcherClosed] * 2
+    assert [type(one.outcome) for one in (running, queued)] == [shoal.errors.BatcherClosed] * 2
     assert held.cancelled == [[1]]
     assert batcher.statistics().state == "closed"

@@ -81,7 +81,7 @@ def test_an_error_of_the_handler_reaches_the_thread(backend: str) -> None:
 def test_after_the_block_a_call_says_that_it_is_closed(backend: str) -> None:
     with shoal.blocking(shoal.Batcher(doubled), backend=backend) as call:
         pass
-    with pytest.raises(shoal.BatcherClosed):
+    with pytest.raises(shoal.errors.BatcherClosed):
         call(1)
 
 

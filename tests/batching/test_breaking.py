@@ -91,18 +91,18 @@ class Broken(BaseException):
     """Like KeyboardInterrupt, but asyncio and the test runner don't know it."""
 
 
-class BreaksWhenAsked(shoal.WholeQueuePolicy):
+class BreaksWhenAsked(shoal.policies.WholeQueuePolicy):
     """A rule that breaks once all three are queued."""
 
     def __init__(self, _options: Any) -> None:
         super().__init__()
 
     def choose(
-        self, queue: Sequence[shoal.Request], now: float, pressure: shoal.Pressure | None
+        self, queue: Sequence[shoal.Request], now: float, pressure: shoal.policies.Pressure | None
     ) -> Any:
         if len(queue) == 3:
             raise Broken
-        return shoal.Wait(None)
+        return shoal.policies.Wait(None)
 
 
 @pytest.mark.real_time
@@ -121,11 +121,11 @@ async def test_callers_elsewhere_are_told_what_broke_the_batcher() -> None:
                 async with anyio.create_task_group() as callers:
                     for _ in range(3):
                         callers.start_soon(caller, Broken)
-            with pytest.raises(shoal.BatcherClosed) as late:
+            with pytest.raises(shoal.errors.BatcherClosed) as late:
                 await batcher.call(1)
             assert isinstance(late.value.__cause__, Broken)
     assert contains(caught.value, Broken)
-    assert [type(error) for error in outcomes] == [shoal.BatcherClosed] * 3
+    assert [type(error) for error in outcomes] == [shoal.errors.BatcherClosed] * 3
     assert all(isinstance(error.__cause__, Broken) for error in outcomes)
     assert len(set(map(id, outcomes))) == 3
     assert isinstance(batcher.failure, Broken)
@@ -173,7 +173,7 @@ async def test_a_bug_in_the_batcher_fails_every_caller_in_the_queue_parked_and_r
                     started[0].leave()
     assert contains(caught.value, _BrokenOnPurpose)
     errors = [caller.outcome for caller in started[1:]]
-    assert [type(error) for error in errors] == [shoal.BatcherClosed] * 4
+    assert [type(error) for error in errors] == [shoal.errors.BatcherClosed] * 4
     assert all(error.__cause__ is bug for error in errors)
     assert batcher.failure is bug
     assert not batcher.is_alive

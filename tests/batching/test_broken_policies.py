@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-class InOrder(shoal.WholeQueuePolicy):
+class InOrder(shoal.policies.WholeQueuePolicy):
     """One at a time; each test breaks another of its methods."""
 
     def __init__(self, _options: Any) -> None:
         super().__init__()
 
     def choose(
-        self, queue: Sequence[shoal.Request], now: float, pressure: shoal.Pressure | None
+        self, queue: Sequence[shoal.Request], now: float, pressure: shoal.policies.Pressure | None
     ) -> tuple[Sequence[shoal.Request], shoal.DispatchReason]:
         return queue[:1], shoal.DispatchReason.FULL
 
@@ -37,7 +37,9 @@ class RefusesBad(InOrder):
 
 
 class BreaksWhenAsked(InOrder):
-    def decide(self, now: float, pressure: shoal.Pressure | None) -> shoal.Dispatch | shoal.Wait:
+    def decide(
+        self, now: float, pressure: shoal.policies.Pressure | None
+    ) -> shoal.policies.Dispatch | shoal.policies.Wait:
         if self._queue:
             raise KeyError("decide")
         return super().decide(now, pressure)
@@ -47,14 +49,16 @@ class BreaksWhenAsked(InOrder):
 
 
 class PanicsWhenAsked(InOrder):
-    def decide(self, now: float, pressure: shoal.Pressure | None) -> shoal.Dispatch | shoal.Wait:
+    def decide(
+        self, now: float, pressure: shoal.policies.Pressure | None
+    ) -> shoal.policies.Dispatch | shoal.policies.Wait:
         if self._queue:
             raise Panic("decide")
         return super().decide(now, pressure)
 
 
 class PanicsInTake(InOrder):
-    def take(self, dispatch: shoal.Dispatch) -> list[shoal.Request]:
+    def take(self, dispatch: shoal.policies.Dispatch) -> list[shoal.Request]:
         raise Panic("take")
 
 
@@ -77,7 +81,7 @@ class Loses(InOrder):
 
 
 class HandsOutTwice(InOrder):
-    def take(self, dispatch: shoal.Dispatch) -> list[shoal.Request]:
+    def take(self, dispatch: shoal.policies.Dispatch) -> list[shoal.Request]:
         return super().take(dispatch) * 2
 
 
@@ -140,7 +144,7 @@ async def ends(policy: Any, *items: str, **options: Any) -> list[Any]:
 )
 async def test_whoever_waits_hears_of_it(policy: Any) -> None:
     for error in await ends(policy, "lost"):
-        assert isinstance(error, shoal.BatcherClosed)
+        assert isinstance(error, shoal.errors.BatcherClosed)
 
 
 async def test_what_is_handed_out_twice_is_never_run() -> None:
@@ -155,7 +159,7 @@ async def test_what_is_handed_out_twice_is_never_run() -> None:
 
     with pytest.raises(BaseExceptionGroup):
         await use()
-    assert isinstance(error, shoal.BatcherClosed)
+    assert isinstance(error, shoal.errors.BatcherClosed)
     assert "take() of the policy" in str(error.__cause__)
     assert handler.batches == []
 
@@ -176,7 +180,7 @@ async def test_who_was_parked_and_can_not_be_filed_hears_of_it() -> None:
         except BaseExceptionGroup:
             pass
     assert not scope.cancelled_caught
-    assert isinstance(callers[2].outcome, shoal.BatcherClosed | KeyError)
+    assert isinstance(callers[2].outcome, shoal.errors.BatcherClosed | KeyError)
 
 
 @pytest.mark.parametrize("policy", [PanicsWhenAsked, PanicsInTake])
@@ -192,7 +196,7 @@ async def test_a_policy_that_panics_breaks_the_batcher_with_that_cause(policy: A
     with pytest.raises(BaseExceptionGroup) as raised:
         await use()
     assert raised.value.subgroup(Panic) is not None
-    assert [type(caller.outcome) for caller in callers] == [shoal.BatcherClosed] * 2
+    assert [type(caller.outcome) for caller in callers] == [shoal.errors.BatcherClosed] * 2
     assert all(type(caller.outcome.__cause__) is Panic for caller in callers)
 
 
@@ -238,7 +242,7 @@ async def test_new_options_that_panic_over_one_request_forget_no_other(
             with pytest.raises(how):
                 batcher.configure(**changes)
         await settle()
-        assert type(callers[1].outcome) is shoal.HandlerFailed
+        assert type(callers[1].outcome) is shoal.errors.HandlerFailed
         assert type(callers[1].outcome.__cause__) is how
         handler.gate.set()
     assert [callers[0].outcome, callers[2].outcome] == ["a", "b"]
@@ -255,4 +259,4 @@ async def test_a_policy_that_is_made_only_once_leaves_nobody_waiting() -> None:
         return BreaksWhenAsked(options)
 
     for error in await ends(once, "waits", "too"):
-        assert isinstance(error, shoal.BatcherClosed)
+        assert isinstance(error, shoal.errors.BatcherClosed)

@@ -272,7 +272,7 @@ async def test_a_batcher_is_opened_once() -> None:
 
 
 async def test_the_face_of_a_batcher_that_is_not_open_says_how_to_open_it() -> None:
-    with pytest.raises(shoal.NotOpen, match="async with batcher as call"):
+    with pytest.raises(shoal.errors.NotOpen, match="async with batcher as call"):
         await shoal.Batcher(double).call(1)
 
 

@@ -48,7 +48,7 @@ async def test_a_caller_that_leaves_frees_its_place() -> None:
         callers = await line_up(tasks, call(0))
         await settle()
         callers += await line_up(tasks, call(1))
-        with pytest.raises(shoal.Overloaded):
+        with pytest.raises(shoal.errors.Overloaded):
             await call(2)
         callers[1].leave()
         await settle()

@@ -153,7 +153,7 @@ async def test_the_first_time_limit_holds(sharing: dict[str, Any], way: str) -> 
     handler = slow_steps if way == "stream" else slowly
     async with shoal.Batcher(handler, **sharing) as call:
         began_at = anyio.current_time()
-        with pytest.raises(shoal.DeadlineExceeded):
+        with pytest.raises(shoal.errors.DeadlineExceeded):
             await made(way, call.options(timeout_s=5).options(metadata={"user": "bob"}))
         assert anyio.current_time() - began_at == 5
 

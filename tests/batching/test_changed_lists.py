@@ -53,7 +53,7 @@ async def emptied_columns(texts: list[str], ends: list[str]) -> list[str]:
 async def test_one_result_too_many_fails_however_long_the_list_has_become(handler: Any) -> None:
     async with shoal.Batcher(handler, **TWO) as call:
         errors = await outcomes_in_order(call("a"), call("b"))
-    assert [type(error) for error in errors] == [shoal.WrongBatchSize] * 2
+    assert [type(error) for error in errors] == [shoal.errors.WrongBatchSize] * 2
     assert [(error.expected, error.got) for error in errors] == [(2, 3)] * 2
 
 

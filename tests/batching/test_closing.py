@@ -28,7 +28,7 @@ async def test_closing_runs_what_is_in_the_queue_without_waiting_out_the_window(
         assert anyio.current_time() == started
     assert [caller.outcome for caller in callers] == [0, 1, 2]
     assert handler.batches == [[0, 1], [2]]
-    assert counts == shoal.ClosingCounts(finished=1, failed=0, cancelled=0)
+    assert counts == shoal.statistics.ClosingCounts(finished=1, failed=0, cancelled=0)
 
 
 async def test_closing_runs_the_parked_as_well() -> None:
@@ -54,14 +54,14 @@ async def test_closing_refuses_further_calls() -> None:
         tasks.start_soon(batcher.aclose)
         await settle()
         assert batcher.statistics().state == "draining"
-        with pytest.raises(shoal.BatcherClosed):
+        with pytest.raises(shoal.errors.BatcherClosed):
             await call(1)
-        with pytest.raises(shoal.BatcherClosed):
+        with pytest.raises(shoal.errors.BatcherClosed):
             await call.map([1, 2])
         held.gate.set()
     assert caller.outcome == 0
     assert not batcher.is_alive
-    with pytest.raises(shoal.BatcherClosed, match="closed"):
+    with pytest.raises(shoal.errors.BatcherClosed, match="closed"):
         await call(1)
 
 
@@ -76,10 +76,10 @@ async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled() ->
         counts = await batcher.aclose()
         assert anyio.current_time() - started == pytest.approx(5)
     errors = [caller.outcome for caller in callers]
-    assert [type(error) for error in errors] == [shoal.BatcherClosed] * 5
+    assert [type(error) for error in errors] == [shoal.errors.BatcherClosed] * 5
     assert len(set(map(id, errors))) == 5
     assert len(held.cancelled) == 1
-    assert counts == shoal.ClosingCounts(finished=0, failed=5, cancelled=0)
+    assert counts == shoal.statistics.ClosingCounts(finished=0, failed=5, cancelled=0)
 
 
 async def test_the_counts_say_what_became_of_the_requests_since_closing_began(
@@ -107,7 +107,7 @@ async def test_the_counts_say_what_became_of_the_requests_since_closing_began(
         tasks.start_soon(one_leaves_and_one_is_answered)
         counts = await batcher.aclose()
         assert await batcher.aclose() == counts
-    assert counts == shoal.ClosingCounts(finished=3, failed=0, cancelled=1)
+    assert counts == shoal.statistics.ClosingCounts(finished=3, failed=0, cancelled=1)
     said = "while closing: 3 finished, 0 failed, 1 cancelled"
     assert [said in record.getMessage() for record in caplog.records].count(True) == 1
 
@@ -142,7 +142,7 @@ async def test_a_grace_of_0_ends_at_once() -> None:
             await settle()
             started = anyio.current_time()
         assert anyio.current_time() == started
-    assert isinstance(caller.outcome, shoal.BatcherClosed)
+    assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
 
 
 async def test_cancelling_the_runner_fails_everybody_at_once() -> None:
@@ -153,7 +153,7 @@ async def test_cancelling_the_runner_fails_everybody_at_once() -> None:
         callers = await line_up(callers_tasks, *map(call, range(3)))
         await settle()
         tasks.cancel_scope.cancel()
-    assert [type(caller.outcome) for caller in callers] == [shoal.BatcherClosed] * 3
+    assert [type(caller.outcome) for caller in callers] == [shoal.errors.BatcherClosed] * 3
     assert held.cancelled == [[0]]
     assert batcher.statistics().state == "closed"
 
@@ -192,7 +192,7 @@ async def test_closing_twice_is_closing_once_and_both_wait() -> None:
         await settle()
         assert [closer.outcome for closer in closers] == [PENDING, PENDING]
         held.gate.set()
-    assert closers[0].outcome == closers[1].outcome == shoal.ClosingCounts(1, 0, 0)
+    assert closers[0].outcome == closers[1].outcome == shoal.statistics.ClosingCounts(1, 0, 0)
 
 
 async def test_closing_goes_on_when_its_caller_is_cancelled() -> None:
@@ -215,8 +215,8 @@ async def test_closing_goes_on_when_its_caller_is_cancelled() -> None:
 
 async def test_a_batcher_that_was_never_opened_can_be_closed() -> None:
     batcher = shoal.Batcher(Recorder())
-    assert await batcher.aclose() == shoal.ClosingCounts(0, 0, 0)
-    with pytest.raises(shoal.BatcherClosed):
+    assert await batcher.aclose() == shoal.statistics.ClosingCounts(0, 0, 0)
+    with pytest.raises(shoal.errors.BatcherClosed):
         await batcher.call(1)
 
 
@@ -231,7 +231,7 @@ async def test_streams_end_by_closing_as_well() -> None:
             await batcher.aclose()
         assert steps.closed
     assert [reader.items for reader in readers] == [[1], []]
-    assert [type(reader.outcome) for reader in readers] == [shoal.BatcherClosed] * 2
+    assert [type(reader.outcome) for reader in readers] == [shoal.errors.BatcherClosed] * 2
 
 
 async def test_leaving_open_batchers_drains_each_function() -> None:
@@ -267,11 +267,11 @@ async def test_a_thread_can_not_be_cancelled_so_closing_waits_for_it(
         (closer,) = await line_up(tasks, batcher.aclose())
         while caller.outcome is PENDING:
             await anyio.lowlevel.checkpoint()
-        assert isinstance(caller.outcome, shoal.BatcherClosed)
+        assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
         assert closer.outcome == PENDING
         gate.set()
     assert ended == [1]
-    assert isinstance(closer.outcome, shoal.ClosingCounts)
+    assert isinstance(closer.outcome, shoal.statistics.ClosingCounts)
 
 
 async def stubborn(items: list[Any]) -> list[Any]:
@@ -289,9 +289,9 @@ async def test_what_runs_and_can_not_be_cancelled_is_answered_even_with_a_budget
         counts = await batcher.aclose()
         assert anyio.current_time() - began == pytest.approx(7)
     assert callers[0].outcome == 1
-    assert isinstance(callers[1].outcome, shoal.BatcherClosed)
+    assert isinstance(callers[1].outcome, shoal.errors.BatcherClosed)
     assert callers[1].ended_at == pytest.approx(began)
-    assert counts == shoal.ClosingCounts(1, 1, 0)
+    assert counts == shoal.statistics.ClosingCounts(1, 1, 0)
 
 
 async def test_callers_of_a_handler_that_never_ends_are_told_10_s_after_the_budget() -> None:
@@ -306,7 +306,7 @@ async def test_callers_of_a_handler_that_never_ends_are_told_10_s_after_the_budg
         await settle()
         began = anyio.current_time()
         tasks.start_soon(batcher.aclose)
-    assert isinstance(caller.outcome, shoal.BatcherClosed)
+    assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
     assert caller.ended_at == pytest.approx(began + 13)
 
 
@@ -324,9 +324,9 @@ async def test_what_is_in_the_queue_may_be_dropped_and_what_runs_is_answered() -
         counts = await batcher.aclose(drop_queued=True)
     assert callers[0].outcome == 1
     for caller in callers[1:]:
-        assert isinstance(caller.outcome, shoal.BatcherClosed)
+        assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
         assert caller.ended_at == pytest.approx(began)
-    assert counts == shoal.ClosingCounts(1, 2, 0)
+    assert counts == shoal.statistics.ClosingCounts(1, 2, 0)
 
 
 async def test_what_drains_may_be_dropped_after_all() -> None:
@@ -337,7 +337,7 @@ async def test_what_drains_may_be_dropped_after_all() -> None:
         tasks.start_soon(batcher.aclose)
         await anyio.sleep(6)
         await batcher.aclose(drop_queued=True)
-    assert [type(caller.outcome) for caller in callers] == [int, int, shoal.BatcherClosed]
+    assert [type(caller.outcome) for caller in callers] == [int, int, shoal.errors.BatcherClosed]
 
 
 @pytest.mark.real_time
@@ -358,7 +358,7 @@ async def test_a_thread_that_ends_answers_its_callers_even_with_a_budget_of_0() 
             await anyio.lowlevel.checkpoint()
         gate.set()
     assert callers[0].outcome == 1
-    assert isinstance(callers[1].outcome, shoal.BatcherClosed)
+    assert isinstance(callers[1].outcome, shoal.errors.BatcherClosed)
 
 
 async def test_what_was_served_in_a_batchers_life_is_logged_at_its_end(

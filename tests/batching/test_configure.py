@@ -105,7 +105,7 @@ async def test_a_running_batch_keeps_the_options_it_was_formed_under() -> None:
         await settle()
         batcher.configure(handler_timeout_s=None)
         await anyio.sleep(11)
-        assert isinstance(caller.outcome, shoal.HandlerTimeout)
+        assert isinstance(caller.outcome, shoal.errors.HandlerTimeout)
         (caller,) = await line_up(tasks, call(1))
         await anyio.sleep(100)
         held.gate.set()
@@ -116,7 +116,7 @@ async def test_the_request_time_out_can_change_while_running() -> None:
     batcher = shoal.Batcher(Held())
     async with batcher as call:
         batcher.configure(request_timeout_s=5)
-        assert isinstance(await outcome(call(1)), shoal.DeadlineExceeded)
+        assert isinstance(await outcome(call(1)), shoal.errors.DeadlineExceeded)
         batcher.configure(request_timeout_s=None)
         with anyio.move_on_after(50) as scope:
             await call(1)
@@ -293,7 +293,7 @@ async def test_a_call_that_joins_what_gathers_does_so_by_its_options() -> None:
         callers = await line_up(tasks, call(7), call(8), call(4), call(9))
         await settle()
         assert handler.batches == [[0, 7, 8]]
-        assert isinstance(callers[3].outcome, shoal.ItemTooLarge)
+        assert isinstance(callers[3].outcome, shoal.errors.ItemTooLarge)
         batcher.flush()
         await settle()
         assert handler.batches[1:] == [[4]]
@@ -313,7 +313,7 @@ async def test_bounds_on_admission_hold_at_once() -> None:
         assert held.batches == [[0, 1, 2]]
         await line_up(tasks, call(3), call(4))
         await settle()
-        assert isinstance(await outcome(call(5)), shoal.Overloaded)
+        assert isinstance(await outcome(call(5)), shoal.errors.Overloaded)
         held.gate.set()
     assert held.batches == [[0, 1, 2], [3, 4]]
 
@@ -326,7 +326,7 @@ async def test_what_runs_keeps_the_options_under_which_it_gathered() -> None:
         await settle()
         batcher.configure(handler_timeout_s=100)
         await anyio.sleep(9)
-        assert isinstance(caller.outcome, shoal.HandlerTimeout)
+        assert isinstance(caller.outcome, shoal.errors.HandlerTimeout)
         held.gate.set()
 
 

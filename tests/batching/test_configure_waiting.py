@@ -83,7 +83,7 @@ async def test_what_is_too_large_under_the_new_options_fails_alone() -> None:
         batcher.configure(max_batch_size=5)
         await settle()
         assert small.outcome is PENDING
-        assert isinstance(large.outcome, shoal.ItemTooLarge)
+        assert isinstance(large.outcome, shoal.errors.ItemTooLarge)
         assert (batcher.statistics().queued, batcher.statistics().failed) == (1, 1)
         held.gate.set()
     assert small.outcome == 4
@@ -114,7 +114,7 @@ async def test_a_stream_that_is_too_large_under_the_new_options_fails_alone() ->
             readers += await read_all(tasks, call(4), call(6))
             batcher.configure(max_batch_size=5)
             await settle()
-            assert isinstance(readers[2].outcome, shoal.ItemTooLarge)
+            assert isinstance(readers[2].outcome, shoal.errors.ItemTooLarge)
             steps.end()
             steps.end()
         assert [reader.outcome for reader in readers[:2]] == ["end", "end"]
@@ -175,7 +175,7 @@ async def test_who_waited_before_levels_had_bounds_counts_for_them() -> None:
         await settle()
         callers = await line_up(tasks, call(1), call(2))
         batcher.configure(default_queue_policy=shoal.QueuePolicy(max_queued_requests=2))
-        assert isinstance(await outcome(call(3)), shoal.Overloaded)
+        assert isinstance(await outcome(call(3)), shoal.errors.Overloaded)
         callers[0].leave()
         await settle()
         await line_up(tasks, call(4))
@@ -193,7 +193,7 @@ async def test_who_waited_before_the_queue_shed_may_be_shed() -> None:
         batcher.configure(overload="shed_oldest")
         callers += await line_up(tasks, call(3))
         held.gate.set()
-    assert isinstance(callers[0].outcome, shoal.Overloaded)
+    assert isinstance(callers[0].outcome, shoal.errors.Overloaded)
     assert held.batches[1:] == [[2], [3]]
 
 

@@ -93,7 +93,7 @@ async def test_a_place_that_is_free_is_taken_before_the_next_step(kind: Kind, ho
     if how in expected:
         assert first.outcome == expected[how]
     else:
-        kinds = {"fails": ValueError, "runs out of time": shoal.DeadlineExceeded}
+        kinds = {"fails": ValueError, "runs out of time": shoal.errors.DeadlineExceeded}
         assert type(first.outcome) is kinds[how]
     assert max(map(len, handler.steps)) == 2
 
@@ -385,7 +385,7 @@ async def test_free_places_admit_requests_where_the_queue_has_no_room(kind: Kind
         callers = await kind.line_up(tasks, call, ("a", 2))
         await anyio.sleep(0.5)
         callers += await kind.line_up(tasks, call, ("b", 2))
-        assert isinstance(await outcome(kind.ask(call, ("c", 1))), shoal.Overloaded)
+        assert isinstance(await outcome(kind.ask(call, ("c", 1))), shoal.errors.Overloaded)
         await anyio.sleep(2)
         callers += await kind.line_up(tasks, call, ("d", 1))
     assert [caller.outcome for caller in callers] == list("abd")
@@ -463,7 +463,7 @@ async def test_a_step_that_ends_the_handler_ends_who_is_active(kind: Kind, how: 
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await kind.line_up(tasks, call, "short", "long", "long", "long")
         await anyio.sleep(2.5)
-        expected = shoal.Unfinished if how == "returns" else ValueError
+        expected = shoal.errors.Unfinished if how == "returns" else ValueError
         assert callers[0].outcome == 1
         assert [type(caller.outcome) for caller in callers[1:3]] == [expected] * 2
         assert await kind.ask(call, "short") == 2
@@ -513,7 +513,7 @@ async def test_closing_serves_all_who_are_in_the_queue_and_then_ends_the_iterati
         await anyio.sleep(0.5)
         tasks.start_soon(batcher.aclose)
         await settle()
-        assert isinstance(await outcome(kind.ask(call, (9, 1))), shoal.BatcherClosed)
+        assert isinstance(await outcome(kind.ask(call, (9, 1))), shoal.errors.BatcherClosed)
     assert [caller.outcome for caller in callers] == list(range(5))
     assert handler.ended == 1
     assert batcher.statistics().state == "closed"
@@ -566,8 +566,8 @@ async def test_after_the_grace_those_who_are_left_fail(kind: Kind) -> None:
         callers = await kind.line_up(tasks, call, *range(4))
         await settle()
         counts = await batcher.aclose()
-    assert counts == shoal.ClosingCounts(finished=0, failed=4, cancelled=0)
-    assert [type(caller.outcome) for caller in callers] == [shoal.BatcherClosed] * 4
+    assert counts == shoal.statistics.ClosingCounts(finished=0, failed=4, cancelled=0)
+    assert [type(caller.outcome) for caller in callers] == [shoal.errors.BatcherClosed] * 4
     assert (handler.active, handler.given) == ([], [0, 1])
 
 
@@ -647,7 +647,7 @@ async def test_a_slow_reader_fails_alone_and_its_place_is_taken() -> None:
         assert given == ["slow", "fast", "b", "c"]
         assert [reader.outcome for reader in readers] == ["end", "end"]
         assert [await anext(slow), await anext(slow)] == [0, 1]
-        with pytest.raises(shoal.SlowReader, match="5"):
+        with pytest.raises(shoal.errors.SlowReader, match="5"):
             await anext(slow)
 
 
@@ -704,7 +704,7 @@ async def test_the_time_of_sends_that_are_given_up_is_charged_to_the_reader() ->
     async with batcher as call, call(0) as stream:
         await anyio.sleep(20)
         assert await anext(stream) == 1
-        with pytest.raises(shoal.SlowReader):
+        with pytest.raises(shoal.errors.SlowReader):
             await anext(stream)
 
 
@@ -808,7 +808,7 @@ async def test_a_step_is_sent_when_all_its_buffers_have_room() -> None:
         await anyio.sleep(6)
         assert (fast.items, fast.outcome) == ([0, 1, 2], "end")
         assert await anext(slow) == 0
-        with pytest.raises(shoal.SlowReader):
+        with pytest.raises(shoal.errors.SlowReader):
             await anext(slow)
 
 
@@ -890,7 +890,7 @@ async def test_a_deadline_ends_a_stream_while_its_sender_waits() -> None:
         await anyio.sleep(6)
         assert ended_at == [pytest.approx(5)]
         assert await anext(stream) == 1
-        with pytest.raises(shoal.DeadlineExceeded):
+        with pytest.raises(shoal.errors.DeadlineExceeded):
             await anext(stream)
 
 

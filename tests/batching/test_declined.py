@@ -15,7 +15,11 @@ from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
 
-DECLINED = {"no": HTTPException(404), "large": shoal.ItemTooLarge("x"), "moved": HTTPException(308)}
+DECLINED = {
+    "no": HTTPException(404),
+    "large": shoal.errors.ItemTooLarge("x"),
+    "moved": HTTPException(308),
+}
 FAILED = {"bad": HTTPException(503), "odd": HTTPException(200), "bug": KeyError("x")}
 ITEMS = [*DECLINED, *FAILED, "fine"]
 
@@ -141,5 +145,5 @@ async def test_what_is_declined_while_a_batcher_closes_is_counted_apart(caplog):
         tasks.start_soon(batcher.aclose)
         await settle()
         go.set()
-    assert await batcher.aclose() == shoal.ClosingCounts(1, 1, 0, declined=1)
+    assert await batcher.aclose() == shoal.statistics.ClosingCounts(1, 1, 0, declined=1)
     assert "(1 failed, 0 cancelled or out of time, 1 declined)" in caplog.text

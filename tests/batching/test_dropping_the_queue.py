@@ -30,7 +30,7 @@ def check(callers: list[Caller], began: float) -> None:
     assert first.outcome == 0
     assert first.ended_at == pytest.approx(5)
     for caller in others:
-        assert type(caller.outcome) is shoal.BatcherClosed
+        assert type(caller.outcome) is shoal.errors.BatcherClosed
         assert caller.ended_at == pytest.approx(began)
 
 
@@ -40,7 +40,9 @@ async def test_leaving_the_block_of_a_batcher() -> None:
         callers = await line_up(tasks, *map(call, range(3)))
         await anyio.sleep(1)
     check(callers, 1)
-    assert await batcher.aclose() == shoal.ClosingCounts(finished=1, failed=2, cancelled=0)
+    assert await batcher.aclose() == shoal.statistics.ClosingCounts(
+        finished=1, failed=2, cancelled=0
+    )
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -90,7 +92,7 @@ async def test_who_gathers_waits_in_the_queue_and_is_dropped_too() -> None:
     async with anyio.create_task_group() as tasks, shoal.open_batchers(batched):
         callers = await line_up(tasks, batched(1), batched(2))
         await settle()
-    assert [type(caller.outcome) for caller in callers] == [shoal.BatcherClosed] * 2
+    assert [type(caller.outcome) for caller in callers] == [shoal.errors.BatcherClosed] * 2
     assert [caller.ended_at for caller in callers] == [pytest.approx(0)] * 2
 
 
@@ -111,7 +113,7 @@ async def test_a_map_that_is_divided_fails_in_the_part_that_waits() -> None:
         (caller,) = await line_up(tasks, batched.map(range(5), return_exceptions=True))
         await settle()
     assert caller.outcome[:2] == [0, 1]
-    assert [type(error) for error in caller.outcome[2:]] == [shoal.BatcherClosed] * 3
+    assert [type(error) for error in caller.outcome[2:]] == [shoal.errors.BatcherClosed] * 3
 
 
 async def test_streams_that_run_go_on_to_their_end() -> None:
@@ -123,7 +125,7 @@ async def test_streams_that_run_go_on_to_their_end() -> None:
             await settle()
             tasks.start_soon(batcher.aclose)
             await settle()
-            assert type(readers[1].outcome) is shoal.BatcherClosed
+            assert type(readers[1].outcome) is shoal.errors.BatcherClosed
             steps.step(2)
             steps.end()
     assert readers[0].items == [1, 2]
@@ -179,7 +181,7 @@ async def test_the_budget_still_bounds_what_runs() -> None:
     async with anyio.create_task_group() as tasks, batcher as call:
         callers = await line_up(tasks, *map(call, range(2)))
         await settle()
-    assert [type(caller.outcome) for caller in callers] == [shoal.BatcherClosed] * 2
+    assert [type(caller.outcome) for caller in callers] == [shoal.errors.BatcherClosed] * 2
     assert [caller.ended_at for caller in callers] == [pytest.approx(3), pytest.approx(0)]
     assert held.cancelled == [[0]]
 
@@ -205,4 +207,4 @@ def test_leaving_a_blocking_block(backend: str) -> None:
             for other in others:
                 other.add_done_callback(lambda _: gate.set())
         assert first.result(10) == 0
-        assert [type(other.exception(10)) for other in others] == [shoal.BatcherClosed] * 2
+        assert [type(other.exception(10)) for other in others] == [shoal.errors.BatcherClosed] * 2

@@ -274,7 +274,7 @@ async def test_a_call_that_can_not_end_in_time_is_refused_at_once() -> None:
         await settle()
         started = anyio.current_time()
         refusal = await outcome(call.options(timeout_s=7)("late"))
-        assert isinstance(refusal, shoal.Overloaded)
+        assert isinstance(refusal, shoal.errors.Overloaded)
         assert "would end 8 s from now, and is due in 7 s" in str(refusal)
         assert anyio.current_time() == started
         assert batcher.statistics().rejected == 1
@@ -303,7 +303,7 @@ async def test_what_is_ahead_in_the_queue_counts_for_refusing() -> None:
         await anyio.sleep(1)
         callers += await line_up(tasks, *map(call, range(2, 4)))  # then these, for 4 s more
         late = await outcome(call.options(timeout_s=10)("due in 10, done in 3 + 4 + 4"))
-        assert isinstance(late, shoal.Overloaded)
+        assert isinstance(late, shoal.errors.Overloaded)
         callers += await line_up(tasks, call.options(timeout_s=12)(4))
     assert [caller.outcome for caller in callers] == list(range(5))
 

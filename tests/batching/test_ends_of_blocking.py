@@ -107,7 +107,7 @@ def test_a_handler_that_leaves_its_own_block_is_refused_at_once(backend: str, fo
         # A copy, since a stack forgets what it has closed.
         leaving.stack.push(block.__exit__)
         ask = (lambda: list(call(1).__enter__())) if form == "plain_steps" else (lambda: call(1))
-        with pytest.raises(shoal.WouldDeadlock, match="leave it in another thread"):
+        with pytest.raises(shoal.errors.WouldDeadlock, match="leave it in another thread"):
             ask()
         assert call.statistics().state == "open"
     wait_for_portals_to_end()
@@ -119,7 +119,7 @@ def test_a_handler_that_calls_itself_is_refused_at_once(backend: str) -> None:
 
     with (
         shoal.blocking(shoal.Batcher(handler), backend=backend) as call,
-        pytest.raises(shoal.WouldDeadlock),
+        pytest.raises(shoal.errors.WouldDeadlock),
     ):
         call(1)
 
@@ -139,7 +139,7 @@ def test_a_handler_that_another_handler_calls_is_refused_as_well(backend: str) -
     block = shoal.blocking(outer, backend=backend)
     with block as call:
         leaving.stack.push(block.__exit__)
-        with pytest.raises(shoal.WouldDeadlock):
+        with pytest.raises(shoal.errors.WouldDeadlock):
             call(1)
 
 
@@ -157,7 +157,7 @@ def test_a_handler_may_leave_the_block_of_another(backend: str) -> None:
 
     with shoal.blocking(shoal.Batcher(handler), backend=backend) as call:
         assert call(1) == 1
-        with pytest.raises(shoal.BatcherClosed):
+        with pytest.raises(shoal.errors.BatcherClosed):
             call_other(1)
 
 

@@ -57,7 +57,7 @@ async def test_one_whose_thread_does_not_end_holds_up_no_other(
         return xs
 
     async def call() -> None:
-        with pytest.raises(shoal.BatcherClosed):
+        with pytest.raises(shoal.errors.BatcherClosed):
             await stuck(1)
         await closing.aclose()
         end.set()
@@ -86,7 +86,7 @@ async def test_a_block_and_one_that_names_a_function_of_it_may_end_at_once() -> 
             await tasks.start(inside, batched)
             end.set()
         end = anyio.Event()
-        with pytest.raises(shoal.NotOpen):
+        with pytest.raises(shoal.errors.NotOpen):
             await batched(1)
 
 
@@ -124,7 +124,7 @@ async def test_a_block_that_can_not_be_entered_leaves_nothing_behind() -> None:
         async with shoal.open_batchers():
             pytest.fail("it was entered")
     assert loops_of_context() == []
-    with pytest.raises(shoal.NotOpen):
+    with pytest.raises(shoal.errors.NotOpen):
         await batched(1)
 
 
@@ -141,7 +141,7 @@ async def test_calls_from_elsewhere_open_nothing_in_a_private_block() -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(private)
         await entered.wait()
-        with pytest.raises(shoal.NotOpen):
+        with pytest.raises(shoal.errors.NotOpen):
             await batched(1)
         async with shoal.open_batchers():
             assert await batched(1) == 1
@@ -173,10 +173,10 @@ async def test_where_the_program_must_not_end_a_handler_fails_its_batch_alone(er
 
     async with BatcherBlock(convert_error=own_copy):
         for batched in (handler, open_batch):
-            with pytest.raises(shoal.HandlerFailed):
+            with pytest.raises(shoal.errors.HandlerFailed):
                 await batched(0)
             assert await batched(1) == 1
         async with steps(0) as stream:
             assert await anext(stream) == 0
-            with pytest.raises(shoal.HandlerFailed):
+            with pytest.raises(shoal.errors.HandlerFailed):
                 await anext(stream)

@@ -71,7 +71,7 @@ async def every_kind_of_call(call: Any, counted: Any) -> list[BaseException]:
 
 def check_not_open(errors: list[BaseException], home: str, here: str) -> None:
     for error in errors:
-        assert type(error) is shoal.NotOpen, error
+        assert type(error) is shoal.errors.NotOpen, error
         assert home in str(error).split("called from")[0]
         assert here in str(error).split("called from")[1]
         assert error.__context__ is None or error.__suppress_context__
@@ -224,7 +224,7 @@ def test_two_loops_by_turns_in_one_thread_may_both_open_a_function(by_name: bool
             open_in.append("one")
             while len(open_in) < 4:
                 await sleep(0.001)
-        with pytest.raises(shoal.NotOpen):
+        with pytest.raises(shoal.errors.NotOpen):
             await double(1)
 
     run_as_guest(lambda: serve(asyncio.sleep, 3), lambda: serve(trio.sleep, 5))
@@ -265,7 +265,7 @@ def test_nobody_suffers_for_a_call_of_another_loop_that_finds_the_queue_full(
     async def calls_it() -> None:
         await until(is_full)
         try:
-            with pytest.raises(shoal.NotOpen):
+            with pytest.raises(shoal.errors.NotOpen):
                 await batcher.call(3)
         finally:
             has_called.set()
@@ -312,10 +312,10 @@ def test_a_run_of_trio_inside_a_task_of_asyncio_is_told_so_by_what_it_waits_for(
             lambda: anext(count(1)),
         ]
         for kind in kinds:
-            with pytest.raises(shoal.NotOpen, match="asyncio's loop"):
+            with pytest.raises(shoal.errors.NotOpen, match="asyncio's loop"):
                 await kind()
         async with count(1) as stream:
-            with pytest.raises(shoal.NotOpen, match="asyncio's loop"):
+            with pytest.raises(shoal.errors.NotOpen, match="asyncio's loop"):
                 await anext(stream)
 
     async def main() -> None:
@@ -351,7 +351,7 @@ def test_a_loop_in_another_thread_is_named_too(backend: str) -> None:
                     lambda calls=calls: anyio.run(every_kind_of_call, *calls, backend=backend)
                 )
                 check_not_open(errors, "'MainThread'", backend)
-            with pytest.raises(shoal.NotOpen, match=r"(?s)'MainThread'.*another"):
+            with pytest.raises(shoal.errors.NotOpen, match=r"(?s)'MainThread'.*another"):
                 await anyio.to_thread.run_sync(configure_in_thread, batcher)
 
     anyio.run(main, backend=backend)
@@ -360,8 +360,8 @@ def test_a_loop_in_another_thread_is_named_too(backend: str) -> None:
 def configure_in_thread(batcher: Any) -> None:
     try:
         batcher.configure(max_batch_size=3)
-    except shoal.NotOpen as error:
-        raise shoal.NotOpen(f"{error} another") from None
+    except shoal.errors.NotOpen as error:
+        raise shoal.errors.NotOpen(f"{error} another") from None
 
 
 def test_a_coroutine_that_is_taken_to_another_loop_fails_there() -> None:
@@ -391,7 +391,7 @@ def test_an_item_that_is_there_is_not_read_in_a_loop_of_another_kind(
             await settle()
 
             async def read() -> None:
-                with pytest.raises(shoal.NotOpen, match="'MainThread'"):
+                with pytest.raises(shoal.errors.NotOpen, match="'MainThread'"):
                     await anext(stream)
 
             await anyio.to_thread.run_sync(lambda: anyio.run(read, backend=other))
@@ -409,9 +409,9 @@ def test_a_batcher_that_was_closed_says_so_in_every_loop(backend: str) -> None:
             pass
 
     async def calls() -> None:
-        with pytest.raises(shoal.BatcherClosed):
+        with pytest.raises(shoal.errors.BatcherClosed):
             await batcher.call(1)
-        with pytest.raises(shoal.BatcherClosed):
+        with pytest.raises(shoal.errors.BatcherClosed):
             await batcher.call.map([1])
         batcher.configure(max_batch_size=7)
         assert batcher.get_max_batch_size() == 7

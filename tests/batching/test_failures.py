@@ -124,7 +124,7 @@ async def test_an_exception_that_can_not_be_copied_is_the_cause_of_one_of_ours()
     async with shoal.Batcher(raising(lambda: original)) as call:
         errors = await outcomes(call(1), call(2))
     for error in errors:
-        assert type(error) is shoal.HandlerFailed
+        assert type(error) is shoal.errors.HandlerFailed
         assert error.__cause__ is original
         assert "Uncopyable" in str(error)
 
@@ -237,21 +237,21 @@ async def test_a_handler_that_awaits_a_cancelled_asyncio_task_fails_its_batch_al
 @pytest.mark.parametrize(
     ("error", "builtin"),
     [
-        (shoal.NotOpen, RuntimeError),
-        (shoal.BatcherClosed, ConnectionError),
-        (shoal.Overloaded, RuntimeError),
-        (shoal.WrongBatchSize, ValueError),
-        (shoal.WrongResultType, TypeError),
-        (shoal.HandlerTimeout, TimeoutError),
-        (shoal.DeadlineExceeded, TimeoutError),
-        (shoal.SlowReader, TimeoutError),
-        (shoal.HandlerFailed, RuntimeError),
+        (shoal.errors.NotOpen, RuntimeError),
+        (shoal.errors.BatcherClosed, ConnectionError),
+        (shoal.errors.Overloaded, RuntimeError),
+        (shoal.errors.WrongBatchSize, ValueError),
+        (shoal.errors.WrongResultType, TypeError),
+        (shoal.errors.HandlerTimeout, TimeoutError),
+        (shoal.errors.DeadlineExceeded, TimeoutError),
+        (shoal.errors.SlowReader, TimeoutError),
+        (shoal.errors.HandlerFailed, RuntimeError),
     ],
 )
 def test_our_errors_derive_from_ours_and_from_the_builtin_that_fits(
     error: type[Exception], builtin: type[Exception]
 ) -> None:
-    assert issubclass(error, shoal.ShoalError)
+    assert issubclass(error, shoal.errors.ShoalError)
     assert issubclass(error, builtin)
 
 

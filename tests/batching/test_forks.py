@@ -65,9 +65,9 @@ def test_a_blocking_call_is_refused_and_the_parent_goes_on(backend: str) -> None
         with shoal.blocking(double, backend=BACKEND) as call:
             assert call(1) == 2
             def child():
-                told(shoal.NotOpen, lambda: call(1), "fork", str(os.getppid()))
-                told(shoal.NotOpen, lambda: call.map([1]), "fork")
-                told(shoal.NotOpen, call.statistics, "fork")
+                told(shoal.errors.NotOpen, lambda: call(1), "fork", str(os.getppid()))
+                told(shoal.errors.NotOpen, lambda: call.map([1]), "fork")
+                told(shoal.errors.NotOpen, call.statistics, "fork")
                 with shoal.blocking(double, backend=BACKEND) as own:
                     assert own(2) == 4
             in_fork(child)
@@ -84,8 +84,8 @@ def test_so_is_a_stream_and_leaving_one_does_nothing(backend: str) -> None:
         with shoal.blocking(steps, backend=BACKEND) as call:
             with call(1) as stream:
                 def child():
-                    told(shoal.NotOpen, lambda: next(stream), "fork")
-                    told(shoal.NotOpen, lambda: call(1).__enter__(), "fork")
+                    told(shoal.errors.NotOpen, lambda: next(stream), "fork")
+                    told(shoal.errors.NotOpen, lambda: call(1).__enter__(), "fork")
                     stream.__exit__(None, None, None)
                 in_fork(child)
                 assert list(stream) == [1]
@@ -136,7 +136,7 @@ def test_a_call_from_a_thread_is_refused(backend: str) -> None:
     run(
         """
         def forking():
-            in_fork(lambda: told(shoal.NotOpen, lambda: double.from_thread(1), "forked"))
+            in_fork(lambda: told(shoal.errors.NotOpen, lambda: double.from_thread(1), "forked"))
 
         async def main():
             for opened in (shoal.open_batchers(double), shoal.open_batchers()):
@@ -164,8 +164,8 @@ def test_a_client_for_plain_code_is_refused() -> None:
             handle = client.get_handle("e")
             assert handle.call(1) == 1
             def child():
-                told(shoal.ShutDown, lambda: handle.call(1), "fork")
-                told(shoal.ShutDown, client.list_backends, "fork")
+                told(shoal.errors.ShutDown, lambda: handle.call(1), "fork")
+                told(shoal.errors.ShutDown, client.list_backends, "fork")
             in_fork(child)
             assert handle.call(1) == 1
             child = os.fork()

@@ -139,7 +139,7 @@ async def test_an_instance_is_collected_with_its_last_reference() -> None:
     gc.disable()
     try:
         call: Any = doubler.double
-        with pytest.raises(shoal.NotOpen):
+        with pytest.raises(shoal.errors.NotOpen):
             await call(3)
         gone = weakref.ref(doubler)
         del doubler
@@ -162,10 +162,10 @@ async def test_new_options_apply_to_the_next_call() -> None:
         tasks.start_soon(slow, 1)
         await settle()
         slow.configure(request_timeout_s=5)
-        with pytest.raises(shoal.DeadlineExceeded):
+        with pytest.raises(shoal.errors.DeadlineExceeded):
             await slow(2)
         slow.configure(batch_size_fn=lambda number: number)
-        with pytest.raises(shoal.ItemTooLarge):
+        with pytest.raises(shoal.errors.ItemTooLarge):
             await slow(3)
         slow.configure(batch_size_fn=None, request_timeout_s=None, dedupe=True)
         outcomes: list[int] = []
@@ -218,12 +218,12 @@ async def test_each_thread_has_its_own_batcher(backend: str, options: dict[str, 
         return numbers
 
     async def call_there(made_here: Any) -> None:
-        with pytest.raises(shoal.NotOpen):
+        with pytest.raises(shoal.errors.NotOpen):
             await where(1)
         async with shoal.open_batchers(where):
             assert await where(2) == 2
             assert await made_here == 3  # in this event loop, not where it was made
-        with pytest.raises(shoal.NotOpen):
+        with pytest.raises(shoal.errors.NotOpen):
             await where(1)
 
     async with shoal.open_batchers(where):
@@ -242,7 +242,7 @@ async def test_a_call_that_was_made_elsewhere_says_where_it_is_open(backend: str
         await double(1)
 
     async with shoal.open_batchers(double):
-        with pytest.raises(shoal.NotOpen, match="double is not open in this event loop"):
+        with pytest.raises(shoal.errors.NotOpen, match="double is not open in this event loop"):
             await anyio.to_thread.run_sync(partial(anyio.run, call_there, backend=backend))
         assert double.batcher.statistics().finished == 0
 
@@ -270,8 +270,8 @@ async def test_a_batcher_may_be_lent_to_several_functions() -> None:
                 assert await function(2) == 4
             batcher.configure(batch_size_fn=lambda number: number)
             for function in (first, second):
-                with pytest.raises(shoal.ItemTooLarge):
+                with pytest.raises(shoal.errors.ItemTooLarge):
                     await function(3)
         for function in (first, second):
-            with pytest.raises(shoal.NotOpen):
+            with pytest.raises(shoal.errors.NotOpen):
                 await function(2)

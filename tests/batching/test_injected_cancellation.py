@@ -269,7 +269,7 @@ async def test_closing(how: str) -> None:
         batcher = shoal.Batcher(doubled, max_batch_size=2, batch_wait_timeout_s=None)
 
         async def subject() -> None:
-            assert await batcher.aclose() == shoal.ClosingCounts(3, 0, 0)
+            assert await batcher.aclose() == shoal.statistics.ClosingCounts(3, 0, 0)
 
         async with anyio.create_task_group() as tasks:
             call = await tasks.start(batcher.run)
@@ -285,7 +285,7 @@ async def test_closing(how: str) -> None:
         assert neighbours.results == neighbours.expected
         assert nothing_is_left(batcher)
         assert batcher.statistics().state == "closed"
-        with pytest.raises(shoal.BatcherClosed):
+        with pytest.raises(shoal.errors.BatcherClosed):
             await batcher.call(1)
         return was_cancelled
 
@@ -301,7 +301,7 @@ async def test_opening_and_leaving(how: str) -> None:
             async def neighbour(item: int) -> None:
                 try:
                     ended.append(await batcher.call(item) == 2 * item)
-                except shoal.BatcherClosed:
+                except shoal.errors.BatcherClosed:
                     ended.append(True)
 
             async def subject() -> None:
@@ -333,7 +333,7 @@ async def test_opening_a_decorated_function(how: str) -> None:
 
     async def scene(nth: int) -> bool:
         was_cancelled = await CancelledAtWait(subject(), nth, how).run()
-        with pytest.raises(shoal.NotOpen):
+        with pytest.raises(shoal.errors.NotOpen):
             await function(1)
         async with shoal.open_batchers(function, stepwise):
             assert await function(2) == 4
@@ -352,7 +352,7 @@ async def test_a_batcher_in_a_task_group_of_the_user(how: str) -> None:
         async def neighbour(item: int) -> None:
             try:
                 ended.append(await batcher.call(item) == 2 * item)
-            except shoal.BatcherClosed:
+            except shoal.errors.BatcherClosed:
                 ended.append(True)
 
         async with anyio.create_task_group() as tasks:
@@ -445,7 +445,7 @@ async def test_a_caller_who_sheds_another(how: str, overload: str) -> None:
         async def neighbour(level: int, item: int) -> None:
             try:
                 ends[item] = await batcher.call.options(priority=level)(item)
-            except shoal.Overloaded:
+            except shoal.errors.Overloaded:
                 ends[item] = "shed"
 
         async def subject() -> None:

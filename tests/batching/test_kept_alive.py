@@ -106,7 +106,7 @@ async def call_with(call: Any, references: list[weakref.ref[Any]], **options: An
                     pass
         else:
             await made
-    except shoal.ShoalError:
+    except shoal.errors.ShoalError:
         pass
 
 

@@ -152,9 +152,9 @@ async def test_of_a_map_each_item_fails_alone() -> None:
         pytest.param(lambda text, room: [], TypeError, id="no parts"),
         pytest.param(lambda text, room: None, TypeError, id="None"),
         pytest.param(lambda text, room: text, TypeError, id="text"),
-        pytest.param(lambda text, room: [text], shoal.ItemTooLarge, id="a part as large"),
+        pytest.param(lambda text, room: [text], shoal.errors.ItemTooLarge, id="a part as large"),
         pytest.param(
-            lambda text, room: ["a", text], shoal.ItemTooLarge, id="a later part too large"
+            lambda text, room: ["a", text], shoal.errors.ItemTooLarge, id="a later part too large"
         ),
     ],
 )
@@ -192,7 +192,7 @@ async def test_a_queue_without_room_for_all_parts_takes_none() -> None:
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, call("plug"))
         await settle()
-        assert isinstance(await outcome(call("abcdefghij")), shoal.Overloaded)
+        assert isinstance(await outcome(call("abcdefghij")), shoal.errors.Overloaded)
         assert batcher.statistics().queued == 0
         (caller,) = await line_up(tasks, call("abcdef"))
         held.gate.set()
@@ -225,7 +225,7 @@ async def test_all_parts_have_the_deadline_of_their_item() -> None:
         started = anyio.current_time()
         (caller,) = await line_up(tasks, call.options(timeout_s=5)("abcdefghij"))
         await anyio.sleep(6)
-        assert isinstance(caller.outcome, shoal.DeadlineExceeded)
+        assert isinstance(caller.outcome, shoal.errors.DeadlineExceeded)
         assert caller.ended_at == pytest.approx(started + 5)
         await settle()
         assert (batcher.statistics().running, batcher.statistics().queued) == (0, 0)

@@ -103,7 +103,7 @@ async def refused_at_once(call: Any, form: str) -> None:
         error, _ = await call.map([1, 2], return_exceptions=True)
     else:
         error = await outcome(call(1))
-    assert isinstance(error, shoal.WouldDeadlock), error
+    assert isinstance(error, shoal.errors.WouldDeadlock), error
     assert "a handler leaves the block of" in str(error)
     assert anyio.current_time() == began_at
 
@@ -123,10 +123,10 @@ async def test_so_it_is_in_a_thread(kind: str, form: str) -> None:
     with anyio.fail_after(10):
         async with opened(kind, form) as call:
             if form == "plain":
-                assert isinstance(await outcome(call(1)), shoal.WouldDeadlock)
+                assert isinstance(await outcome(call(1)), shoal.errors.WouldDeadlock)
             else:
                 async with call(1) as stream:
-                    assert isinstance(await outcome(anext(stream)), shoal.WouldDeadlock)
+                    assert isinstance(await outcome(anext(stream)), shoal.errors.WouldDeadlock)
 
 
 async def test_a_handler_that_another_one_waits_for_does_not_wait_for_its_batcher_either() -> None:

@@ -159,7 +159,7 @@ async def test_a_map_that_does_not_fit_is_rejected_whole() -> None:
     async with batcher as call, anyio.create_task_group() as tasks:
         (fits,) = await line_up(tasks, call.map(range(5)))
         await settle()
-        assert isinstance(await outcome(call.map([5])), shoal.Overloaded)
+        assert isinstance(await outcome(call.map([5])), shoal.errors.Overloaded)
         assert batcher.statistics().rejected == 1
         assert batcher.statistics().queued == 3
         held.gate.set()
@@ -190,8 +190,8 @@ async def test_a_deadline_fails_what_has_not_ended(way: str) -> None:
         bound = call.options(timeout_s=5) if way == "timeout_s" else call
         got = await bound.map(range(5), return_exceptions=True)
         assert got[:2] == [0, 1]
-        assert [type(error) for error in got[2:]] == [shoal.DeadlineExceeded] * 3
-        with pytest.raises(shoal.DeadlineExceeded):
+        assert [type(error) for error in got[2:]] == [shoal.errors.DeadlineExceeded] * 3
+        with pytest.raises(shoal.errors.DeadlineExceeded):
             await bound.map(range(5))
     statistics = batcher.statistics()
     assert (statistics.expired, statistics.cancelled, statistics.finished) == (6, 0, 4)
@@ -204,7 +204,7 @@ async def test_closing_fails_the_calls_of_a_map_that_are_left() -> None:
         (caller,) = await line_up(tasks, call.map(range(5), return_exceptions=True))
         await settle()
         await batcher.aclose()
-    assert [type(error) for error in caller.outcome] == [shoal.BatcherClosed] * 5
+    assert [type(error) for error in caller.outcome] == [shoal.errors.BatcherClosed] * 5
 
 
 async def test_metadata_reaches_every_call_of_a_map() -> None:
@@ -235,7 +235,7 @@ SHARINGS: list[dict[str, Any]] = [
 OF_ONE_ITEM: list[tuple[dict[str, Any], dict[str, type[Exception]]]] = [
     (
         {"batch_size_fn": _fails},
-        {"raises": LookupError, "no cost or key": TypeError, "large": shoal.ItemTooLarge},
+        {"raises": LookupError, "no cost or key": TypeError, "large": shoal.errors.ItemTooLarge},
     ),
     ({"bucket_by": _fails}, {"raises": LookupError, "no cost or key": TypeError}),
     ({"dedupe": _fails}, {"raises": LookupError, "no cost or key": TypeError}),
@@ -279,7 +279,7 @@ async def test_an_item_that_can_not_be_split_has_its_error_in_its_place() -> Non
         items = ["a", "raises", "parts", "no parts", "join!", "too large by far", "b"]
         got = await call.map(items, return_exceptions=True)
     assert [one if isinstance(one, str) else type(one) for one in got] == [
-        *("a", LookupError, "parts", TypeError, ArithmeticError, shoal.ItemTooLarge, "b")
+        *("a", LookupError, "parts", TypeError, ArithmeticError, shoal.errors.ItemTooLarge, "b")
     ]
 
 
@@ -298,7 +298,7 @@ async def test_options_that_change_when_the_calls_are_made_fail_single_items() -
         batcher.configure(batch_size_fn=_fails, max_batch_size=9)
         held.gate.set()
         got = await made
-    assert [type(one) for one in got] == [str, shoal.ItemTooLarge, str]
+    assert [type(one) for one in got] == [str, shoal.errors.ItemTooLarge, str]
 
 
 @pytest.mark.parametrize("more", SHARINGS, ids=str)
@@ -312,11 +312,11 @@ async def test_a_map_that_is_refused_has_an_error_of_its_own_in_each_place(
         await settle()
         await line_up(tasks, call(2))
         got = await call.map([3, 4], return_exceptions=True)
-        assert [type(one) for one in got] == [shoal.Overloaded] * 2
+        assert [type(one) for one in got] == [shoal.errors.Overloaded] * 2
         assert got[0] is not got[1]
         held.gate.set()
     late = await batcher.call.map([3, 4], return_exceptions=True)
-    assert [type(one) for one in late] == [shoal.BatcherClosed] * 2
+    assert [type(one) for one in late] == [shoal.errors.BatcherClosed] * 2
 
 
 @pytest.mark.real_time
@@ -324,4 +324,4 @@ def test_blocking_calls_keep_errors_of_single_items_in_place() -> None:
     batcher = shoal.Batcher(Recorder(), batch_size_fn=_fails)
     with shoal.blocking(batcher) as call:
         got = call.map(["a", "large", "raises"], return_exceptions=True)
-    assert [type(one) for one in got] == [str, shoal.ItemTooLarge, LookupError]
+    assert [type(one) for one in got] == [str, shoal.errors.ItemTooLarge, LookupError]

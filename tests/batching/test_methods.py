@@ -39,9 +39,9 @@ async def test_opening_one_instance_leaves_the_others_closed() -> None:
     a, b = Model("a"), Model("b")
     async with shoal.open_batchers(a.predict):
         assert await a.predict(1) == ("a", 2, 1)
-        with pytest.raises(shoal.NotOpen, match=r"open_batchers\(instance.predict\)"):
+        with pytest.raises(shoal.errors.NotOpen, match=r"open_batchers\(instance.predict\)"):
             await b.predict(1)
-        with pytest.raises(shoal.NotOpen):
+        with pytest.raises(shoal.errors.NotOpen):
             await a.tokens(1).__aenter__()
 
 
@@ -87,7 +87,7 @@ async def test_a_class_method_is_batched_for_each_class(name: str) -> None:
     async with shoal.open_batchers(getattr(Model, name)):
         assert await getattr(Model, name)(1) == ("Model", 1)
         assert await getattr(Model("a"), name)(2) == ("Model", 2)
-        with pytest.raises(shoal.NotOpen):
+        with pytest.raises(shoal.errors.NotOpen):
             await getattr(Sub, name)(1)
         async with shoal.open_batchers(getattr(Sub, name)):
             assert await getattr(Sub, name)(3) == ("Sub", 3)

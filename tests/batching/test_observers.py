@@ -10,8 +10,9 @@ import pytest
 
 import shoal
 from batching.scenes import settle
-from shoal import BatchObserver, BatchRecord, DispatchReason
+from shoal import DispatchReason
 from shoal.core.events import Observers
+from shoal.statistics import BatchObserver, BatchRecord
 
 pytestmark = pytest.mark.anyio
 
@@ -120,11 +121,11 @@ async def test_a_batch_that_is_interrupted_is_recorded():
     batcher = shoal.Batcher(wait, handler_timeout_s=1)
     batcher.observers.add(told := Told())
     async with batcher as call:
-        with pytest.raises(shoal.HandlerTimeout):
+        with pytest.raises(shoal.errors.HandlerTimeout):
             await call(1)
     (record,) = told.records
     assert (record.finished, record.failed, record.cancelled) == (0, 1, 0)
-    assert isinstance(record.error, shoal.HandlerTimeout)
+    assert isinstance(record.error, shoal.errors.HandlerTimeout)
 
 
 async def test_an_observer_that_raises_is_logged_once_and_harms_nobody(caplog):
@@ -184,22 +185,22 @@ async def test_requests_that_no_batch_has_had_are_told_of():
         await settle()
         with anyio.move_on_after(0.25):
             await call(1)
-        with pytest.raises(shoal.DeadlineExceeded):
+        with pytest.raises(shoal.errors.DeadlineExceeded):
             await call.options(timeout_s=0.25)(2)
-        with pytest.raises(shoal.DeadlineExceeded):
+        with pytest.raises(shoal.errors.DeadlineExceeded):
             await call.options(timeout_s=0)(3)
-        with pytest.raises(shoal.DeadlineExceeded):
+        with pytest.raises(shoal.errors.DeadlineExceeded):
             await call.options(timeout_s=0).map([4, 5])
-        tasks.start_soon(refused, 6, shoal.Overloaded)
+        tasks.start_soon(refused, 6, shoal.errors.Overloaded)
         await settle()
         tasks.start_soon(call, 7)
         await settle()
         tasks.start_soon(call, 8)
         await settle()
         batcher.configure(overload="reject")
-        with pytest.raises(shoal.Overloaded):
+        with pytest.raises(shoal.errors.Overloaded):
             await call(9)
-        with pytest.raises(shoal.Overloaded):
+        with pytest.raises(shoal.errors.Overloaded):
             await call.map([10, 11])
     assert left == [
         ("double", 1, "cancelled", 0.25),

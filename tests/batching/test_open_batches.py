@@ -124,7 +124,7 @@ async def test_an_item_that_fits_into_no_batch_fails_alone(kind: Kind) -> None:
     batcher = of(handler, kind, max_batch_size=3, batch_size_fn=len, batch_wait_timeout_s=5)
     async with batcher as call, anyio.create_task_group() as tasks:
         (caller,) = await kind.line_up(tasks, call, "ab")
-        with pytest.raises(shoal.ItemTooLarge):
+        with pytest.raises(shoal.errors.ItemTooLarge):
             await kind.ask(call, "abcd")
     assert caller.outcome == "ab"
 
@@ -338,7 +338,7 @@ async def test_a_handler_that_ends_early_fails_who_is_in_its_batch(kind: Kind, h
         go.set()
         await settle()
         errors = [caller.outcome for caller in callers[1:]]
-        expected = ValueError if how == "raises" else shoal.Unfinished
+        expected = ValueError if how == "raises" else shoal.errors.Unfinished
         assert [type(error) for error in errors] == [expected] * 2
         assert errors[0] is not errors[1]
         if how == "raises":
@@ -413,7 +413,7 @@ async def test_a_handler_whose_time_is_up_fails_its_batch(kind: Kind) -> None:
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await kind.line_up(tasks, call, 0, 1)
         await anyio.sleep(6)
-        assert [type(caller.outcome) for caller in callers] == [shoal.HandlerTimeout] * 2
+        assert [type(caller.outcome) for caller in callers] == [shoal.errors.HandlerTimeout] * 2
         assert handler.cancelled == 1
 
 
@@ -527,7 +527,7 @@ async def test_a_deadline_ends_a_request_wherever_it_is(kind: Kind, where: str) 
         late = await kind.line_up(tasks, call.options(timeout_s=5), 1)
         mate = await kind.line_up(tasks, call, 2)
         await anyio.sleep(6)
-        assert isinstance(late[0].outcome, shoal.DeadlineExceeded)
+        assert isinstance(late[0].outcome, shoal.errors.DeadlineExceeded)
         assert late[0].ended_at - anyio.current_time() == pytest.approx(-1)
     assert mate[0].outcome == 2
     assert [request.item for request in seen if request.cancelled] == [1] * (where == "active")
@@ -549,7 +549,7 @@ async def test_the_room_of_the_open_batch_admits_requests_where_the_queue_has_no
         for item in range(3):
             callers += await kind.line_up(tasks, call, item)
             await anyio.sleep(1)
-        assert isinstance(await outcome(kind.ask(call, 3)), shoal.Overloaded)
+        assert isinstance(await outcome(kind.ask(call, 3)), shoal.errors.Overloaded)
         handler.gate.set()
         await settle()
         callers += await kind.line_up(tasks, call, 4)
@@ -565,7 +565,7 @@ async def test_a_batch_that_was_closed_by_time_has_no_room(kind: Kind) -> None:
     async with batcher as call, anyio.create_task_group() as tasks:
         await kind.line_up(tasks, call, 0)
         await anyio.sleep(6)
-        assert isinstance(await outcome(kind.ask(call, 1)), shoal.Overloaded)
+        assert isinstance(await outcome(kind.ask(call, 1)), shoal.errors.Overloaded)
         handler.gate.set()
 
 
@@ -687,7 +687,7 @@ async def test_closing_answers_all_who_are_in_the_queue(kind: Kind) -> None:
         await settle()
         tasks.start_soon(batcher.aclose)
         await settle()
-        assert isinstance(await outcome(kind.ask(call, 9)), shoal.BatcherClosed)
+        assert isinstance(await outcome(kind.ask(call, 9)), shoal.errors.BatcherClosed)
         handler.gate.set()
     assert handler.batches == [[0, 1], [2, 3], [4]]
     assert handler.reasons == [DispatchReason.FULL, DispatchReason.FULL, DispatchReason.DRAIN]
@@ -703,8 +703,8 @@ async def test_after_the_grace_all_who_are_left_fail(kind: Kind) -> None:
         callers = await kind.line_up(tasks, call, *range(3))
         await settle()
         counts = await batcher.aclose()
-    assert counts == shoal.ClosingCounts(finished=0, failed=3, cancelled=0)
-    assert [type(caller.outcome) for caller in callers] == [shoal.BatcherClosed] * 3
+    assert counts == shoal.statistics.ClosingCounts(finished=0, failed=3, cancelled=0)
+    assert [type(caller.outcome) for caller in callers] == [shoal.errors.BatcherClosed] * 3
     assert handler.cancelled == 1
     assert batcher.stacks() == []
 
@@ -956,7 +956,7 @@ async def test_a_decorated_function() -> None:
             assert [number async for number in stream] == [0, 1, 2]
         with pytest.raises(TypeError):
             await doubled(1, 2)  # type: ignore[call-arg]
-    with pytest.raises(shoal.NotOpen):
+    with pytest.raises(shoal.errors.NotOpen):
         await doubled(1)
 
 
@@ -1075,7 +1075,7 @@ async def sends_then_crashes(batch: Any) -> None:
 
 
 async def calls_in_vain(call: Any) -> None:
-    with suppress(shoal.Unfinished):
+    with suppress(shoal.errors.Unfinished):
         await call(1)
 
 

@@ -145,7 +145,7 @@ async def test_opening_and_leaving(how: str, fill: str) -> None:
             async def neighbour(item: int) -> None:
                 try:
                     ended.append(await batcher.call(item) == 2 * item)
-                except shoal.BatcherClosed:
+                except shoal.errors.BatcherClosed:
                     ended.append(True)
 
             async def subject() -> None:
@@ -246,7 +246,7 @@ async def test_a_batcher_in_a_task_group_of_the_user(how: str, fill: str) -> Non
         async def neighbour(item: int) -> None:
             try:
                 ended.append(await batcher.call(item) == 2 * item)
-            except shoal.BatcherClosed:
+            except shoal.errors.BatcherClosed:
                 ended.append(True)
 
         async with anyio.create_task_group() as tasks:

@@ -33,13 +33,13 @@ async def test_the_decorator_works_bare_and_with_options() -> None:
 
 
 async def test_a_call_while_nothing_is_open_shows_the_line_that_opens_it() -> None:
-    with pytest.raises(shoal.NotOpen, match=r"async with shoal.open_batchers\(increment\):"):
+    with pytest.raises(shoal.errors.NotOpen, match=r"async with shoal.open_batchers\(increment\):"):
         await increment(1)
     async with shoal.open_batchers(increment):
         await increment(1)
-    with pytest.raises(shoal.NotOpen):
+    with pytest.raises(shoal.errors.NotOpen):
         await increment(1)
-    with pytest.raises(shoal.NotOpen):
+    with pytest.raises(shoal.errors.NotOpen):
         increment.batcher  # noqa: B018
 
 
@@ -61,7 +61,7 @@ async def test_if_one_function_can_not_be_opened_none_is() -> None:
     with pytest.raises(RuntimeError, match="already"):
         async with shoal.open_batchers(sizes, increment, increment):
             pass
-    with pytest.raises(shoal.NotOpen):
+    with pytest.raises(shoal.errors.NotOpen):
         await sizes(1)
 
 
@@ -155,4 +155,4 @@ async def test_a_trio_nursery_starts_a_batcher() -> None:
         call = await nursery.start(batcher.run)
         assert await call(4) == 8
         counts = await batcher.aclose()
-    assert counts == shoal.ClosingCounts(finished=0, failed=0, cancelled=0)
+    assert counts == shoal.statistics.ClosingCounts(finished=0, failed=0, cancelled=0)

@@ -61,12 +61,12 @@ async def test_functions_open_at_their_first_call_and_close_at_the_end_of_the_bl
         assert increment.batcher is batcher
         assert batcher.statistics().finished == 3
     assert batcher.statistics().state == "closed"
-    with pytest.raises(shoal.NotOpen):
+    with pytest.raises(shoal.errors.NotOpen):
         await increment(1)
 
 
 async def test_a_call_outside_of_any_block_says_both_lines_that_open() -> None:
-    with pytest.raises(shoal.NotOpen, match=r"open_batchers\(increment\):") as caught:
+    with pytest.raises(shoal.errors.NotOpen, match=r"open_batchers\(increment\):") as caught:
         await increment(1)
     assert "async with shoal.open_batchers():" in str(caught.value)
 
@@ -222,7 +222,7 @@ async def test_blocks_that_do_not_nest_end_in_any_order() -> None:
         assert await increment(1) == 2
         ends[1].set()
         await settle()
-        with pytest.raises(shoal.NotOpen):
+        with pytest.raises(shoal.errors.NotOpen):
             await increment(1)
 
 
@@ -294,7 +294,10 @@ async def test_at_the_end_what_runs_may_still_call_and_others_may_not() -> None:
 
         tasks.start_soon(late)
     assert [caller.outcome for caller in callers + queued] == [2, 4, 6]
-    assert [type(error) for error in outside] == [shoal.BatcherClosed, shoal.BatcherClosed]
+    assert [type(error) for error in outside] == [
+        shoal.errors.BatcherClosed,
+        shoal.errors.BatcherClosed,
+    ]
 
 
 async def _awaited(call: Any, item: Any) -> Any:
@@ -311,7 +314,7 @@ async def test_the_grace_period_bounds_the_end() -> None:
     async def waiting(xs: list[int]) -> list[int]:
         try:
             return await stuck.map(xs)
-        except shoal.BatcherClosed:
+        except shoal.errors.BatcherClosed:
             return [-x for x in xs]
 
     async with anyio.create_task_group() as tasks:
@@ -321,7 +324,7 @@ async def test_the_grace_period_bounds_the_end() -> None:
             await settle()
         assert anyio.current_time() - started == 5
     assert callers[0].outcome == -1
-    assert type(callers[1].outcome) is shoal.BatcherClosed
+    assert type(callers[1].outcome) is shoal.errors.BatcherClosed
 
 
 async def test_a_cancelled_block_leaves_nobody_waiting() -> None:
@@ -336,7 +339,7 @@ async def test_a_cancelled_block_leaves_nobody_waiting() -> None:
                 await anyio.sleep_forever()
         await settle()
         assert scope.cancelled_caught
-    assert [type(caller.outcome) for caller in callers] == [shoal.BatcherClosed] * 2
+    assert [type(caller.outcome) for caller in callers] == [shoal.errors.BatcherClosed] * 2
     assert held.cancelled
 
 
@@ -371,7 +374,7 @@ async def test_a_batcher_that_breaks_ends_the_block_with_its_cause() -> None:
 
     async def main() -> None:
         async with shoal.open_batchers():
-            with pytest.raises(shoal.BatcherClosed):
+            with pytest.raises(shoal.errors.BatcherClosed):
                 await exits(1)
             await anyio.sleep_forever()
 
@@ -386,7 +389,7 @@ async def test_an_instance_is_opened_with_all_of_its_batched_methods() -> None:
         assert await a.predict(1) == ("a", 2, 1)
         async with b.tokens(2) as stream:
             assert [token async for token in stream] == ["b2.0", "b2.1"]
-        with pytest.raises(shoal.NotOpen):
+        with pytest.raises(shoal.errors.NotOpen):
             await Model("c").predict(1)
 
 
@@ -410,7 +413,7 @@ async def test_a_first_call_comes_from_a_worker_thread() -> None:
 @pytest.mark.parametrize("other", ["trio", "asyncio"])
 async def test_blocks_of_two_event_loops_do_not_meet(other: str) -> None:
     async def elsewhere() -> None:
-        with pytest.raises(shoal.NotOpen):
+        with pytest.raises(shoal.errors.NotOpen):
             await increment(1)
         async with shoal.open_batchers():
             assert await increment.map(range(5)) == [1, 2, 3, 4, 5]

@@ -46,13 +46,13 @@ async def test_shed_oldest_fails_the_oldest_of_the_lowest_level() -> None:
         callers = await fill(tasks, call, 3, 2, 3)
         callers += await line_up(tasks, call.options(priority=1)("1:3"))
         await settle()
-        assert ends(callers) == [shoal.Overloaded, PENDING, PENDING, PENDING]
+        assert ends(callers) == [shoal.errors.Overloaded, PENDING, PENDING, PENDING]
         callers += await line_up(tasks, call.options(priority=2)("2:4"))
         callers += await line_up(tasks, call.options(priority=2)("2:5"))
         await settle()
         assert batcher.statistics().queued == 3
         held.gate.set()
-    shed = shoal.Overloaded
+    shed = shoal.errors.Overloaded
     assert ends(callers) == [shed, shed, shed, "1:3", "2:4", "2:5"]
     assert held.batches[1:] == [["1:3"], ["2:4"], ["2:5"]]
     statistics = batcher.statistics()
@@ -65,7 +65,7 @@ async def test_shed_oldest_never_sheds_a_level_above_the_newcomers() -> None:
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await fill(tasks, call, 1, 1, 2)
         refusal = await outcome(call.options(priority=3)("3:3"))
-        assert isinstance(refusal, shoal.Overloaded)
+        assert isinstance(refusal, shoal.errors.Overloaded)
         held.gate.set()
     assert ends(callers) == ["1:0", "1:1", "2:2"]
     statistics = batcher.statistics()
@@ -80,7 +80,7 @@ async def test_without_levels_shed_oldest_keeps_the_newest() -> None:
         await settle()
         callers = await line_up(tasks, *map(call, range(5)))
         held.gate.set()
-    assert ends(callers) == [shoal.Overloaded] * 3 + [3, 4]
+    assert ends(callers) == [shoal.errors.Overloaded] * 3 + [3, 4]
 
 
 async def test_shed_lowest_fails_the_newest_of_the_lowest_level_for_a_higher_one() -> None:
@@ -90,13 +90,13 @@ async def test_shed_lowest_fails_the_newest_of_the_lowest_level_for_a_higher_one
         callers = await fill(tasks, call, 3, 2, 3)
         callers += await line_up(tasks, call.options(priority=2)("2:3"))
         await settle()
-        assert ends(callers) == [PENDING, PENDING, shoal.Overloaded, PENDING]
+        assert ends(callers) == [PENDING, PENDING, shoal.errors.Overloaded, PENDING]
         refusal = await outcome(call.options(priority=3)("3:4"))  # an equal is no reason to shed
-        assert isinstance(refusal, shoal.Overloaded)
+        assert isinstance(refusal, shoal.errors.Overloaded)
         callers += await line_up(tasks, call.options(priority=1)("1:5"))
-        assert isinstance(await outcome(call.options(priority=2)("2:6")), shoal.Overloaded)
+        assert isinstance(await outcome(call.options(priority=2)("2:6")), shoal.errors.Overloaded)
         held.gate.set()
-    assert ends(callers) == [shoal.Overloaded, "2:1", shoal.Overloaded, "2:3", "1:5"]
+    assert ends(callers) == [shoal.errors.Overloaded, "2:1", shoal.errors.Overloaded, "2:3", "1:5"]
     statistics = batcher.statistics()
     assert (statistics.shed, statistics.rejected) == (2, 2)
 
@@ -115,7 +115,7 @@ async def test_who_has_left_is_not_shed_and_makes_room(overload: Any) -> None:
         assert batcher.statistics().shed == 0
         callers += await line_up(tasks, call.options(priority=1)("1:5"))
         held.gate.set()
-    assert ends(callers) == [LEFT, shoal.Overloaded, LEFT, "1:3", "1:4", "1:5"]
+    assert ends(callers) == [LEFT, shoal.errors.Overloaded, LEFT, "1:3", "1:4", "1:5"]
     assert batcher.statistics().shed == 1
 
 
@@ -140,7 +140,7 @@ async def test_a_stream_that_is_shed_fails_before_its_first_item() -> None:
             await settle()
             readers += await read_all(tasks, call("shed"), call("queued"))
             await settle()
-            assert isinstance(readers[1].outcome, shoal.Overloaded)
+            assert isinstance(readers[1].outcome, shoal.errors.Overloaded)
             steps.end()
             steps.end()
         assert [readers[0].outcome, readers[2].outcome] == ["end", "end"]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-REFUSED = pytest.raises(shoal.WouldDeadlock, match="max_concurrent_batches=2")
+REFUSED = pytest.raises(shoal.errors.WouldDeadlock, match="max_concurrent_batches=2")
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -245,4 +245,4 @@ async def test_so_is_a_thread_that_runs_again_for_a_part_of_its_batch() -> None:
     with anyio.fail_after(5):
         async with batcher as call:
             results = await call.map([1, 2], return_exceptions=True)
-    assert [type(result) for result in results] == [shoal.WouldDeadlock] * 2
+    assert [type(result) for result in results] == [shoal.errors.WouldDeadlock] * 2

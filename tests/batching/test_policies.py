@@ -152,7 +152,7 @@ async def test_the_item_of_several_parameters_is_the_tuple_of_them_in_their_orde
     async with batcher as call:
         assert await call(size=3, text="a") == "a"
         assert await call("b", 4, fast=False) == "b"
-        with pytest.raises(shoal.ItemTooLarge):
+        with pytest.raises(shoal.errors.ItemTooLarge):
             await call("c", 5)
     assert seen == [("a", 3, True), ("b", 4, False), ("c", 5, True)]
 
@@ -166,7 +166,7 @@ BROKEN_COSTS = pytest.mark.parametrize(
         pytest.param(lambda: -1, ValueError, id="negative"),
         pytest.param(lambda: None, TypeError, id="None"),
         pytest.param(lambda: "many", TypeError, id="text"),
-        pytest.param(lambda: 11, shoal.ItemTooLarge, id="too large"),
+        pytest.param(lambda: 11, shoal.errors.ItemTooLarge, id="too large"),
     ],
 )
 
@@ -587,11 +587,11 @@ async def test_a_broken_rule_fails_all_who_wait_with_its_error_as_the_cause() ->
     with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
         async with batcher as call:
             errors = await outcomes(call(1), call(2))
-            assert [type(error) for error in errors] == [shoal.BatcherClosed] * 2
+            assert [type(error) for error in errors] == [shoal.errors.BatcherClosed] * 2
             causes = {str(error.__cause__) for error in errors}
             assert causes == {"a broken rule"}
             assert not batcher.is_alive
-            assert isinstance(await outcome(call(3)), shoal.BatcherClosed)
+            assert isinstance(await outcome(call(3)), shoal.errors.BatcherClosed)
     assert caught.group_contains(ZeroDivisionError)
 
 

@@ -202,7 +202,7 @@ async def test_a_map_has_the_wishes_of_its_call() -> None:
         await put(tasks, call, "c")
         await line_up(tasks, call.options(priority=1).map(["d", "e"]))
         await anyio.sleep(3)
-        assert isinstance(late.outcome, shoal.DeadlineExceeded)
+        assert isinstance(late.outcome, shoal.errors.DeadlineExceeded)
         held.gate.set()
     assert held.batches[1:] == [["d", "e"], ["c"]]
 
@@ -225,7 +225,7 @@ async def test_a_call_can_only_shorten_how_long_it_may_wait_in_the_queue(
         started = anyio.current_time()
         (caller,) = await put(tasks, call, "late", queue_timeout_s=call_s)
         await anyio.sleep(9)
-        assert isinstance(caller.outcome, shoal.DeadlineExceeded)
+        assert isinstance(caller.outcome, shoal.errors.DeadlineExceeded)
         assert caller.ended_at == pytest.approx(started + ends_at)
         statistics = batcher.statistics()
         assert (statistics.expired, statistics.cancelled, statistics.queued) == (1, 0, 0)
@@ -264,7 +264,7 @@ async def test_who_is_parked_is_in_the_queue_for_its_time_out() -> None:
         assert batcher.statistics().parked == 1
         await anyio.sleep(4)
         expired = [type(caller.outcome) for caller in (queued, parked)]
-        assert expired == [shoal.DeadlineExceeded] * 2
+        assert expired == [shoal.errors.DeadlineExceeded] * 2
         assert batcher.statistics().parked == 0
         held.gate.set()
     assert held.batches == [["plug"]]
@@ -274,7 +274,7 @@ async def test_a_stream_may_wait_in_the_queue_for_so_long() -> None:
     with Steps() as steps:
         async with shoal.Batcher(steps.handler, max_batch_size=1) as call, call("plug") as plug:
             await settle()
-            with pytest.raises(shoal.DeadlineExceeded):
+            with pytest.raises(shoal.errors.DeadlineExceeded):
                 async with call.options(queue_timeout_s=2)("late") as late:
                     await anext(late)
             steps.end()
@@ -333,7 +333,7 @@ async def test_the_bound_of_a_level_refuses_whatever_overload_says() -> None:
         await settle()
         (low,) = await put(tasks, call, "low", priority=2)
         refusal = await outcome(call.options(priority=2)("low too"))
-        assert isinstance(refusal, shoal.Overloaded)
+        assert isinstance(refusal, shoal.errors.Overloaded)
         await put(tasks, call, "high 1", "high 2", priority=1)
         low.leave()
         await settle()
@@ -354,7 +354,7 @@ async def test_a_burst_into_an_idle_batcher_is_within_the_bound_of_its_level() -
             for result in await outcomes(*map(call, range(4)))
             if isinstance(result, Exception)
         ]
-    assert [type(error) for error in refused] == [shoal.Overloaded]
+    assert [type(error) for error in refused] == [shoal.errors.Overloaded]
     assert [len(batch) for batch in handler.batches] == [3, 3]
 
 

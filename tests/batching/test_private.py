@@ -53,7 +53,7 @@ async def test_a_handler_that_leaves_a_scope_open_leaves_no_call_waiting() -> No
     try:
         async with shoal.Batcher(leaves) as call:
             assert await call(1) == 1
-            with contextlib.suppress(shoal.BatcherClosed):
+            with contextlib.suppress(shoal.errors.BatcherClosed):
                 assert await call(2) == 2
     except* RuntimeError:
         pass  # the batcher is broken
@@ -62,7 +62,7 @@ async def test_a_handler_that_leaves_a_scope_open_leaves_no_call_waiting() -> No
 @WITHOUT
 async def test_a_call_that_waits_for_itself_is_refused() -> None:
     async def own(items: list[int]) -> list[Any]:
-        with pytest.raises(shoal.WouldDeadlock):
+        with pytest.raises(shoal.errors.WouldDeadlock):
             await batcher.call(1)
         return items
 

@@ -90,7 +90,7 @@ async def test_a_wrong_length_fails_every_caller_and_names_both_numbers(
         errors = await outcomes(call(1), call(2), call(3))
     assert len(set(map(id, errors))) == 3
     for error in errors:
-        assert type(error) is shoal.WrongBatchSize
+        assert type(error) is shoal.errors.WrongBatchSize
         assert isinstance(error, ValueError)
         assert (error.expected, error.got) == (3, got)
         assert f"3 items and gave back {got} results" in str(error)
@@ -104,7 +104,7 @@ async def test_what_is_not_one_result_for_each_is_a_type_error_of_every_caller(
 ) -> None:
     async with shoal.Batcher(returning(lambda _: results)) as call:
         for error in await outcomes(call(1), call(2)):
-            assert type(error) is shoal.WrongResultType
+            assert type(error) is shoal.errors.WrongResultType
             assert isinstance(error, TypeError)
             assert type(results).__name__ in str(error)
             assert "2 items" in str(error)
@@ -208,10 +208,10 @@ async def test_a_container_of_something_else_is_refused_with_advice(
 
     async with shoal.Batcher(returning(lambda _: results)) as call:
         for error in await outcomes(call(1), call(2)):
-            assert type(error) is shoal.WrongResultType
+            assert type(error) is shoal.errors.WrongResultType
             assert re.search(advice, str(error))
     async with shoal.Batcher(in_steps) as stream:
-        with pytest.raises(shoal.WrongResultType, match=advice) as caught:
+        with pytest.raises(shoal.errors.WrongResultType, match=advice) as caught:
             async with stream(1) as steps:
                 await anext(steps)
         assert "yield a list of 1 slots" in str(caught.value)
@@ -230,7 +230,7 @@ async def test_tables_are_refused_and_columns_are_results(library: str) -> None:
     column = module.array if library == "pyarrow" else module.Series
     async with shoal.Batcher(returning(lambda _: table(TWO_COLUMNS))) as call:
         for error in await outcomes(call(1), call(2)):
-            assert type(error) is shoal.WrongResultType
+            assert type(error) is shoal.errors.WrongResultType
             assert "or a list of rows" in str(error)
     async with shoal.Batcher(returning(column)) as call:
         assert [int(str(got)) for got in await outcomes(call(1), call(2))] == [1, 2]
@@ -239,8 +239,8 @@ async def test_tables_are_refused_and_columns_are_results(library: str) -> None:
 async def test_the_batcher_goes_on_after_wrong_results() -> None:
     answers = iter([None, [], ["right"]])
     async with shoal.Batcher(returning(lambda _: next(answers))) as call:
-        assert isinstance(await outcome(call(1)), shoal.WrongResultType)
-        assert isinstance(await outcome(call(1)), shoal.WrongBatchSize)
+        assert isinstance(await outcome(call(1)), shoal.errors.WrongResultType)
+        assert isinstance(await outcome(call(1)), shoal.errors.WrongBatchSize)
         assert await call(1) == "right"
 
 
@@ -250,7 +250,7 @@ async def test_a_plain_function_that_returns_an_awaitable_is_told_to_be_async() 
         return [1]
 
     async with shoal.Batcher(lambda items: later()) as call:
-        with pytest.raises(shoal.WrongResultType, match="make it an async function"):
+        with pytest.raises(shoal.errors.WrongResultType, match="make it an async function"):
             await call(1)
 
 

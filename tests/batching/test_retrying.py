@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 class Stubborn:
     """An async function that is overloaded until it has been tried so many times."""
 
-    def __init__(self, needed: float, error: type[Exception] = shoal.Overloaded) -> None:
+    def __init__(self, needed: float, error: type[Exception] = shoal.errors.Overloaded) -> None:
         self.tried_at: list[float] = []
         self.errors: list[Exception] = []
         self._needed = needed
@@ -59,12 +59,16 @@ async def test_ts12_another_error_is_raised_at_the_first_try() -> None:
 
 
 async def test_another_error_of_a_later_try_is_raised_at_once_too() -> None:
-    failures = [shoal.Overloaded("full"), shoal.BatcherClosed("closed"), shoal.Overloaded("full")]
+    failures = [
+        shoal.errors.Overloaded("full"),
+        shoal.errors.BatcherClosed("closed"),
+        shoal.errors.Overloaded("full"),
+    ]
 
     async def call() -> None:
         raise failures.pop(0)
 
-    with pytest.raises(shoal.BatcherClosed) as caught:
+    with pytest.raises(shoal.errors.BatcherClosed) as caught:
         await shoal.retrying(call)()
     assert caught.value.__context__ is None
     assert len(failures) == 1
@@ -73,7 +77,7 @@ async def test_another_error_of_a_later_try_is_raised_at_once_too() -> None:
 async def test_tries_are_apart_by_the_delay_and_the_last_error_is_raised() -> None:
     stubborn = Stubborn(needed=math.inf)
     started = anyio.current_time()
-    with pytest.raises(shoal.Overloaded, match="refused 3"):
+    with pytest.raises(shoal.errors.Overloaded, match="refused 3"):
         await shoal.retrying(stubborn, max_time_s=2.5, delay_s=1)()
     assert stubborn.tried_at == [started, started + 1, started + 2]
     assert anyio.current_time() == started + 2  # no rest after which there is no try
@@ -83,7 +87,7 @@ async def test_tries_are_apart_by_the_delay_and_the_last_error_is_raised() -> No
 async def test_the_first_try_is_always_made(times: dict[str, float]) -> None:
     assert await shoal.retrying(Stubborn(needed=1), **times)("item") == "item"
     stubborn = Stubborn(needed=2)
-    with pytest.raises(shoal.Overloaded):
+    with pytest.raises(shoal.errors.Overloaded):
         await shoal.retrying(stubborn, **times)("item")
     assert len(stubborn.tried_at) == 1
 
@@ -91,7 +95,7 @@ async def test_the_first_try_is_always_made(times: dict[str, float]) -> None:
 async def test_it_tries_about_a_hundred_times_in_ten_milliseconds_by_default() -> None:
     stubborn = Stubborn(needed=math.inf)
     started = anyio.current_time()
-    with pytest.raises(shoal.Overloaded):
+    with pytest.raises(shoal.errors.Overloaded):
         await shoal.retrying(stubborn)()
     assert 99 <= len(stubborn.tried_at) <= 101
     assert anyio.current_time() - started < 0.010
@@ -132,7 +136,7 @@ async def test_ts10_ts11_a_call_that_was_refused_leaves_nothing_behind() -> None
         await settle()
         await line_up(tasks, call("queued"))
         got = await outcome(shoal.retrying(call, max_time_s=3, delay_s=1)("refused"))
-        assert type(got) is shoal.Overloaded
+        assert type(got) is shoal.errors.Overloaded
         statistics = batcher.statistics()
         assert (statistics.running, statistics.queued, statistics.rejected) == (1, 1, 3)
         assert statistics.cancelled == 0
@@ -184,7 +188,7 @@ async def test_it_has_the_parameters_and_the_name_of_a_decorated_function() -> N
 
 async def test_it_takes_a_call_with_options() -> None:
     async with shoal.Batcher(Held()) as call:
-        with pytest.raises(shoal.DeadlineExceeded):
+        with pytest.raises(shoal.errors.DeadlineExceeded):
             await shoal.retrying(call.options(timeout_s=1))("item")
 
 

@@ -84,7 +84,7 @@ async def test_opening_a_batcher_again_in_vain_does_not_harm_the_open_one() -> N
                 started = anyio.current_time()
                 scope.cancel()
                 await anyio.sleep_forever()
-    assert isinstance(elsewhere.outcome, shoal.BatcherClosed)
+    assert isinstance(elsewhere.outcome, shoal.errors.BatcherClosed)
     assert elsewhere.ended_at == started
 
 
@@ -179,7 +179,7 @@ async def test_a_cancellation_in_a_slot_does_not_cancel_its_caller() -> None:
     async with shoal.Batcher(handler, max_batch_size=2, batch_wait_timeout_s=None) as call:
         first, second = await outcomes_in_order(call(1), call(2))
     assert second == 2
-    assert isinstance(first, shoal.HandlerFailed)
+    assert isinstance(first, shoal.errors.HandlerFailed)
 
 
 @pytest.mark.parametrize("isolate", [False, True])
@@ -203,7 +203,7 @@ async def test_a_handler_that_turns_its_time_out_into_an_error_has_timed_out(iso
     ) as call:
         got = await outcomes_in_order(call(1), call(2))
     assert runs == [[1, 2]]
-    assert [type(error) for error in got] == [shoal.HandlerTimeout] * 2
+    assert [type(error) for error in got] == [shoal.errors.HandlerTimeout] * 2
 
 
 async def test_a_time_out_of_one_part_of_an_isolated_batch_leaves_the_other_its_run() -> None:
@@ -256,7 +256,7 @@ async def test_a_bug_while_a_batch_is_formed_fails_its_callers(
             monkeypatch.setattr(Histogram, "gather", broken)
             with anyio.CancelScope(shield=True), anyio.move_on_after(10):
                 got += await outcomes(call(1), call(2))
-    assert [type(error) for error in got] == [shoal.BatcherClosed] * 2
+    assert [type(error) for error in got] == [shoal.errors.BatcherClosed] * 2
     assert all(error.__cause__ is bug for error in got)
 
 
@@ -287,7 +287,7 @@ async def test_a_bug_in_the_task_of_the_deadlines_is_named_to_every_caller(
             with anyio.CancelScope(shield=True):
                 async with call.options(timeout_s=1)(1) as stream:
                     got.append(await outcome(anext(stream)))
-    assert isinstance(got[0], shoal.BatcherClosed)
+    assert isinstance(got[0], shoal.errors.BatcherClosed)
     assert got[0].__cause__ is bug
     assert batcher.failure is bug
     assert batcher.statistics().state == "broken"
@@ -346,7 +346,7 @@ async def test_no_exception_of_a_handler_breaks_the_batcher(error: Exception) ->
         return items
 
     async with shoal.Batcher(handler, max_batch_size=1) as call:
-        assert isinstance(await outcome(call(0)), shoal.HandlerFailed)
+        assert isinstance(await outcome(call(0)), shoal.errors.HandlerFailed)
         assert await call(1) == 1
 
 
@@ -378,7 +378,7 @@ async def test_the_allowance_of_a_slow_reader_ends_whatever_floats_make_of_it(
     ):
         await anyio.sleep(5)
         assert await anext(stream) == 1
-        with pytest.raises(shoal.SlowReader):
+        with pytest.raises(shoal.errors.SlowReader):
             await anext(stream)
 
 
@@ -588,7 +588,7 @@ async def test_a_call_that_is_refused_is_a_checkpoint_too() -> None:
 
         tasks.start_soon(other)
         for _ in range(30):
-            with pytest.raises(shoal.Overloaded):
+            with pytest.raises(shoal.errors.Overloaded):
                 await call(3)
         assert turns > 0
         held.gate.set()
@@ -605,4 +605,4 @@ async def test_closing_from_within_a_handler_does_not_wait_for_that_handler() ->
     async with batcher as call:
         callers = [call(1), call(2)]
         assert await outcomes(*callers) == [1, 2]
-        assert isinstance(await outcome(call(3)), shoal.BatcherClosed)
+        assert isinstance(await outcome(call(3)), shoal.errors.BatcherClosed)

@@ -87,7 +87,7 @@ async def test_the_time_of_the_handler_may_be_up_while_it_is_in_its_scope(make: 
             async with anyio.create_task_group() as tasks:
                 (reader,) = await read_all(tasks, call("a"))
             assert reader.items == ["a", "a"]
-            assert isinstance(reader.outcome, shoal.HandlerTimeout)
+            assert isinstance(reader.outcome, shoal.errors.HandlerTimeout)
         assert batcher.is_alive
 
 
@@ -98,7 +98,7 @@ async def test_closing_the_batcher_closes_the_generator_in_its_scope(make: Any) 
         assert await anext(stream) == "a"
         await batcher.aclose()
         assert await anext(stream) == "a"
-        with pytest.raises(shoal.BatcherClosed):
+        with pytest.raises(shoal.errors.BatcherClosed):
             await anext(stream)
 
 
@@ -114,7 +114,7 @@ async def test_a_scope_that_ends_between_two_steps_fails_its_batch_and_says_why(
             assert await anext(stream) == "slow"
             await anyio.sleep(20)  # the generator is held back, and its scope's time passes
             assert [await anext(stream) for _ in range(2)] == ["slow"] * 2
-            with pytest.raises(shoal.HandlerFailed, match="yields inside of a cancel scope"):
+            with pytest.raises(shoal.errors.HandlerFailed, match="yields inside of a cancel scope"):
                 await anext(stream)
         async with call("next") as stream:
             assert await anext(stream) == "next"

@@ -133,7 +133,7 @@ async def test_so_it_is_if_it_is_cancelled_by_it(leave_open: Any) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cancel_scopes)
             error = await outcome(call("bad"))
-        assert isinstance(error, shoal.ShoalError)
+        assert isinstance(error, shoal.errors.ShoalError)
         scopes.clear()
         await check_next_batches(call)
 
@@ -163,5 +163,5 @@ async def test_a_slot_that_was_cancelled_by_it_has_room_again(leave_open: Any) -
     async with batcher as call:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cancel_scopes)
-            assert isinstance(await outcome(call("bad")), shoal.ShoalError)
+            assert isinstance(await outcome(call("bad")), shoal.errors.ShoalError)
         assert await outcomes(call("a"), call("b"), call("c")) == ["a", "b", "c"]

@@ -137,7 +137,7 @@ async def test_late_calls_are_refused_by_the_run_time_alone_where_there_is_no_bo
         for _ in range(5):
             await call(0)
         busy = await line_up(tasks, *map(call, range(10)))
-        with pytest.raises(shoal.Overloaded):
+        with pytest.raises(shoal.errors.Overloaded):
             await call.options(timeout_s=1)(0)
         assert await call.options(timeout_s=3)(7) == 7
         await settle()

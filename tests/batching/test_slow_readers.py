@@ -50,7 +50,7 @@ async def test_a_reader_that_is_too_slow_fails_alone_after_the_items_it_has() ->
             assert steps.requests[0].cancelled
             steps.end()
             assert [await anext(slow), await anext(slow)] == [0, 1]
-            with pytest.raises(shoal.SlowReader, match="5") as caught:
+            with pytest.raises(shoal.errors.SlowReader, match="5") as caught:
                 await anext(slow)
             assert isinstance(caught.value, TimeoutError)
             assert anyio.current_time() - started == pytest.approx(5.5)
@@ -67,7 +67,7 @@ async def test_a_reader_may_hold_its_batch_back_for_that_long_in_all() -> None:
             for number in range(10):
                 steps.step(number)
             got = []
-            with pytest.raises(shoal.SlowReader):  # noqa: PT012
+            with pytest.raises(shoal.errors.SlowReader):  # noqa: PT012
                 while True:
                     await anyio.sleep(2)
                     got.append(await anext(stream))
@@ -113,7 +113,7 @@ async def test_two_slow_readers_fail_each_with_an_error_of_its_own() -> None:
             errors = []
             for stream in (first, second):
                 await anext(stream)
-                with pytest.raises(shoal.SlowReader) as caught:
+                with pytest.raises(shoal.errors.SlowReader) as caught:
                     await anext(stream)
                 errors.append(caught.value)
             assert errors[0] is not errors[1]
@@ -130,7 +130,7 @@ async def test_the_time_that_one_reader_holds_is_not_charged_to_another() -> Non
             await anyio.sleep(6)
             assert [await anext(other) for _ in range(3)] == [1, 2, 3]
             assert [await anext(slow), await anext(slow)] == [0, 1]
-            with pytest.raises(shoal.SlowReader):
+            with pytest.raises(shoal.errors.SlowReader):
                 await anext(slow)
             steps.end()
 
@@ -147,7 +147,7 @@ async def test_reading_in_the_tick_in_which_the_time_is_up_loses_nothing() -> No
             got = []
             try:
                 got += [item async for item in stream]
-            except shoal.SlowReader:
+            except shoal.errors.SlowReader:
                 assert got == []
             else:
                 assert got == [1, 2]

@@ -187,7 +187,7 @@ async def test_a_step_of_a_wrong_length_fails_the_open_streams_with_both_numbers
                 steps.step(*slots)
     assert steps.closed
     for reader in readers:
-        assert type(reader.outcome) is shoal.WrongBatchSize
+        assert type(reader.outcome) is shoal.errors.WrongBatchSize
         assert (reader.outcome.expected, reader.outcome.got) == (2, len(slots))
     assert [reader.items for reader in readers] == [[1], [2]]
 

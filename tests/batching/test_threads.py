@@ -99,7 +99,7 @@ async def test_a_thread_stream_must_be_entered() -> None:
 
 async def test_from_thread_is_not_for_the_event_loop_itself() -> None:
     async with shoal.open_batchers(double):
-        with pytest.raises(shoal.NotOpen, match=r"shoal.blocking\(f\)"):
+        with pytest.raises(shoal.errors.NotOpen, match=r"shoal.blocking\(f\)"):
             double.from_thread(1)
 
 
@@ -122,11 +122,11 @@ async def test_a_plain_handler_that_forgets_to_wait_for_a_call_is_told_how() -> 
         return [other(item) for item in items]
 
     async with shoal.open_batchers(double), shoal.Batcher(outer) as call:
-        with pytest.raises(shoal.WrongResultType, match=r"a coroutine,.* f\.from_thread"):
+        with pytest.raises(shoal.errors.WrongResultType, match=r"a coroutine,.* f\.from_thread"):
             await call(4)
         assert double.batcher.statistics().finished == 0
     async with shoal.Batcher(outer_of_others) as call:
-        with pytest.raises(shoal.WrongResultType, match=r"a coroutine,.*from_thread\.run"):
+        with pytest.raises(shoal.errors.WrongResultType, match=r"a coroutine,.*from_thread\.run"):
             await call(4)
 
 
@@ -135,7 +135,9 @@ async def test_a_thread_has_no_batcher_of_the_loop_that_started_it() -> None:
         double(1).send(None)
 
     async with shoal.open_batchers(double):
-        with pytest.raises(shoal.NotOpen, match=r"(?s)runs no event loop; .*shoal\.blocking"):
+        with pytest.raises(
+            shoal.errors.NotOpen, match=r"(?s)runs no event loop; .*shoal\.blocking"
+        ):
             await anyio.to_thread.run_sync(call_as_in_a_loop)
 
 
@@ -154,14 +156,14 @@ async def test_two_event_loops_in_two_threads_are_independent(other: str) -> Non
     model = Model()
 
     async def elsewhere() -> None:
-        with pytest.raises(shoal.NotOpen):
+        with pytest.raises(shoal.errors.NotOpen):
             await double(1)
         async with shoal.open_batchers(double, model.predict):
             assert await double.map(range(5)) == [0, 2, 4, 6, 8]
             assert await model.predict(1) == -1
             double.set_max_batch_size(1)
             assert double.batcher.statistics().finished == 5
-        with pytest.raises(shoal.NotOpen):
+        with pytest.raises(shoal.errors.NotOpen):
             await double(1)
 
     async with shoal.open_batchers(double, model.predict):
@@ -229,7 +231,7 @@ def test_blocking_serves_a_method(backend: str) -> None:
 def test_after_the_block_a_blocking_call_says_that_it_is_closed(backend: str) -> None:
     with shoal.blocking(double, backend=backend) as call:
         pass
-    with pytest.raises(shoal.BatcherClosed):
+    with pytest.raises(shoal.errors.BatcherClosed):
         call(1)
 
 
@@ -289,7 +291,7 @@ def test_a_blocking_call_has_the_face_of_the_async_one(backend: str) -> None:
         assert call.statistics().finished == 5
         with pytest.raises(TypeError, match="not an option"):
             call.configure(batch_size=1)  # type: ignore[call-arg]
-    with pytest.raises(shoal.BatcherClosed):
+    with pytest.raises(shoal.errors.BatcherClosed):
         call.statistics()
 
 
@@ -422,7 +424,7 @@ async def test_a_thread_of_the_programs_own_calls_what_is_open_in_one_event_loop
         with pytest.raises(TypeError):
             await in_own_thread(lambda: double.from_thread())
         assert held is not None
-    with pytest.raises(shoal.NotOpen, match=r"not open in an event loop"):
+    with pytest.raises(shoal.errors.NotOpen, match=r"not open in an event loop"):
         await in_own_thread(lambda: double.from_thread(4))
 
 
@@ -439,7 +441,9 @@ async def test_of_two_event_loops_the_thread_says_which() -> None:
         try:
             async with shoal.open_batchers(double):
                 assert await anyio.to_thread.run_sync(opened.wait, 10)
-                with pytest.raises(shoal.NotOpen, match=r"in 2 event loops(.|\n)*batcher\.call"):
+                with pytest.raises(
+                    shoal.errors.NotOpen, match=r"in 2 event loops(.|\n)*batcher\.call"
+                ):
                     await in_own_thread(lambda: double.from_thread(4))
                 call = double.batcher.call
                 assert await in_own_thread(lambda: call.from_thread(4)) == 8

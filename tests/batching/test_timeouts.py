@@ -38,7 +38,7 @@ async def test_a_deadline_ends_a_call_in_a_handler(way: str) -> None:
     async with batcher as call:
         bound = call.options(timeout_s=5) if way == "timeout_s" else call
         started = anyio.current_time()
-        with pytest.raises(shoal.DeadlineExceeded):
+        with pytest.raises(shoal.errors.DeadlineExceeded):
             await bound(1)
         assert anyio.current_time() - started == pytest.approx(5)
         await settle()
@@ -57,7 +57,7 @@ async def test_a_deadline_ends_a_call_in_the_queue_and_the_handler_never_sees_it
         await settle()
         (second,) = await line_up(tasks, call.options(timeout_s=5)(1))
         await anyio.sleep(6)
-        assert isinstance(second.outcome, shoal.DeadlineExceeded)
+        assert isinstance(second.outcome, shoal.errors.DeadlineExceeded)
         held.gate.set()
     assert first.outcome == 0
     assert held.batches == [[0]]
@@ -67,7 +67,7 @@ async def test_a_deadline_ends_a_call_in_the_queue_and_the_handler_never_sees_it
 async def test_the_shorter_of_both_limits_wins(timeout_s: float, ends: float) -> None:
     async with shoal.Batcher(Held(), request_timeout_s=5) as call:
         started = anyio.current_time()
-        with pytest.raises(shoal.DeadlineExceeded):
+        with pytest.raises(shoal.errors.DeadlineExceeded):
             await call.options(timeout_s=timeout_s)(1)
         assert anyio.current_time() - started == pytest.approx(ends)
 
@@ -75,7 +75,7 @@ async def test_the_shorter_of_both_limits_wins(timeout_s: float, ends: float) ->
 async def test_a_deadline_of_0_never_reaches_the_handler() -> None:
     handler = Recorder()
     async with shoal.Batcher(handler) as call:
-        with pytest.raises(shoal.DeadlineExceeded):
+        with pytest.raises(shoal.errors.DeadlineExceeded):
             await call.options(timeout_s=0)(1)
         await settle()
     assert handler.batches == []
@@ -98,7 +98,7 @@ async def test_an_answer_in_the_tick_of_the_deadline_is_counted_once() -> None:
     async with batcher as call:
         for _ in range(20):  # either may come first
             got = await outcome(call.options(timeout_s=5)(1))
-            assert got == 1 or isinstance(got, shoal.DeadlineExceeded)
+            assert got == 1 or isinstance(got, shoal.errors.DeadlineExceeded)
         statistics = batcher.statistics()
     assert statistics.cancelled == 0
     assert statistics.finished + statistics.expired == 20
@@ -128,7 +128,7 @@ async def test_a_deadline_ends_a_stream_that_waits() -> None:
             steps.step(1)
             await anyio.sleep(6)
             assert reader.items == [1]
-            assert isinstance(reader.outcome, shoal.DeadlineExceeded)
+            assert isinstance(reader.outcome, shoal.errors.DeadlineExceeded)
             assert steps.closed
         assert batcher.statistics().expired == 1
 
@@ -140,7 +140,7 @@ async def test_a_deadline_ends_a_stream_whose_items_keep_coming() -> None:
 
     async with shoal.Batcher(handler) as call, call.options(timeout_s=5)("a") as stream:
         got = []
-        with pytest.raises(shoal.DeadlineExceeded):  # noqa: PT012
+        with pytest.raises(shoal.errors.DeadlineExceeded):  # noqa: PT012
             while True:
                 got.append(await anext(stream))
                 await anyio.sleep(1)
@@ -180,7 +180,7 @@ async def test_a_handler_that_takes_too_long_is_cancelled_and_fails_its_batch(
                 ended = await line_up(tasks, call(0), call(1))
         assert anyio.current_time() - started == pytest.approx(5)
         errors = [one.outcome for one in ended]
-        assert [type(error) for error in errors] == [shoal.HandlerTimeout] * 2
+        assert [type(error) for error in errors] == [shoal.errors.HandlerTimeout] * 2
         assert errors[0] is not errors[1]
         assert "5" in str(errors[0])
         assert held.cancelled == [[0, 1]]
@@ -192,7 +192,7 @@ async def test_the_slot_of_a_handler_that_took_too_long_serves_on() -> None:
     held = Held()
     async with shoal.Batcher(held, handler_timeout_s=5) as call:
         for number in range(3):
-            assert isinstance(await outcome(call(number)), shoal.HandlerTimeout)
+            assert isinstance(await outcome(call(number)), shoal.errors.HandlerTimeout)
         held.gate.set()
         assert await call(5) == 5
 
@@ -224,7 +224,7 @@ async def test_a_thread_that_takes_too_long_fails_its_callers_at_once_but_keeps_
     batcher = shoal.Batcher(handler, handler_timeout_s=0.01, isolate_errors=isolate_errors)
     async with batcher as call, anyio.create_task_group() as tasks:
         got = await outcome(call(0))
-        assert isinstance(got, shoal.HandlerTimeout)
+        assert isinstance(got, shoal.errors.HandlerTimeout)
         (late,) = await line_up(tasks, call(1))
         await settle()
         statistics = batcher.statistics()
@@ -244,8 +244,10 @@ async def test_leaving_and_the_time_out_of_the_handler_may_come_in_one_tick() ->
         await anyio.sleep(5)
         callers[0].leave()
         await settle()
-        assert callers[0].outcome == LEFT or isinstance(callers[0].outcome, shoal.HandlerTimeout)
-        assert isinstance(callers[1].outcome, shoal.HandlerTimeout)
+        assert callers[0].outcome == LEFT or isinstance(
+            callers[0].outcome, shoal.errors.HandlerTimeout
+        )
+        assert isinstance(callers[1].outcome, shoal.errors.HandlerTimeout)
     statistics = batcher.statistics()
     assert statistics.failed + statistics.cancelled == 2
 
@@ -279,7 +281,7 @@ async def test_callers_are_told_in_time_though_clean_up_is_shielded(fill: Any) -
     batcher: Any = shoal.Batcher(opened if fill == "open" else handler, fill=fill, **options)
     async with batcher as call:
         started = anyio.current_time()
-        assert isinstance(await outcome(call("slow")), shoal.HandlerTimeout)
+        assert isinstance(await outcome(call("slow")), shoal.errors.HandlerTimeout)
         assert anyio.current_time() - started == pytest.approx(2)
         assert (running, batcher.statistics().batches_running) == (1, 1)
         assert await call("next") == "next"  # as soon as the slot is free
@@ -301,7 +303,7 @@ async def test_a_call_that_expires_before_its_slot_has_run_never_reaches_the_han
     async def makes_the_call(number: int) -> None:
         try:
             outcomes.append(await batcher.call.options(timeout_s=0.01)(number))
-        except shoal.DeadlineExceeded:
+        except shoal.errors.DeadlineExceeded:
             outcomes.append(None)
 
     async def holds_the_loop(number: int) -> None:

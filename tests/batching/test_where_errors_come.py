@@ -44,7 +44,7 @@ async def pairs(left: list[Any], right: list[Any]) -> list[Any]:
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], type[Exception]]] = {
-    "too large": ({"batch_size_fn": lambda _: 99}, shoal.ItemTooLarge),
+    "too large": ({"batch_size_fn": lambda _: 99}, shoal.errors.ItemTooLarge),
     "cost": ({"batch_size_fn": broken}, Broken),
     "no number": ({"batch_size_fn": str}, TypeError),
     "key": ({"bucket_by": broken}, Broken),
@@ -125,10 +125,10 @@ UNOPENED: Sequence[tuple[Any, Any]] = [
 @pytest.mark.parametrize(("call", "stream"), UNOPENED)
 async def test_not_open_comes_where_it_is_awaited(call: Any, stream: Any) -> None:
     made = [call(1), call.options(timeout_s=1)(1), call.map([1])]
-    assert {type(await met(one)) for one in made} == {shoal.NotOpen}
+    assert {type(await met(one)) for one in made} == {shoal.errors.NotOpen}
     for one in (stream(1), stream.options(timeout_s=1)(1)):
-        assert type(await met(one.__aenter__())) is shoal.NotOpen
-    assert type(await met(anext(stream(1)))) is shoal.NotOpen
+        assert type(await met(one.__aenter__())) is shoal.errors.NotOpen
+    assert type(await met(anext(stream(1)))) is shoal.errors.NotOpen
 
 
 async def test_wrong_arguments_are_told_where_it_is_awaited() -> None:
@@ -143,8 +143,8 @@ async def test_wrong_arguments_are_told_where_it_is_awaited() -> None:
 
 async def test_an_unbound_method_that_is_not_open_behaves_alike() -> None:
     model = Model()
-    assert type(await met(Model.one(model, 1))) is shoal.NotOpen
-    assert type(await met(Model.one(model))) is shoal.NotOpen
+    assert type(await met(Model.one(model, 1))) is shoal.errors.NotOpen
+    assert type(await met(Model.one(model))) is shoal.errors.NotOpen
 
 
 async def test_a_closed_batcher_is_told_of_where_it_is_awaited() -> None:
@@ -153,8 +153,8 @@ async def test_a_closed_batcher_is_told_of_where_it_is_awaited() -> None:
     async with closed:
         pass
     for batcher in (unopened, closed):
-        assert type(await met(batcher.call(1))) is shoal.BatcherClosed
-        assert type(await met(batcher.call.map([1]))) is shoal.BatcherClosed
+        assert type(await met(batcher.call(1))) is shoal.errors.BatcherClosed
+        assert type(await met(batcher.call.map([1]))) is shoal.errors.BatcherClosed
 
 
 async def test_what_is_open_when_it_is_awaited_is_called() -> None:
@@ -175,11 +175,15 @@ async def test_gathered_calls_meet_all_errors_alike(anyio_backend_name: str) -> 
             with pytest.raises(BaseExceptionGroup) as caught:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(large, 99)
-        assert isinstance(caught.value.exceptions[0], shoal.ItemTooLarge)
+        assert isinstance(caught.value.exceptions[0], shoal.errors.ItemTooLarge)
         return
     async with shoal.open_batchers(large):
         answers = await asyncio.gather(large(1), large(99), closed(1), return_exceptions=True)
-    assert [type(answer) for answer in answers] == [int, shoal.ItemTooLarge, shoal.NotOpen]
+    assert [type(answer) for answer in answers] == [
+        int,
+        shoal.errors.ItemTooLarge,
+        shoal.errors.NotOpen,
+    ]
 
 
 async def test_a_call_that_is_refused_is_a_checkpoint() -> None:

@@ -145,7 +145,7 @@ async def test_run_batch_must_give_as_many_results_as_there_are_requests() -> No
 
     async with shoal.Batcher.over(Forgetful(), max_batch_size=3, batch_wait_timeout_s=None) as call:
         got = await outcomes_in_order(*(call(first_name=name) for name in "abc"))
-    assert [type(error) for error in got] == [shoal.WrongBatchSize] * 3
+    assert [type(error) for error in got] == [shoal.errors.WrongBatchSize] * 3
     assert "Forgetful was given 3 items and gave back 2 results" in str(got[0])
 
 
@@ -155,7 +155,7 @@ async def test_stopping_ends_those_who_run_and_those_who_wait() -> None:
         callers = await line_up(tasks, *(call(first_name=name) for name in "abc"))
         await settle()
         await batcher.aclose()
-    assert [type(caller.outcome) for caller in callers] == [shoal.BatcherClosed] * 3
+    assert [type(caller.outcome) for caller in callers] == [shoal.errors.BatcherClosed] * 3
 
 
 async def test_stopping_may_answer_those_who_run_and_end_those_who_wait() -> None:
@@ -167,7 +167,7 @@ async def test_stopping_may_answer_those_who_run_and_end_those_who_wait() -> Non
         tasks.start_soon(batcher.aclose)
         await settle()
         ended = [type(caller.outcome) for caller in callers[1:]]
-        assert ended == [shoal.BatcherClosed] * 2
+        assert ended == [shoal.errors.BatcherClosed] * 2
         model.gate.set()
     assert callers[0].outcome == "a Bit"
 
@@ -208,9 +208,9 @@ async def test_stopping_can_not_be_undone() -> None:
         await call(first_name="Bob")
         await batcher.aclose()
         await batcher.aclose()
-        with pytest.raises(shoal.BatcherClosed):
+        with pytest.raises(shoal.errors.BatcherClosed):
             await call(first_name="Bob")
-    with pytest.raises(shoal.BatcherClosed):
+    with pytest.raises(shoal.errors.BatcherClosed):
         await call(first_name="Bob")
     with pytest.raises(RuntimeError, match="opened once"):
         await batcher.__aenter__()
@@ -219,7 +219,7 @@ async def test_stopping_can_not_be_undone() -> None:
 async def test_a_batcher_that_never_ran_can_be_stopped_and_stays_so() -> None:
     batcher = shoal.Batcher.over(Greeter())
     await batcher.aclose()
-    with pytest.raises(shoal.BatcherClosed):
+    with pytest.raises(shoal.errors.BatcherClosed):
         await batcher.call(first_name="Bob")
     with pytest.raises(RuntimeError, match="opened once"):
         await batcher.__aenter__()
@@ -237,9 +237,9 @@ async def test_an_async_run_batch_that_stops_its_batcher_is_no_deadlock() -> Non
     assert callers[0].outcome == "running Bit"
     # The other came before the handler closed, or after it.
     assert callers[1].outcome == "waiting Bit" or isinstance(
-        callers[1].outcome, shoal.BatcherClosed
+        callers[1].outcome, shoal.errors.BatcherClosed
     )
-    assert isinstance(await outcome(batcher.call(first_name="late")), shoal.BatcherClosed)
+    assert isinstance(await outcome(batcher.call(first_name="late")), shoal.errors.BatcherClosed)
 
 
 @pytest.mark.real_time
@@ -255,9 +255,9 @@ async def test_a_plain_run_batch_that_stops_its_batcher_is_no_deadlock() -> None
     assert callers[0].outcome == "running Bit"
     # The other came before the handler closed, or after it.
     assert callers[1].outcome == "waiting Bit" or isinstance(
-        callers[1].outcome, shoal.BatcherClosed
+        callers[1].outcome, shoal.errors.BatcherClosed
     )
-    assert isinstance(await outcome(batcher.call(first_name="late")), shoal.BatcherClosed)
+    assert isinstance(await outcome(batcher.call(first_name="late")), shoal.errors.BatcherClosed)
 
 
 @BACKENDS
@@ -280,7 +280,7 @@ def test_every_thread_that_calls_while_the_batcher_stops_gets_an_answer(backend:
             while True:
                 assert run(first_name="Bob") == "Bob Bit"
                 answered += 1
-        except shoal.BatcherClosed:
+        except shoal.errors.BatcherClosed:
             return answered
 
     batcher = shoal.Batcher.over(PlainGreeter(), max_batch_size=3)

@@ -20,7 +20,7 @@ async def test_lb1_one_result_for_two_items_fails_both() -> None:
 
     async with shoal.Batcher(handler, max_batch_size=2, batch_wait_timeout_s=None) as call:
         errors = await outcomes(call(1), call(2))
-    assert [type(error) for error in errors] == [shoal.WrongBatchSize] * 2
+    assert [type(error) for error in errors] == [shoal.errors.WrongBatchSize] * 2
     assert [(error.expected, error.got) for error in errors] == [(2, 1)] * 2
 
 
@@ -72,7 +72,7 @@ async def test_lb3_closing_stops_the_loop_once_what_is_in_line_has_run() -> None
         (caller,) = await line_up(tasks, call(1))
         await batcher.aclose()
         assert not batcher.is_alive
-        with pytest.raises(shoal.BatcherClosed):
+        with pytest.raises(shoal.errors.BatcherClosed):
             await call(2)
     assert caller.outcome == 1
     assert handler.batches == [[1]]

@@ -209,5 +209,5 @@ async def test_what_of_a_request_stays_in_the_server_is_said_in_a_process() -> N
 async def test_a_program_awaits_a_batched_function_beside_a_client() -> None:
     async with shoal.start():
         assert await outcomes(*map(code.doubled, range(4))) == DOUBLED
-    with pytest.raises(shoal.NotOpen):
+    with pytest.raises(shoal.errors.NotOpen):
         await code.doubled(1)

@@ -149,7 +149,7 @@ async def test_rc18_a_time_out_cancels_the_handler_and_what_it_calls(folder: Fol
         while not inner.batches:
             timeout_s *= 2
             got = await outcome(handle.options(timeout_s=timeout_s).call("item"))
-            assert type(got) is shoal.DeadlineExceeded
+            assert type(got) is shoal.errors.DeadlineExceeded
         await said(folder, "cancelled item")
         await until(lambda: len(inner.cancelled) == len(inner.batches))
         assert controller.status_now().backends["outer"].deaths == 0

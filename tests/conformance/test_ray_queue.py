@@ -299,7 +299,7 @@ async def test_ru23_an_item_larger_than_a_batch_fails_alone_and_nothing_hangs() 
     async with serving("function", echo, batch_size_fn=shoal.of_list(total), **options) as call:
         async with anyio.create_task_group() as tasks:
             (first,) = await line_up(tasks, call(6))
-            with pytest.raises(shoal.ItemTooLarge, match=r"costs 12, .* max_batch_size=10"):
+            with pytest.raises(shoal.errors.ItemTooLarge, match=r"costs 12, .* max_batch_size=10"):
                 await call(12)
         assert first.outcome == 6
         assert await call(10) == 10

@@ -88,7 +88,7 @@ async def test_ru19_a_step_of_a_wrong_length_is_such_an_error() -> None:
     async with serving("function", handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:
         for got in await all_with_errors(call("a"), call("b")):
             assert got[:2] == [0, 1]
-            assert isinstance(got[2], shoal.WrongBatchSize)
+            assert isinstance(got[2], shoal.errors.WrongBatchSize)
             assert got[3:] == ["end"]
 
 

@@ -219,7 +219,7 @@ async def test_ri13_an_item_larger_than_a_batch_is_refused_alone() -> None:
     handler = Recorder()
     async with served(handler, max_batch_size=10, batch_size_fn=lambda size: size) as handle:
         refused, answered = await outcomes(handle.call(15), handle.call(10))
-    assert type(refused) is shoal.ItemTooLarge
+    assert type(refused) is shoal.errors.ItemTooLarge
     assert answered == 10
     assert handler.batches == [[10]]
 
@@ -339,7 +339,7 @@ async def test_rc10_above_the_bound_calls_are_rejected_at_once() -> None:
             started = anyio.current_time()
             got = await outcomes(*map(handle.call, range(10)))
             assert anyio.current_time() == started
-        assert [type(one) for one in got] == [shoal.Overloaded] * 10
+        assert [type(one) for one in got] == [shoal.errors.Overloaded] * 10
         held.gate.set()
     assert (running.outcome, queued.outcome) == ("running", "queued")
     assert held.batches == [["running"], ["queued"]]
@@ -353,7 +353,7 @@ async def test_rc12_a_rejection_passes_unchanged_through_a_calling_service() -> 
         with anyio.fail_after(1):
             direct = await outcome(outer.handle.call(1))
             got = await outcome(handle.call(1))
-        assert type(got) is type(direct) is shoal.Overloaded
+        assert type(got) is type(direct) is shoal.errors.Overloaded
         assert str(got) == str(direct)
         inner.gate.set()
     assert busy.outcome == "busy"
@@ -382,7 +382,7 @@ async def test_rc15_a_running_and_a_queued_call_time_out_and_then_one_is_served(
         limited = handle.options(timeout_s=0.5)
         async with anyio.create_task_group() as tasks:
             callers = await line_up(tasks, limited.call(1), limited.call(2))
-        assert [type(one.outcome) for one in callers] == [shoal.DeadlineExceeded] * 2
+        assert [type(one.outcome) for one in callers] == [shoal.errors.DeadlineExceeded] * 2
         held.gate.set()
         assert await limited.call(3) == 3
     assert held.batches == [[1], [3]]
@@ -398,7 +398,7 @@ async def test_rc17_nothing_is_left_of_calls_that_timed_out() -> None:
         await settle()
         before = living_tasks()
         got = await outcomes(*map(limited.call, range(10)))
-        assert [type(one) for one in got] == [shoal.DeadlineExceeded] * 10
+        assert [type(one) for one in got] == [shoal.errors.DeadlineExceeded] * 10
         await settle()
         assert living_tasks() == before
         status = controller.status_now()
@@ -409,7 +409,7 @@ async def test_rc17_nothing_is_left_of_calls_that_timed_out() -> None:
 
 async def test_rc18_a_time_out_cancels_the_handler_and_what_it_calls() -> None:
     async with chain() as (handle, outer, inner):
-        with pytest.raises(shoal.DeadlineExceeded):
+        with pytest.raises(shoal.errors.DeadlineExceeded):
             await handle.options(timeout_s=1).call(1)
         await settle()
         assert outer.cancelled == inner.cancelled == [[1]]
@@ -437,7 +437,7 @@ async def test_rc19_what_times_out_in_line_never_reaches_the_handler() -> None:
         await line_up(tasks, handle.call(1))
         await settle()
         got = await outcome(handle.options(timeout_s=1).call(2))
-        assert type(got) is shoal.DeadlineExceeded
+        assert type(got) is shoal.errors.DeadlineExceeded
         held.gate.set()
     assert held.batches == [[1]]
 
@@ -562,7 +562,7 @@ async def test_rc25_the_steps_of_a_backends_end_share_its_one_budget() -> None:
             started = anyio.current_time()
             await controller.shutdown()
             assert anyio.current_time() - started == pytest.approx(1)
-    assert isinstance(caller.outcome, shoal.BatcherClosed)
+    assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
     assert steps == ["it ran", "it closed"]
 
 
@@ -574,7 +574,7 @@ async def test_rc26_what_does_not_end_in_time_is_cancelled_and_the_shutdown_comp
             await settle()
             started = anyio.current_time()
         assert anyio.current_time() - started == pytest.approx(0.05)
-    assert isinstance(caller.outcome, shoal.BatcherClosed)
+    assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
     assert held.cancelled == [[1]]
 
 
@@ -595,7 +595,7 @@ async def test_rc27_a_replica_that_never_started_is_only_ended() -> None:
             started = anyio.current_time()
         assert anyio.current_time() == started
         await settle()
-        assert isinstance(creator.outcome, shoal.ShoalError)
+        assert isinstance(creator.outcome, shoal.errors.ShoalError)
     assert steps == ["start cancelled"]
 
 

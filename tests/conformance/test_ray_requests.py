@@ -197,7 +197,7 @@ async def test_rc10_above_the_bound_calls_are_rejected_at_once() -> None:
         started = anyio.current_time()
         got = await outcomes(*map(call, range(10)))
         assert anyio.current_time() == started
-        assert [type(one) for one in got] == [shoal.Overloaded] * 10
+        assert [type(one) for one in got] == [shoal.errors.Overloaded] * 10
         held.gate.set()
     assert (running.outcome, queued.outcome) == ("running", "queued")
 
@@ -214,7 +214,7 @@ async def test_rc12_a_rejection_passes_unchanged_through_a_calling_handler() -> 
 
         async with shoal.Batcher(outer) as call:
             got = await outcome(call(1))
-        assert type(got) is shoal.Overloaded
+        assert type(got) is shoal.errors.Overloaded
         assert "max_queued_requests=0" in str(got)
         held.gate.set()
 
@@ -234,7 +234,7 @@ async def test_rc15_a_running_and_a_queued_call_time_out_and_then_one_is_served(
     held = Held()
     async with shoal.Batcher(held, max_batch_size=1, request_timeout_s=0.5) as call:
         got = await outcomes(call(1), call(2))
-        assert [type(one) for one in got] == [shoal.DeadlineExceeded] * 2
+        assert [type(one) for one in got] == [shoal.errors.DeadlineExceeded] * 2
         held.gate.set()
         assert await call(3) == 3
 
@@ -258,7 +258,7 @@ async def test_rc18_a_time_out_cancels_the_handler_and_what_it_calls() -> None:
             return [await call_inner(item) for item in items]
 
         async with shoal.Batcher(outer, request_timeout_s=1) as call:
-            with pytest.raises(shoal.DeadlineExceeded):
+            with pytest.raises(shoal.errors.DeadlineExceeded):
                 await call(1)
             await settle()
             assert inner.cancelled == [[1]]
@@ -269,7 +269,9 @@ async def test_rc19_what_times_out_in_line_never_reaches_the_handler() -> None:
     async with shoal.Batcher(held, max_batch_size=1) as call, anyio.create_task_group() as tasks:
         await line_up(tasks, call(1))
         await settle()
-        assert isinstance(await outcome(call.options(timeout_s=1)(2)), shoal.DeadlineExceeded)
+        assert isinstance(
+            await outcome(call.options(timeout_s=1)(2)), shoal.errors.DeadlineExceeded
+        )
         held.gate.set()
     assert held.batches == [[1]]
 

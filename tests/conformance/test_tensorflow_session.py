@@ -92,7 +92,7 @@ async def test_tx2_a_key_for_each_shape_keeps_them_apart() -> None:
 async def test_tx3_a_call_larger_than_a_batch_is_refused_with_both_numbers() -> None:
     handler = Recorder()
     async with shoal.Batcher(handler, max_batch_size=3, **ROWS) as call:
-        with pytest.raises(shoal.ItemTooLarge, match=r"costs 4, .* max_batch_size=3"):
+        with pytest.raises(shoal.errors.ItemTooLarge, match=r"costs 4, .* max_batch_size=3"):
             await call([1, 2, 3, 4])
     assert handler.batches == []
 

@@ -164,7 +164,7 @@ async def test_tb7_the_counts_are_exact_after_every_call(sizes: Any, bound: int)
         full = queue.statistics()
         assert (full.queued, full.rejected) == (2 * bound, 0)
         refusal = await outcome(call(1))
-        assert isinstance(refusal, shoal.Overloaded)
+        assert isinstance(refusal, shoal.errors.Overloaded)
         assert f"{2 * bound} requests are waiting" in str(refusal)
         after = queue.statistics()
         assert (after.queued, after.running, after.rejected) == (2 * bound, 1, 1)
@@ -184,7 +184,7 @@ async def test_tb8_a_clogged_queue_does_not_stop_another(sizes: Any) -> None:
         await line_up(tasks, clogged(1))
         await settle()
         await line_up(tasks, clogged(1), clogged(1))
-        assert isinstance(await outcome(clogged(1)), shoal.Overloaded)
+        assert isinstance(await outcome(clogged(1)), shoal.errors.Overloaded)
         assert [await call(size) for size in (1, 2, 3)] == [1, 2, 3]
         held.gate.set()
     assert other.batches == [[1], [2], [3]]
@@ -197,7 +197,7 @@ async def test_tb10_a_bound_of_zero_admits_what_can_start_now(sizes: Any) -> Non
     async with shoal.Batcher(held, **options) as call, anyio.create_task_group() as tasks:
         (caller,) = await line_up(tasks, call(7))
         await settle()
-        assert isinstance(await outcome(call(1)), shoal.Overloaded)
+        assert isinstance(await outcome(call(1)), shoal.errors.Overloaded)
         held.gate.set()
     assert caller.outcome == 7
 
@@ -210,7 +210,7 @@ async def test_tb10_the_bound_of_a_level_must_be_positive() -> None:
 async def test_tb12_one_bound_holds_for_the_tasks_of_all_levels() -> None:
     queue = Recorder()
     async with shoal.Batcher(queue, **LEVELS) as call:
-        with pytest.raises(shoal.ItemTooLarge, match=r"costs 11, .* max_batch_size=10"):
+        with pytest.raises(shoal.errors.ItemTooLarge, match=r"costs 11, .* max_batch_size=10"):
             await call.options(priority=LOW)(11)
         assert await call.options(priority=LOW)(10) == 10
     assert queue.batches == [[10]]
@@ -226,7 +226,7 @@ async def test_tb13_a_full_low_level_refuses_with_its_counts() -> None:
         await settle()
         await line_up(tasks, low(10), low(10))
         refusal = await outcome(low(1))
-        assert isinstance(refusal, shoal.Overloaded)
+        assert isinstance(refusal, shoal.errors.Overloaded)
         assert "2 requests of priority 2 are waiting" in str(refusal)
         assert queue.statistics().queued == 2
         (high,) = await line_up(tasks, call.options(priority=HIGH)(1))  # has a line of its own

@@ -148,7 +148,7 @@ async def test_ts8_sizes_and_workers_must_be_at_least_one(option: str, number: i
 async def test_ts8_a_task_larger_than_a_batch_is_refused_alone() -> None:
     handler = Streaming()
     async with scheduler(handler) as call:
-        with pytest.raises(shoal.ItemTooLarge, match=r"costs 11, .* max_batch_size=10"):
+        with pytest.raises(shoal.errors.ItemTooLarge, match=r"costs 11, .* max_batch_size=10"):
             await call(11)
         assert await call(10) == 10
     assert handler.batches == [[10]]
@@ -199,7 +199,7 @@ async def test_the_scheduling_capacity_is_what_idle_workers_and_open_batches_tak
         await line_up(tasks, call(9))
         await settle()
         assert batcher.scheduling_capacity() == batcher.statistics().scheduling_capacity == 1
-        assert isinstance(await outcome(call(2)), shoal.Overloaded)
+        assert isinstance(await outcome(call(2)), shoal.errors.Overloaded)
         assert await outcome(call(1)) == 1
         await settle()
         assert batcher.scheduling_capacity() == 0
@@ -222,7 +222,7 @@ async def test_ts10_a_task_is_taken_or_refused_never_both() -> None:
         assert handler.batches == [[7], [4, 5]]
         before = batcher.statistics()
         refused = await outcome(call(2))  # both slots are busy, and there is room for 1
-        assert isinstance(refused, shoal.Overloaded)
+        assert isinstance(refused, shoal.errors.Overloaded)
         after = batcher.statistics()
         assert (after.queued, after.running, after.rejected) == (0, before.running, 1)
         callers += await line_up(tasks, call(1))

@@ -39,7 +39,7 @@ async def test_tq1_what_is_beyond_the_bound_is_refused_at_once(bound: Any) -> No
         callers += await line_up(tasks, *map(call, range(1, 11)))
         await settle()
         refused, served = callers[9:], callers[:9]
-        assert [type(caller.outcome) for caller in refused] == [shoal.Overloaded] * 2
+        assert [type(caller.outcome) for caller in refused] == [shoal.errors.Overloaded] * 2
         assert [caller.ended_at for caller in refused] == [started] * 2
     assert [caller.outcome for caller in served] == list(range(9))
     assert batcher.statistics().rejected == 2
@@ -59,7 +59,7 @@ async def test_tq3_what_waits_for_too_long_is_rejected_and_counted() -> None:
         (late,) = await line_up(tasks, call(1))
         await anyio.sleep(0.2)
         others = await line_up(tasks, call(1), call(2), call(1))
-    assert isinstance(late.outcome, shoal.DeadlineExceeded)
+    assert isinstance(late.outcome, shoal.errors.DeadlineExceeded)
     assert "waited in the queue for longer than its timeout" in str(late.outcome)
     assert late.ended_at == pytest.approx(started + 0.1)
     assert [caller.outcome for caller in others] == [1, 2, 1]

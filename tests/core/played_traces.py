@@ -69,14 +69,14 @@ async def played(
             place = arrival.item.place
             try:
                 await (call.options(**call_options) if call_options else call)(arrival.item)
-            except shoal.Overloaded as error:
+            except shoal.errors.Overloaded as error:
                 shed = "shed" in str(error)
                 seen.outcomes[place] = Outcome.SHED if shed else Outcome.REJECTED
             except ItemTooLarge:
                 seen.outcomes[place] = Outcome.REJECTED
-            except shoal.DeadlineExceeded:
+            except shoal.errors.DeadlineExceeded:
                 seen.outcomes[place] = Outcome.EXPIRED
-            except shoal.HandlerTimeout:
+            except shoal.errors.HandlerTimeout:
                 seen.outcomes[place] = Outcome.FAILED
             else:
                 seen.outcomes[place] = Outcome.FINISHED

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from shoal import BatchOptions, ItemTooLarge
+from shoal import BatchOptions
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions, RequestOptionsFactory
+from shoal.errors import ItemTooLarge
 from shoal.testing import make_request
 
 

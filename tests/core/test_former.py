@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from core.former_scenes import admit, change, check, expire, new, queue, take, waiting
-from shoal import BatchOptions, QueuePolicy, WholeQueuePolicy
+from shoal import BatchOptions, QueuePolicy
 from shoal.core.batch import DispatchReason
 from shoal.core.forming.former import Former
 from shoal.core.policies.rule import SizeOrWait
 from shoal.core.policy import Dispatch, Wait
 from shoal.core.request import State
+from shoal.policies import WholeQueuePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal import Pressure, Request
+    from shoal import Request
+    from shoal.policies import Pressure
 
 # When a batch goes
 

@@ -89,11 +89,11 @@ def test_outcomes_by_status(statuses, outcome):
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (shoal.Overloaded("x"), "unavailable"),
-        (shoal.BatcherClosed("x"), "unavailable"),
-        (shoal.DeadlineExceeded("x"), "timeout"),
-        (shoal.HandlerTimeout("x"), "timeout"),
-        (shoal.ItemTooLarge("x"), "invalid"),
+        (shoal.errors.Overloaded("x"), "unavailable"),
+        (shoal.errors.BatcherClosed("x"), "unavailable"),
+        (shoal.errors.DeadlineExceeded("x"), "timeout"),
+        (shoal.errors.HandlerTimeout("x"), "timeout"),
+        (shoal.errors.ItemTooLarge("x"), "invalid"),
         (ValueError("x"), "failed"),
         (KeyboardInterrupt(), "left"),
     ],

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from core.former_scenes import admit, new, queue
-from shoal import WholeQueuePolicy
 from shoal.core.batch import DispatchReason
 from shoal.core.policies.rule import Guarded
 from shoal.core.policy import Wait
 from shoal.core.request import State
+from shoal.policies import WholeQueuePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal import Pressure, Request
+    from shoal import Request
+    from shoal.policies import Pressure
 
 ALL: dict[str, dict[str, Any]] = {
     "SizeOrWait": {},

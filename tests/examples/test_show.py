@@ -124,7 +124,7 @@ async def test_no_more_than_so_many_may_watch(playing):
         for _ in range(VIEWERS):
             tasks.start_soon(look)
         await all_watch.wait()
-        with pytest.raises(shoal.Overloaded):
+        with pytest.raises(shoal.errors.Overloaded):
             async with watch.stream(Watch()) as frames:
                 await anext(frames)
         tasks.cancel_scope.cancel()

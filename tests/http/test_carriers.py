@@ -316,7 +316,7 @@ def use_client(carrier):
             assert await client.call("/raw", b"ab", result="bytes") == b"ba"
             async with client.stream("/count", 3) as stream:
                 assert [step async for step in stream] == [0, 1, 2]
-            with pytest.raises(shoal.HttpProblem, match="fit"):
+            with pytest.raises(shoal.errors.HttpProblem, match="fit"):
                 await client.call("/double", "x")
 
     anyio.run(main, backend=carrier.served.loop)

@@ -276,7 +276,7 @@ async def test_a_compressed_body_is_decompressed():
         ValueError,
         KeyError,
         SystemExit,
-        partial(shoal.HttpProblem, status=404),
+        partial(shoal.errors.HttpProblem, status=404),
     ],
     ids=["ValueError", "KeyError", "SystemExit", "HttpProblem"],
 )
@@ -300,7 +300,7 @@ async def test_another_error_is_logged_and_counted(error, option, caplog):
 @pytest.mark.parametrize("option", ["decode", "encode"])
 async def test_a_batcher_s_own_errors_have_their_statuses(option):
     def busy(_given: Any) -> Any:
-        raise shoal.Overloaded("another service is busy")
+        raise shoal.errors.Overloaded("another service is busy")
 
     answer = await asked(served(**{option: busy}), "/x", 1)
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
@@ -722,7 +722,7 @@ async def test_a_state_file_keeps_import_paths(module, tmp_path):
     config = {"decode": "converting:user", "encode": "converting:shout"}
     async with shoal.start(state=tmp_path / "state.db") as client:
         await client.create_backend("b", "converting:same", config=config)
-        with pytest.raises(shoal.NotDurable, match="decode"):
+        with pytest.raises(shoal.errors.NotDurable, match="decode"):
             await client.create_backend("c", "converting:same", config={"decode": user_of})
     async with shoal.start(state=tmp_path / "state.db") as client:
         assert (await client.get_backend_config("b")).given() == config

@@ -18,15 +18,15 @@ anyio_test = pytest.mark.anyio
 @pytest.mark.parametrize(
     ("error", "status", "kind"),
     [
-        (shoal.Overloaded("x"), 503, "overloaded"),
-        (shoal.BatcherClosed("x"), 503, "closed"),
-        (shoal.DeadlineExceeded("x"), 504, "deadline-exceeded"),
-        (shoal.HandlerTimeout("x"), 504, "handler-timeout"),
-        (shoal.SlowReader("x"), 408, "slow-reader"),
-        (shoal.WrongBatchSize("x", expected=1, got=2), 500, "internal"),
-        (shoal.WrongResultType("x"), 500, "internal"),
-        (shoal.HandlerFailed("x"), 500, "internal"),
-        (shoal.NotOpen("x"), 500, "internal"),
+        (shoal.errors.Overloaded("x"), 503, "overloaded"),
+        (shoal.errors.BatcherClosed("x"), 503, "closed"),
+        (shoal.errors.DeadlineExceeded("x"), 504, "deadline-exceeded"),
+        (shoal.errors.HandlerTimeout("x"), 504, "handler-timeout"),
+        (shoal.errors.SlowReader("x"), 408, "slow-reader"),
+        (shoal.errors.WrongBatchSize("x", expected=1, got=2), 500, "internal"),
+        (shoal.errors.WrongResultType("x"), 500, "internal"),
+        (shoal.errors.HandlerFailed("x"), 500, "internal"),
+        (shoal.errors.NotOpen("x"), 500, "internal"),
         (TimeoutError("x"), 500, "internal"),
         (ValueError("x"), 500, "internal"),
         (HTTPException(418, "short and stout"), 418, ""),
@@ -40,14 +40,14 @@ def test_each_error_has_its_status(error, status, kind):
     assert found.detail != "x"
 
 
-@pytest.mark.parametrize("error", [shoal.Overloaded("x"), shoal.BatcherClosed("x")])
+@pytest.mark.parametrize("error", [shoal.errors.Overloaded("x"), shoal.errors.BatcherClosed("x")])
 def test_who_may_come_again_is_told_when(error):
     found = problem_of(error, HttpOptions(retry_after_s=9))
     assert dict(found.headers)[b"retry-after"] == b"9"
 
 
 def test_the_members_are_those_of_rfc_9457():
-    members = problem_of(shoal.DeadlineExceeded("x"), HttpOptions()).members("id-1")
+    members = problem_of(shoal.errors.DeadlineExceeded("x"), HttpOptions()).members("id-1")
     assert members == {
         "type": "urn:shoal:problem:deadline-exceeded",
         "title": "The call was not answered in time",
@@ -142,7 +142,7 @@ async def answered(app, path, items):
 @anyio_test
 @pytest.mark.parametrize("items", [[0, 5, 1], [5, 0, 1]])
 @pytest.mark.parametrize(
-    ("chosen", "status"), [(HTTPException(404), 404), (shoal.ItemTooLarge("x"), 413)]
+    ("chosen", "status"), [(HTTPException(404), 404), (shoal.errors.ItemTooLarge("x"), 413)]
 )
 async def test_the_line_names_the_requests_whose_answer_the_code_did_not_choose(
     caplog, items, chosen, status
@@ -229,7 +229,7 @@ async def test_a_batch_that_runs_for_too_long_is_logged_without_a_traceback(capl
     app.endpoint("/x", name="x", handler_timeout_s=2)(slow)
     async with app.lifespan():
         handle = await app.controller.get_handle("x")
-        with pytest.raises(shoal.HandlerTimeout):
+        with pytest.raises(shoal.errors.HandlerTimeout):
             await handle.call(1)
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert record.getMessage() == "x: batch 1 failed: HandlerTimeout, 1 of 1 requests (-)"

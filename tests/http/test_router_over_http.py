@@ -141,7 +141,7 @@ async def test_what_is_no_method_for_callers_is_not_found(method):
         answer = await ask(app, "/e", 3, **asked(method))
         assert kind_of(answer) == (404, "no-such-method")
         assert b"negative" not in answer.body
-        with pytest.raises(shoal.NoSuchName, match="negative"):  # code of ours may be told
+        with pytest.raises(shoal.errors.NoSuchName, match="negative"):  # code of ours may be told
             await (await client.get_handle("e")).options(method_name=method).call(3)
         assert set(client.backends["b"].method_batchers) == {"__call__"}
         assert stage.calls == []

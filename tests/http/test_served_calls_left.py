@@ -111,7 +111,7 @@ async def test_a_client_of_openai_that_leaves_while_its_call_runs_cancels_it(pat
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_client_that_leaves_once_its_call_has_ended_frees_its_place(fails, caplog):
-    class LeaveAtTheEnd(shoal.BatchObserver):
+    class LeaveAtTheEnd(shoal.statistics.BatchObserver):
         def batch_ended(self, record, requests):
             client.leave()
 

@@ -81,7 +81,7 @@ async def test_a_call_by_a_handle_is_counted_apart():
         await handle.call(1)
         with pytest.raises(ValueError):
             await handle.call(0)
-        with pytest.raises(shoal.DeadlineExceeded):
+        with pytest.raises(shoal.errors.DeadlineExceeded):
             await handle.options(timeout_s=1).call(5)
         with anyio.move_on_after(1):
             await handle.call(5)

@@ -146,11 +146,11 @@ async def test_requests_that_no_batch_has_had_are_noted_with_the_reason():
         await settle()
         with anyio.move_on_after(0.25):
             await call(1)
-        with pytest.raises(shoal.DeadlineExceeded):
+        with pytest.raises(shoal.errors.DeadlineExceeded):
             await call.options(timeout_s=0.25)(2)
         tasks.start_soon(call, 3)
         await settle()
-        with pytest.raises(shoal.Overloaded):
+        with pytest.raises(shoal.errors.Overloaded):
             await call(4)
     ends = [(note.get("outcome"), note.get("left_s")) for note in requests_in(told.take())]
     assert ends == [

@@ -297,7 +297,7 @@ async def test_a_request_that_no_batch_has_had_has_a_span(spans, why, error):
         with (
             spans.tracer.start_as_current_span("caller"),
             anyio.move_on_after(2),
-            suppress(shoal.Overloaded, shoal.DeadlineExceeded),
+            suppress(shoal.errors.Overloaded, shoal.errors.DeadlineExceeded),
         ):
             await call.options(timeout_s=1 if why == "expired" else None)(2)
 
@@ -334,7 +334,10 @@ async def test_an_unserved_request_that_is_not_sampled_has_no_span():
     batcher = shoal.Batcher(echo, max_queued_requests=0, max_batch_size=1, name="echo")
     instrument(batcher, tracer_provider=off.provider)
     async with batcher as call:
-        with off.tracer.start_as_current_span("caller"), pytest.raises(shoal.DeadlineExceeded):
+        with (
+            off.tracer.start_as_current_span("caller"),
+            pytest.raises(shoal.errors.DeadlineExceeded),
+        ):
             await call.options(timeout_s=0)(1)
     assert off.exporter.get_finished_spans() == ()
 

@@ -51,7 +51,7 @@ async def record(trace, options, path):
             await anyio.sleep_until(began_at + arrival.at)
             given = {"priority": arrival.priority, "timeout_s": arrival.timeout_s}
             given = {name: one for name, one in given.items() if one is not None}
-            with suppress(shoal.Overloaded, shoal.DeadlineExceeded):
+            with suppress(shoal.errors.Overloaded, shoal.errors.DeadlineExceeded):
                 await (call.options(**given) if given else call)(arrival.item)
 
         for arrival in trace:

@@ -165,7 +165,7 @@ async def test_a_caller_that_is_killed_cancels_its_calls():
     async with calling() as (controller, handle, (began, ended)):
 
         async def call() -> None:
-            with pytest.raises(shoal.ReplicaDied, match="for the test"):
+            with pytest.raises(shoal.errors.ReplicaDied, match="for the test"):
                 await handle.call("wait")
 
         async with anyio.create_task_group() as tasks:
@@ -187,7 +187,7 @@ async def test_the_deadline_of_a_batch_is_that_of_the_calls_that_it_makes():
 @ON_TRIO
 async def test_a_handle_has_a_time_out_of_its_own():
     async with calling() as (_, handle, (began, ended)):
-        with pytest.raises(shoal.DeadlineExceeded):
+        with pytest.raises(shoal.errors.DeadlineExceeded):
             await handle.options(method_name="within").call(0.5)
         assert began.is_set()
         await ended.wait()
@@ -305,7 +305,7 @@ async def test_the_wait_for_a_place_is_bounded_and_says_what_is_free(tmp_path):
             "ray_options": {**SMALL, "resources": {"nowhere": 1}},
             "place_timeout_s": 0.5,
         }
-        with pytest.raises(shoal.ReplicaNotStarted) as raised:
+        with pytest.raises(shoal.errors.ReplicaNotStarted) as raised:
             await controller.create_backend("b", Model, str(tmp_path), config=config)
     said = str(raised.value)
     assert "b#0 was not ready within 0.5 s (place_timeout_s): Ray has not placed its actor" in said

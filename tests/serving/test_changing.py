@@ -812,7 +812,7 @@ async def test_a_backend_that_is_gone_can_not_be_changed() -> None:
             assert isinstance(await outcome(verb), NoSuchName)
 
 
-class Refusing(shoal.WholeQueuePolicy):
+class Refusing(shoal.policies.WholeQueuePolicy):
     """Goes with no options."""
 
     def __init__(self, options: Any) -> None:

@@ -162,7 +162,7 @@ async def test_whatever_the_constructor_of_an_async_class_raises_is_a_failed_sta
 ) -> None:
     async with Controller() as controller:
         error = await outcome(controller.create_backend("code", Raises, how))
-        assert isinstance(error, shoal.ReplicaNotStarted)
+        assert isinstance(error, shoal.errors.ReplicaNotStarted)
         assert f"{type(how).__name__}" in str(error)
         await controller.create_backend("other", Function)
 
@@ -209,7 +209,7 @@ async def test_a_plain_constructor_that_needs_an_event_loop_is_told_of_warm_up(
     async with Controller() as controller:
         config = {"placement": placement}
         error = await outcome(controller.create_backend("code", PlainNeedsLoop, config=config))
-    assert type(error) is shoal.ReplicaNotStarted
+    assert type(error) is shoal.errors.ReplicaNotStarted
     assert "make what needs the loop in `async def warm_up(self)`" in str(error)
     assert "the page 'Where your code runs'" in str(error)
 

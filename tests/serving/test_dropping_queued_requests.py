@@ -39,7 +39,7 @@ async def test_what_waits_fails_and_what_runs_is_answered(how: str) -> None:
             await controller.delete_endpoint("held")
             tasks.start_soon(controller.delete_backend, "held")
         await settle()
-        assert [type(caller.outcome) for caller in callers[1:]] == [shoal.BatcherClosed] * 2
+        assert [type(caller.outcome) for caller in callers[1:]] == [shoal.errors.BatcherClosed] * 2
         held.gate.set()
     assert callers[0].outcome == 0
     assert held.cancelled == []

@@ -72,7 +72,7 @@ async def test_one_that_is_killed_gives_its_own_to_the_next_process(monkeypatch)
         await controller.create_endpoint("e", backend="b")
         handle = await controller.get_handle("e")
         device, before = await handle.call("CUDA_VISIBLE_DEVICES")
-        with pytest.raises(shoal.ReplicaDied):
+        with pytest.raises(shoal.errors.ReplicaDied):
             await handle.call("die")
         again, after = await handle.call("CUDA_VISIBLE_DEVICES")
         assert (device, again) == ("5", "5")

@@ -188,7 +188,7 @@ async def test_a_function_of_one_item_fails_its_call_alone(name: str, how: str) 
             assert await handle.call("well") == "well"
 
 
-class OwnRule(shoal.WholeQueuePolicy):
+class OwnRule(shoal.policies.WholeQueuePolicy):
     """Raises, in one of its methods, what a queued request says."""
 
     raises_in = ""
@@ -202,7 +202,7 @@ class OwnRule(shoal.WholeQueuePolicy):
                 answered(request.item)
 
     def choose(
-        self, queue: Sequence[shoal.Request], now: float, pressure: shoal.Pressure | None
+        self, queue: Sequence[shoal.Request], now: float, pressure: shoal.policies.Pressure | None
     ) -> tuple[Sequence[shoal.Request], shoal.DispatchReason]:
         self._say("choose", queue)
         return queue[:1], shoal.DispatchReason.FULL
@@ -211,7 +211,7 @@ class OwnRule(shoal.WholeQueuePolicy):
         self._say("add", [request])
         return super().add(request)
 
-    def take(self, dispatch: shoal.Dispatch) -> list[shoal.Request]:
+    def take(self, dispatch: shoal.policies.Dispatch) -> list[shoal.Request]:
         self._say("take", self._queue)
         return super().take(dispatch)
 

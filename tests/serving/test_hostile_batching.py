@@ -103,7 +103,7 @@ async def test_a_start_that_raises_it_there_has_failed(how: str) -> None:
 
     async with served(AsyncInside, "task") as (controller, handle):
         error = await error_of(controller.create_backend("c", Warm, config={"placement": "task"}))
-        assert isinstance(error, shoal.ReplicaNotStarted)
+        assert isinstance(error, shoal.errors.ReplicaNotStarted)
         assert await handle.call("well") == "well"
 
 

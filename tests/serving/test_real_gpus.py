@@ -97,7 +97,7 @@ async def test_one_that_is_killed_gives_its_gpu_and_memory_to_the_next():
         while True:
             try:
                 again, after = await handle.call(1)
-            except shoal.ReplicaDied:
+            except shoal.errors.ReplicaDied:
                 continue
             if after != pid:
                 break
@@ -108,7 +108,7 @@ async def test_one_that_is_killed_gives_its_gpu_and_memory_to_the_next():
 async def test_replicas_share_a_gpu_by_parts_and_more_than_fit_are_refused(gpus):
     most = 2 * len(gpus)
     async with Controller() as controller:
-        with pytest.raises(shoal.NotEnoughGpus, match=f"this machine has {len(gpus)}: 0"):
+        with pytest.raises(shoal.errors.NotEnoughGpus, match=f"this machine has {len(gpus)}: 0"):
             await controller.create_backend(
                 "b", CODE, config=HOLDS | {"gpus": 0.5, "num_replicas": most + 1}
             )
@@ -135,7 +135,7 @@ async def test_a_server_that_was_given_a_gpu_by_its_uuid_gives_that(gpus, monkey
         assert (await handle.call(1))[0] == [uuid]
         gpu = (await controller.status()).gpus[uuid]
         assert (gpu.name, gpu.replicas) == (gpus[-1].name, {"b#0": 1.0})
-        with pytest.raises(shoal.NotEnoughGpus, match="CUDA_VISIBLE_DEVICES of this server"):
+        with pytest.raises(shoal.errors.NotEnoughGpus, match="CUDA_VISIBLE_DEVICES of this server"):
             await controller.create_backend("c", CODE, config=HOLDS | {"gpus": 1})
 
 

@@ -109,7 +109,7 @@ async def test_whatever_it_raises_fails_the_creation_alone(error: BaseException,
         await controller.create_backend("other", lists, config={"open": connected})
         await controller.create_endpoint("other", backend="other")
         failure = await outcome(controller.create_backend("code", lists, config={"open": fails}))
-        assert isinstance(failure, (ValueError, shoal.HandlerFailed))
+        assert isinstance(failure, (ValueError, shoal.errors.HandlerFailed))
         assert "7" in str(failure)
         assert await (await controller.get_handle("other")).call(1) == "a pool"
 

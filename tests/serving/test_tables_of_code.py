@@ -27,8 +27,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 async def test_a_table_is_refused_as_the_results_of_a_batch(placement: str, code: Any) -> None:
     async with served(code, placement=placement) as handle:
         for kind, advice in KINDS.items():
-            with pytest.raises(shoal.WrongResultType, match=advice):
+            with pytest.raises(shoal.errors.WrongResultType, match=advice):
                 await handle.call(kind)
-            with pytest.raises(shoal.WrongResultType, match=advice):
+            with pytest.raises(shoal.errors.WrongResultType, match=advice):
                 async with handle.options(method_name="steps").stream(kind) as steps:
                     await anext(steps)

@@ -72,7 +72,7 @@ async def test_a_wrong_answer_is_handed_on():
     async with shoal.Batcher(handler) as call, anyio.create_task_group() as tasks:
         (caller,) = await line_up(tasks, call(1))
         (await handler.next_batch()).answer([1, 2])
-    assert isinstance(caller.outcome, shoal.WrongBatchSize)
+    assert isinstance(caller.outcome, shoal.errors.WrongBatchSize)
 
 
 async def test_batches_are_taken_in_the_order_in_which_they_came():

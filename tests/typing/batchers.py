@@ -6,7 +6,8 @@ from typing import assert_type
 import anyio
 
 import shoal
-from shoal import Batcher, ClosingCounts, ResultStream, StreamCall, UnaryCall
+from shoal import Batcher, ResultStream, StreamCall, UnaryCall
+from shoal.statistics import ClosingCounts
 
 
 async def coroutine(items: list[int]) -> list[str]:

@@ -24,7 +24,7 @@ async def verbs(client: shoal.Client) -> None:
     assert_type(await client.get_handle("e", missing_ok=True), shoal.Handle)
     assert_type(await client.list_backends(), Mapping[str, shoal.BackendConfig])
     assert_type(await client.get_backend_config("b"), shoal.BackendConfig)
-    assert_type(await client.status(), shoal.Status)
+    assert_type(await client.status(), shoal.status.Status)
     assert_type(client.sync, SyncClient)
     await client.create_backend("b", "module:Name", 1, config={"num_replicas": 2})
     await client.create_backend(5, "module:Name")  # type: ignore[arg-type]

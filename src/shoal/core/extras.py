@@ -62,7 +62,10 @@ def lazy_names(
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with needing(f"{package}.{name}", extra):
-            found = namespace[name] = getattr(import_module(module), name)
+            found: Any = import_module(module)
+            if module != f"{package}.{name}":
+                found = getattr(found, name)
+        namespace[name] = found
         return found
 
     return load, lambda: sorted({*namespace, *where})

@@ -22,7 +22,7 @@ from shoal.core.options.checks import one_of, seconds, whole
 from shoal.errors import DeadlineExceeded
 from shoal.http_client.bodies import ACCEPTED, JSON_LINES, RESULT_TYPES, body_of, result_of
 from shoal.http_client.connection import SILENCE_S, Connection, checked_token
-from shoal.http_client.problems import Failure, error_of, failure_of
+from shoal.http_client.problems import FailedResponse, error_of, failure_of
 from shoal.http_client.stream import HttpStream
 from shoal.replicas.portal import BlockingStream, PortalThread
 
@@ -53,7 +53,7 @@ class ClientOptions(TypedDict, total=False):
     client: httpx.AsyncClient | None
 
 
-class CallOptions(TypedDict, total=False):
+class HttpCallOptions(TypedDict, total=False):
     """The options of `HttpClient.call`."""
 
     timeout_s: float | None
@@ -222,7 +222,7 @@ class HttpClient:
         outer = anyio.current_effective_deadline()
         until = min(deadline, outer)
         method, path, given, content = request
-        failure: Failure | None = None
+        failure: FailedResponse | None = None
         with anyio.CancelScope(deadline=deadline):
             for attempt in itertools.count(1):
                 headers, left_s = given, max(0.0, until - anyio.current_time())
@@ -237,7 +237,7 @@ class HttpClient:
                     body = await answer.read()
                     failure = failure_of(answer.url, answer.status, answer.retry_after, body)
                 except ConnectionRefusedError as error:
-                    failure = Failure(error, was_refused=True)
+                    failure = FailedResponse(error, was_refused=True)
                 delay_s = _delay_s(attempt, failure.retry_after_s or 0.0)
                 is_last = not failure.was_refused or attempt == self._max_attempts
                 if is_last or delay_s is None or anyio.current_time() + delay_s >= until:
@@ -287,7 +287,7 @@ class SyncHttpClient:
         """Closes the connections and ends the thread. Idempotent."""
         self._thread.close(self._client.aclose)
 
-    def call(self, path: str, item: Any = NO_ITEM, **options: Unpack[CallOptions]) -> Any:
+    def call(self, path: str, item: Any = NO_ITEM, **options: Unpack[HttpCallOptions]) -> Any:
         """Makes a call with one result; see `HttpClient.call`."""
         call = partial(self._client.call, path, item, **options)
         return self._thread.run(call, "await client.call(...)")

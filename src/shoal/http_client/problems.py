@@ -38,7 +38,7 @@ _CLASSES: Final[Mapping[str, type[Exception]]] = {
 _LONGEST_TEXT: Final = 2000
 
 
-class Failure(NamedTuple):
+class FailedResponse(NamedTuple):
     """Why a call failed, and whether it certainly did not run."""
 
     error: Exception
@@ -46,7 +46,7 @@ class Failure(NamedTuple):
     retry_after_s: float | None = None
 
 
-def failure_of(url: str, status: int, retry_after: str, body: bytes) -> Failure:
+def failure_of(url: str, status: int, retry_after: str, body: bytes) -> FailedResponse:
     """Returns what an error response means; `retry_after` is its header, empty for none."""
     try:
         problem: object = json.loads(body)
@@ -59,7 +59,7 @@ def failure_of(url: str, status: int, retry_after: str, body: bytes) -> Failure:
     if isinstance(error, errors.HttpProblem) and not error.kind:
         was_refused = status in (429, 503) and retry_after_s is not None
         error = errors.Overloaded(str(error)) if was_refused else error
-    return Failure(error, was_refused, retry_after_s)
+    return FailedResponse(error, was_refused, retry_after_s)
 
 
 def error_of(url: str, status: int, problem: object) -> Exception:

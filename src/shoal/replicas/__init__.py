@@ -1,1 +1,33 @@
 """Replicas, which run user code: in this event loop, in threads, in processes, in Ray actors."""
+
+from typing import TYPE_CHECKING, Final
+
+from shoal.core.extras import lazy_names as _lazy_names
+
+if TYPE_CHECKING:
+    from shoal.replicas.code.current import Identity
+    from shoal.replicas.code.definition import Definition
+    from shoal.replicas.code.description import Description, Method
+    from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
+
+__all__ = [
+    "Blueprint",
+    "Definition",
+    "Description",
+    "Identity",
+    "Method",
+    "Replica",
+    "ReplicaOptions",
+]
+
+_WHERE: Final = {
+    "Blueprint": "shoal.replicas.contract",
+    "Definition": "shoal.replicas.code.definition",
+    "Description": "shoal.replicas.code.description",
+    "Identity": "shoal.replicas.code.current",
+    "Method": "shoal.replicas.code.description",
+    "Replica": "shoal.replicas.contract",
+    "ReplicaOptions": "shoal.replicas.contract",
+}
+
+__getattr__, __dir__ = _lazy_names(__name__, _WHERE)

@@ -85,7 +85,7 @@ class App:
     Attributes:
         settings: These options as a record, which has the defaults for the others.
         file: The file that declares it; None if a program does.
-        observers: Observers of the batches of all backends; add a `shoal.BatchObserver`.
+        observers: Observers of the batches of all backends; add a `shoal.statistics.BatchObserver`.
         tracing: Whether its requests have spans; `shoal.observe.instrument` turns them on.
 
     Raises:
