@@ -74,7 +74,7 @@ test-base: $(VENV_STAMP) ## the wheel without extras on each CPython found, with
 
 # Tests of code that touches a dependency: event loops, HTTP, replicas. The other tests touch none, or repeat these at
 # length: slow tests, conformance, examples, commands, serving.
-LOWEST_TESTS := tests/batching tests/http tests/observe tests/replicas tests/testing/test_virtual_time.py
+LOWEST_TESTS := tests/batching tests/http tests/server tests/front_ends tests/observe tests/replicas tests/testing/test_virtual_time.py
 
 test-lowest: $(LOWEST_VENV)/.installed ## tests with the lowest dependencies on the oldest CPython, on uvloop too
 	@SHOAL_TEST_UVLOOP=1 $(LOWEST_VENV)/bin/python -m pytest $(IN_PARALLEL) -m 'not slow and not soak' $(LOWEST_TESTS)

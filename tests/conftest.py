@@ -72,20 +72,20 @@ OF_OTHERS = {
     "hatchling": ["test_release.py"],
     "kubernetes_validate": ["examples/test_deploy.py"],
     "fastapi": [
-        "http/test_refused_items.py",
-        "http/test_merged_openapi.py",
+        "http/json/test_refused_items.py",
+        "http/openapi/test_merged_openapi.py",
         "http/test_mounting.py",
     ],
-    "jsonschema": ["http/test_openapi_forms.py"],
+    "jsonschema": ["http/openapi/test_openapi_forms.py"],
     "limits": ["examples/test_access.py"],
     "openai": [
-        "http/test_openai_clients.py",
-        "http/test_openai_on_other_servers.py",
+        "http/openai/test_openai_clients.py",
+        "http/openai/test_openai_on_other_servers.py",
         "examples/test_served_language_model.py",
     ],
-    "openapi_spec_validator": ["http/test_openapi.py"],
-    "schemathesis": ["http/test_openapi_conformance.py"],
-    "tritonclient": ["http/test_oip_clients.py"],
+    "openapi_spec_validator": ["http/openapi/test_openapi.py"],
+    "schemathesis": ["http/openapi/test_openapi_conformance.py"],
+    "tritonclient": ["http/oip/test_oip_clients.py"],
 }
 collect_ignore = [
     file

@@ -1,0 +1,72 @@
+"""An application whose answers are held, and a promise that every test here checks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from held_app import Held
+
+import shoal
+from certificates import new_certificate
+from shoal.server.access_log import LOGGER
+from shoal.testing.asgi import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture
+def held() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def app(held: Held) -> shoal.App:
+    """An application with one endpoint, whose handler is held."""
+    app = shoal.App()
+    app.endpoint("/held", name="held", max_batch_size=100)(held)
+    return app
+
+
+@pytest.fixture
+def logged(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> Callable[[], list[dict[str, Any]]]:
+    """Returns the lines of the access log, of this process or of its workers, on its stderr."""
+    caplog.set_level(logging.INFO, logger=LOGGER)
+
+    def found() -> list[dict[str, Any]]:
+        here = [record.getMessage() for record in caplog.records if record.name == LOGGER]
+        written = [line for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
+        return [json.loads(line) for line in here or written]
+
+    return found
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The files of a certificate for localhost, and of its key."""
+    return new_certificate(tmp_path_factory.mktemp("certificate"))
+
+
+@pytest.fixture(autouse=True)
+def nobody_listens_to_the_end(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Who completes an answer does not watch the client then."""
+    if request.node.get_closest_marker("soak") is not None:
+        yield  # it measures what is kept
+        return
+    calls: list[Call] = []
+    make = Call.__init__
+
+    def make_and_note(call: Call, *args, **kwargs) -> None:
+        calls.append(call)
+        make(call, *args, **kwargs)
+
+    monkeypatch.setattr(Call, "__init__", make_and_note)
+    yield
+    assert [call for call in calls if call.listened_to_the_end] == []
