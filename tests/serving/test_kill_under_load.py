@@ -14,7 +14,7 @@ from batching.scenes import settle
 from conformance.replica_scenes import living_tasks
 from serving.fault_backends import Served
 from serving.fault_program import Footprint, shoot
-from shoal.core.replicas.restarts import Restarts
+from shoal.core.replicas import restarts
 from shoal.errors import ReplicaDied
 from shoal.serving.controller.controller import Controller
 
@@ -31,7 +31,7 @@ HANG_S = 20
 @pytest.fixture(autouse=True)
 def restarts_wait_little(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """What is killed again and again would wait for half a minute each time."""
-    monkeypatch.setitem(Restarts.__init__.__kwdefaults__, "max_s", 0.02)
+    monkeypatch.setattr(restarts, "_MAX_S", 0.02)
     # The log of a test holds on to errors, and these to what they are about.
     caplog.set_level(logging.CRITICAL, logger="shoal")
 

@@ -10,7 +10,7 @@ import pytest
 from batching.scenes import settle
 from conformance.replica_scenes import living_tasks
 from serving.fault_program import PROCESSES, TASKS, FaultProgram, Footprint
-from shoal.core.replicas.restarts import Restarts
+from shoal.core.replicas import restarts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 @pytest.fixture(autouse=True)
 def restarts_wait_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is shot again and again would wait for half a minute each time."""
-    monkeypatch.setitem(Restarts.__init__.__kwdefaults__, "max_s", 0.1)
+    monkeypatch.setattr(restarts, "_MAX_S", 0.1)
 
 
 @pytest.fixture(autouse=True)

@@ -236,5 +236,5 @@ def _split_url(url: str) -> tuple[str, str | None]:
         has_more = True
     # `urlsplit` drops line breaks.
     if has_more or not re.match(r"(?i)https?://[^/]", url) or not url.isprintable() or " " in url:
-        raise ValueError(f"{url!r} is not a server's URL without user, query or fragment; {right}")
+        raise ValueError(f"{url!r} is not a server's URL; {right}")
     return url.rstrip("/"), None

@@ -671,6 +671,7 @@ backend = "b"
 
 
 @pytest.mark.one_loop
+@pytest.mark.real_time
 async def test_a_file_names_both_functions(module, tmp_path):
     (tmp_path / "app.toml").write_text(FILE.format(decode="user", encode="shout"))
     async with (app := shoal.App.of_file(read_app_file("app.toml"))).lifespan():

@@ -92,15 +92,14 @@ def test_both_pages_are_dark_where_the_reader_wants_that(browser, url):
         feature = {"name": "prefers-color-scheme", "value": scheme}
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
 
-    def background(selector):
-        return find(browser, selector).value_of_css_property("background-color")
+    def value(selector, name):
+        return find(browser, selector).value_of_css_property(name)
 
-    for page, selector in (("/", "pre"), ("/-/docs", ".opblock")):
+    for page, *shown in (("/", "pre", "color"), ("/-/docs", ".opblock", "background-color")):
         prefer("dark")
         browser.get(url + page)
-        find(browser, selector)
-        dark = background(selector)
+        dark = value(*shown)
         prefer("light")
         WebDriverWait(browser, LIMIT_S).until(
-            lambda _, selector=selector, dark=dark: background(selector) != dark
+            lambda _, shown=shown, dark=dark: value(*shown) != dark
         )
