@@ -242,8 +242,8 @@ def test_a_drain_that_takes_long_says_how_it_can_be_cut_short(directory):
         served.signal(signal.SIGINT)
         assert served.end() == (130, "")
     assert said == (
-        "Shoal is ending, and lets what runs finish, for at most 24 s; a second Ctrl+C, or "
-        "SIGTERM, ends it at once\n"
+        "Shoal is stopping; running requests have at most 24 s to finish; a second Ctrl+C or "
+        "SIGTERM stops it at once\n"
     )
 
 
@@ -334,9 +334,9 @@ def test_a_thread_that_cannot_be_interrupted_is_left_by_force(directory):
         code, said = served.end()
     assert code == 1
     assert said == (
-        "Shoal is ending, and lets what runs finish, for at most 4 s; a second Ctrl+C, or SIGTERM,"
-        " ends it at once\n"
-        "Shoal ended by force: still busy 4 s after the signal, with a thread that can't be"
+        "Shoal is stopping; running requests have at most 4 s to finish; a second Ctrl+C or"
+        " SIGTERM stops it at once\n"
+        "Shoal was stopped by force: still busy 4 s after the signal, with a thread that can't be"
         " interrupted or a blocked event loop\n"
     )
 

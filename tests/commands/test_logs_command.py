@@ -64,7 +64,7 @@ def test_the_output_of_user_code_in_the_log_controls_no_terminal(location, capsy
 def test_that_no_line_is_about_a_backend_is_said(location, capsys):
     location.log.write_text(LOG)
     assert main(["logs", "other"]) == 0
-    assert capsys.readouterr().err == "no line of the log is about 'other' so far\n"
+    assert capsys.readouterr().err == "the log has no line about 'other' yet\n"
 
 
 def test_a_line_without_an_end_is_shown_as_well(location, capsys):

@@ -123,10 +123,10 @@ def test_what_more_than_the_handler_can_do_leads_to_is_said(told):
     arguments = ["--rate", "100", "--duration", "5", "--run-time", "0.01+0.01n"]
     text = told(*arguments, "--max-batch-size", "4")
     assert text.rstrip().endswith(
-        "This is more than these options can do, 80 requests a second in full batches: "
-        "the queue grows as long as it lasts."
+        "The traffic exceeds the capacity of these options, 80 requests/s in full batches: "
+        "the queue keeps growing."
     )
-    assert "more than" not in told(*arguments, "--rate", "60", "--max-batch-size", "4")
+    assert "exceeds" not in told(*arguments, "--rate", "60", "--max-batch-size", "4")
 
 
 def test_refused_requests_are_counted(told):
@@ -271,9 +271,9 @@ def test_a_recording_has_its_options_and_run_times(told, recorded):
     assert table["batches"] == ["10", "10"]
     assert table["because full"] == ["100%", "100%"]
     assert table["latency p99"] == ["110", "ms", "110", "ms"]
-    assert "Not simulated, though in force: policy." in text
+    assert "In effect, but not simulated: policy." in text
     assert "5 lines (20%) could not be recorded" in text
-    assert "1 request had not ended with the recording" in text
+    assert "1 request had not finished when the recording ended" in text
     assert told.err == ""
 
 

@@ -64,7 +64,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "delete",
         _delete,
         summary="delete a backend that no endpoint uses",
-        description="Delete a backend once its queued requests have been answered.",
+        description="Delete a backend once its queued requests have finished.",
         example="  shoal backends delete old --force\n",
     )
     _add_tag(delete)

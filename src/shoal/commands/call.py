@@ -52,7 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="for a method that streams: print one result per line",
     )
     parser.add_argument(
-        "--method-name", metavar="NAME", help="which method of the backend's code to call"
+        "--method-name", metavar="NAME", help="the method of the backend's code to call"
     )
     parser.add_argument(
         "--shard-key", metavar="KEY", help="calls with equal keys go to the same backend"

@@ -43,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "file. The application's code is imported but not run.",
         _EXAMPLE,
     )
-    parser.add_argument("application", metavar=APPLICATION, help="where the application is")
+    parser.add_argument("application", metavar=APPLICATION, help="the application to check")
     add_json_argument(parser)
 
 

@@ -111,7 +111,7 @@ def add_traffic_arguments(parser: ArgumentParser) -> None:
 
 
 def add_shadow_arguments(parser: ArgumentParser) -> None:
-    summary = "Copy a share of an endpoint's requests to a backend, and drop its answers."
+    summary = "Copy a share of an endpoint's requests to a backend, and discard its results."
     commands = add_family(parser, summary, _SHADOW_EXAMPLE)
     _add_show(
         commands,
@@ -136,7 +136,7 @@ def add_shadow_arguments(parser: ArgumentParser) -> None:
     change.add_argument(
         "--compare",
         metavar="MODULE:FUNCTION",
-        help="a function that returns whether two answers agree; the results are counted",
+        help="a function that returns whether two results agree; its verdicts are counted",
     )
 
 

@@ -74,7 +74,7 @@ def _run(arguments: Namespace) -> int:
         for line in last:
             print_out(line)
         if not last and arguments.tag is not None:
-            say(f"no line of the log is about {arguments.tag!r} so far")
+            say(f"the log has no line about {arguments.tag!r} yet")
         while arguments.follow:
             # Checked before reading, so that the last lines are not missed.
             is_running = location.holder() is not None
@@ -115,8 +115,8 @@ def _about(tag: str | None) -> Callable[[str], bool]:
 def _no_log(location: ServerLocation) -> str:
     if location.holder() is not None:
         return (
-            f"the server {location.name!r} was started without --detach: it writes its log to the "
-            "stderr of the terminal that it was started in"
+            f"the server {location.name!r} was started without --detach: its log is in the "
+            "terminal where it was started"
         )
     return (
         f"there is no log at {location.log}; start a server with "

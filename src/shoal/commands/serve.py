@@ -59,7 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "application",
         metavar=APPLICATION,
-        help="where the application is, e.g. my_module:app, my_module.py or app.toml",
+        help="the application to serve, e.g. my_module:app, my_module.py or app.toml",
     )
     add_server_options(parser)
     parser.add_argument(

@@ -106,7 +106,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--think",
         type=at_least_0,
         metavar="SECONDS",
-        help="with --callers: how long one takes from a result to its next call, give or take a "
+        help="with --callers: the time from a result to the caller's next call, varied by a "
         "tenth (0.001)",
     )
     traffic.add_argument(
@@ -192,8 +192,8 @@ def _handler(arguments: Namespace, recording: Recording | None) -> Linear | Meas
     batcher = None if recording is None else recording.batcher
     if batcher is None:
         raise CommandError(
-            "give the run time of a batch of n items: --run-time 0.002+0.00005n; only what "
-            "`shoal trace` has recorded has it"
+            "give the run time of a batch of n items: --run-time 0.002+0.00005n; only "
+            "recordings of `shoal trace` contain it"
         )
     if batcher.is_open:
         raise CommandError(
@@ -296,8 +296,8 @@ def _as_text(
     lasted_s = simulation.arrived_at[-1] - simulation.arrived_at[0]
     if lasted_s and most * lasted_s < len(simulation.outcomes):
         parts.append(
-            f"This is more than these options can do, {three_digits(most)} requests a second in "
-            "full batches: the queue grows as long as it lasts."
+            f"The traffic exceeds the capacity of these options, {three_digits(most)} requests/s "
+            "in full batches: the queue keeps growing."
         )
     return "\n\n".join(parts)
 

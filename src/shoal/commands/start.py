@@ -45,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "application",
         metavar=APPLICATION,
         nargs="?",
-        help="an application to serve (none: create backends and endpoints by commands)",
+        help="an application to serve (none: create backends and endpoints with commands)",
     )
     add_name_argument(parser)
     parser.add_argument(

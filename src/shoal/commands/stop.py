@@ -38,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     describe(
         parser,
         _run,
-        "Stop a server that `shoal start` started, once its running requests have been answered.",
+        "Stop a server that `shoal start` started, once its running requests have finished.",
         _EXAMPLE,
     )
     add_name_argument(parser)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from shoal.serving.clients.remote_client import RemoteClient
 
 _DESCRIPTION: Final = """\
-Show what a running server does, each second: throughput, latencies, batches and why they were
-dispatched, queues, replicas, traffic and the last failures. Ctrl-C ends it. Where the output is no
-terminal, it is printed once.
+Show a running server, each second: throughput, latencies, batches and their dispatch reasons,
+queues, replicas, traffic and the last failures. Press Ctrl-C to stop. If the output is not a
+terminal, print it once.
 """
 
 _EXAMPLE: Final = """\

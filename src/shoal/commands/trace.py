@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION: Final = """\
 Record when requests arrive at a running server, with their costs, priorities and deadlines, and how
-long its batches run, in a file that `shoal simulate` reads. Nothing of what requests say is
-recorded; keys of buckets are hashed.
+long its batches run, in a file that `shoal simulate` reads. It records
+timings only, never payloads, and hashes bucket keys.
 """
 
 _EXAMPLE: Final = """\
@@ -51,7 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=more_than_0_seconds,
         default=60.0,
         metavar="SECONDS",
-        help="for how long, at most a day; Ctrl-C ends it sooner (%(default)g)",
+        help="for how long, at most a day; Ctrl-C stops it sooner (%(default)g)",
     )
     parser.add_argument(
         "-o",

@@ -228,7 +228,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=more_than_0,
         required=True,
         metavar="SECONDS",
-        help="the time that 99%% of them must be answered within",
+        help="the time within which 99%% of them must finish",
     )
     items = parser.add_argument_group(
         "items (one of these; JSON is converted as the handler's annotations say; for a handler of "

@@ -266,7 +266,7 @@ class _Host:
                 self._finished += 1
         if call.cancelled_caught:
             if not messages.has_begun:
-                await _answer(503, "The server ends.", scope, receive, send)
+                await _answer(503, "The server is shutting down.", scope, receive, send)
             elif scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": _SERVICE_RESTART})
 

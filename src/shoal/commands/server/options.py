@@ -43,14 +43,14 @@ def add_server_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--server",
         choices=get_args(Server),
-        help="the HTTP server: Shoal's own, or Hypercorn as it is (shoal)",
+        help="the HTTP server: Shoal's own, or an unmodified Hypercorn (shoal)",
     )
     parser.add_argument(
         "--workers",
         type=_workers,
         metavar="N",
-        help='speak HTTP in N further processes, "auto" for one on each other '
-        "core; all feed the same batches (none)",
+        help='start N HTTP processes that share the same batches; "auto" starts one for each other '
+        "core (none)",
     )
     parser.add_argument(
         "--log-level",
@@ -62,13 +62,13 @@ def add_server_options(parser: ArgumentParser) -> None:
         "--log-format",
         choices=LOG_FORMATS,
         default="text",
-        help="form of the log on stderr: lines for people, or a JSON object in each (%(default)s)",
+        help="format of the log on stderr: text, or one JSON object per line (%(default)s)",
     )
     parser.add_argument(
         "--otel",
         action="store_true",
-        help="export traces and metrics over OTLP, as OpenTelemetry's environment variables "
-        "(OTEL_...) say",
+        help="export traces and metrics over OTLP, configured with OpenTelemetry's environment "
+        "variables (OTEL_...)",
     )
     operator = parser.add_argument_group("for the operator")
     operator.add_argument(

@@ -75,13 +75,13 @@ class Signals:
         quiet_s = min(_QUIET_S, allowed_s)
         time.sleep(quiet_s)
         say(
-            f"Shoal is ending, and lets what runs finish, for at most {allowed_s:g} s; a second "
-            "Ctrl+C, or SIGTERM, ends it at once"
+            f"Shoal is stopping; running requests have at most {allowed_s:g} s to finish; a second "
+            "Ctrl+C or SIGTERM stops it at once"
         )
         # Normally the process ends during this sleep. A longer one overflows.
         time.sleep(min(allowed_s - quiet_s, threading.TIMEOUT_MAX / 2))
         say(
-            f"Shoal ended by force: still busy {allowed_s:g} s after the signal, with a thread that"
-            " can't be interrupted or a blocked event loop"
+            f"Shoal was stopped by force: still busy {allowed_s:g} s after the signal, with a "
+            "thread that can't be interrupted or a blocked event loop"
         )
         os._exit(1)

@@ -92,7 +92,7 @@ class Comparison:
         if isinstance(handler, MeasuredRunTimes) and self._largest > _FAR * handler.sizes[-1]:
             remarks.append(
                 f"Batches of up to {self._largest:g} are simulated, but none larger than "
-                f"{handler.sizes[-1]:g} was measured: run times beyond that are a guess."
+                f"{handler.sizes[-1]:g} was measured: longer run times are a guess."
             )
         return remarks
 
@@ -128,7 +128,7 @@ class Comparison:
             others = ", ".join(recording.others)
             say(f"simulated is {batcher.name}; --backend NAME selects another: {others}")
         if left_out := batcher.left_out():
-            self._remarks.append(f"Not simulated, though in force: {', '.join(left_out)}.")
+            self._remarks.append(f"In effect, but not simulated: {', '.join(left_out)}.")
         if batcher.changes:
             self._remarks.append(
                 "The options changed while it was recorded; today's are those at its end."
@@ -142,7 +142,7 @@ class Comparison:
         if recording.unfinished:
             count = recording.unfinished
             some = "1 request" if count == 1 else f"{count:,} requests"
-            self._remarks.append(f"{some} had not ended with the recording: left out.")
+            self._remarks.append(f"{some} had not finished when the recording ended: left out.")
 
 
 _UNNAMED: Final = frozenset({"recorded", "today", "these options"})

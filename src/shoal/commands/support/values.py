@@ -207,7 +207,7 @@ def as_annotated(signature: Signature, values: Sequence[Any], source: str) -> li
         import starlette
     except ModuleNotFoundError as error:
         say(
-            f"the items of {source} are passed as JSON has them: to convert them to the handler's "
+            f"the items of {source} are passed as decoded JSON; converting them to the handler's "
             f"annotations needs {error.name}: {advice('serve')}"
         )
         return list(values)
