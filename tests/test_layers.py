@@ -86,7 +86,7 @@ LONG_TO_LOAD = {
     "shoal.http_client.upload",
     # with tracing, and with OpenTelemetry
     *("shoal.http.app.traced", "shoal.observe.otel.instrument", "shoal.observe.otel.metrics"),
-    *("shoal.observe.otel.providers", "shoal.observe.otel.callers"),
+    "shoal.observe.otel.providers",
     # with the option for it
     "shoal.http.requests.timed",
     # with replicas in processes, and with a request for metrics
