@@ -93,7 +93,7 @@ def _arguments() -> argparse.Namespace:
         help="of the loaded parts, measure these servers only, by the names in their tables",
     )
     made.add_argument(
-        "--rounds", metavar="N", type=int, help="measure so many rounds of each loaded part"
+        "--rounds", metavar="N", type=int, help="the number of rounds of each loaded part"
     )
     return made.parse_args()
 

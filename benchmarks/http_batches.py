@@ -1,4 +1,4 @@
-"""How many batches a server's model has run, and of how many items, as the server tells it."""
+"""How many batches a server's model has run, and of how many items, as the server reports it."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class _Connection:
         self._request_waiter = self._end_waiter = None
 
     def receive_waiting(self) -> bool:
-        """Reads what there is; returns whether more may come."""
+        """Reads the available bytes; returns whether more may follow."""
         while True:
             try:
                 data = self.socket.recv(READ_SIZE)

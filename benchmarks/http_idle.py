@@ -62,7 +62,7 @@ def allow_connections(wanted: int) -> int:
 
 
 def idle_servers(connections: int) -> list[Server]:
-    """Returns the servers, which keep so many connections open."""
+    """Returns the servers, which keep this number of connections open."""
     limit = str(connections + _OTHER_FILES // 2)
     keep_alive_s = str(KEEP_ALIVE_S)
     options = ("--max-connections", limit, "--keep-alive-timeout", keep_alive_s)

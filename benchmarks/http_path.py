@@ -2,7 +2,7 @@
 """The path of a request through the server, the application and the batcher, in bytecodes.
 
 Counts the bytecodes that Python runs for one request, without a socket, by the part of the path. A
-count is the same on each machine and at each time, so it tells what a change costs where times
+count is the same on each machine and at each time, so it shows what a change costs where times
 vary by a third. 64 connections ask at once, as in http.py.
 
     python benchmarks/http_path.py [--event-loop asyncio] [--functions] [--access-log]

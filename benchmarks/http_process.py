@@ -1,4 +1,4 @@
-"""A server in a process of its own, and what the kernel tells of it: CPU time, memory, switches.
+"""A server in a process of its own, and the kernel's figures about it: CPU time, memory, switches.
 
 A server may consist of several processes, as Granian and Hypercorn do. They are all in the session
 of the first one, and are counted together.
@@ -51,7 +51,7 @@ class ServerProcess:
         command: The command, in which ``{port}`` stands for the port.
 
     Attributes:
-        name: As above.
+        name: The name of the server.
         port: Its port on 127.0.0.1.
         pid: The id of the process that was started.
     """

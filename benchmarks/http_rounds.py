@@ -180,7 +180,7 @@ def streams_of(
 
 
 def with_mean_batch(load: Load, model: Model) -> Load:
-    """Returns a load that also tells the size of the batches, from the model's statistics."""
+    """Returns a load that also reports the size of the batches, from the model's statistics."""
 
     def measure(server: ServerProcess) -> Figures:
         before = counted(server, model)

@@ -135,11 +135,11 @@ def _tell(report: Report, found: dict[tuple[str, str], list[Seen]]) -> int:
             rate = statistics.median([one.rate for one in seen])
             ratios = [one.cpu_us / base.cpu_us for one, base in zip(seen, own, strict=True)]
             times = statistics.median(ratios)
-            told = "-" if seen is own else verdict(times, at_most=AT_MOST)
-            missed += told.endswith("MISSED")
-            rows.append([way, f"{cpu_us:.1f}", f"{times:.2f}", f"{rate:,.0f}", told])
+            judged = "-" if seen is own else verdict(times, at_most=AT_MOST)
+            missed += judged.endswith("MISSED")
+            rows.append([way, f"{cpu_us:.1f}", f"{times:.2f}", f"{rate:,.0f}", judged])
             row: dict[str, Any] = {"kind": kind, "way": way, "cpu_us": cpu_us, "times": times}
-            report.rows.append({**row, "rate": rate, "verdict": told})
+            report.rows.append({**row, "rate": rate, "verdict": judged})
         print_table([kind, "CPU us each", "times", "requests/s", "target"], rows)
         print()
     return missed

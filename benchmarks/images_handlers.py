@@ -61,7 +61,7 @@ class Classifier:
 
 
 def images_a_second(classifier: Classifier, size: int) -> float:
-    """Returns how many images a model does by itself, so many in each batch."""
+    """Returns how many images/s a model does by itself with this batch size."""
     images = [bytes(IMAGE_BYTES)] * size
     began_at, done = time.perf_counter(), 0
     while time.perf_counter() < began_at + SECONDS:

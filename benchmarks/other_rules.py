@@ -78,7 +78,7 @@ class TimerCloses(_Rule):
                 await nursery.start(handle, await self._next_batch())
 
 
-class WaitStartsAnew(_Rule):
+class WaitRestarts(_Rule):
     """The rule of Ray Serve's first releases.
 
     One loop gathers a batch and then runs the handler, so no batch is closed too early. But the
@@ -92,7 +92,7 @@ class WaitStartsAnew(_Rule):
 
 @asynccontextmanager
 async def opened(
-    rule: type[TimerCloses | WaitStartsAnew],
+    rule: type[TimerCloses | WaitRestarts],
     handler: Handler,
     max_batch_size: int,
     batch_wait_timeout_s: float,

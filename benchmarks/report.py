@@ -94,7 +94,7 @@ def parser(description: str, name: str) -> argparse.ArgumentParser:
 def environment(packages: Sequence[str]) -> dict[str, str]:
     """Returns the environment of the measurement."""
     implementation = platform.python_implementation()
-    # The cores that this process may use, if the platform tells.
+    # The cores that this process may use, if the platform reports them.
     affinity = getattr(os, "sched_getaffinity", None)
     cores = os.cpu_count() if affinity is None else len(affinity(0))
     return {

@@ -31,7 +31,7 @@ import trio
 from trio.testing import MockClock
 
 import shoal
-from benchmarks.other_rules import TimerCloses, WaitStartsAnew, opened
+from benchmarks.other_rules import TimerCloses, WaitRestarts, opened
 from benchmarks.report import Panel, Report, parser, print_table
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ BATCH_WAIT_TIMEOUT_S: Final = 0.01
 SEED: Final = 20
 
 TODAY: Final = "timer closes"
-FIRST: Final = "wait anew"
+FIRST: Final = "wait again"
 RULES: Final = ("Shoal", TODAY, FIRST)
 
 
@@ -98,7 +98,7 @@ async def under(rule: str, handler: Callable[[list[float]], Any]) -> AsyncIterat
         ) as call:
             yield call
     else:
-        kind = TimerCloses if rule == TODAY else WaitStartsAnew
+        kind = TimerCloses if rule == TODAY else WaitRestarts
         async with opened(kind, handler, MAX_BATCH_SIZE, BATCH_WAIT_TIMEOUT_S) as call:
             yield call
 
@@ -172,7 +172,7 @@ def _sentence(rows: list[dict[str, Any]]) -> str:
         f"at {ours['load']} a batch, Shoal's batches are "
         f"{ours['mean_batch'] / today['mean_batch']:.1f} times as large as where the timer closes "
         f"them, with a p99 of {ours['p99_ms']:,.0f} ms compared with {today['p99_ms']:,.0f} ms; "
-        f"where the wait starts anew the p99 is {first['p99_ms']:,.0f} ms, and batches are "
+        f"where the wait starts again the p99 is {first['p99_ms']:,.0f} ms, and batches are "
         f"{first['mean_batch'] / ours['mean_batch']:.2f} times as large as Shoal's, because the "
         f"free handler waits for requests {100 - first['busy_percent']:.0f}% of the time."
     )

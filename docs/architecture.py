@@ -164,7 +164,7 @@ def reduced(graph: Mapping[str, set[str]]) -> Graph:
 
 
 def imports(depth: int) -> Graph:
-    """What imports what, by the first names below ``shoal``, so many deep."""
+    """What imports what, by the first names below ``shoal``, to a depth."""
     graph: Graph = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts

@@ -82,6 +82,11 @@ WORDS = {
     ),
     "order": Word(r"\bOrder\(|an `Order`|start order", "start message"),
     "door": Word(r"(?i)\bdoors?\b|Door\b|_doors?\b", "admin listener"),
+    "so many": Word(r"(?i)\bso many\b", "the number, or a number"),
+    "anew": Word(r"(?i)\banew\b|Anew\b", "again"),
+    "told": Word(r"\btold\b|\b_?told\(", "passed, reported, converted or notified"),
+    "as above": Word(r"(?i)\bas above\b", "the fact itself"),
+    "what there is": Word(r"(?i)\bwhat there is\b", "a noun"),
     "mighty": Word(r"(?i)mighty", "what is too large, and for what"),
 }
 # Where a word means what the field means by it.
@@ -157,6 +162,11 @@ PLANTED = [
     ("post", "arena_size"),
     ("order", "A start order."),
     ("door", "The Door."),
+    ("so many", "So many bytes."),
+    ("anew", "It starts anew."),
+    ("told", "It was told."),
+    ("as above", "As above."),
+    ("what there is", "It reads what there is."),
     ("mighty", "Almighty."),
 ]
 
@@ -167,5 +177,5 @@ def test_a_planted_word_is_seen(name, planted):
 
 
 def test_what_looks_like_a_word_is_allowed():
-    assert [*uses(lines_of("Told in one line."), "line")] == []
+    assert [*uses(lines_of("Said in one line."), "line")] == []
     assert [*uses(lines_of("It is cut off."), "cut")] == []

@@ -60,7 +60,7 @@ class Keys(AuthenticationBackend):
             if scheme.lower() != "bearer":
                 return None
         given = digest_of(key)
-        # All are compared, each in constant time, so that the time tells nothing about the keys.
+        # All are compared, each in constant time, so that the time reveals nothing about the keys.
         found = [one for one in self._callers if hmac.compare_digest(given, one.key_digest)]
         if not found:
             raise AuthenticationError("the key is not known")

@@ -124,7 +124,7 @@ class BodyLimit:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > most:  # it came in chunks, without a length
+            if received > most:  # a body in chunks, without a length
                 raise HTTPException(413, f"more than {most} bytes")
             return message
 

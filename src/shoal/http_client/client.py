@@ -248,7 +248,7 @@ class HttpClient:
             raise DeadlineExceeded(f"{self.url} did not answer the call in time")
         scope_ends = outer < deadline and outer - anyio.current_time() < _SKEW_S
         if scope_ends and isinstance(failure.error, DeadlineExceeded):
-            # The server was told of the scope's deadline, and its clock may be a little ahead.
+            # The server knows the scope's deadline, and its clock may be a little ahead.
             await anyio.sleep_until(outer)
         try:
             raise failure.error

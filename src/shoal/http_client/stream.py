@@ -27,7 +27,7 @@ class HttpStream:
     The call is made when the stream is entered. Once all was read, its connection may serve other
     calls; a stream that is left earlier closes its connection, so the server cancels it.
 
-    Raises (on entering, or from the iteration, after the results that came before):
+    Raises (on entering, or from the iteration, after the results before it):
         TimeoutError: The server was silent for 60 s; it sends heartbeats.
         Exception: As for a call with one result.
 

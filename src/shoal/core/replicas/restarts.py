@@ -39,7 +39,7 @@ class Restarts:
 
     @property
     def is_open(self) -> bool:
-        """Whether so many starts failed in a row that callers should not wait for a replica."""
+        """Whether callers should not wait for a replica, after several failed starts in a row."""
         return self._start_failures >= _OPEN_AFTER
 
     def failed(self, now: float, point: float, *, began_at: float | None = None) -> float:

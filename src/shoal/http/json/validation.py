@@ -37,7 +37,7 @@ _LARGE: Final = 4096
 
 _ENDING_EARLY: Final = frozenset({"list", "tuple", "set", "frozenset", "dict"})
 # Otherwise a model's existing validator is used, and changes to its schema have no effect.
-_ANEW: Final[dict[str, Any]] = {"_use_prebuilt": False}
+_REBUILT: Final[dict[str, Any]] = {"_use_prebuilt": False}
 _UNKNOWN: Final[Any] = object()
 _SPACE: Final = b" \t\r\n"
 # The place of an error in a value.
@@ -103,7 +103,7 @@ class JsonType:
             return self._validator
         if self._for_large is None:
             self._for_large = SchemaValidator(
-                _changed(self._schema, _make_finite, _make_end_early), **_ANEW
+                _changed(self._schema, _make_finite, _make_end_early), **_REBUILT
             )
         return self._for_large
 
@@ -137,13 +137,13 @@ def _open_adapter(annotation: Any) -> TypeAdapter[Any]:
 def finite_validator(adapter: TypeAdapter[Any]) -> SchemaValidator:
     """Returns a validator that rejects floats which are not finite."""
     schema: Any = adapter.core_schema
-    return SchemaValidator(_changed(schema, _make_finite), **_ANEW)
+    return SchemaValidator(_changed(schema, _make_finite), **_REBUILT)
 
 
 def ending_early_validator(adapter: TypeAdapter[Any]) -> SchemaValidator:
     """Returns a validator that ends each container at its first error."""
     schema: Any = adapter.core_schema
-    return SchemaValidator(_changed(schema, _make_end_early), **_ANEW)
+    return SchemaValidator(_changed(schema, _make_end_early), **_REBUILT)
 
 
 def _make_finite(schema: dict[str, Any]) -> None:

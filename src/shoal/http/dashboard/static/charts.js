@@ -60,7 +60,7 @@ export class Charts {
   recolor(colors) {
     this.#colors = colors;
     this.#charts.forEach((each) => {
-      each.key = ""; // to be made anew
+      each.key = ""; // to be rebuilt
     });
   }
 

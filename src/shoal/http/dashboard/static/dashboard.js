@@ -12,7 +12,7 @@ const $ = (id) => document.getElementById(id);
 const WINDOWS = [1, 3, 10, 60]; // Seconds.
 const QUIET_S = 60; // A batcher without a batch for so long is a line of text.
 const MANY = 12; // With more batchers, each has less space.
-const MOST_BARS = 45; // At first, so many bars of a lane are shown at most: they can be told apart.
+const MOST_BARS = 45; // At first, the most bars of a lane: more could not be distinguished.
 
 class Page {
   #lanes = new Map();

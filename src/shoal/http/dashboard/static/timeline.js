@@ -5,10 +5,10 @@
 // is how long the batch's oldest request had waited. Of a batch that requests join while it runs,
 // each place is a row, and a bar in it is a request, from when it joined until it left.
 
-export const DELAY_S = 0.6; // Behind the server, so that what is shown has been told.
+export const DELAY_S = 0.6; // Behind the server, so that the server has reported everything shown.
 const KEPT = 4000;
 const MOST_TRACKS = 6;
-const MOST_PLACES = 64; // As many as the server tells apart.
+const MOST_PLACES = 64; // As many as the server distinguishes.
 const TRACK = 44; // Pixels.
 const WAIT_ROWS = 3; // Waits overlap, so they are drawn in alternating rows.
 const WAIT_ROW = 4;
@@ -18,7 +18,7 @@ const FONT = "system-ui, sans-serif";
 export const REASONS = {
   full: "it was full",
   timer: "its oldest request had waited long enough",
-  idle: "no further request came",
+  idle: "no further request arrived",
   regather: "the callers of the last batch were back",
   deadline: "a deadline was near",
   flush: "flush() was called",
@@ -75,7 +75,7 @@ export class Lane {
       const taken = new Set([...running.values()].map(({ track }) => track));
       this.#tracks.forEach((until, track) => {
         if (until === Infinity && !taken.has(track)) {
-          this.#tracks[track] = 0; // its end was not told
+          this.#tracks[track] = 0; // its end was not reported
         }
       });
     }
