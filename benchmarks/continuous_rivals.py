@@ -92,7 +92,7 @@ class BareLoop:
                 continue
             await self._model.step(len(active), joining)
             active = [text for text in active if text.write()]
-            # The number of passes until a reader sees the end of its text, leaves, and sends another:
+            # The number of passes until a reader sees its text's end, leaves, and sends one more:
             # else its place would stay empty for a step where no other text waits.
             for _ in range(PASSES):
                 await trio.lowlevel.checkpoint()

@@ -70,32 +70,28 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
         "routing",
         "finds the endpoint by path and method, and the backend by its traffic",
         (
-            *("app/app.py", "requests/dispatch.py", "requests/routing.py", "endpoint_table.py"),
-            *("serving/controller/controller.py", "serving/endpoints/endpoint.py"),
-            *("backends/method_batcher.py", "batching/batcher.py", "observe/metrics.py"),
-            *("failures/holding.py",),
+            *("app/app.py", "app/router.py", "requests/dispatch.py", "requests/routing.py"),
+            *("serving/endpoints/endpoint.py", "backends/method_batcher.py"),
+            *("batching/batcher.py", "failures/held.py"),
         ),
     ),
     (
         "exchange",
         "what is read of the request; its id, its counts, and the answer",
-        (
-            *("requests/exchange.py", "requests/endpoint.py", "requests/call.py"),
-            *("requests/call_route.py", "requests/body.py", "requests/codec.py"),
-        ),
+        (*("requests/exchange.py", "json/endpoint.py", "requests/call.py"),),
     ),
     (
         "JSON",
         "its media type and size are checked; pydantic reads it, orjson writes it",
         (
-            *("json_codec.py", "queries.py", "payload.py", "json_type.py", "json_scan.py"),
-            *("results.py", "header_check.py"),
+            *("json/codec.py", "json/payload.py", "json/validation.py", "json/scan.py"),
+            *("requests/plain.py", "json/queries.py"),
         ),
     ),
     (
         "batcher",
         "the request, its deadline, the queue, the batch, the handler, the wake-up",
-        ("batching/", "core/", "http_handlers.py", "serving/", "replicas/"),
+        ("batching/", "core/", "serving/", "replicas/", "shoal/loops/"),
     ),
 )
 

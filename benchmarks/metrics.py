@@ -44,7 +44,7 @@ LOOPS: Final = ("trio", "asyncio")
 
 # Frames below are as py-spy writes them: "function (file:line)".
 WAITING: Final = ("Signals._watch", "get_events (trio", "EpollSelector.select", "Runner.run")
-"""Where a thread waits; `Runner.run` is uvloop, whose own work can't be distinguished from its waiting."""
+"""Where a thread waits; in `Runner.run` of uvloop, waiting can't be distinguished from work."""
 JOBS: Final = "JobThread"
 """A thread that runs handlers."""
 OF_REQUESTS: Final = "RequestTimes."
