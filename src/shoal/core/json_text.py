@@ -11,10 +11,8 @@ if TYPE_CHECKING:
 
 
 def json_bytes(value: Any, plain: Callable[[Any], Any]) -> bytes:
-    """Writes a value as JSON; `plain` converts objects that JSON can't represent.
-
-    A value that JSON can't represent raises a TypeError or a ValueError.
-    """
+    """Writes a value as JSON; `plain` converts objects that JSON can't represent."""
+    # A value that JSON can't represent raises a TypeError or a ValueError.
     try:
         text = json.dumps(
             value, default=plain, allow_nan=False, ensure_ascii=False, separators=(",", ":")

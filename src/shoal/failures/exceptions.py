@@ -41,11 +41,9 @@ _CALLERS: Final = frozenset(
 
 @holds_ctrl_c
 def own_copy(error: BaseException, name: str = "the handler") -> Exception:
-    """Returns a copy of an error for one caller, with the error as its cause.
-
-    It is a `HandlerFailed` if the type can't be copied, or if the error is not an `Exception`: an
-    unexpected one could end the caller's program.
-    """
+    """Returns a copy of an error for one caller, with the error as its cause."""
+    # It is a `HandlerFailed` if the type can't be copied, or if the error is not an `Exception`: an
+    # unexpected one could end the caller's program.
     with suppress(BaseException):  # user code may raise anything
         if isinstance(error, Exception):
             twin = _copied(error)
@@ -105,12 +103,10 @@ def is_cancellation(error: BaseException) -> bool:
 
 
 def goes_on(error: BaseException, parking: Parking) -> bool:
-    """Returns whether an error raised by user code must propagate.
-
-    These must: an error that ends the program, a cancellation if a cancel scope was cancelled, and
-    the `GeneratorExit` of a discarded coroutine. All others are errors of the code itself, whatever
-    their class, also a cancellation that was not requested.
-    """
+    """Returns whether an error raised by user code must propagate."""
+    # These must: an error that ends the program, a cancellation if a cancel scope was cancelled,
+    # and the `GeneratorExit` of a discarded coroutine. All others are errors of the code itself,
+    # whatever their class, also a cancellation that was not requested.
     if isinstance(error, Exception):
         return False
     if ends_the_program(error):

@@ -60,10 +60,9 @@ def _of_the_code(error: BaseException) -> Exception:
 
 
 class holding:  # noqa: N801 - used as a function
-    """Runs user code in a block, so that it raises only `Exception`s. Cancellation propagates.
+    """Runs user code in a block, so that it raises only `Exception`s. Cancellation propagates."""
 
-    The task's function must be marked with `holds_ctrl_c`. `convert` converts other exceptions.
-    """
+    # The task's function must be marked with `holds_ctrl_c`. `convert` converts other exceptions.
 
     __slots__ = ("_convert",)
 

@@ -14,11 +14,10 @@ _PIECE: Final = 2**17
 
 
 class Upload(httpx.AsyncByteStream):
-    """A body that is sent in pieces, since httpx limits the time of each, not of the whole.
+    """A body that is sent in pieces, since httpx limits the time of each, not of the whole."""
 
-    It is no async generator, as the streams of httpx are: a request that is cancelled in the middle
-    leaves that to the garbage collector, and trio warns of it.
-    """
+    # It is no async generator, as the streams of httpx are: a request that is cancelled in the
+    # middle leaves that to the garbage collector, and trio warns of it.
 
     def __init__(self, body: bytes) -> None:
         self._rest = memoryview(body)

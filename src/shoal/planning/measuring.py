@@ -127,10 +127,8 @@ async def measure(
     limit_s: float,
     progress: Callable[[str], None],
 ) -> Measured:
-    """Runs a handler on batches of ascending sizes, and changes the batcher's options.
-
-    It stops after `limit_s`, but not before 5 rounds. `progress` is called with messages.
-    """
+    """Runs a handler on batches of ascending sizes, and changes the batcher's options."""
+    # It stops after `limit_s`, but not before 5 rounds. `progress` is called with messages.
     runs_s: dict[int, list[float]] = {size: [] for size in sizes}
     model = LatencyModel()
     began = reported = time.perf_counter()

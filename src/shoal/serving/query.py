@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 
 class Query(dict[str, str]):
-    """The query parameters of a request without a body, or a Python call's keyword arguments.
+    """The query parameters of a request without a body, or a Python call's keyword arguments."""
 
-    As a dict it maps each name to its last value.
-    """
+    # As a dict it maps each name to its last value.
 
     def __init__(self, pairs: Iterable[tuple[str, Any]] = ()) -> None:
         self._pairs = tuple(pairs)

@@ -222,11 +222,9 @@ class _Versions:
 
 
 def _forget_bytecode(path: str) -> None:
-    """Removes the compiled form of a file.
-
-    Python uses it if the file has the same size and was changed in the same second, so a file that
-    was saved twice within a second could be served in its first form.
-    """
+    """Removes the compiled form of a file."""
+    # Python uses it if the file has the same size and was changed in the same second, so a file
+    # that was saved twice within a second could be served in its first form.
     with suppress(OSError, NotImplementedError):  # there is none, or this Python keeps none
         os.unlink(cache_from_source(path))
 

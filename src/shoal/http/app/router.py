@@ -62,10 +62,8 @@ class _CheckedRoutes:
         self._has_logged = False
 
     def entries(self, endpoints: Iterable[Endpoint], *, strict: bool) -> Iterator[_RouteEntry]:
-        """Yields the routes of endpoints, then the others.
-
-        Where the protocol fails its error is raised, or the previous routes stay if not `strict`.
-        """
+        """Yields the routes of endpoints, then the others."""
+        # Where the protocol fails its error is raised, or the previous routes stay if not `strict`.
         self._has_logged = False
         current: dict[Endpoint | None, list[_RouteEntry]] = {}
         for endpoint in (*endpoints, None):

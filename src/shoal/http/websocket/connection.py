@@ -108,10 +108,9 @@ class SocketRequest:
 
 
 class SocketConnection:
-    """Accepts one WebSocket, and answers its requests.
+    """Accepts one WebSocket, and answers its requests."""
 
-    It raises `Refused` if a header of the handshake can't be read.
-    """
+    # It raises `Refused` if a header of the handshake can't be read.
 
     def __init__(
         self,

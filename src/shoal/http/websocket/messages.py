@@ -70,25 +70,13 @@ class Violation(Exception):
 
 
 class NewRequest(NamedTuple):
-    """A request.
-
-    Attributes:
-        id: Its id, as JSON.
-        body: The text of its item, or its bytes.
-        is_binary: Whether it was sent in a binary message.
-        priority: Its priority level; None for the default.
-        timeout_s: How long its call may take, in seconds; None for no limit of its own.
-        refused: Why it fails at once; None if it does not.
-        unparsed: The whole message, if it is a request only if `body` is JSON.
-    """
-
-    id: bytes
-    body: bytes
+    id: bytes  # as JSON
+    body: bytes  # the text of the item, or its bytes
     is_binary: bool = False
-    priority: int | None = None
-    timeout_s: float | None = None
-    refused: Refused | None = None
-    unparsed: bytes | None = None
+    priority: int | None = None  # None for the default level
+    timeout_s: float | None = None  # None for no limit of its own
+    refused: Refused | None = None  # why it fails at once; None if it does not
+    unparsed: bytes | None = None  # the whole message, which is a request only if `body` is JSON
 
 
 class Cancel(NamedTuple):
@@ -96,14 +84,8 @@ class Cancel(NamedTuple):
 
 
 def read(text: str | None, data: bytes | None, most: int, elements: int) -> NewRequest | Cancel:
-    """Reads a client's message, which is text or bytes; raises `Violation`.
-
-    Args:
-        text: The message, if it is text.
-        data: The message, if it is binary.
-        most: How many bytes an item may have.
-        elements: How many values, keys and containers the JSON of a message may have.
-    """
+    """Reads a client's message, which is text or bytes; raises `Violation`."""
+    # An item may have `most` bytes, and the JSON of a message `elements` values and containers.
     message = (data or b"") if text is None else text.encode()
     is_large = len(message) > most + _LONGEST_HEAD
     if text is None:

@@ -73,10 +73,8 @@ class WebSockets:
     async def refuse(
         self, scope: Scope, send: Send, problem: Problem, endpoint: str = NO_ENDPOINT
     ) -> None:
-        """Refuses a WebSocket, of which the first message was received, with a problem.
-
-        Servers that allow no response to a handshake answer with 403.
-        """
+        """Refuses a WebSocket, of which the first message was received, with a problem."""
+        # Servers that allow no response to a handshake answer with 403.
         self._dispatcher.times.count(endpoint, "websocket", problem.status, 0.0)
         if "websocket.http.response" not in scope.get("extensions", {}):
             await send({"type": "websocket.close", "code": 1008, "reason": problem.title})

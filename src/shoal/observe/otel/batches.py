@@ -179,10 +179,8 @@ class BatchTracer(BatchObserver):
         requests: Iterable[Request],
         now: float,
     ) -> Context | None:
-        """Begins spans of requests in a batch, and the batch's own; returns its context.
-
-        Without a sampled request that is the context of a span that is not sampled.
-        """
+        """Begins spans of requests in a batch, and the batch's own; returns its context."""
+        # Without a sampled request that is the context of a span that is not sampled.
         sampled: list[SpanContext] = []
         begun: list[Span] = []
         unsampled: Context | None = None

@@ -50,10 +50,8 @@ def set_up_traces(environ: Mapping[str, str] = os.environ) -> TracerProvider | N
 
 
 def provider_of_replica() -> TracerProvider:
-    """Makes the provider of a replica's process, if its server exports spans.
-
-    OpenTelemetry finds it by the name ``shoal`` in ``OTEL_PYTHON_TRACER_PROVIDER``.
-    """
+    """Makes the provider of a replica's process, if its server exports spans."""
+    # OpenTelemetry finds it by the name ``shoal`` in ``OTEL_PYTHON_TRACER_PROVIDER``.
     provider = TracerProvider(resource=resource())
     exporter = _span_exporter(os.environ)
     if exporter is not None:

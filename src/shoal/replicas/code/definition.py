@@ -43,11 +43,10 @@ _MAKER: Final = "__shoal_given__"
 
 
 class OwnPath(str):
-    """An import path that may name only objects that its module's own package defines.
+    """An import path that may name only objects that its module's own package defines."""
 
-    It is for callers that may run a module's code, but not everything that the module imports:
-    ``from os import system`` in an allowed module must not make ``system`` available.
-    """
+    # It is for callers that may run a module's code, but not everything that the module imports:
+    # ``from os import system`` in an allowed module must not make ``system`` available.
 
     __slots__ = ()
 

@@ -190,10 +190,8 @@ class Backend:
         self.supervisor.drain()
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Ends the backend, after its queued requests or by failing them.
-
-        Cancellation ends the backend at once; `wait_ended` waits for that.
-        """
+        """Ends the backend, after its queued requests or by failing them."""
+        # Cancellation ends the backend at once; `wait_ended` waits for that.
         self.is_closing = True
         self.supervisor.drain()
         self._scaling.configure(None)

@@ -220,11 +220,10 @@ def noted(message: str, *args: object) -> Generator[None]:
 
 
 class _ReadyStatus(TaskStatus["Description"]):
-    """The task status by which `Replica.serve` reports that the replica is ready.
+    """The task status by which `Replica.serve` reports that the replica is ready."""
 
-    A nursery's `start` would return one pass of the scheduler later, when the replica may have
-    died, and would wrap the exceptions of `serve` in a group.
-    """
+    # A nursery's `start` would return one pass of the scheduler later, when the replica may have
+    # died, and would wrap the exceptions of `serve` in a group.
 
     def __init__(
         self, managed: ManagedReplica, on_ready: Callable[[ManagedReplica, Description], None]

@@ -36,12 +36,10 @@ _UNDO_S: Final = 30.0
 
 @asynccontextmanager
 async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[None]:
-    """Applies another config, and restores the old one if the block fails.
-
-    Leaving the block waits until the replicas that are no longer needed have ended. The errors are
-    those of `Client.update_backend_config`. Cancellation in the block or before undoes the change,
-    once a running ``reconfigure`` has ended; after the block, the change stays.
-    """
+    """Applies another config, and restores the old one if the block fails."""
+    # Leaving the block waits until the replicas that are no longer needed have ended. The errors
+    # are those of `Client.update_backend_config`. Cancellation in the block or before undoes the
+    # change, once a running ``reconfigure`` has ended; after the block, the change stays.
     before, supervisor = backend.config, backend.supervisor
     placement_of(config.placement, config.for_placement())
     for method_batcher in backend.method_batchers.values():

@@ -41,11 +41,9 @@ HIDDEN: Final = "***"
 
 
 def config_shown(config: BackendConfig) -> dict[str, Any]:
-    """Returns the given options as JSON for display.
-
-    A function is shown as an import path made from its name, which may not resolve. The values of
-    environment variables may be secrets, so only their names are shown.
-    """
+    """Returns the given options as JSON for display."""
+    # A function is shown as an import path made from its name, which may not resolve. The values of
+    # environment variables may be secrets, so only their names are shown.
     shown: dict[str, Any] = {}
     for name, value in config.given().items():
         try:

@@ -13,24 +13,14 @@ if TYPE_CHECKING:
 
 
 class Converters(NamedTuple):
-    """The functions of one backend, imported.
-
-    Attributes:
-        decode: Makes an item of a request, perhaps asynchronously.
-        encode: Makes what is sent of a request and its result.
-    """
+    """The functions of one backend, imported."""
 
     decode: Callable[[Any], Any] | None
     encode: Callable[[Any, Any], Any] | None
 
 
 def checked_converter(name: str, value: Any) -> Any:
-    """Checks a function or an import path, which is not imported yet.
-
-    Raises:
-        TypeError: It is neither, or the function takes other arguments.
-        ValueError: It is text, but not an import path.
-    """
+    """Checks a function or an import path, which is not imported yet."""
     if isinstance(value, str):
         try:
             split_import_path(value)
@@ -51,13 +41,7 @@ def checked_converter(name: str, value: Any) -> Any:
 
 
 def loaded_converters(decode: Any, encode: Any) -> Converters | None:
-    """Returns the functions of a backend; None if it has none.
-
-    Raises:
-        TypeError: An import path leads to no function, or to one that takes other arguments.
-        ValueError: An import path leads to nothing.
-        Exception: A module raised this when it was imported.
-    """
+    """Returns the functions of a backend; None if it has none."""
     if decode is None and encode is None:
         return None
     decode, encode = _loaded("decode", decode), _loaded("encode", encode)

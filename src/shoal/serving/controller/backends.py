@@ -94,10 +94,8 @@ class Backends:
     async def starting(
         self, tag: str, code: Definition, config: BackendConfig
     ) -> AsyncGenerator[Backend]:
-        """Starts a backend with a free tag; the block begins when it is ready.
-
-        Cancellation ends the backend at once, as when the block fails.
-        """
+        """Starts a backend with a free tag; the block begins when it is ready."""
+        # Cancellation ends the backend at once, as when the block fails.
         self._reserve(tag)
         try:
             async with self._devices.checked(tag, config):

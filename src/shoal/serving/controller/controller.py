@@ -49,16 +49,11 @@ if TYPE_CHECKING:
 
 
 class Controller(Client):
-    """Owns and operates backends and endpoints; `Client` documents its verbs.
+    """Owns and operates backends and endpoints; `Client` documents its verbs."""
 
-    Open it with ``async with``. It starts nothing before that, and leaves nothing running after.
-
-    Args:
-        state: The file to store declarations in and restore them from; None to store nothing.
-        imports: Checks which import paths of the state file may be loaded; None to allow all.
-        program: The program's own declarations, which may always be restored.
-        observers: The observers of the batches of all backends; None for its own.
-    """
+    # Open it with ``async with``. It starts nothing before that, and leaves nothing running after.
+    # It stores declarations in `state`, and restores them from it. `imports` checks which import
+    # paths of the file may be loaded; the declarations of `program` may always be restored.
 
     def __init__(
         self,
@@ -132,10 +127,8 @@ class Controller(Client):
     async def declare_backend(
         self, tag: str, code: Definition, config: BackendConfig, turn: Turn | None = None
     ) -> None:
-        """Creates a backend, which may start while others do.
-
-        Once it is ready it waits for `turn`, so that backends are added in order.
-        """
+        """Creates a backend, which may start while others do."""
+        # Once it is ready it waits for `turn`, so that backends are added in order.
         placement_of(config.placement, config.for_placement())
         self._declarations.check_backend(tag, code, config)
         async with self._backends.starting(tag, code, config) as backend:
@@ -212,10 +205,8 @@ class Controller(Client):
         weights: Mapping[str, float] | None,
         shadows: Iterable[tuple[str, float, Callable[[Any, Any], bool] | str | None]] = (),
     ) -> None:
-        """Creates an endpoint with its traffic and shadows, as one atomic change.
-
-        `weights` None holds requests until traffic is set.
-        """
+        """Creates an endpoint with its traffic and shadows, as one atomic change."""
+        # `weights` None holds requests until traffic is set.
         self.check_open()
         checked_tag("an endpoint's name", name)
         path = None if route is None else checked_route(route)
@@ -328,10 +319,8 @@ class Controller(Client):
         await self._lifetime.wait_ending()
 
     def drain(self) -> None:
-        """Stops batches from waiting to fill, and requests from waiting for traffic.
-
-        Calls are still accepted.
-        """
+        """Stops batches from waiting to fill, and requests from waiting for traffic."""
+        # Calls are still accepted.
         self.is_draining = True
         self.registry.drain()
         self._backends.drain()

@@ -233,10 +233,9 @@ class EndpointHandle(AsyncHandle):
 
 
 class EndpointStream:
-    """The results of one call; it is routed and made on entry, or with the first item.
+    """The results of one call; it is routed and made on entry, or with the first item."""
 
-    Exceptions and cancellation are those of `ResultStream`.
-    """
+    # Exceptions and cancellation are those of `ResultStream`.
 
     def __init__(
         self,

@@ -76,10 +76,8 @@ class Endpoint:
         return self._gone is not None
 
     def backend_for(self, shard_key: str | None, tag: str | None = None) -> Backend | None:
-        """Chooses the backend of a request; None while there is no traffic.
-
-        Requests with equal shard keys go to the same backend. A `tag` asks for a backend by name.
-        """
+        """Chooses the backend of a request; None while there is no traffic."""
+        # Requests with equal shard keys go to the same backend. A `tag` asks for a backend by name.
         if tag is not None:
             return found("backend", tag, self._backends)
         if self._only is not None:
