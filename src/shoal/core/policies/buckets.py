@@ -65,7 +65,7 @@ class Buckets(Rule):
         self._number = 0
         self._chosen: _Bucket | None = None
         self._asleep_until = NOBODY_WAITS
-        self.size: float = 0
+        self.cost: float = 0
 
     def add(self, request: Request) -> bool:
         asked = request.options
@@ -75,7 +75,7 @@ class Buckets(Rule):
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(key, self._make())
         bucket.rule.put(request)
-        self.size += asked.cost
+        self.cost += asked.cost
         if bucket.head is not None:
             if self._rank is not None and bucket.rule.queue.is_led_by(request):
                 self._make_ready(bucket)
@@ -87,7 +87,7 @@ class Buckets(Rule):
     def remove(self, request: Request) -> None:
         bucket = self._buckets[self._key(request)]
         bucket.rule.remove(request)
-        self.size -= request.cost
+        self.cost -= request.cost
         self._forget_if_empty(bucket)
 
     def demote(self, request: Request) -> bool:
@@ -120,9 +120,9 @@ class Buckets(Rule):
     def take(self, dispatch: Dispatch) -> list[Request]:
         bucket = self._chosen
         assert bucket is not None
-        before = bucket.rule.size
+        before = bucket.rule.cost
         taken = bucket.rule.take(dispatch)
-        self.size -= before - bucket.rule.size
+        self.cost -= before - bucket.rule.cost
         bucket.head = None
         if bucket.rule.count:
             # Planned as due, so that it is checked, in its new order, when the next slot asks.
@@ -134,9 +134,9 @@ class Buckets(Rule):
     def put_back(self, requests: Sequence[Request]) -> None:
         bucket = self._chosen
         assert bucket is not None
-        before = bucket.rule.size
+        before = bucket.rule.cost
         bucket.rule.put_back(requests)
-        self.size += bucket.rule.size - before
+        self.cost += bucket.rule.cost - before
         if bucket.rule.count:
             self._buckets[bucket.key] = bucket
             self._plan_at(bucket, NOBODY_WAITS)
@@ -147,13 +147,13 @@ class Buckets(Rule):
         ]
         return iter(sorted(waiting, key=self._order_of))
 
-    def size_of_all(self) -> float:
-        return self.size
+    def cost_of_all(self) -> float:
+        return self.cost
 
-    def size_beside(self, asked: RequestOptions) -> float:
+    def cost_beside(self, asked: RequestOptions) -> float:
         key = (asked.key, asked.priority) if self._isolates else asked.key
         bucket = self._buckets.get(key)
-        return 0 if bucket is None else bucket.rule.size
+        return 0 if bucket is None else bucket.rule.cost
 
     def _key(self, request: Request) -> Hashable:
         asked = request.options
@@ -231,7 +231,7 @@ class Buckets(Rule):
             bucket.due_at = math.inf
             del self._buckets[bucket.key]
             if not self._buckets:
-                self.size = 0  # sums of fractions accumulate rounding errors
+                self.cost = 0  # sums of fractions accumulate rounding errors
 
     def _order_of(self, request: Request) -> Any:
         """Returns the unique sort key of the first request of a bucket."""
