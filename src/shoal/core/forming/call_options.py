@@ -75,6 +75,7 @@ class RequestOptionsFactory:
         self._name = name
         self._options = options
         self._cost_of = options.batch_size_fn
+        self.has_costs = self._cost_of is not None
         self._bucket_by = options.bucket_by
         self._priority = options.usual_priority
         # An item that is split may be larger; its parts may not.
