@@ -103,10 +103,11 @@ class Preferred(Sizing):
         total: float = 0
         best: float = 0
         can_grow = True
-        for requests, own in enumerate(costs(most)):
-            if requests >= self.limit.requests or (total and total + own > most):
+        for requests, own in enumerate(costs(most), 1):
+            if requests > self.limit.requests or (total and total + own > most):
                 can_grow = False
                 break
+            can_grow = requests < self.limit.requests
             total += own
             if total in self._sizes:
                 best = total
