@@ -166,13 +166,12 @@ class AdmissionControl:
         if due is None or not self._options.refuse_late:
             return None
         most = self._options.batch_limit.cost
-        full_s = self._model.run_s(most)
-        if full_s is None:
-            return None
         ahead = self._cost_ahead(request, waiting_cost)
-        full_batches = int(ahead // most)
-        own_s = self._model.run_s(min(most, ahead - full_batches * most + request.cost))
-        assert own_s is not None
+        full_batches, rest = int(ahead // most), ahead % most
+        full_s = self._model.run_s(min(most, ahead))
+        own_s = self._model.run_s(min(most, rest + request.cost))
+        if full_s is None or own_s is None:
+            return None
         # The requests ahead need no more slots than that.
         slots = int(min(self._options.slots, len(batches) + full_batches + 1))
         free = _free_times(batches, now, slots, self._model)

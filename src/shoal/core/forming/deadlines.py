@@ -149,7 +149,7 @@ class PressureTracker:
 
     def lead_s(self, cost: float) -> float | None:
         """Returns how long before its deadline a request must be dispatched, in seconds."""
-        run_s = self._model.bound_s(cost)
+        run_s = None if cost == math.inf else self._model.bound_s(cost)
         return None if run_s is None else run_s * _MARGIN + _MARGIN_S
 
     def _note(self, request: Request, due: float, live: int) -> float:
