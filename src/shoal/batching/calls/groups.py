@@ -99,16 +99,11 @@ class Splitting:
         self._options_factory = options_factory
 
     def parts(
-        self,
-        item: Any,
-        whole: RequestOptions,
-        call_options: CallOptions,
-        now: float,
-        queued_cost: float,
+        self, item: Any, whole: RequestOptions, call_options: CallOptions, now: float, ahead: float
     ) -> list[Part]:
         """Splits an item that does not fit into one batch; raises what ``split`` raises."""
-        # `queued_cost` is that of the requests in front of it.
-        room = self._most_cost - queued_cost % self._most_cost
+        # `ahead` is the cost of the requests in front of it.
+        room = self._most_cost - ahead % self._most_cost
         parts = [Part(item, whole)]
         if self._split is not None and whole.cost > room:
             parts = [

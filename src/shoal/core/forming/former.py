@@ -95,9 +95,7 @@ class Former:
         control = self._control
         if control is not None and not self.closed:
             refusal = control.full_level(request)
-            if refusal is not None and self._start_at_once(1, request.cost):
-                refusal = None
-            if refusal is None:
+            if refusal is None or self._start_at_once(1, request.cost):
                 cost = self._policy.cost_of_all()
                 refusal = control.lateness(request, request.arrived_at, cost, self.batches)
             if refusal is not None:

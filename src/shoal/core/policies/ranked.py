@@ -84,9 +84,7 @@ class Ranked(Rule):
     def add(self, request: Request) -> bool:
         self.put(request)
         if self.asleep_until == NOBODY_WAITS:
-            return self._is_held and (
-                self.count >= self._most or self.cost >= self._sizing.enough(self.cost)
-            )
+            return self._is_held and self.due_at(request.arrived_at) == NOBODY_WAITS
         return self.due_at(request.arrived_at) < self.asleep_until
 
     def put(self, request: Request) -> None:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
+from shoal.core.amount import cost_of
 from shoal.core.batch import DispatchReason
 from shoal.core.options.records import Same
 from shoal.core.queue import ArrivalQueue, RankedQueue
@@ -27,29 +28,21 @@ if TYPE_CHECKING:
     Costs = Callable[[float], Sequence[float]]
 
 
-class Sizing(ABC):
-    """How much goes into one batch: up to the limit's requests, and a cost that is chosen here."""
+class Sizing:
+    """How much goes into one batch: as much as may, unless a subclass bounds its cost further."""
 
     def __init__(self, limit: Amount) -> None:
         self.limit = limit
 
-    @abstractmethod
     def enough(self, cost: float) -> float:
         """Returns the cost from which a batch need not wait, unless `target` returns 0."""
+        return self.limit.cost
 
-    @abstractmethod
     def target(self, cost: float, costs: Costs, *, waits: bool) -> float:
         """Returns the limit on the cost of a batch; 0 if it should wait."""
         # `cost` is that of all waiting requests. `costs` returns their costs, in order, until the
         # sum exceeds a bound.
-
-
-class UpToMaximum(Sizing):
-    def enough(self, cost: float) -> float:
-        return self.limit.cost
-
-    def target(self, cost: float, costs: Costs, *, waits: bool) -> float:
-        return self.limit.cost
+        return self.enough(cost)
 
 
 class Allowed(Sizing):
@@ -62,9 +55,6 @@ class Allowed(Sizing):
         self._sizes = sizes
         self._padding = padding
         self._model = model
-
-    def enough(self, cost: float) -> float:
-        return self._sizes[-1]
 
     def target(self, cost: float, costs: Costs, *, waits: bool) -> float:
         up = padded(self._sizes, cost)
@@ -126,18 +116,13 @@ class Adaptive(Sizing):
     def enough(self, cost: float) -> float:
         return self._rule.limit(cost)
 
-    def target(self, cost: float, costs: Costs, *, waits: bool) -> float:
-        return self._rule.limit(cost)
-
 
 def padded(sizes: Sequence[int], cost: float) -> int:
     return sizes[min(bisect_left(sizes, cost), len(sizes) - 1)]
 
 
 def load_of(requests: Sequence[Request], options: BatchOptions) -> float:
-    load: float = len(requests)
-    if options.batch_size_fn is not None:
-        load = sum([request.options.cost for request in requests if request.options])
+    load = len(requests) if options.batch_size_fn is None else cost_of(requests)
     sizes = options.allowed_batch_sizes
     return load if sizes is None else padded(sizes, load)
 
@@ -151,7 +136,7 @@ def sizing_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule
     if options.preferred_batch_sizes is not None:
         has_window = options.batch_wait_timeout_s != 0 or options.idle_timeout_s is not None
         return Preferred(limit, options.preferred_batch_sizes, has_window=has_window)
-    return UpToMaximum(limit)
+    return Sizing(limit)
 
 
 class Window(ABC):
