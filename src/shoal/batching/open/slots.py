@@ -176,7 +176,5 @@ class OpenSlots(Slots[OpenRun]):
         )
 
     def _open_room(self) -> Amount:
-        room = NOTHING
-        for joining in self._open.values():
-            room = room.plus(*joining.room)
-        return room
+        rooms = [joining.room for joining in self._open.values()]
+        return Amount(sum(room.requests for room in rooms), sum(room.cost for room in rooms))

@@ -154,9 +154,8 @@ class AdmissionControl:
             f"{bound} requests of priority {request.priority} are waiting, the limit of the level"
         )
 
-    def lateness(
-        self, request: Request, now: float, waiting_cost: float, batches: Mapping[Batch, float]
-    ) -> str | None:
+    def lateness(self, request: Request, cost: float, batches: Mapping[Batch, float]) -> str | None:
+        # `cost` is that of the queued requests.
         # Only requests that certainly go first count as ahead, so that none is refused by mistake.
         # An idle batcher admits every request; otherwise it never learns that its handler has
         # become faster.
@@ -165,8 +164,8 @@ class AdmissionControl:
         due = None if request.options is None else request.options.due
         if due is None or not self._options.refuse_late:
             return None
-        most = self._options.batch_limit.cost
-        ahead = self._cost_ahead(request, waiting_cost)
+        now, most = request.arrived_at, self._options.batch_limit.cost
+        ahead = self._cost_ahead(request, cost)
         full_batches, rest = int(ahead // most), ahead % most
         full_s = self._model.run_s(min(most, ahead))
         own_s = self._model.run_s(min(most, rest + request.cost))

@@ -96,8 +96,7 @@ class Former:
         if control is not None and not self.closed:
             refusal = control.full_level(request)
             if refusal is None or self._start_at_once(1, request.cost):
-                cost = self._policy.cost_of_all()
-                refusal = control.lateness(request, request.arrived_at, cost, self.batches)
+                refusal = control.lateness(request, self.cost, self.batches)
             if refusal is not None:
                 return Admission(refusal)
         victim = None

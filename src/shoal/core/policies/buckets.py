@@ -85,13 +85,13 @@ class Buckets(Rule):
         return self._plan(bucket, request.arrived_at) < self._asleep_until
 
     def remove(self, request: Request) -> None:
-        bucket = self._buckets[self._key(request)]
+        bucket = self._buckets[self._key(request.options)]
         bucket.rule.remove(request)
         self.cost -= request.cost
         self._forget_if_empty(bucket)
 
     def demote(self, request: Request) -> bool:
-        return self._buckets[self._key(request)].rule.demote(request)
+        return self._buckets[self._key(request.options)].rule.demote(request)
 
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         self._asleep_until = NOBODY_WAITS
@@ -99,7 +99,7 @@ class Buckets(Rule):
         if not self._buckets:
             return Wait(None, 1)
         if pressure is not None and pressure.request is not None:
-            return self._ask(self._buckets[self._key(pressure.request)], now, pressure)
+            return self._ask(self._buckets[self._key(pressure.request.options)], now, pressure)
         self._move_due_ones(now)
         decision = self._ask_ready_ones(now, pressure)
         if decision is None and pressure is not None:
@@ -151,12 +151,10 @@ class Buckets(Rule):
         return self.cost
 
     def cost_beside(self, asked: RequestOptions) -> float:
-        key = (asked.key, asked.priority) if self._isolates else asked.key
-        bucket = self._buckets.get(key)
+        bucket = self._buckets.get(self._key(asked))
         return 0 if bucket is None else bucket.rule.cost
 
-    def _key(self, request: Request) -> Hashable:
-        asked = request.options
+    def _key(self, asked: RequestOptions | None) -> Hashable:
         assert asked is not None
         return (asked.key, asked.priority) if self._isolates else asked.key
 

@@ -16,6 +16,7 @@ from abc import abstractmethod
 from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Final
 
+from shoal.core.amount import Amount
 from shoal.core.batch import DispatchReason
 from shoal.core.policy import BatchPolicy, Dispatch, Wait
 from shoal.core.queue import ArrivalQueue, is_worth_a_sweep
@@ -24,7 +25,6 @@ from shoal.core.request import State
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from shoal.core.amount import Amount
     from shoal.core.options.options import BatchOptions
     from shoal.core.policy import Pressure
     from shoal.core.request import Request, RequestOptions
@@ -174,15 +174,13 @@ class SizeOrWait(Rule):
 
     def take(self, dispatch: Dispatch) -> list[Request]:
         if self._left:
-            return self._take(dispatch.size)
+            return self.take_within(Amount(dispatch.size, dispatch.size))
         # The usual case, for less than by a comprehension.
         return list(starmap(self.queue.popleft, repeat((), dispatch.size)))
 
     def take_within(self, room: Amount) -> list[Request]:
-        return self._take(int(min(*room, len(self.queue) - self._left)))
-
-    def _take(self, requests: int) -> list[Request]:
         queue = self.queue
+        requests = int(min(*room, len(queue) - self._left))
         popleft = queue.popleft
         taken: list[Request] = []
         while len(taken) < requests:
