@@ -335,7 +335,7 @@ def make_request(
         deadline: When it must have ended, in seconds; None for no limit.
         metadata: The metadata of the call; empty by default.
         priority: Its priority level; 1 is the highest.
-        cost: How much of ``max_batch_size`` it takes up.
+        cost: What ``batch_size_fn`` would return for the item.
         key: Its bucket key; all requests of one batch have equal keys.
 
     Returns:
