@@ -48,6 +48,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"shoal\.replicas\.portal\.BlockingStream"),
     # The default of an option that is the batcher's own unless given.
     (r"py:.*", r"shoal\.core\.options\.records\.Same"),
+    # Requests and their cost: of a property that the engine reads.
+    (r"py:.*", r"shoal\.core\.amount\.Amount"),
 ]
 
 

@@ -55,7 +55,7 @@ class DeadlineExceeded(ShoalError, TimeoutError):
 
 
 class ItemTooLarge(ShoalError, ValueError):
-    """An item costs more than ``max_batch_size``, so it does not fit into any batch.
+    """An item costs more than a batch may, so it does not fit into any.
 
     Attributes:
         limit_exceeded: The item's cost and the limit, in a sentence for clients; empty if the

@@ -73,6 +73,6 @@ def check(former: Former) -> None:
     assert all(request.state is State.QUEUED for request in queued)
     counts_costs = former.options.batch_size_fn is not None
     size = sum(request.cost for request in queued) if counts_costs else len(queued)
-    assert former.size == pytest.approx(size)
+    assert former.cost == pytest.approx(size)
     assert former.parked == len(parked)
     assert not parked or not former._fits(1, parked[0].cost)

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 from core.former_scenes import check
 from core.queue_model import QueueModel, cost_of
 from shoal import BatchOptions
+from shoal.core.amount import Amount
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions, RequestOptionsFactory
 from shoal.core.forming.former import Former
 from shoal.core.policies.buckets import Buckets
@@ -288,12 +289,13 @@ class QueueMachine(RuleBasedStateMachine):
             self.former.overdue.forget(one)
 
     @precondition(lambda self: not isinstance(self.former._policy, Buckets))
-    @rule(room=st.sampled_from([0, 0, 1, 2.5, 4]))
-    def some_join_an_open_batch(self, room: float) -> None:
+    @rule(most=st.sampled_from([0, 1, 3, math.inf]), most_cost=st.sampled_from([0, 1, 2.5, 4]))
+    def some_join_an_open_batch(self, most: float, most_cost: float) -> None:
+        room = Amount(most, most_cost)
         joined = self.former.take_within(room)
         wanted: list[Request] = []
         for one in self.model.in_order():
-            if cost_of([*wanted, one]) > room:
+            if len(wanted) >= most or cost_of([*wanted, one]) > most_cost:
                 break
             wanted.append(one)
         assert joined == wanted
@@ -355,7 +357,7 @@ class QueueMachine(RuleBasedStateMachine):
             )
             assert [len(queue) for queue in queues] == [0] * len(queues)
         if self.former._control is not None:
-            assert self.former._control.size == 0
+            assert self.former.cost == 0
             assert not self.former._control._by_level
         assert self.former.overdue.timers.next_at() == math.inf
 

@@ -337,6 +337,17 @@ def test_the_first_of_requests_that_came_while_no_slot_waited_counts() -> None:
     assert not former.pressures.unseen
 
 
+def test_a_request_leaves_in_time_for_the_cost_of_its_batch() -> None:
+    former = queue(max_batch_size=100, batch_wait_timeout_s=9, batch_size_fn=float)
+    for _ in range(20):
+        former.model.observe(1, 0.1)
+        former.model.observe(50, 5.0)
+    admit(former, new(cost=1), new(cost=49, deadline=12.0))
+    wait = former.decide(0.0)
+    assert isinstance(wait, Wait)
+    assert wait.until == must_leave_by(former, 12.0, 50) < 9
+
+
 def test_a_slot_is_woken_once_for_requests_that_come_together() -> None:
     former = measured()
     assert former.decide(0.0) == Wait(None, 1)

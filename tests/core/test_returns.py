@@ -253,6 +253,32 @@ def test_a_request_that_will_be_urgent_ends_the_wait_earlier():
     assert wait.until == pytest.approx(unhurried.until - 0.0003)
 
 
+class Costly(Loop):
+    def __init__(self, cost: float, **options: Any) -> None:
+        self.cost = cost
+        super().__init__(batch_size_fn=float, **options)
+
+    def come(self, callers: int, **asked: Any) -> None:
+        super().come(callers, cost=self.cost, **asked)
+
+
+def test_an_urgent_request_leaves_in_time_for_the_cost_of_the_callers_awaited():
+    loop = Costly(2, max_batch_size=16)
+    loop.learn()
+    loop.come(1)
+    unhurried = loop.decide()
+    lead_s = loop.former.pressures.lead_s(8)
+    loop.come(1, deadline=unhurried.until - 0.0003 + lead_s)
+    assert loop.decide().until == pytest.approx(unhurried.until - 0.0003)
+
+
+def test_all_callers_are_awaited_where_their_number_does_not_fill_a_batch():
+    loop = Costly(0.5, max_batch_size=3)
+    loop.learn()
+    loop.come(1)
+    assert loop.decide().wake_at == 4
+
+
 @pytest.mark.parametrize("run_s", [0.0001, 0.0004])
 def test_nobody_is_waited_for_where_a_batch_costs_next_to_nothing(run_s):
     loop = Loop()

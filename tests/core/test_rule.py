@@ -33,7 +33,7 @@ class Own(WholeQueuePolicy):
     def __init__(self) -> None:
         super().__init__()
         self.size = 1000
-        self.append = self.extend = self.by_arrival = self.size_beside = self.size_of_all = None
+        self.append = self.extend = self.by_arrival = self.cost_beside = self.cost_of_all = None
 
     def choose(self, queue: Sequence[Request], now: float, pressure: Pressure | None) -> Any:
         return queue, DispatchReason.FULL
@@ -44,11 +44,11 @@ def test_each_rule_knows_the_size_of_its_queue(name: str) -> None:
     requests = [new(key="a"), new(key="b"), new(key="b")]
     former = queue(*requests, **ALL[name])
     assert type(former._policy).__name__ == name
-    assert former.size == 3
+    assert former.cost == 3
     assert former.scheduling_capacity == 7
     former.leave(requests[0])
-    assert former.size == 2
-    assert former.size_beside(new(key="a").options) == (0 if name == "Buckets" else 2)  # type: ignore[arg-type]
+    assert former.cost == 2
+    assert former.cost_beside(new(key="a").options) == (0 if name == "Buckets" else 2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -59,14 +59,14 @@ def test_many_requests_are_added_as_if_one_by_one(name: str) -> None:
     for request in requests:
         request.state = State.QUEUED
     assert former.arrive_all(requests)
-    assert former.live == former.size == 2
+    assert former.live == former.cost == 2
     assert former.parked_and_queued() == requests
 
 
 def test_a_rule_that_must_decide_is_asked_when_many_are_added() -> None:
     guarded = Guarded(Own())
     assert guarded.extend([new(), new()])
-    assert guarded.size_of_all() == 2
+    assert guarded.cost_of_all() == 2
 
 
 def test_requests_of_one_moment_are_in_order_of_arrival() -> None:

@@ -317,10 +317,6 @@ class _HeldPolicy(BatchPolicy):
         return list(self._policy.waiting())
 
     @_of_policy
-    def take_within(self, room: float) -> list[Request]:
-        return list(self._policy.take_within(room))
-
-    @_of_policy
     def demote(self, request: Request) -> bool:
         return bool(self._policy.demote(request))
 

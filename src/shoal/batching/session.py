@@ -264,7 +264,7 @@ class Session:
 
     def statistics(self) -> BatcherStatistics:
         former = self._former
-        limit = None if former.adaptive is None else former.adaptive.limit(former.size)
+        limit = None if former.adaptive is None else former.adaptive.limit(former.cost)
         return self._counters.statistics(
             self._name,
             self.state,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
+from shoal.core.amount import cost_of
 from shoal.core.batch import DispatchReason
 from shoal.core.events import Observers
 from shoal.core.histogram import SIZE_BOUNDS, TIME_BOUNDS_S, Histogram
@@ -205,7 +206,7 @@ class Counters:
 
     def note_load(self, requests: Sequence[Request], load: float) -> None:
         self.load += load
-        self.padding += load - sum([request.cost for request in requests])
+        self.padding += load - cost_of(requests)
 
     def statistics(
         self,

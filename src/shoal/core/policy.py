@@ -106,13 +106,6 @@ class BatchPolicy(ABC):
     def waiting(self) -> Iterable[Request]:
         """Returns the queued requests, in the order in which they would be taken."""
 
-    def take_within(self, room: float) -> list[Request]:
-        """Removes and returns requests that may join an open batch, in order, up to its free room.
-
-        Only policies for open batches need it; by default it returns none.
-        """
-        return []
-
     def demote(self, request: Request) -> bool:
         """Moves a queued request behind the others of its priority level.
 

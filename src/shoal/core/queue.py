@@ -22,6 +22,7 @@ from shoal.core.request import Request, State
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from shoal.core.amount import Amount
 
 QUEUED = State.QUEUED
 LEFTOVERS_WORTH_A_SWEEP: Final = 64
@@ -40,8 +41,8 @@ class Queue(ABC):
         """Drops leftovers before the first request, and returns it."""
 
     @abstractmethod
-    def take(self, room: float) -> list[Request]:
-        """Removes and returns requests in order, while the sum of their costs is within `room`."""
+    def take(self, room: Amount) -> list[Request]:
+        """Removes and returns requests in order, until the next one does not fit into `room`."""
 
     @abstractmethod
     def pop(self) -> None: ...
@@ -86,16 +87,17 @@ class ArrivalQueue(Queue):
             entries.popleft()
         return None
 
-    def take(self, room: float) -> list[Request]:
+    def take(self, room: Amount) -> list[Request]:
+        most, most_cost = room
         entries, state = self.entries, self._state
         taken: list[Request] = []
-        total: float = 0
+        cost: float = 0
         while entries:
             request = entries[0]
             if request.state is state:
                 asked = request.options
-                total += 1 if asked is None else asked.cost
-                if total > room:
+                cost += 1 if asked is None else asked.cost
+                if cost > most_cost or len(taken) >= most:
                     break
                 taken.append(request)
             entries.popleft()
@@ -149,17 +151,18 @@ class RankedQueue(Queue):
             heapq.heappop(heap)
         return None
 
-    def take(self, room: float) -> list[Request]:
+    def take(self, room: Amount) -> list[Request]:
+        most, most_cost = room
         heap, heappop = self._heap, heapq.heappop
         taken: list[Request] = []
-        total: float = 0
+        cost: float = 0
         while heap:
             _rank, number, request = heap[0]
             asked = request.options
             assert asked is not None
             if asked.number == number and request.state is QUEUED:
-                total += asked.cost
-                if total > room:
+                cost += asked.cost
+                if cost > most_cost or len(taken) >= most:
                     break
                 taken.append(request)
             heappop(heap)
@@ -233,9 +236,10 @@ class LevelQueue(Queue):
         lane = self._first_lane()
         return None if lane is None else lane[0]
 
-    def take(self, room: float) -> list[Request]:
+    def take(self, room: Amount) -> list[Request]:
+        most, most_cost = room
         taken: list[Request] = []
-        total: float = 0
+        cost: float = 0
         while (lane := self._first_lane()) is not None:
             _rank, _number, key = self._heads[0]
             # Until the first of another lane is ahead.
@@ -247,8 +251,8 @@ class LevelQueue(Queue):
                 if request.state is QUEUED and (asked.delayed_at is not None) == (key < 0):
                     if bound is not None and (self._rank(request), asked.number) > bound[:2]:
                         break
-                    total += asked.cost
-                    if total > room:
+                    cost += asked.cost
+                    if cost > most_cost or len(taken) >= most:
                         return taken
                     taken.append(request)
                 lane.popleft()

@@ -127,7 +127,6 @@ class RequestOptions:
         self.deadline = self.due = deadline
         self.metadata = metadata
         self.priority = priority
-        # How much of `max_batch_size` it takes up.
         self.cost = cost
         # All requests of one batch have equal keys.
         self.key = key
@@ -210,7 +209,7 @@ class Request:
 
     @property
     def cost(self) -> float:
-        """How much of ``max_batch_size`` it takes up: 1, or the result of ``batch_size_fn``."""
+        """The result of ``batch_size_fn`` for its item; 1 without that option."""
         return 1 if self.options is None else self.options.cost
 
     @property

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from typing_extensions import override
 
 from shoal.core.events import BatchObserver
+from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.request import State
 
 if TYPE_CHECKING:
@@ -139,7 +140,8 @@ class ArrivalRecorder(BatchObserver):
     def _said(self, batcher: str, options: RequestOptions, arrived_at: float) -> Note:
         """Returns the notes about a request's options."""
         note: Note = {}
-        if options.cost != 1:
+        made_by = options.options_factory
+        if isinstance(made_by, RequestOptionsFactory) and made_by.has_costs:
             note["cost"] = float(options.cost)  # it may be a number of the user's library
         if options.asked_priority is not None:
             note["priority"] = options.asked_priority

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Item(NamedTuple):
     """The properties of a recorded request's item that matter for forming batches."""
 
-    cost: float = 1.0  # its part of `max_batch_size`
+    cost: float = 1.0
     bucket: str | None = None  # only items of one bucket share a batch
 
 

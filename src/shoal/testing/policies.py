@@ -39,7 +39,6 @@ SIZE: Final = "after Dispatch, take returns at least one request and at most its
 TIME: Final = "if nothing else happens, decide returns Dispatch at the time that Wait named"
 WOKEN: Final = "a waiting slot learns, by a time, a number or add, when to decide again"
 EMPTY: Final = "with an empty queue, decide returns Wait"
-ROOM: Final = "take_within returns no more than fits into the room"
 PLACES: Final = "put_back puts requests back to their old positions"
 CALM: Final = "a policy raises no exceptions"
 _STEPS_SHOWN: Final = 50
@@ -100,7 +99,6 @@ class _Trial:
             self._look: 4,
             self._leave: 2,
             self._pressure: 1,
-            self._let_some_join: 1,
         }
         for step in self._random.choices(list(steps), list(steps.values()), k=self._length):
             step()
@@ -133,10 +131,6 @@ class _Trial:
         if self._policy.queue:
             self._has_happened = True
             self._policy.remove(self._random.choice(list(self._policy.queue)))
-
-    def _let_some_join(self) -> None:
-        self._has_happened = True
-        self._policy.take_within(self._random.randint(1, 5))
 
     def _let_time_pass(self) -> None:
         until = math.inf if self._asleep is None else time_of(self._asleep)
@@ -256,12 +250,6 @@ class WatchedPolicy:
         self._hand_out(taken)
         return taken
 
-    def take_within(self, room: float) -> None:
-        taken: list[Request] = self._call(f"take_within({room})", self._policy.take_within, room)
-        self._hand_out(taken)
-        if sum(request.cost for request in taken) > room:
-            raise self.broken(ROOM)
-
     def put_back(self, taken: Sequence[Request], departed: set[Request]) -> None:
         """Puts back the requests of the last `take`, except the `departed` ones."""
         for request in departed:
@@ -347,7 +335,7 @@ def make_request(
         deadline: When it must have ended, in seconds; None for no limit.
         metadata: The metadata of the call; empty by default.
         priority: Its priority level; 1 is the highest.
-        cost: How much of ``max_batch_size`` it takes up.
+        cost: What ``batch_size_fn`` would return for the item.
         key: Its bucket key; all requests of one batch have equal keys.
 
     Returns:

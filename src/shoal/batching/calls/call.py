@@ -57,7 +57,7 @@ class UnaryCall(Generic[P, R]):
         TypeError: The arguments don't fit the handler's parameters.
         Overloaded: The queue is full, and ``overload="reject"``.
         BatcherClosed: The batcher stopped before it could answer.
-        ItemTooLarge: The item costs more than ``max_batch_size``.
+        ItemTooLarge: The item costs more than a batch may.
         DeadlineExceeded: The call's deadline, ``request_timeout_s`` or queue timeout has passed.
         HandlerTimeout: The handler ran for too long.
         WrongBatchSize: The handler returned more or fewer results than items.

@@ -184,7 +184,7 @@ class Entry:
     ) -> Any:
         """Makes one call with one or several requests; the first that fails ends it."""
         splitting = self._splitting
-        queued = self.intake.former.size_beside(options)
+        queued = self.intake.former.cost_beside(options)
         parts = splitting.parts(item, options, call_options, self.now(), queued)
         if len(parts) > 1:
             self._count_split(parts)
@@ -288,7 +288,7 @@ class Entry:
         options = self._request_options_of(item, call_options, now)
         queued = entering.get(options.key)
         if queued is None:
-            queued = self.intake.former.size_beside(options)
+            queued = self.intake.former.cost_beside(options)
         parts = self._splitting.parts(item, options, call_options, now, queued)
         if len(parts) > 1:
             self._count_split(parts)

@@ -93,17 +93,17 @@ class Splitting:
         self, name: str, options: BatchOptions, options_factory: RequestOptionsFactory
     ) -> None:
         self._name = name
-        self._most = options.max_batch_size
+        self._most_cost = options.batch_limit.cost
         self._split = options.split
         self._join = options.join
         self._options_factory = options_factory
 
     def parts(
-        self, item: Any, whole: RequestOptions, call_options: CallOptions, now: float, queued: float
+        self, item: Any, whole: RequestOptions, call_options: CallOptions, now: float, ahead: float
     ) -> list[Part]:
         """Splits an item that does not fit into one batch; raises what ``split`` raises."""
-        # `queued` is the cost of the requests in front of it.
-        room = self._most - queued % self._most
+        # `ahead` is the cost of the requests in front of it.
+        room = self._most_cost - ahead % self._most_cost
         parts = [Part(item, whole)]
         if self._split is not None and whole.cost > room:
             parts = [
@@ -114,7 +114,7 @@ class Splitting:
             # All parts have the item's deadline and bucket.
             part.options.deadline, part.options.due = whole.deadline, whole.due
             part.options.key = whole.key
-            if part.options.cost > self._most:
+            if part.options.cost > self._most_cost:
                 raise self._options_factory.refusal(part.options.cost)
         return parts
 

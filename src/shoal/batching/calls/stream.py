@@ -169,7 +169,7 @@ class ResultStream(Generic[R_co]):
         NotOpen: No batcher is open for the function in this event loop.
         TypeError: The arguments don't fit the handler's parameters.
         Overloaded: The queue is full.
-        ItemTooLarge: The item costs more than ``max_batch_size``.
+        ItemTooLarge: The item costs more than a batch may.
         Exception: The error of a function of one item, such as ``bucket_by``.
         DeadlineExceeded: The call's deadline had passed before it was made.
 

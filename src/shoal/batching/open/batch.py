@@ -76,7 +76,7 @@ class OpenRequest(Generic[T, R]):
 
     @property
     def cost(self) -> float:
-        """How much of ``max_batch_size`` it uses."""
+        """The result of ``batch_size_fn`` for its item; 1 without that option."""
         return self._request.cost
 
     @property

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import anyio.lowlevel
 
+from shoal.core.amount import NOTHING, cost_of
 from shoal.core.batch import DispatchReason
 from shoal.core.events import Outcomes
 from shoal.core.request import State
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.batching.running.slots import SlotParts
+    from shoal.core.amount import Amount
     from shoal.core.batch import Batch
     from shoal.core.counters import Occupancy
     from shoal.core.request import Request
@@ -78,20 +80,21 @@ class OpenQueue:
                 lambda each: each.request_ended(name, batch, request, now), has_failed=has_failed
             )
 
-    def taken_within(self, room: float) -> list[Request]:
+    def taken_within(self, room: Amount) -> list[Request]:
         """Takes requests that fit and have waiting callers from the queue, in order."""
         self._intake.deadlines.expire_all()
         there: list[Request] = []
-        while room > 0 and (requests := self.former.take_within(room)):
+        while not room.is_used_up and (requests := self.former.take_within(room)):
             departed = self._parking.departed(requests)
             for request in departed:
                 request.state = State.CANCELLED
             self._counters.cancelled += len(departed)
-            there += [request for request in requests if request.state is State.QUEUED]
+            present = [request for request in requests if request.state is State.QUEUED]
+            there += present
             if not departed:
                 break
             self.former.reform()  # their room in the queue is free
-            room -= sum([request.cost for request in requests if request.state is State.QUEUED])
+            room = room.minus(len(present), cost_of(present))
         return there
 
     def pass_turn(self) -> None:
@@ -116,13 +119,13 @@ class Joining(ABC):
         self.has_ended = self.is_leaving = False
         self._has_turn = True
         # The total cost of the requests that use room in the batch.
-        self._size = sum([request.cost for request in batch.members])
+        self._cost = cost_of(batch.members)
         self.outcomes = Outcomes()
 
     @property
     @abstractmethod
-    def room(self) -> float:
-        """How much more cost the batch can take now."""
+    def room(self) -> Amount:
+        """How much more the batch can take now."""
 
     @property
     @abstractmethod
@@ -175,8 +178,8 @@ class Joining(ABC):
         if len(members) > self.batch.active:
             members[:] = [request for request in members if request.state is State.RUNNING]
 
-    def _room_left(self) -> float:
-        return self._queue.former.options.max_batch_size - self._size
+    def _room_beside(self, requests: int) -> Amount:
+        return self._queue.former.limit.minus(requests, self._cost)
 
     def _take(self) -> list[Request]:
         taken = self._queue.taken_within(self.room)
@@ -184,7 +187,7 @@ class Joining(ABC):
             self.batch.admit(taken)
             self._queue.joined(self.batch, taken)
             self.joined += taken
-            self._size += sum([request.cost for request in taken])
+            self._cost += cost_of(taken)
             self.changed()
         return taken
 
@@ -198,8 +201,8 @@ class OpenJoining(Joining):
         self._newest_at = max(request.arrived_at for request in self.batch.members)
 
     @property
-    def room(self) -> float:
-        return 0 if self.is_closed else self._room_left()
+    def room(self) -> Amount:
+        return NOTHING if self.is_closed else self._room_beside(self.batch.size)
 
     @property
     def is_closed(self) -> bool:
@@ -255,7 +258,7 @@ class OpenJoining(Joining):
     def _closing(self) -> tuple[float, DispatchReason]:
         """Returns when the batch must be closed, and why."""
         former = self._queue.former
-        if former.live or self.room <= 0:
+        if former.live or self.room.is_used_up:
             return -math.inf, DispatchReason.FULL
         if self._is_flushed:
             return -math.inf, DispatchReason.FLUSH
@@ -278,10 +281,8 @@ class ContinuousJoining(Joining):
         self._ended = 0
 
     @property
-    def room(self) -> float:
-        if self._takes_no_more():
-            return 0
-        return self._room_left()
+    def room(self) -> Amount:
+        return NOTHING if self._takes_no_more() else self._room_beside(self.batch.active)
 
     @property
     def is_abandoned(self) -> bool:
@@ -290,7 +291,7 @@ class ContinuousJoining(Joining):
     def ended(self, request: Request) -> None:
         super().ended(request)
         self._ended += 1
-        self._size = self._size - request.cost if self.batch.active else 0
+        self._cost = self._cost - request.cost if self.batch.active else 0
         self.changed()
 
     def pull(self) -> None:
@@ -300,7 +301,7 @@ class ContinuousJoining(Joining):
 
     async def pause(self) -> None:
         await super().pause()
-        if self._ended > self._queue.former.live and self.room > 0:
+        if self._ended > self._queue.former.live and not self.room.is_used_up:
             # An answered caller runs in the next pass of the scheduler. One that leaves a stream
             # goes through a checkpoint first, and calls again in the pass after that.
             await self._queue.one_pass()

@@ -10,6 +10,7 @@ import anyio.lowlevel
 from shoal.batching.open.batch import OpenRun
 from shoal.batching.open.joining import ContinuousJoining, Joining, OpenJoining, OpenQueue
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT, LEFT_OPEN, Slots, logger
+from shoal.core.amount import NOTHING, Amount
 from shoal.core.batch import DispatchReason
 from shoal.core.counters import Occupancy
 
@@ -105,7 +106,7 @@ class OpenSlots(Slots[OpenRun]):
             if self._room is not None and not is_due:
                 self._room.rest()
             is_full = is_due and self._room is not None and self._room.is_full()
-            room = 0 if is_full else former.options.max_batch_size
+            room = NOTHING if is_full else former.limit
             requests = self._queue.taken_within(room)
             if requests:
                 batch = self._begun(requests, DispatchReason.OPEN, free_at)
@@ -174,5 +175,6 @@ class OpenSlots(Slots[OpenRun]):
             for batch, joining in self._open.items()
         )
 
-    def _open_room(self) -> float:
-        return sum(joining.room for joining in self._open.values())
+    def _open_room(self) -> Amount:
+        rooms = [joining.room for joining in self._open.values()]
+        return Amount(sum(room.requests for room in rooms), sum(room.cost for room in rooms))

@@ -73,7 +73,7 @@ class ClosedSlots(Slots[Run]):
             if in_a_row < IN_A_ROW_MOST and ended_at - turn_at < HELD_MOST_S:
                 if former.parked:
                     self._report_idle()  # they may join the next batch
-                if former.live >= former.options.max_batch_size and self._count <= self._most:
+                if former.live >= former.limit.requests and self._count <= self._most:
                     batch = self._full_batch(ended_at)
             if batch is not None:
                 continue

@@ -23,6 +23,7 @@ from shoal.batching.current import running_batch
 from shoal.batching.handlers.batch_results import check_results, not_results
 from shoal.batching.handlers.own_context import in_own_context
 from shoal.batching.stream_buffer import too_slow
+from shoal.core.amount import cost_of
 from shoal.core.batch import Batch
 from shoal.core.policies.sizing import padded
 from shoal.core.request import State, is_declined
@@ -157,7 +158,7 @@ class Run(ABC):
         if sizes is None:
             return items
         by_cost = self.options.batch_size_fn is not None
-        size = sum(request.cost for request in requests) if by_cost else len(items)
+        size = cost_of(requests) if by_cost else len(items)
         wanted = padded(sizes, size)
         if size >= wanted:
             return items

@@ -36,6 +36,7 @@ import anyio
 
 from shoal.batching.current import calls_from_thread
 from shoal.batching.running.run import Run
+from shoal.core.amount import NOTHING, Amount
 from shoal.core.batch import Batch, DispatchReason
 from shoal.core.events import BatchRecord, Outcomes
 from shoal.core.policies.sizing import load_of
@@ -309,7 +310,7 @@ class Slots(ABC, Generic[RunT]):
             reason=batch.reason,
             is_open=self._are_open,
             size=batch.size,
-            limit=self._former.options.max_batch_size,
+            limit=self._former.limit.cost,
             load=batch.load,
             arrived_at=batch.arrived_at,
             began_at=began_at,
@@ -401,14 +402,14 @@ class Slots(ABC, Generic[RunT]):
         idle = self._most - len(self.batches) if self._room is None else self._room.free
         if idle < 0:  # fewer are allowed than run
             idle = 0
-        open_room = self._open_room() if self._are_open else 0
+        open_room = self._open_room() if self._are_open else NOTHING
         if self._former.reform(idle_slots=idle, open_room=open_room):
             self._bell.ring()
         if self._on_change is not None:
             self._on_change()
 
-    def _open_room(self) -> float:
-        return 0
+    def _open_room(self) -> Amount:
+        return NOTHING
 
     @abstractmethod
     async def _serve(self, scope: Scope) -> bool:

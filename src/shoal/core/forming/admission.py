@@ -119,33 +119,24 @@ class AdmissionControl:
             if options.overload in ("shed_oldest", "shed_lowest")
             else None
         )
-        # The sum of the costs of the queued requests, without the parked ones.
-        self.size: float = 0
 
     def note_added(self, request: Request, live: int) -> None:
         self.note_returned(request)
-        if request.state is State.QUEUED and self._shedding is not None:
-            self._shedding.add(request, live)
+        self.note_admitted(request, live)
 
     def note_returned(self, request: Request) -> None:
         level = request.priority
         self._by_level[level] = self._by_level.get(level, 0) + 1
-        if request.state is State.QUEUED:
-            self.size += request.cost
 
     def note_admitted(self, request: Request, live: int) -> None:
-        self.size += request.cost
-        if self._shedding is not None:
+        if request.state is State.QUEUED and self._shedding is not None:
             self._shedding.add(request, live)
 
-    def note_left(self, request: Request, was: State) -> None:
+    def note_left(self, request: Request) -> None:
         level = request.priority
         self._by_level[level] -= 1
         if not self._by_level[level]:
             del self._by_level[level]
-        if was is State.QUEUED:
-            # Sums of fractions accumulate rounding errors; an empty queue is reset to exactly 0.
-            self.size = self.size - request.cost if self._by_level else 0
 
     def tidy(self) -> None:
         if self._shedding is not None:
@@ -154,18 +145,17 @@ class AdmissionControl:
     def victim(self, request: Request) -> Request | None:
         return None if self._shedding is None else self._shedding.victim(request)
 
-    def full_level(self, request: Request, takes_at_once: float) -> str | None:
+    def full_level(self, request: Request) -> str | None:
         policy = self._options.queue_policy(request.priority)
         bound = None if policy is None else policy.max_queued_requests
         if bound is None or self._by_level.get(request.priority, 0) < bound:
-            return None
-        if self.size + request.cost <= takes_at_once:
             return None
         return (
             f"{bound} requests of priority {request.priority} are waiting, the limit of the level"
         )
 
-    def lateness(self, request: Request, now: float, batches: Mapping[Batch, float]) -> str | None:
+    def lateness(self, request: Request, cost: float, batches: Mapping[Batch, float]) -> str | None:
+        # `cost` is that of the queued requests.
         # Only requests that certainly go first count as ahead, so that none is refused by mistake.
         # An idle batcher admits every request; otherwise it never learns that its handler has
         # become faster.
@@ -174,14 +164,13 @@ class AdmissionControl:
         due = None if request.options is None else request.options.due
         if due is None or not self._options.refuse_late:
             return None
-        most = self._options.max_batch_size
-        full_s = self._model.run_s(most)
-        if full_s is None:
+        now, most = request.arrived_at, self._options.batch_limit.cost
+        ahead = self._cost_ahead(request, cost)
+        full_batches, rest = int(ahead // most), ahead % most
+        full_s = self._model.run_s(min(most, ahead))
+        own_s = self._model.run_s(min(most, rest + request.cost))
+        if full_s is None or own_s is None:
             return None
-        ahead = self._size_ahead(request)
-        full_batches = int(ahead // most)
-        own_s = self._model.run_s(min(most, ahead - full_batches * most + request.cost))
-        assert own_s is not None
         # The requests ahead need no more slots than that.
         slots = int(min(self._options.slots, len(batches) + full_batches + 1))
         free = _free_times(batches, now, slots, self._model)
@@ -194,14 +183,14 @@ class AdmissionControl:
             f"and is due in {max(0.0, due - now):.3g} s"
         )
 
-    def _size_ahead(self, request: Request) -> float:
+    def _cost_ahead(self, request: Request, waiting_cost: float) -> float:
         options = self._options
-        if options.order == "deadline" or options.bucket_by is not None or not self.size:
+        if options.order == "deadline" or options.bucket_by is not None or not waiting_cost:
             return 0
         if options.priority_levels == 1:
-            return self.size
+            return waiting_cost
         ahead = sum(n for level, n in self._by_level.items() if level <= request.priority)
-        return ahead * self.size / sum(self._by_level.values())
+        return ahead * waiting_cost / sum(self._by_level.values())
 
 
 def _free_times(

@@ -75,10 +75,12 @@ class RequestOptionsFactory:
         self._name = name
         self._options = options
         self._cost_of = options.batch_size_fn
+        self.has_costs = self._cost_of is not None
         self._bucket_by = options.bucket_by
         self._priority = options.usual_priority
         # An item that is split may be larger; its parts may not.
-        self._most = math.inf if options.split is not None else options.max_batch_size
+        self._limit_cost = options.batch_limit.cost
+        self._most_cost = math.inf if options.split is not None else self._limit_cost
         limit_s = options.request_timeout_s
         self._limit_s = math.inf if limit_s is None else limit_s
         # Whether each request needs its own record, whatever its call options are.
@@ -113,7 +115,7 @@ class RequestOptionsFactory:
                 raise
             if type(cost) is not int or cost < 0:
                 cost = self._checked_cost(cost)
-            if cost > self._most:
+            if cost > self._most_cost:
                 raise self.refusal(cost)
             asked.cost = cost
         asked.key = None
@@ -134,7 +136,7 @@ class RequestOptionsFactory:
         return asked
 
     def refusal(self, cost: float) -> ItemTooLarge:
-        most = self._options.max_batch_size
+        most = self._limit_cost
         error = ItemTooLarge(
             f"an item for {self._name} costs {cost!s:.20}, which is more than a batch "
             f"may: max_batch_size={most}"
@@ -163,7 +165,7 @@ class RequestOptionsFactory:
             asked.timer, asked.queue_timer = before.timer, before.queue_timer
             asked.delayed_at = before.delayed_at
         request.options = asked
-        return self.refusal(asked.cost) if asked.cost > self._options.max_batch_size else None
+        return self.refusal(asked.cost) if asked.cost > self._limit_cost else None
 
     def _check_is_of_one(self, item: Any, error: Exception) -> None:
         """Raises a `TypeError` if the ``batch_size_fn`` that raised takes a list, like Ray's."""

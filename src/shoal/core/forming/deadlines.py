@@ -34,9 +34,10 @@ _MARGIN_S = 0.001
 class PressureTracker:
     """Determines whether a batch must be dispatched before the policy would do so."""
 
-    def __init__(self, model: LatencyModel) -> None:
+    def __init__(self, model: LatencyModel, waiting_cost: Callable[[], float]) -> None:
         self._model = model
-        self._most = 1
+        self._waiting_cost = waiting_cost
+        self._most_cost: float = 1
         # Whether requests ever wait for a batch to fill; otherwise none has to leave early.
         self.may_wait = False
         # When the waiting slot decides again; minus infinity if no slot waits.
@@ -60,7 +61,7 @@ class PressureTracker:
         self.urgent_before: float | None = -math.inf
 
     def change(self, options: BatchOptions) -> None:
-        self._most = options.max_batch_size
+        self._most_cost = options.batch_limit.cost
         self.may_wait = may_wait(options)
         self.forget_times()
 
@@ -72,7 +73,7 @@ class PressureTracker:
         urgent_before = self.urgent_before
         if urgent_before is None:
             # A larger batch takes no less time, so no request must leave earlier than by this.
-            lead_s = self.lead_s(self._most)
+            lead_s = self.lead_s(self._most_cost)
             urgent_before = math.inf if lead_s is None else self.asleep_until + lead_s
             self.urgent_before = urgent_before
         if due < urgent_before:
@@ -93,7 +94,7 @@ class PressureTracker:
             return False
         if wait.until is None:
             return True
-        lead_s = self.lead_s(self._most)
+        lead_s = self.lead_s(self._most_cost)
         return lead_s is None or self._earliest_unseen - lead_s < wait.until
 
     def see(self, live: int) -> None:
@@ -146,14 +147,14 @@ class PressureTracker:
     def put_back(self) -> None:
         self.covered |= {r for r in self._handed_out if r.state is State.QUEUED}
 
-    def lead_s(self, size: float) -> float | None:
+    def lead_s(self, cost: float) -> float | None:
         """Returns how long before its deadline a request must be dispatched, in seconds."""
-        run_s = self._model.bound_s(size)
+        run_s = None if cost == math.inf else self._model.bound_s(cost)
         return None if run_s is None else run_s * _MARGIN + _MARGIN_S
 
     def _note(self, request: Request, due: float, live: int) -> float:
-        # The batch that it leaves with would be that large.
-        lead_s = self.lead_s(min(live, self._most))
+        # The batch that it leaves with would cost that much.
+        lead_s = self.lead_s(min(self._waiting_cost(), self._most_cost))
         leave_by = (request.arrived_at + due) / 2 if lead_s is None else due - lead_s
         if leave_by < math.inf:
             self.has_times = True

@@ -25,6 +25,7 @@ import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from shoal.core.amount import NOTHING, Amount, cost_of
 from shoal.core.forming.admission import QUIET, RINGING, Admission, AdmissionControl
 from shoal.core.forming.deadlines import Overdue, PressureTracker
 from shoal.core.forming.regathering import WORTH_S, Regathering
@@ -55,13 +56,14 @@ class Former:
         self.batches = batches
         self.closed = False
         # The option `max_queued_requests`; infinity for None, 0 once it is `closed`.
-        self.bound = self.free_room = self._idle_slots = self._open_room = 0.0
+        self.bound = self.free_room = self._idle_slots = 0.0
+        self._open_room = NOTHING
         self.overdue = Overdue(lambda request: self._policy.demote(request), options)
         self.live = self.parked = self.wake_at = 0
         # Whether new options are pending until no batch is being collected.
         self.awaits_change = self._wakes_always = False
         self._left = 0  # how many requests have left the queue, however they did
-        self.pressures = pressures = PressureTracker(self.model)
+        self.pressures = pressures = PressureTracker(self.model, lambda: self._policy.cost_of_all())
         self.regathering = Regathering(self.model, self.overdue, pressures)
         self._parked = ArrivalQueue(PARKED)
         self._control: AdmissionControl | None
@@ -92,9 +94,9 @@ class Former:
         """Admits a request for which there may be no room."""
         control = self._control
         if control is not None and not self.closed:
-            refusal = control.full_level(request, self._at_once)
-            if refusal is None:
-                refusal = control.lateness(request, request.arrived_at, self.batches)
+            refusal = control.full_level(request)
+            if refusal is None or self._start_at_once(1, request.cost):
+                refusal = control.lateness(request, self.cost, self.batches)
             if refusal is not None:
                 return Admission(refusal)
         victim = None
@@ -119,9 +121,8 @@ class Former:
     def refusal_of(self, requests: Sequence[Request]) -> str | None:
         """Returns why requests can't be admitted together; None if they can."""
         # No other one is shed for them, because one of them might still be refused.
-        size = sum([request.cost for request in requests])
         waits = self.options.overload == "wait" or requests[0].waits_for_room
-        if waits or self._fits(len(requests), size):
+        if waits or self._fits(len(requests), cost_of(requests)):
             return None
         return self._fullness()
 
@@ -139,14 +140,14 @@ class Former:
     @property
     def most(self) -> float:
         """Returns how many requests may be queued, not counting those that slots take at once."""
-        return self.bound if self._has_costs or self.closed else self.bound + self._at_once
+        return self.bound if self._has_costs or self.closed else self.bound + self._at_once.requests
 
     @property
-    def _at_once(self) -> float:
+    def _at_once(self) -> Amount:
         """Returns how much of the queue idle slots and open batches are about to take."""
-        return self._idle_slots * self.options.max_batch_size + self._open_room
+        return self.limit.times(self._idle_slots).plus(*self._open_room)
 
-    def reform(self, *, idle_slots: float | None = None, open_room: float = 0) -> bool:
+    def reform(self, *, idle_slots: float | None = None, open_room: Amount = NOTHING) -> bool:
         """Admits parked requests; returns whether the waiting slot must be woken."""
         # `idle_slots` is None if their number has not changed, and infinity for no limit.
         if idle_slots is not None:
@@ -190,7 +191,7 @@ class Former:
         # requests, and reports that the slot of the caller is no longer idle.
         return self._handed_out(self._policy.take(dispatch))
 
-    def take_within(self, room: float) -> list[Request]:
+    def take_within(self, room: Amount) -> list[Request]:
         taken = self._handed_out(self._policy.take_within(room))
         if not self.live:
             self._tidy()  # `decide` is not called for open batches
@@ -232,14 +233,15 @@ class Former:
 
     @property
     def scheduling_capacity(self) -> float:
-        return 0 if self.closed else max(0, self._at_once - self._policy.size_of_all())
+        return 0 if self.closed else max(0, self._at_once.cost - self.cost)
 
     @property
-    def size(self) -> float:
-        return self._policy.size_of_all()
+    def cost(self) -> float:
+        """Returns the sum of the costs of the queued requests."""
+        return self._policy.cost_of_all()
 
-    def size_beside(self, asked: RequestOptions) -> float:
-        return self._policy.size_beside(asked)
+    def cost_beside(self, asked: RequestOptions) -> float:
+        return self._policy.cost_beside(asked)
 
     def parked_and_queued(self) -> list[Request]:
         """Returns parked requests first, so that none is admitted while the others are removed."""
@@ -293,6 +295,7 @@ class Former:
         self._file_by(policy_of(options, self.model, adaptive))
         self.adaptive = adaptive
         self.options = options
+        self.limit = options.batch_limit
         self._has_costs = options.batch_size_fn is not None
         self.overdue.change(options)
         self.pressures.change(options)
@@ -318,7 +321,7 @@ class Former:
     def _handed_out(self, taken: list[Request]) -> list[Request]:
         if self._control is not None:
             for request in taken:
-                self._control.note_left(request, QUEUED)
+                self._control.note_left(request)
         self.live -= len(taken)
         self._left += len(taken)
         pressures = self.pressures
@@ -326,12 +329,14 @@ class Former:
             pressures.taken(taken)
         return taken
 
-    def _fits(self, requests: int, size: float) -> bool:
+    def _fits(self, requests: int, cost: float) -> bool:
         if self.live + requests <= self.most:
             return True
         # If items have costs, idle slots may take fewer of them at once than their number suggests.
-        has_costs = self._has_costs and not self.closed
-        return has_costs and self._policy.size_of_all() + size <= self._at_once
+        return self._has_costs and not self.closed and self._start_at_once(requests, cost)
+
+    def _start_at_once(self, requests: int, cost: float) -> bool:
+        return self._at_once.fits(self.live + requests, self.cost + cost)
 
     def _fullness(self) -> str:
         bound = self.options.max_queued_requests
@@ -374,7 +379,7 @@ class Former:
     def _drop(self, request: Request, state: State) -> None:
         was, request.state = request.state, state
         if self._control is not None:
-            self._control.note_left(request, was)
+            self._control.note_left(request)
         if was is QUEUED:
             self.live -= 1
             self._left += 1

@@ -34,6 +34,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shoal.core.amount import NOTHING
 from shoal.core.batch import DispatchReason
 from shoal.core.policies.factory import regathers
 from shoal.core.policy import Dispatch, Wait
@@ -108,7 +109,7 @@ class Regathering:
         self._overdue = overdue
         self._pressures = pressures
         self._is_on = False
-        self._most = 1
+        self._limit = NOTHING
         # A request due before this time can't wait; minus infinity while no batch waits.
         self.urgent_before = -math.inf
         # Whether the batch that is due has waited.
@@ -116,7 +117,7 @@ class Regathering:
         self._forget()
 
     def change(self, options: BatchOptions) -> None:
-        self._most = options.max_batch_size
+        self._limit = options.batch_limit
         self._is_on = regathers(options)
         if not self._is_on:
             self._forget()
@@ -149,7 +150,7 @@ class Regathering:
         requests = list(members)
         self._sort_in([request.arrived_at for request in requests])
         answered = sum([request.state is not State.CANCELLED for request in requests])
-        rounds.append(_Round(now, answered, self._worth_s(len(requests))))
+        rounds.append(_Round(now, answered, self._worth_s()))
         while len(rounds) > running + 3:
             self._learn(rounds.popleft())
         self._conclude()
@@ -189,15 +190,16 @@ class Regathering:
             return decision
         until, missing = self.wait(calls, idle_slots)
         if missing:
-            lead_s = self._pressures.lead_s(min(live + missing, self._most)) or 0
+            cost = policy.cost_of_all() * (live + missing) / live
+            lead_s = self._pressures.lead_s(min(cost, self._limit.cost)) or 0
             # It includes requests that run, which only shortens the wait.
             until = min(until, self._overdue.timers.next_at() - lead_s)
             if until > now:
                 self.has_waited = True
                 self.urgent_before = until + lead_s
                 policy.hold()
-                wake_at = live + missing
-                return Wait(until, min(wake_at, self._most) if live < self._most else wake_at)
+                most, wake_at = self._limit.requests, live + missing
+                return Wait(until, int(min(wake_at, most)) if live < most else wake_at)
         return decision._replace(reason=DispatchReason.REGATHER) if has_waited else decision
 
     def _sort_in(self, times: list[float]) -> None:
@@ -218,11 +220,11 @@ class Regathering:
         if before is not None:
             before.others += len(times) - place
 
-    def _worth_s(self, size: int) -> float:
+    def _worth_s(self) -> float:
         fixed_s = self._model.fixed_s()
         if fixed_s is not None:
             return fixed_s
-        return (self._model.run_s(size) or 0) * _PART_OF_A_RUN
+        return (self._model.run_s(1) or 0) * _PART_OF_A_RUN  # so far equal for all sizes
 
     def _learn(self, each: _Round) -> None:
         delays = sorted(each.delays)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal, Self, TypedDict, cast
 
+from shoal.core.amount import Amount
 from shoal.core.options.checks import function, seconds, sizes_in_order, whole, yes_or_no
 from shoal.core.options.mixes import refused_mix
 from shoal.core.options.names import suggested
@@ -281,7 +282,7 @@ class BatchOptions:
             raise ValueError(refusal)
 
     def _check_sizes_and_levels(self) -> None:
-        most = self.max_batch_size
+        most = self.batch_limit.cost
         for name in ("allowed_batch_sizes", "preferred_batch_sizes"):
             sizes: Sequence[int] | None = getattr(self, name)
             if sizes is not None and sizes[-1] > most:
@@ -312,6 +313,12 @@ class BatchOptions:
                 f"not {value!r}"
             )
         return level
+
+    @property
+    def batch_limit(self) -> Amount:
+        """How many requests a batch may have, and how much they may cost together."""
+        most = self.max_batch_size
+        return Amount(most if self.batch_size_fn is None else math.inf, most)
 
     @property
     def slots(self) -> float:
@@ -364,8 +371,8 @@ class BatchOptions:
         """Returns a warning about options that are valid but probably a mistake; None if fine."""
         if not self.max_queued_requests or self.max_concurrent_batches is None:
             return None  # with unlimited batches a slot is always free
-        wanted = self.max_batch_size * self.max_concurrent_batches
-        if self.max_queued_requests >= wanted:
+        wanted = self.batch_limit.requests * self.max_concurrent_batches
+        if wanted == math.inf or self.max_queued_requests >= wanted:
             return None
         return (
             f"max_queued_requests={self.max_queued_requests} is below max_batch_size * "

@@ -73,12 +73,13 @@ class AdaptiveRule:
     """Chooses the size and the wait of one batcher's batches."""
 
     def __init__(
-        self, target: LatencyTarget, model: LatencyModel, max_batch_size: int, slots: float
+        self, target: LatencyTarget, model: LatencyModel, most_cost: float, slots: float
     ) -> None:
         self._planned_s = target.planned_s
         self._growth = target.growth
         self._model = model
-        self._most = float(max_batch_size)
+        self._most_cost = float(most_cost)
+        self._least_cost = min(1.0, most_cost)
         self._slots = slots
         self._last_arrival = _NEVER
         # How long the first request had waited at the last call of `dispatch_at`.
@@ -106,15 +107,15 @@ class AdaptiveRule:
         self._last_arrival = now
 
     def limit(self, waiting: float = 0) -> float:
-        """Returns the largest size of the next batch, from 1 to `max_batch_size`."""
-        # `waiting` is the total size of the queued requests, as in the last `dispatch_at`. 0 asks
-        # for the size that batches should not exceed while requests are in time, for statistics.
-        model, planned_s = self._model, self._planned_s
+        """Returns the greatest cost of the next batch, at most ``most_cost``."""
+        # `waiting` is the cost of the queued requests, as in the last `dispatch_at`. 0 asks for the
+        # cost that batches should not exceed while requests are in time, for statistics.
+        model, planned_s, least = self._model, self._planned_s, self._least_cost
         steady = model.size_within(planned_s / (1 + 1 / self._slots))
         if steady is None:
-            return 1.0
-        ventured = min(self._most, max(1.0, model.largest() * self._growth))
-        steady = min(ventured, max(1.0, steady))
+            return least
+        ventured = min(self._most_cost, max(least, model.largest() * self._growth))
+        steady = min(ventured, max(least, steady))
         if not waiting:
             return steady
         all_s = model.bound_s(min(waiting, ventured))
@@ -122,7 +123,7 @@ class AdaptiveRule:
         assert all_s is not None
         assert saving is not None
         if all_s > planned_s and saving >= steady * _WORTH_SAVING:
-            return max(1.0, saving)
+            return max(least, saving)
         return ventured
 
     def dispatch_at(
@@ -130,25 +131,25 @@ class AdaptiveRule:
         now: float,
         oldest_arrived_at: float,
         newest_arrived_at: float,
-        size: float,
+        cost: float,
         requests: int | None = None,
     ) -> float:
         """Returns when a batch that can still grow must be dispatched; `now` or before: at once."""
         # The result holds until a request arrives or leaves, or until that time. A batch that has
-        # reached `limit(size)` is dispatched at once, whatever the result. `requests` is None if it
-        # equals `size`.
+        # reached `limit(cost)` is dispatched at once, whatever the result. `requests` is None if it
+        # equals `cost`.
         self._oldest_waited_s = now - oldest_arrived_at
         model, slots = self._model, self._slots
         ended = model.samples()
         if ended != self._ended:
             # Its callers may call again soon, however long ago the last arrival was.
             self._ended, self._ended_at = ended, now
-        bound_s = model.bound_s(size)
+        bound_s = model.bound_s(cost)
         if bound_s is None:
             return now
-        many = size if requests is None else requests
+        many = cost if requests is None else requests
         a_s, b_s = model.per_size_s()
-        own_s = a_s * size
+        own_s = a_s * cost
         more_s = own_s / many if many else a_s
         usual_s = own_s + b_s
         with_one_more_s = bound_s * (usual_s + more_s) / usual_s

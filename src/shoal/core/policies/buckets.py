@@ -65,7 +65,7 @@ class Buckets(Rule):
         self._number = 0
         self._chosen: _Bucket | None = None
         self._asleep_until = NOBODY_WAITS
-        self.size: float = 0
+        self.cost: float = 0
 
     def add(self, request: Request) -> bool:
         asked = request.options
@@ -75,7 +75,7 @@ class Buckets(Rule):
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(key, self._make())
         bucket.rule.put(request)
-        self.size += asked.cost
+        self.cost += asked.cost
         if bucket.head is not None:
             if self._rank is not None and bucket.rule.queue.is_led_by(request):
                 self._make_ready(bucket)
@@ -85,13 +85,13 @@ class Buckets(Rule):
         return self._plan(bucket, request.arrived_at) < self._asleep_until
 
     def remove(self, request: Request) -> None:
-        bucket = self._buckets[self._key(request)]
+        bucket = self._buckets[self._key(request.options)]
         bucket.rule.remove(request)
-        self.size -= request.cost
+        self.cost -= request.cost
         self._forget_if_empty(bucket)
 
     def demote(self, request: Request) -> bool:
-        return self._buckets[self._key(request)].rule.demote(request)
+        return self._buckets[self._key(request.options)].rule.demote(request)
 
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         self._asleep_until = NOBODY_WAITS
@@ -99,7 +99,7 @@ class Buckets(Rule):
         if not self._buckets:
             return Wait(None, 1)
         if pressure is not None and pressure.request is not None:
-            return self._ask(self._buckets[self._key(pressure.request)], now, pressure)
+            return self._ask(self._buckets[self._key(pressure.request.options)], now, pressure)
         self._move_due_ones(now)
         decision = self._ask_ready_ones(now, pressure)
         if decision is None and pressure is not None:
@@ -120,9 +120,9 @@ class Buckets(Rule):
     def take(self, dispatch: Dispatch) -> list[Request]:
         bucket = self._chosen
         assert bucket is not None
-        before = bucket.rule.size
+        before = bucket.rule.cost
         taken = bucket.rule.take(dispatch)
-        self.size -= before - bucket.rule.size
+        self.cost -= before - bucket.rule.cost
         bucket.head = None
         if bucket.rule.count:
             # Planned as due, so that it is checked, in its new order, when the next slot asks.
@@ -134,9 +134,9 @@ class Buckets(Rule):
     def put_back(self, requests: Sequence[Request]) -> None:
         bucket = self._chosen
         assert bucket is not None
-        before = bucket.rule.size
+        before = bucket.rule.cost
         bucket.rule.put_back(requests)
-        self.size += bucket.rule.size - before
+        self.cost += bucket.rule.cost - before
         if bucket.rule.count:
             self._buckets[bucket.key] = bucket
             self._plan_at(bucket, NOBODY_WAITS)
@@ -147,16 +147,14 @@ class Buckets(Rule):
         ]
         return iter(sorted(waiting, key=self._order_of))
 
-    def size_of_all(self) -> float:
-        return self.size
+    def cost_of_all(self) -> float:
+        return self.cost
 
-    def size_beside(self, asked: RequestOptions) -> float:
-        key = (asked.key, asked.priority) if self._isolates else asked.key
-        bucket = self._buckets.get(key)
-        return 0 if bucket is None else bucket.rule.size
+    def cost_beside(self, asked: RequestOptions) -> float:
+        bucket = self._buckets.get(self._key(asked))
+        return 0 if bucket is None else bucket.rule.cost
 
-    def _key(self, request: Request) -> Hashable:
-        asked = request.options
+    def _key(self, asked: RequestOptions | None) -> Hashable:
         assert asked is not None
         return (asked.key, asked.priority) if self._isolates else asked.key
 
@@ -231,7 +229,7 @@ class Buckets(Rule):
             bucket.due_at = math.inf
             del self._buckets[bucket.key]
             if not self._buckets:
-                self.size = 0  # sums of fractions accumulate rounding errors
+                self.cost = 0  # sums of fractions accumulate rounding errors
 
     def _order_of(self, request: Request) -> Any:
         """Returns the unique sort key of the first request of a bucket."""

@@ -53,7 +53,7 @@ def adaptive_of(options: BatchOptions, model: LatencyModel) -> AdaptiveRule | No
     """Returns None if the options fix sizes and waits."""
     if options.adaptive is None:
         return None
-    return AdaptiveRule(options.adaptive, model, options.max_batch_size, options.slots)
+    return AdaptiveRule(options.adaptive, model, options.batch_limit.cost, options.slots)
 
 
 def policy_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule | None) -> Rule:

@@ -1,6 +1,6 @@
-"""The rule for one bucket of requests that are not all alike: ranks, costs, sizes and windows.
+"""The rule for one bucket of requests that are not all alike: ranks, costs, limits and windows.
 
-It generalizes `SizeOrWait`. A batch is *full* by the sum of costs or at a preferred size
+It generalizes `SizeOrWait`. A batch is *full* by its requests, their cost or at a preferred size
 (`Sizing`), the *wait* depends on the level, on an idle timeout or on a latency target (`Window`),
 and the *order* is by rank, the lowest first. A request that does not fit stays first in the queue;
 nothing overtakes it, or a large item might never find room.
@@ -13,7 +13,7 @@ request is ranked as if it had arrived when it was delayed, one level lower.
 Each step costs O(log n) in the number of waiting requests, or O(1) in order of arrival.
 
 Invariants:
-    ``count`` is the number of requests in the queue in the state QUEUED; ``size`` is the sum of
+    ``count`` is the number of requests in the queue in the state QUEUED; ``cost`` is the sum of
     their costs.
     ``asleep_until`` is when the slot that waits here decides again; minus infinity if none waits.
 """
@@ -24,6 +24,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from shoal.core.amount import Amount, cost_of
 from shoal.core.batch import DispatchReason
 from shoal.core.policies.rule import Rule
 from shoal.core.policy import Dispatch, Wait
@@ -69,9 +70,10 @@ class Ranked(Rule):
         self._adaptive = adaptive
         self._numbers = numbers
         self._newest_at = NOBODY_WAITS
-        self._target: float = 0
+        self._most = sizing.limit.requests
+        self._target_cost: float = 0
         self.count = 0
-        self.size: float = 0
+        self.cost: float = 0
         # When the waiting slot decides again.
         self.asleep_until = NOBODY_WAITS
         self._is_held = False
@@ -82,7 +84,7 @@ class Ranked(Rule):
     def add(self, request: Request) -> bool:
         self.put(request)
         if self.asleep_until == NOBODY_WAITS:
-            return self._is_held and self.size >= self._sizing.enough(self.size)
+            return self._is_held and self.due_at(request.arrived_at) == NOBODY_WAITS
         return self.due_at(request.arrived_at) < self.asleep_until
 
     def put(self, request: Request) -> None:
@@ -95,14 +97,14 @@ class Ranked(Rule):
             self._by_due.push(request)
         self._newest_at = request.arrived_at
         self.count += 1
-        self.size += asked.cost
+        self.cost += asked.cost
         if self._adaptive is not None:
             self._adaptive.arrived(request.arrived_at)
 
     def remove(self, request: Request) -> None:
         self.count -= 1
         # Sums of fractions accumulate rounding errors; an empty queue is reset to exactly 0.
-        self.size = self.size - request.cost if self.count else 0
+        self.cost = self.cost - request.cost if self.count else 0
         self._tidy()
 
     def demote(self, request: Request) -> bool:
@@ -119,12 +121,12 @@ class Ranked(Rule):
 
     def due_at(self, now: float) -> float:
         """Returns when a batch is due as things are now; minus infinity if it is full."""
-        if self.size >= self._sizing.enough(self.size):
+        if self.count >= self._most or self.cost >= self._sizing.enough(self.cost):
             return NOBODY_WAITS
         return self._due(now)[0]
 
-    def size_of_all(self) -> float:
-        return self.size
+    def cost_of_all(self) -> float:
+        return self.cost
 
     def head(self) -> Request | None:
         return self.queue.first()
@@ -136,33 +138,33 @@ class Ranked(Rule):
         if not self.count:
             return Wait(None, 1)
         due, reason = self._due(now)
-        if self.size >= self._sizing.enough(self.size):
+        if self.count >= self._most or self.cost >= self._sizing.enough(self.cost):
             waits = pressure is None and due > now
-            self._target = self._sizing.target(self.size, self._costs, waits=waits)
-            if self._target:
+            self._target_cost = self._sizing.target(self.cost, self._costs, waits=waits)
+            if self._target_cost:
                 return Dispatch(self.count, DispatchReason.FULL)
         if pressure is not None or due <= now:
-            self._target = self._sizing.target(self.size, self._costs, waits=False)
+            self._target_cost = self._sizing.target(self.cost, self._costs, waits=False)
             return Dispatch(self.count, reason if pressure is None else pressure.reason)
         self.asleep_until = due
         return Wait(None if due == math.inf else due)
 
     def take(self, dispatch: Dispatch) -> list[Request]:
-        taken = self.take_within(self._target)
-        if not taken:  # the first request is larger than the target size
+        taken = self.take_within(Amount(self._most, self._target_cost))
+        if not taken:  # the first request costs more than the target
             first = self.queue.first()
             assert first is not None
-            taken = self.take_within(first.cost)
+            taken = self.take_within(Amount(1, first.cost))
         return taken
 
-    def take_within(self, room: float) -> list[Request]:
+    def take_within(self, room: Amount) -> list[Request]:
         taken = self.queue.take(room)
         self.count -= len(taken)
         if self.count:
-            self.size -= sum([request.options.cost for request in taken if request.options])
+            self.cost -= sum([request.options.cost for request in taken if request.options])
         else:
             # Drops references to ended requests.
-            self.size = 0
+            self.cost = 0
             self.queue.clear()
             self._by_due.clear()
         return taken
@@ -173,7 +175,7 @@ class Ranked(Rule):
             for request in sorted(requests, key=_arrival):
                 self._by_due.push(request)
         self.count += len(requests)
-        self.size += sum(request.cost for request in requests)
+        self.cost += cost_of(requests)
 
     def waiting(self) -> Iterable[Request]:
         return self.queue
@@ -181,12 +183,12 @@ class Ranked(Rule):
     def _due(self, now: float) -> tuple[float, DispatchReason]:
         first = self._by_due.first()
         assert first is not None
-        return self._window.due(first, self._newest_at, self.count, self.size, now)
+        return self._window.due(first, self._newest_at, self.count, self.cost, now)
 
-    def _costs(self, most: float) -> list[float]:
+    def _costs(self, most_cost: float) -> list[float]:
         seen: list[Request] = []
         total: float = 0
-        while total <= most and (first := self.queue.first()) is not None:
+        while total <= most_cost and (first := self.queue.first()) is not None:
             self.queue.pop()
             seen.append(first)
             total += first.cost

@@ -16,6 +16,7 @@ from abc import abstractmethod
 from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Final
 
+from shoal.core.amount import Amount
 from shoal.core.batch import DispatchReason
 from shoal.core.policy import BatchPolicy, Dispatch, Wait
 from shoal.core.queue import ArrivalQueue, is_worth_a_sweep
@@ -33,12 +34,16 @@ class Rule(BatchPolicy):
     """A policy as `Former` uses it."""
 
     @abstractmethod
-    def size_of_all(self) -> float:
-        """Returns the sum of the costs of the waiting requests; their number without costs."""
+    def cost_of_all(self) -> float:
+        """Returns the sum of the costs of the waiting requests."""
 
-    def size_beside(self, asked: RequestOptions) -> float:
+    def cost_beside(self, asked: RequestOptions) -> float:
         """Returns the cost of the waiting requests that may share a batch with a request."""
-        return self.size_of_all()
+        return self.cost_of_all()
+
+    def take_within(self, room: Amount) -> list[Request]:
+        """Removes and returns requests that may join an open batch, in order."""
+        raise NotImplementedError  # the option `policy` is refused for open batches
 
     @property
     def append(self) -> Callable[[Request], object]:
@@ -74,7 +79,7 @@ class Guarded(Rule):
         self._policy = policy
         self._waiting: dict[Request, None] = {}
 
-    def size_of_all(self) -> float:
+    def cost_of_all(self) -> float:
         return len(self._waiting)
 
     def add(self, request: Request) -> bool:
@@ -116,7 +121,7 @@ ANY: Final = Wait(None, 1)
 
 class SizeOrWait(Rule):
     def __init__(self, options: BatchOptions) -> None:
-        self._size = options.max_batch_size
+        self._size = options.max_batch_size  # each request costs 1
         self._full = Dispatch(self._size, DispatchReason.FULL)
         self._until_full = Wait(None, self._size)
         self._wait_s = options.batch_wait_timeout_s
@@ -125,7 +130,7 @@ class SizeOrWait(Rule):
         # The number of leftovers in the queue.
         self._left = 0
 
-    def size_of_all(self) -> float:
+    def cost_of_all(self) -> float:
         return len(self.queue) - self._left
 
     @property
@@ -169,16 +174,16 @@ class SizeOrWait(Rule):
 
     def take(self, dispatch: Dispatch) -> list[Request]:
         if self._left:
-            return self.take_within(dispatch.size)
+            return self.take_within(Amount(dispatch.size, dispatch.size))
         # The usual case, for less than by a comprehension.
         return list(starmap(self.queue.popleft, repeat((), dispatch.size)))
 
-    def take_within(self, room: float) -> list[Request]:
+    def take_within(self, room: Amount) -> list[Request]:
         queue = self.queue
-        size = int(min(room, len(queue) - self._left))
+        requests = int(min(*room, len(queue) - self._left))
         popleft = queue.popleft
         taken: list[Request] = []
-        while len(taken) < size:
+        while len(taken) < requests:
             request = popleft()
             if request.state is QUEUED:
                 taken.append(request)

@@ -1,6 +1,6 @@
-"""How large a batch may or should be, and how long requests wait for it to fill.
+"""How much a batch may or should hold, and how long requests wait for it to fill.
 
-Sizes are sums of costs; without a ``batch_size_fn`` each request costs 1.
+Allowed and preferred sizes are sums of costs; without a ``batch_size_fn`` each request costs 1.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
+from shoal.core.amount import cost_of
 from shoal.core.batch import DispatchReason
 from shoal.core.options.records import Same
 from shoal.core.queue import ArrivalQueue, RankedQueue
@@ -17,6 +18,7 @@ from shoal.core.queue import ArrivalQueue, RankedQueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from shoal.core.amount import Amount
     from shoal.core.latency_model import LatencyModel
     from shoal.core.options.options import BatchOptions
     from shoal.core.policies.adaptive import AdaptiveRule
@@ -26,56 +28,47 @@ if TYPE_CHECKING:
     Costs = Callable[[float], Sequence[float]]
 
 
-class Sizing(ABC):
-    """How much goes into one batch."""
+class Sizing:
+    """How much goes into one batch: as much as may, unless a subclass bounds its cost further."""
 
-    @abstractmethod
-    def enough(self, size: float) -> float:
-        """Returns the size from which a batch need not wait, unless `target` returns 0."""
+    def __init__(self, limit: Amount) -> None:
+        self.limit = limit
 
-    @abstractmethod
-    def target(self, size: float, costs: Costs, *, waits: bool) -> float:
-        """Returns the limit on the costs of a batch; 0 if it should wait."""
-        # `costs` returns the costs of the waiting requests, in order, until their sum exceeds a
-        # bound.
+    def enough(self, cost: float) -> float:
+        """Returns the cost from which a batch need not wait, unless `target` returns 0."""
+        return self.limit.cost
 
-
-class UpToMaximum(Sizing):
-    def __init__(self, most: float) -> None:
-        self._most = most
-
-    def enough(self, size: float) -> float:
-        return self._most
-
-    def target(self, size: float, costs: Costs, *, waits: bool) -> float:
-        return self._most
+    def target(self, cost: float, costs: Costs, *, waits: bool) -> float:
+        """Returns the limit on the cost of a batch; 0 if it should wait."""
+        # `cost` is that of all waiting requests. `costs` returns their costs, in order, until the
+        # sum exceeds a bound.
+        return self.enough(cost)
 
 
 class Allowed(Sizing):
     """TensorFlow's padding policies: pad up, reduce to the size below, or the cheaper of both."""
 
-    def __init__(self, sizes: Sequence[int], padding: str, model: LatencyModel) -> None:
+    def __init__(
+        self, limit: Amount, sizes: Sequence[int], padding: str, model: LatencyModel
+    ) -> None:
+        super().__init__(limit)
         self._sizes = sizes
         self._padding = padding
         self._model = model
 
-    def enough(self, size: float) -> float:
-        return self._sizes[-1]
-
-    def target(self, size: float, costs: Costs, *, waits: bool) -> float:
-        up = padded(self._sizes, size)
-        below = bisect_right(self._sizes, size) - 1
-        if below < 0 or self._padding == "up" or self._sizes[below] == size:
+    def target(self, cost: float, costs: Costs, *, waits: bool) -> float:
+        up = padded(self._sizes, cost)
+        below = bisect_right(self._sizes, cost) - 1
+        if below < 0 or self._padding == "up" or self._sizes[below] == cost:
             return up
         down = self._sizes[below]
-        if self._padding == "down" or up <= size:
+        if self._padding == "down" or up <= cost:
             return down
-        cost_of_down = self._model.mean_s_of(down)
-        cost_of_up = self._model.mean_s_of(up)
-        if cost_of_down is None or cost_of_up is None:
+        down_s, up_s = self._model.mean_s_of(down), self._model.mean_s_of(up)
+        if down_s is None or up_s is None:
             # A size that was not measured yet is tried, to measure it.
-            return down if cost_of_down is None and cost_of_up is not None else up
-        return down if cost_of_down / down < cost_of_up / size else up
+            return down if down_s is None and up_s is not None else up
+        return down if down_s / down < up_s / cost else up
 
 
 class Preferred(Sizing):
@@ -85,26 +78,27 @@ class Preferred(Sizing):
     # window, all requests that fit go, whatever sizes are preferred. Without a window, the largest
     # available preferred size goes.
 
-    def __init__(self, sizes: Sequence[int], most: float, *, has_window: bool) -> None:
+    def __init__(self, limit: Amount, sizes: Sequence[int], *, has_window: bool) -> None:
+        super().__init__(limit)
         self._sizes = sizes
-        self._most = most
         self._has_window = has_window
 
-    def enough(self, size: float) -> float:
+    def enough(self, cost: float) -> float:
         return self._sizes[0]
 
-    def target(self, size: float, costs: Costs, *, waits: bool) -> float:
+    def target(self, cost: float, costs: Costs, *, waits: bool) -> float:
         if self._has_window and not waits:
-            return self._most
+            return self.limit.cost
         most = self._sizes[-1]
         total: float = 0
         best: float = 0
         can_grow = True
-        for cost in costs(most):
-            if total and total + cost > most:
+        for requests, own in enumerate(costs(most), 1):
+            if requests > self.limit.requests or (total and total + own > most):
                 can_grow = False
                 break
-            total += cost
+            can_grow = requests < self.limit.requests
+            total += own
             if total in self._sizes:
                 best = total
         if best:
@@ -115,38 +109,34 @@ class Preferred(Sizing):
 
 
 class Adaptive(Sizing):
-    def __init__(self, rule: AdaptiveRule) -> None:
+    def __init__(self, limit: Amount, rule: AdaptiveRule) -> None:
+        super().__init__(limit)
         self._rule = rule
 
-    def enough(self, size: float) -> float:
-        return self._rule.limit(size)
-
-    def target(self, size: float, costs: Costs, *, waits: bool) -> float:
-        return self._rule.limit(size)
+    def enough(self, cost: float) -> float:
+        return self._rule.limit(cost)
 
 
-def padded(sizes: Sequence[int], size: float) -> int:
-    return sizes[min(bisect_left(sizes, size), len(sizes) - 1)]
+def padded(sizes: Sequence[int], cost: float) -> int:
+    return sizes[min(bisect_left(sizes, cost), len(sizes) - 1)]
 
 
 def load_of(requests: Sequence[Request], options: BatchOptions) -> float:
-    load: float = len(requests)
-    if options.batch_size_fn is not None:
-        load = sum([request.options.cost for request in requests if request.options])
+    load = len(requests) if options.batch_size_fn is None else cost_of(requests)
     sizes = options.allowed_batch_sizes
     return load if sizes is None else padded(sizes, load)
 
 
 def sizing_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule | None) -> Sizing:
+    limit = options.batch_limit
     if adaptive is not None:
-        return Adaptive(adaptive)
+        return Adaptive(limit, adaptive)
     if options.allowed_batch_sizes is not None:
-        return Allowed(options.allowed_batch_sizes, options.padding, model)
+        return Allowed(limit, options.allowed_batch_sizes, options.padding, model)
     if options.preferred_batch_sizes is not None:
         has_window = options.batch_wait_timeout_s != 0 or options.idle_timeout_s is not None
-        sizes = options.preferred_batch_sizes
-        return Preferred(sizes, options.max_batch_size, has_window=has_window)
-    return UpToMaximum(options.max_batch_size)
+        return Preferred(limit, options.preferred_batch_sizes, has_window=has_window)
+    return Sizing(limit)
 
 
 class Window(ABC):
@@ -156,7 +146,7 @@ class Window(ABC):
 
     @abstractmethod
     def due(
-        self, first: Request, newest_at: float, count: int, size: float, now: float
+        self, first: Request, newest_at: float, requests: int, cost: float, now: float
     ) -> tuple[float, DispatchReason]:
         """Returns when a batch of the waiting requests is due, and why; infinity for never."""
 
@@ -182,7 +172,7 @@ class Fixed(Window):
         return None if self._others_s in (0, math.inf) else ArrivalQueue()
 
     def due(
-        self, first: Request, newest_at: float, count: int, size: float, now: float
+        self, first: Request, newest_at: float, requests: int, cost: float, now: float
     ) -> tuple[float, DispatchReason]:
         return self._due(first), DispatchReason.TIMER
 
@@ -203,9 +193,9 @@ class UntilIdle(Window):
         return self._within.queue()
 
     def due(
-        self, first: Request, newest_at: float, count: int, size: float, now: float
+        self, first: Request, newest_at: float, requests: int, cost: float, now: float
     ) -> tuple[float, DispatchReason]:
-        within, reason = self._within.due(first, newest_at, count, size, now)
+        within, reason = self._within.due(first, newest_at, requests, cost, now)
         idle = newest_at + self._idle_s
         return (idle, DispatchReason.IDLE) if idle < within else (within, reason)
 
@@ -218,10 +208,10 @@ class ForTarget(Window):
         return ArrivalQueue()
 
     def due(
-        self, first: Request, newest_at: float, count: int, size: float, now: float
+        self, first: Request, newest_at: float, requests: int, cost: float, now: float
     ) -> tuple[float, DispatchReason]:
         return self._rule.dispatch_at(
-            now, first.arrived_at, newest_at, size, count
+            now, first.arrived_at, newest_at, cost, requests
         ), DispatchReason.TIMER
 
 

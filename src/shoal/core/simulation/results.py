@@ -130,8 +130,8 @@ class SimulatedBatch(NamedTuple):
         dispatched_at: When it was dispatched, in seconds from the start of the trace.
         reason: Why it was dispatched.
         requests: Its requests in order, by their positions in the trace.
-        size: Its size as compared with ``max_batch_size``: the number of its requests, or the sum
-            of their costs.
+        size: The sum of its requests' costs, with padding; their number without a
+            ``batch_size_fn``.
         run_s: How long the handler took for it, in seconds.
     """
 
