@@ -18,7 +18,7 @@ from pydantic_core import from_json
 from shoal.core.options.names import suggested
 from shoal.http.json.scan import encoding_flaw, not_json
 from shoal.http.json.stream_forms import form_for
-from shoal.http.requests.problem import Problem, unsupported_media_type
+from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.streaming import answer_with_stream
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.serving.clients.verbs import array, mapping
@@ -43,8 +43,9 @@ async def read_object(exchange: Exchange, max_bytes: int = MAX_BODY_BYTES) -> di
     media_type = exchange.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     coding = exchange.headers.get(b"content-encoding", b"identity").strip().lower()
     if media_type != b"application/json" or coding != b"identity":
-        raise unsupported_media_type(
-            "The admin API takes JSON; send Content-Type: application/json."
+        raise Refused.of(
+            "unsupported-media-type",
+            "The admin API takes JSON; send Content-Type: application/json.",
         )
     body = await exchange.body(max_bytes)
     try:

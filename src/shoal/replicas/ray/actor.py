@@ -217,18 +217,16 @@ class ReplicaActor:
         self._portal.start_task_soon(work.cancel_scope_if_cancelled)
 
     def reconfigure(self, user_config: Any) -> Answer:
-        try:
-            with self._code_context():
-                self._reconfigure(user_config)
-        except BaseException as error:
-            return None, _convert_error(error)
-        return None, None
+        return self._answer(lambda: self._reconfigure(user_config))
 
     def health(self) -> Answer:
         """Calls the code's ``health()``; the result is None if it has none."""
+        return self._answer(lambda: self._call_hook("health"))
+
+    def _answer(self, function: Callable[[], Any]) -> Answer:
         try:
             with self._code_context():
-                return self._call_hook("health"), None
+                return function(), None
         except BaseException as error:
             return None, _convert_error(error)
 

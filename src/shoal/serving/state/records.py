@@ -70,7 +70,8 @@ class EndpointRecord:
     @classmethod
     def of(cls, name: str, body: Any) -> EndpointRecord:
         shadows = {backend: ShadowRecord(**one) for backend, one in body["shadows"].items()}
-        return cls(name=name, **{**body, "shadows": shadows})
+        values: dict[str, Any] = {**body, "shadows": shadows}
+        return cls(name=name, **values)
 
 
 @dataclass(frozen=True)
