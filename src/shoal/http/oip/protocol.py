@@ -37,6 +37,7 @@ from shoal.http.requests.problem import Problem, Refused, retry_after
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 from shoal.http.requests.routing import ProblemRoute, Route
 from shoal.observe.metrics import NO_ENDPOINT
+from shoal.serving.endpoints.endpoint import known_among
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -211,17 +212,15 @@ class _Routes(ProtocolRoutes):
         return 200 if ready else 503, {"name": endpoint.name, "ready": ready}
 
     def _metadata(self, endpoint: Endpoint, exchange: Exchange) -> tuple[int, dict[str, Any]]:
-        for backend in _backends(endpoint, exchange):
-            method_batcher = backend.method_batchers.get("__call__")
-            if method_batcher is not None:
-                model = model_of(method_batcher)
-                return 200, {
-                    "name": endpoint.name,
-                    "versions": [one.tag for one in endpoint.backends()],
-                    "platform": "shoal",
-                    "inputs": model.inputs.metadata(),
-                    "outputs": model.outputs.metadata(),
-                }
+        for _, method_batcher in known_among(_backends(endpoint, exchange)):
+            model = model_of(method_batcher)
+            return 200, {
+                "name": endpoint.name,
+                "versions": [one.tag for one in endpoint.backends()],
+                "platform": "shoal",
+                "inputs": model.inputs.metadata(),
+                "outputs": model.outputs.metadata(),
+            }
         retry = retry_after(self._options.retry_after_s)
         detail = "None of its replicas has started yet."
         raise Refused(Problem(503, "unavailable", "The model is not ready", detail, retry))

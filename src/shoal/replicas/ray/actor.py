@@ -244,11 +244,8 @@ class ReplicaActor:
         return found, found.defaults.put_into(load[0])
 
     def _reconfigure(self, user_config: Any) -> None:
-        if self._instance.hook("reconfigure") is None:
-            raise TypeError(
-                f"{self._identity.replica} was given user_config={user_config!r:.80}, but its code "
-                "has no method reconfigure(user_config)"
-            )
+        # Raises TypeError if the code has no such hook.
+        self._instance.reconfigure_hook(user_config, self._identity.replica)
         self._call_hook("reconfigure", user_config)
 
     def _call_hook(self, name: str, *args: Any) -> Any:
