@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 
 from shoal.asgi.http_options import APP_OPTIONS
-from shoal.http.admin.api import AdminApi
-from shoal.http.admin.mount import AdminListener
+from shoal.http.app.admin_mount import AppAdmin
 from shoal.http.app.app import App
 from shoal.http.app.middleware import with_middleware
 from shoal.http.app.router import load_the_rest
@@ -61,8 +60,8 @@ class EmbeddedServer:
         admin_listeners: list[AppListener] = []
         if options.admin_socket is not None:
             # Only the socket's owner can open it, so it needs no token.
-            address, admin = Unix(options.admin_socket), self._admin_listener(served, token=None)
-            admin_listeners.append(AppListener(address=address, app=admin))
+            admin = AppAdmin(served, token=None, allowed_modules=options.allowed_modules)
+            admin_listeners.append(AppListener(address=Unix(options.admin_socket), app=admin))
         await serve(
             wrapped,
             options,
@@ -86,19 +85,10 @@ class EmbeddedServer:
             tasks.cancel_scope.cancel()
         self._controller.drain()
 
-    def _admin_listener(self, served: App, token: str | None) -> AdminListener:
-        api = AdminApi(
-            self._controller,
-            token=token,
-            allowed_modules=self._options.allowed_modules,
-            settings=served.settings,
-        )
-        return AdminListener(api, served, served.settings, reader=served.own_pages.dashboard)
-
     def _wrapped(self, served: App) -> ASGIApp:
         options = self._options
         app: ASGIApp = served
         is_own = options.uds is not None and int(options.uds_mode, 8) & 0o077 == 0
         if options.token is not None or is_own:
-            app = self._admin_listener(served, options.token)
+            app = AppAdmin(served, token=options.token, allowed_modules=options.allowed_modules)
         return with_middleware(options.middlewares, app)

@@ -106,7 +106,7 @@ async def test_the_end_of_the_other_one_is_noticed():
     async with connected(shares_memory=False) as (one, other):
         one.channel.post("ready")
         await other.wait_for(1)
-        one.channel.shut_down()
+        one.channel._connection.shut_down()
         while not other.channel.is_closed:
             await anyio.lowlevel.checkpoint()
         assert other.failures == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 import socket
-from contextvars import ContextVar
 
 import anyio
 import anyio.lowlevel
@@ -26,8 +25,6 @@ from live_server import (
 )
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
-from test_websocket_limits import Http2Peer
-from wsproto.events import TextMessage
 
 from shoal.server.sockets.timeouts import time_to_send_s
 
@@ -86,31 +83,6 @@ async def test_a_flood_of_priorities_changes_nothing(caplog):
         assert dict(answer.headers)[b":status"] == b"200"
         await client.stream.aclose()
     assert errors(caplog) == []
-
-
-async def test_what_a_websocket_sets_is_not_seen_by_another_stream():
-    variable = ContextVar("variable", default="unset")
-    seen = []
-
-    async def app(scope, receive, send):
-        if scope["type"] == "http":
-            seen.append(variable.get())
-            await EchoApp()(scope, receive, send)
-        elif scope["type"] == "websocket":
-            take = scope["extensions"]["shoal.disconnect"]["when_received"]
-            take(lambda message: variable.set(message["text"]) is not None)
-            await EchoApp()(scope, receive, send)
-        else:
-            raise RuntimeError
-
-    async with live(app) as server:
-        peer = await Http2Peer.open(server)
-        async with peer.stream:
-            await peer.send(TextMessage("set"))
-            asked = peer.http2.ask()
-            await peer.http2.flush()
-            await peer.http2.wait_for(h2.events.ResponseReceived, asked)
-    assert seen == ["unset"]
 
 
 async def test_random_damage_never_ends_the_server(caplog):

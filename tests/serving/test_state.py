@@ -15,8 +15,7 @@ from shoal.serving.state.file import StateFile, _all_of, _row_checksum, _version
 from shoal.serving.state.records import (
     BackendRecord,
     DeclaredState,
-    DeletedBackend,
-    DeletedEndpoint,
+    Deleted,
     EndpointRecord,
     ShadowRecord,
 )
@@ -54,7 +53,7 @@ def written(path: Path) -> Path:
         state.apply(EMBED)
         state.apply(SHOWN, HIDDEN)
         state.apply(*[BackendRecord(tag=f"more-{n}", import_path="a:B") for n in range(20)])
-        state.apply(*[DeletedBackend(f"more-{n}") for n in range(10)])
+        state.apply(*[Deleted("backend", f"more-{n}") for n in range(10)])
     return path
 
 
@@ -118,13 +117,13 @@ def test_what_is_deleted_is_gone(path: Path) -> None:
     same_name = EndpointRecord(name="embed")
     with closing(StateFile.open(path)) as state:
         state.apply(EMBED, SHOWN, same_name)
-        state.apply(DeletedBackend("embed"), DeletedEndpoint("shown"))
+        state.apply(Deleted("backend", "embed"), Deleted("endpoint", "shown"))
     assert load(path) == DeclaredState(endpoints={"embed": same_name})
 
 
 def test_changes_that_belong_together_are_made_in_order(path: Path) -> None:
     with closing(StateFile.open(path)) as state:
-        state.apply(EMBED, DeletedBackend("embed"), EndpointRecord(name="shown"), SHOWN)
+        state.apply(EMBED, Deleted("backend", "embed"), EndpointRecord(name="shown"), SHOWN)
     assert load(path) == DeclaredState(endpoints={"shown": SHOWN})
 
 
@@ -136,10 +135,10 @@ def test_a_change_that_can_not_be_written_changes_nothing(written: Path) -> None
             "BEGIN SELECT RAISE(FAIL, 'the disk is full'); END"
         )
         with pytest.raises(StateRefused, match="the disk is full"):
-            state.apply(DeletedBackend("embed"), DeletedEndpoint("shown"))
+            state.apply(Deleted("backend", "embed"), Deleted("endpoint", "shown"))
         assert state.load() == before
         state._database.execute("DROP TRIGGER no")
-        state.apply(DeletedEndpoint("shown"))
+        state.apply(Deleted("endpoint", "shown"))
     assert load(written).endpoints.keys() == {"hidden"}
 
 
@@ -221,7 +220,7 @@ def test_a_path_may_have_any_characters(tmp_path: Path) -> None:
 def test_a_file_in_use_is_refused(written: Path) -> None:
     with closing(StateFile.open(written)) as state:
         assert "in use" in refusal(written)
-        state.apply(DeletedBackend("embed"))
+        state.apply(Deleted("backend", "embed"))
     assert "embed" not in load(written).backends
 
 
@@ -265,7 +264,7 @@ def test_a_closed_file_takes_no_changes(written: Path) -> None:
     state.close()
     state.close()
     with pytest.raises(StateRefused, match="closed"):
-        state.apply(DeletedBackend("embed"))
+        state.apply(Deleted("backend", "embed"))
     with pytest.raises(StateRefused, match="closed"):
         state.load()
 

@@ -24,8 +24,7 @@ from shoal.serving.state.records import (
     BackendRecord,
     Change,
     DeclaredState,
-    DeletedBackend,
-    DeletedEndpoint,
+    Deleted,
     EndpointRecord,
     ShadowRecord,
 )
@@ -67,7 +66,7 @@ def one_change(rng: random.Random) -> Change:
             traffic={"a": share, "b": 1 - share},
             shadows={"c": ShadowRecord(proportion=rng.random(), compare="models:alike")},
         )
-    return DeletedBackend(name) if kind < 0.9 else DeletedEndpoint(name)
+    return Deleted("backend", name) if kind < 0.9 else Deleted("endpoint", name)
 
 
 def after(state: DeclaredState, changes: list[Change]) -> DeclaredState:
@@ -78,9 +77,9 @@ def after(state: DeclaredState, changes: list[Change]) -> DeclaredState:
                 backends[one.tag] = one
             case EndpointRecord():
                 endpoints[one.name] = one
-            case DeletedBackend():
-                backends.pop(one.tag, None)
-            case DeletedEndpoint():
+            case Deleted(kind="backend"):
+                backends.pop(one.name, None)
+            case Deleted(kind="endpoint"):
                 endpoints.pop(one.name, None)
     return replace(state, backends=backends, endpoints=endpoints)
 

@@ -94,6 +94,9 @@ class ServerKeywords(TypedDict, total=False):
     proxy_headers: Sequence[str]
 
 
+_at_least_1: Final = partial(whole, least=1)
+
+
 def _text(name: str, value: Any, example: str) -> str:
     if not isinstance(value, str) or not value:
         raise TypeError(f'{name} must be text, such as "{example}", not {value!r}')
@@ -267,22 +270,16 @@ class HttpOptions:
         20.0, finite_seconds, flag="how long running requests may take at shutdown"
     )
     max_connections: int = option(
-        1000,
-        partial(whole, least=1),
-        flag="how many connections may be open at once; others wait",
+        1000, _at_least_1, flag="how many connections may be open at once; others wait"
     )
     keep_alive_timeout_s: float = option(5.0, more_than_0, flag="how long a connection may be idle")
     head_timeout_s: float = option(
         10.0, more_than_0, flag="how long the head of a request may take to arrive"
     )
-    max_head_bytes: int = option(
-        2**15, partial(whole, least=1), flag="largest head of a request, in bytes"
-    )
-    max_headers: int = option(
-        128, partial(whole, least=1), flag="how many headers a request may have"
-    )
+    max_head_bytes: int = option(2**15, _at_least_1, flag="largest head of a request, in bytes")
+    max_headers: int = option(128, _at_least_1, flag="how many headers a request may have")
     max_target_bytes: int = option(
-        2**14, partial(whole, least=1), flag="longest path and query of a request, in bytes"
+        2**14, _at_least_1, flag="longest path and query of a request, in bytes"
     )
     body_timeout_s: float = option(
         10.0, more_than_0, flag="how long each 16 KiB of a request's body may take to arrive"
@@ -291,7 +288,7 @@ class HttpOptions:
         7.0, more_than_0, flag="ping the client of a WebSocket after this much silence"
     )
     max_message_bytes: int = option(
-        16 * 2**20, partial(whole, least=1), flag="largest message on a WebSocket, in bytes"
+        16 * 2**20, _at_least_1, flag="largest message on a WebSocket, in bytes"
     )
     certfile: str | None = option(
         None,
@@ -332,9 +329,9 @@ class HttpOptions:
         checked_origins,
         flag="an origin whose pages may send requests; repeatable (at loopback: none but its own)",
     )
-    max_body_bytes: int = option(16 * 2**20, partial(whole, least=1))
-    max_incomplete_bytes: int = option(256 * 2**20, partial(whole, least=1))
-    max_json_elements: int = option(2**18, partial(whole, least=1))
+    max_body_bytes: int = option(16 * 2**20, _at_least_1)
+    max_incomplete_bytes: int = option(256 * 2**20, _at_least_1)
+    max_json_elements: int = option(2**18, _at_least_1)
     send_timeout_s: float = option(
         10.0,
         more_than_0,
@@ -342,10 +339,10 @@ class HttpOptions:
     )
     answer_timeout_s: float | None = option(60.0, more_than_0, may_be_none=True)
     heartbeat_s: float = option(15.0, more_than_0)
-    max_websocket_requests: int = option(64, partial(whole, least=1))
+    max_websocket_requests: int = option(64, _at_least_1)
     sse_done: bool = option(False, yes_or_no)
     overload_status: OverloadStatus = option(503, _overload_status)
-    retry_after_s: int = option(1, partial(whole, least=1))
+    retry_after_s: int = option(1, _at_least_1)
     server_timing: ServerTiming = option("never", _server_timing)
     debug: bool = option(False, yes_or_no)
     protocols: Sequence[Any] = option((), checked_protocols)

@@ -15,6 +15,7 @@ from shoal.commands.support.mistake import CommandError
 from shoal.commands.support.output import as_json, print_out
 from shoal.core.extras import needing
 from shoal.errors import NotAllowed, ShutDown
+from shoal.failures.exceptions import ungrouped
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -92,8 +93,7 @@ class _Watch:
 
     async def run(self) -> None:
         """Shows the server; an error before its first message is raised, later ones are shown."""
-        failures: list[Exception] = []
-        async with anyio.create_task_group() as tasks:
+        async with ungrouped() as tasks:
             tasks.start_soon(_until_signalled, tasks.cancel_scope.cancel)
             try:
                 # The screen opens with the first message; an earlier error ends the command.
@@ -103,11 +103,8 @@ class _Watch:
                         break
                 with self._screen:
                     await self._show()
-            except Exception as error:  # raised outside the task group
-                failures.append(error)
-            tasks.cancel_scope.cancel()
-        if failures:
-            raise failures.pop()
+            finally:
+                tasks.cancel_scope.cancel()
 
     async def _show(self) -> None:
         while True:

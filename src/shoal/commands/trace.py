@@ -14,6 +14,7 @@ from shoal.commands.server.client import add_server_arguments, ask
 from shoal.commands.support.arguments import count, describe, more_than_0_seconds, tag
 from shoal.commands.support.mistake import CommandError, in_one_line, say
 from shoal.commands.support.output import show
+from shoal.failures.exceptions import ungrouped
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -191,8 +192,7 @@ class Recorded:
 
 async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded) -> None:
     """Records until the time is over, or the user ends it."""
-    failures: list[Exception] = []
-    async with anyio.create_task_group() as tasks:
+    async with ungrouped() as tasks:
 
         async def interrupt(*, task_status: TaskStatus[None]) -> None:
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -212,8 +212,5 @@ async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded
             ) as lines:
                 async for line in lines:
                     recorded.add(line)
-        except Exception as error:  # raised outside the task group
-            failures.append(error)
-        tasks.cancel_scope.cancel()
-    if failures:
-        raise failures.pop()
+        finally:
+            tasks.cancel_scope.cancel()

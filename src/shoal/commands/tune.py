@@ -102,19 +102,11 @@ def tuned_as_data(
 
 
 def _run_times(measured: Measured) -> str:
-    rows: list[list[str]] = []
+    rows: list[list[object]] = []
     for size, runs_s in measured.runs_s.items():
         usual_s = median(runs_s)
-        rows.append(
-            [
-                str(size),
-                str(len(runs_s)),
-                duration(usual_s),
-                duration(percentiles(runs_s)["p99"]),
-                duration(usual_s / size),
-                three_digits(size / usual_s),
-            ]
-        )
+        times = [duration(usual_s), duration(percentiles(runs_s)["p99"]), duration(usual_s / size)]
+        rows.append([size, len(runs_s), *times, three_digits(size / usual_s)])
     heads = ("size", "runs", "median", "p99", "an item", "items a second")
     fitted = f"{duration(measured.fixed_s)} a batch + {duration(measured.per_item_s)} an item"
     return f"{table(heads, rows)}\n\nfitted: {fitted}"
@@ -123,26 +115,15 @@ def _run_times(measured: Measured) -> str:
 def _found(candidates: Sequence[Candidate]) -> str:
     rows = [
         [
-            str(one.max_batch_size),
-            f"{one.batch_wait_timeout_s:g}",
-            duration(one.p50_s),
-            duration(one.p99_s),
-            three_digits(one.mean_batch),
-            percent(one.busy_share),
+            *(one.max_batch_size, f"{one.batch_wait_timeout_s:g}"),
+            *(duration(one.p50_s), duration(one.p99_s)),
+            *(three_digits(one.mean_batch), percent(one.busy_share)),
             f"{float(f'{one.up_to:.2g}'):,.0f}",
         ]
         for one in candidates
     ]
-    heads = (
-        "max_batch_size",
-        "batch_wait_timeout_s",
-        "p50",
-        "p99",
-        "mean batch",
-        "handler busy",
-        "up to a second",
-    )
-    return table(heads, rows)
+    heads = ("max_batch_size", "batch_wait_timeout_s", "p50", "p99", "mean batch", "handler busy")
+    return table((*heads, "up to a second"), rows)
 
 
 def _as_options(candidate: Candidate) -> str:

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import traceback
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -24,8 +24,10 @@ from shoal.errors import HandlerFailed
 from shoal.loops.event_loop import cancellations, holds_ctrl_c
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import AsyncGenerator, Iterable, Iterator
     from types import FrameType, TracebackType
+
+    from anyio.abc import TaskGroup
 
     from shoal.loops.parking import Parking
 
@@ -195,3 +197,19 @@ def _members(error: object) -> tuple[BaseException, ...]:
 def in_one_line(error: BaseException) -> str:
     """Returns the class and the message of an exception."""
     return " ".join("".join(traceback.format_exception_only(type(error), error)[:1]).split())
+
+
+@asynccontextmanager
+async def ungrouped() -> AsyncGenerator[TaskGroup]:
+    """A task group that raises an `Exception` of its block as it is, once all tasks have ended."""
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        try:
+            yield tasks
+        except Exception as error:
+            failure = error
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        del failure  # its traceback holds this frame

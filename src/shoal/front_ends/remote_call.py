@@ -106,7 +106,6 @@ class RemoteCall(ServedCall):
     _has_sent_disconnect = False
     _on_drain: Callable[[], object] | None = None
     _is_draining = False
-    _take: Callable[[Message], bool] | None = None
     _sends = 0
     _unread = 0  # bytes of the response that the client has not taken
     _wanted = 0  # messages of the client that the front end may send
@@ -250,10 +249,6 @@ class RemoteCall(ServedCall):
         else:
             self._post("watch drain")
 
-    def when_received(self, take: Callable[[Message], bool] | None) -> None:
-        """Sets a function that each message is offered to; it is queued if False."""
-        self._take = take
-
     async def send_texts(self, texts: Iterable[bytes]) -> None:
         """Sends several messages at once, each valid UTF-8."""
         if self.is_over:
@@ -287,11 +282,6 @@ class RemoteCall(ServedCall):
             self._has_more = message.get("more_body", False)
         elif message["type"] == "websocket.disconnect":
             self._has_more = False
-        if self._take is not None and message["type"] == "websocket.receive":
-            with contained(_FAILED):
-                if self._take(message):
-                    self._taken(message)
-                    return
         self._messages.append(message)
         self._signal()
 

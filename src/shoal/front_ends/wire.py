@@ -166,10 +166,6 @@ class Channel:
             self._codec.write(message)
         self._connection.send(self._codec.frame(FrontKind.MESSAGES, 0, message))
 
-    def shut_down(self) -> None:
-        """Ends `run`."""
-        self._connection.shut_down()
-
     def close(self) -> None:
         """Closes the socket and frees the shared memory, once `run` has ended."""
         self._connection.close()

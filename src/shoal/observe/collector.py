@@ -220,12 +220,7 @@ _OUTCOMES: Final = ("finished", "failed", "declined", "cancelled", "expired", "r
 
 _OF_BATCHERS: Final[_Rows[BatcherStatistics]] = (
     (GAUGE, "queued_requests", "Requests in the queue.", lambda s: s.queued),
-    (
-        GAUGE,
-        "parked_requests",
-        "Requests that wait to be admitted to the queue.",
-        lambda s: s.parked,
-    ),
+    (GAUGE, "parked_requests", "Requests that wait for room in the queue.", lambda s: s.parked),
     (GAUGE, "running_requests", "Requests in the handler.", lambda s: s.running),
     (
         GAUGE,
@@ -233,33 +228,13 @@ _OF_BATCHERS: Final[_Rows[BatcherStatistics]] = (
         "Batches in the handler, without continuous ones that wait for requests.",
         lambda s: s.batches_running - (0 if s.occupancy is None else s.occupancy.idle_batches),
     ),
-    (
-        GAUGE,
-        "batch_size_limit",
-        "The most that a batch may have now: requests, or cost.",
-        lambda s: s.batch_size_limit,
-    ),
-    (
-        COUNTER,
-        "shared_requests",
-        "Requests that shared the work of an equal one.",
-        lambda s: s.shared,
-    ),
+    (GAUGE, "batch_size_limit", "Current limit of requests or cost.", lambda s: s.batch_size_limit),
+    (COUNTER, "shared_requests", "Requests answered with an equal one.", lambda s: s.shared),
     (COUNTER, "cache_hits", "Requests that were answered from the cache.", lambda s: s.cache_hits),
     (COUNTER, "split_calls", "Calls split into several requests.", lambda s: s.split_calls),
     (COUNTER, "split_requests", "Requests that calls were split into.", lambda s: s.split_requests),
-    (
-        COUNTER,
-        "isolating_runs",
-        "Runs of the handler with a part of a batch that had failed.",
-        lambda s: s.isolating_runs,
-    ),
-    (
-        COUNTER,
-        "batch_padding",
-        "What padding added to batches: requests, or cost.",
-        lambda s: s.padding,
-    ),
+    (COUNTER, "isolating_runs", "Runs with a part of a failed batch.", lambda s: s.isolating_runs),
+    (COUNTER, "batch_padding", "Requests or cost that padding has added.", lambda s: s.padding),
     (COUNTER, "batch_cost", "The cost of batches, with padding.", lambda s: s.load),
     (
         GAUGE,
@@ -281,23 +256,14 @@ _OF_JOINED: Final[_Rows[OccupancyStatistics]] = (
     (
         COUNTER,
         "batch_occupancy_seconds",
-        "How long requests were in a batch, in all.",
+        "Time of requests in a batch.",
         lambda o: o.request_s,
     ),
-    (
-        COUNTER,
-        "batch_busy_seconds",
-        "How long at least one request was in a batch.",
-        lambda o: o.busy_s,
-    ),
+    (COUNTER, "batch_busy_seconds", "Time with a request in a batch.", lambda o: o.busy_s),
 )
 
 _STREAM_HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[ItemTimes], Histogram]]]] = (
-    (
-        "stream_first_item_seconds",
-        "From a request for a stream to its first item.",
-        lambda t: t.first,
-    ),
+    ("stream_first_item_seconds", "From a request to its stream's first item.", lambda t: t.first),
     ("stream_item_gap_seconds", "From an item of a stream to the next one.", lambda t: t.between),
 )
 
@@ -335,11 +301,6 @@ _OF_SHADOWS: Final[_Rows[ShadowStatus]] = (
     (COUNTER, "shadow_dropped", "Requests not copied: too many copies ran.", lambda s: s.dropped),
     (COUNTER, "shadow_errors", "Failed copies.", lambda s: s.failed),
     (COUNTER, "shadow_agreements", "Answers that compare found equal.", lambda s: s.agreed),
-    (
-        COUNTER,
-        "shadow_disagreements",
-        "Answers that compare found different.",
-        lambda s: s.disagreed,
-    ),
+    (COUNTER, "shadow_disagreements", "Answers that compare rejected.", lambda s: s.disagreed),
     (COUNTER, "shadow_latency_seconds", "Total time of copies.", lambda s: s.latency_s),
 )

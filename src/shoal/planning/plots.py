@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from shoal.planning.measuring import Measured
     from shoal.planning.tuning import Candidate, Search
 
-_COLORS: Final = dict(
+# Readable on white and on black.
+REASON_COLORS: Final = dict(
     zip(
         DispatchReason,
-        ("#0f7c8a", "#d9843b", "#8c6bb1", "#b8405e", "#5f8f3c", "#7f7f7f"),
-        strict=False,
+        ("#1596a6", "#d9843b", "#9b7bc4", "#cf5470", "#6f9f4a", "#7f8790", "#b09030", "#4a6fd0"),
+        strict=True,
     )
 )
 _MOMENTS: Final = 60
@@ -80,7 +81,7 @@ def _draw_latencies(axes: Any, answered: Sequence[float]) -> None:
     axes.plot(
         [answered[index] * 1e3 for index in indices],
         [(index + 1) / count for index in indices],
-        color=_COLORS[DispatchReason.FULL],
+        color=REASON_COLORS[DispatchReason.FULL],
     )
     for share, style in zip(_SHARES, (":", "--"), strict=True):
         latency = percentile(answered, share)
@@ -129,7 +130,7 @@ def _draw_sizes(axes: Any, simulation: Simulation) -> None:
         edges,
         weights=[[1 / len(batches)] * len(sizes) for sizes in by_reason.values()],
         stacked=True,
-        color=[_COLORS[reason] for reason in by_reason],
+        color=[REASON_COLORS[reason] for reason in by_reason],
         label=[f"{reason}: {len(sizes):,}" for reason, sizes in by_reason.items()],
     )
     axes.set(xlabel="size of a batch", ylabel="share of batches")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.core.batch import DispatchReason
 from shoal.planning.figures import duration, percentile, rows_of, three_digits
-from shoal.planning.plots import new_figure
+from shoal.planning.plots import REASON_COLORS, new_figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -31,13 +31,6 @@ _FAINT: Final = "#040506"
 _VARIABLES: Final = {_INK: "var(--ink)", _FAINT: "var(--faint)"}
 # Readable on white and on black.
 _CASES: Final = ("#7f8790", "#1596a6", "#d9843b", "#9b7bc4", "#cf5470", "#6f9f4a", "#b09030")
-_REASONS: Final = dict(
-    zip(
-        DispatchReason,
-        ("#1596a6", "#d9843b", "#9b7bc4", "#cf5470", "#6f9f4a", "#7f8790", "#b09030", "#4a6fd0"),
-        strict=True,
-    )
-)
 _ENDS: Final = (
     ("rejected", "#cf5470"),
     ("shed", "#d9843b"),
@@ -240,7 +233,7 @@ def _draw_reasons(axes: Any, cases: Sequence[Case]) -> None:
     _draw_stacks(
         axes,
         cases,
-        [(str(reason), color) for reason, color in _REASONS.items()],
+        [(str(reason), color) for reason, color in REASON_COLORS.items()],
         lambda case, name: case.reasons.get(DispatchReason(name), 0) / max(1, len(case.sizes)),
     )
     axes.set(ylabel="share of batches")

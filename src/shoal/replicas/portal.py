@@ -16,7 +16,7 @@ import os
 import threading
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -29,7 +29,6 @@ from shoal.replicas.threads import WorkCancelled, check_may_block, inner_calls
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
 
 T = TypeVar("T")
 
@@ -44,14 +43,6 @@ class Bridge(Protocol):
         ...
 
 
-class Held(NamedTuple, Generic[T]):
-    """A context manager that a task of an event loop has entered."""
-
-    value: T
-    # Makes the task leave the context manager, and waits for it.
-    leave: Callable[[], None]
-
-
 class PortalBridge:
     """Runs coroutines in the event loop of a blocking portal."""
 
@@ -62,46 +53,6 @@ class PortalBridge:
 
     def run(self, function: Callable[[], Awaitable[T]], instead: str) -> T:
         """Waits for the result; an exception in the waiting thread cancels the coroutine."""
-        task = self._begun(function, instead)
-        return self._result(task, task)
-
-    def hold(self, manager: AbstractAsyncContextManager[T], instead: str) -> Held[T]:
-        """Enters an async context manager in a task of its own, which also leaves it."""
-        entered: Future[T] = Future()
-        leaving: list[anyio.Event] = []
-
-        async def hold() -> None:
-            async with manager as value:
-                leaving.append(is_left := anyio.Event())
-                entered.set_result(value)
-                await is_left.wait()
-
-        def has_ended(task: Future[None]) -> None:
-            if entered.done():
-                return
-            if task.cancelled() or (error := task.exception()) is None:
-                entered.cancel()
-            else:
-                entered.set_exception(error)
-
-        task = self._begun(hold, instead)
-        task.add_done_callback(has_ended)
-        value = self._result(entered, task)
-
-        async def leave() -> None:
-            leaving[0].set()
-
-        def leave_and_wait() -> None:
-            try:
-                self.run(leave, instead)
-            except BaseException:
-                task.cancel()
-                raise
-            self._result(task, task)
-
-        return Held(value, leave_and_wait)
-
-    def _begun(self, function: Callable[[], Awaitable[T]], instead: str) -> Future[T]:
         if os.getpid() != self._process:
             raise ShutDown(
                 f"this client was made in process {self._process}, and this is {os.getpid()}, a "
@@ -109,18 +60,15 @@ class PortalBridge:
             )
         check_may_block(instead, self._thread_id)
         try:
-            return self._portal.start_task_soon(_held, function)
+            task = self._portal.start_task_soon(_held, function)
         except RuntimeError:
             raise ShutDown("the event loop of this client has ended") from None
-
-    def _result(self, future: Future[T], task: Future[Any]) -> T:
-        """Waits for a task's result; an exception that interrupts the wait cancels the task."""
         calls = inner_calls.get(None)
         try:
             if calls is None:
-                return future.result()
+                return task.result()
             with calls.waiting(task.cancel):
-                return future.result()
+                return task.result()
         except CancelledError:
             if calls is not None and calls.is_cancelled:
                 raise WorkCancelled("the request that made this call was cancelled") from None
@@ -152,10 +100,6 @@ class PortalThread:
     def run(self, function: Callable[[], Awaitable[T]], instead: str) -> T:
         check_may_block(instead)
         return self._started().run(function, instead)
-
-    def hold(self, manager: AbstractAsyncContextManager[T], instead: str) -> Held[T]:
-        check_may_block(instead)
-        return self._started().hold(manager, instead)
 
     def close(self, last: Callable[[], Awaitable[object]]) -> None:
         """Runs one last coroutine, and ends the thread. Idempotent."""

@@ -91,7 +91,6 @@ class ServerRun:
 class FrontEndListener(Protocol):
     """A listener whose clients are accepted by worker processes."""
 
-    bound: LimitedListener
     shared: Shared
     started: Callable[[str], object]  # called with the URL once clients can connect
     url: str

@@ -17,9 +17,9 @@ from starlette.responses import HTMLResponse, Response
 
 import shoal
 from shoal.asgi.http_options import HttpOptions
-from shoal.http.openapi.answers import PROBLEMS
 from shoal.http.openapi.document import MOST_ENDPOINTS, Document, document_of
 from shoal.http.openapi.served import LONGEST_TEXT, Documented, ServedEndpoint, text_of
+from shoal.http.requests.problem import KINDS
 from shoal.testing.asgi import ask
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_loop, pytest.mark.slow]
@@ -333,25 +333,23 @@ def test_the_documentation_of_a_class_is_that_of_its_call():
     assert text_of("json:dumps").startswith("Serialize")
 
 
-def problems_in(source):
-    """Yields the status and the kind of each `Problem` that is made."""
+def kinds_in(source):
+    """Yields the kind of each problem that is made."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Problem":
-            status, kind = node.args[:2]
-            if isinstance(kind, ast.Constant) and kind.value:
-                yield status.value if isinstance(status, ast.Constant) else 503, kind.value
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        made = ast.unparse(node.func)
+        kind = node.args[1 if made == "Problem" else 0]
+        if made in ("Problem", "Problem.of", "Refused.of") and isinstance(kind, ast.Constant):
+            yield kind.value
 
 
 def test_every_problem_that_a_call_can_have_is_described():
     made = {
-        found
-        for path in SOURCES.glob("*.py")
-        for found in problems_in(path.read_text(encoding="utf-8"))
+        kind for path in SOURCES.glob("*.py") for kind in kinds_in(path.read_text(encoding="utf-8"))
     }
-    assert {(413, "body-too-large"), (400, "invalid-form")} <= made
-    described = {(status, kind) for status, kinds in PROBLEMS.items() for kind in kinds}
-    assert made - described == {(501, "method-unknown")}  # not of a method that is described
-    assert described - made == set()
+    assert {"body-too-large", "invalid-timeout"} <= made
+    assert made - {""} <= KINDS.keys()
 
 
 async def test_the_problems_that_an_endpoint_can_have_are_its_answers():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 
@@ -17,6 +17,7 @@ from shoal.commands.support.arguments import (
 )
 from shoal.commands.support.mistake import CommandError, as_mistakes, in_one_line, say
 from shoal.errors import ShoalError
+from shoal.failures.exceptions import ungrouped
 from shoal.serving.clients.remote_client import connect
 
 if TYPE_CHECKING:
@@ -91,26 +92,17 @@ def ask(
 async def _asked(
     client: RemoteClient, verb: Callable[[RemoteClient], Awaitable[T]], waits_for: str | None
 ) -> T:
-    failure: Exception | None = None
-    result: Any = None
     try:
-        async with anyio.create_task_group() as tasks:
+        async with ungrouped() as tasks:
             if waits_for is not None and sys.stderr.isatty():
                 tasks.start_soon(_show_wait, waits_for)
             try:
-                result = await verb(client)
-            except Exception as error:  # raised outside the task group
-                failure = error
-            tasks.cancel_scope.cancel()
+                return await verb(client)
+            finally:
+                tasks.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True):
             await client.aclose()
-    try:
-        if failure is not None:
-            raise failure
-    finally:
-        del failure  # its traceback holds this frame
-    return cast("T", result)
 
 
 async def _show_wait(waits_for: str) -> None:

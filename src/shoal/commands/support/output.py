@@ -64,12 +64,13 @@ def save_plot(draw: Callable[[Path], None], path: Path) -> None:
     say(f"Saved {path}")
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Formats a table, columns of figures aligned to the right; ``no backends`` without rows."""
     if not rows:
         return f"no {heads[0].lower()}s"
     laid_out: list[list[str]] = []
-    for head, *cells in zip(heads, *rows, strict=True):
+    for head, *values_of_column in zip(heads, *rows, strict=True):
+        cells = [_NONE if value is None else str(value) for value in values_of_column]
         width = max(map(len, (head, *cells)))
         values = [cell for cell in cells if cell != _NONE]
         are_figures = bool(values) and all(map(_FIGURE.fullmatch, values))
@@ -90,15 +91,9 @@ def keywords(options: Mapping[str, Any]) -> list[str]:
 def status_listed(status: Status) -> str:
     parts = [backends_listed(status.backends.values())]
     replicas = [
-        (
-            replica.tag,
-            replica.state,
-            str(replica.ongoing),
-            str(replica.batches),
-            _size(replica.memory_bytes),
-        )
+        (one.tag, one.state, one.ongoing, one.batches, _size(one.memory_bytes))
         for backend in status.backends.values()
-        for replica in backend.replicas
+        for one in backend.replicas
     ]
     if replicas:
         parts.append(table(("REPLICA", "STATE", "ONGOING", "BATCHES", "MEMORY"), replicas))
@@ -116,11 +111,10 @@ def _gpus_listed(status: Status) -> list[str]:
     rows = [
         (
             gpu,
-            one.name or _NONE,
-            ", ".join(f"{replica} {part:.3g}" for replica, part in one.replicas.items()) or _NONE,
-            _size(one.memory_used_bytes),
-            _size(one.memory_total_bytes),
-            _NONE if one.utilization is None else f"{one.utilization:.0%}",
+            one.name,
+            ", ".join(f"{replica} {part:.3g}" for replica, part in one.replicas.items()) or None,
+            *(_size(one.memory_used_bytes), _size(one.memory_total_bytes)),
+            None if one.utilization is None else f"{one.utilization:.0%}",
         )
         for gpu, one in status.gpus.items()
     ]
@@ -131,16 +125,9 @@ def _gpus_listed(status: Status) -> list[str]:
 def backends_listed(backends: Iterable[BackendStatus]) -> str:
     rows = [
         (
-            one.tag,
-            one.code,
-            one.placement,
-            one.state,
+            *(one.tag, one.code, one.placement, one.state),
             f"{sum(replica.state == 'ready' for replica in one.replicas)}/{one.wanted}",
-            str(one.queued),
-            str(one.ongoing),
-            str(one.requests),
-            str(one.errors),
-            str(one.deaths),
+            *(one.queued, one.ongoing, one.requests, one.errors, one.deaths),
         )
         for one in backends
     ]
@@ -151,13 +138,8 @@ def backends_listed(backends: Iterable[BackendStatus]) -> str:
 def endpoints_listed(endpoints: Iterable[EndpointStatus]) -> str:
     rows = [
         (
-            one.name,
-            one.route or _NONE,
-            ",".join(one.methods),
-            *routing(one),
-            str(one.held),
-            str(one.requests),
-            str(one.errors),
+            *(one.name, one.route, ",".join(one.methods)),
+            *(*routing(one), one.held, one.requests, one.errors),
         )
         for one in endpoints
     ]
@@ -168,7 +150,7 @@ def endpoints_listed(endpoints: Iterable[EndpointStatus]) -> str:
 def traffic_listed(endpoints: Iterable[EndpointStatus]) -> str:
     """Returns the table of traffic, with a line for each endpoint and backend."""
     rows = [
-        (one.name, one.route or _NONE, tag, share)
+        (one.name, one.route, tag, share)
         for one in endpoints
         for tag, share in [(tag, _percent(share)) for tag, share in one.traffic.items()]
         or [("held until traffic is set", _NONE)]
@@ -180,15 +162,9 @@ def shadows_listed(endpoints: Iterable[EndpointStatus]) -> str:
     """Returns the table of shadow traffic, with a line for each endpoint and backend."""
     rows = [
         (
-            one.name,
-            shadow.backend,
-            _percent(shadow.proportion),
-            str(shadow.sent),
-            str(shadow.dropped),
-            str(shadow.failed),
-            shadow.compare or _NONE,
-            str(shadow.agreed),
-            str(shadow.disagreed),
+            *(one.name, shadow.backend, _percent(shadow.proportion)),
+            *(shadow.sent, shadow.dropped, shadow.failed),
+            *(shadow.compare, shadow.agreed, shadow.disagreed),
         )
         for one in endpoints
         for shadow in one.shadows
@@ -218,9 +194,9 @@ def _percent(share: float) -> str:
     return f"{share * 100:.4g}%"
 
 
-def _size(size: int | None) -> str:
+def _size(size: int | None) -> str | None:
     if size is None:
-        return _NONE
+        return None
     for unit in ("B", "kiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}"

@@ -72,10 +72,9 @@ class AdminApi:
         *,
         token: str | None,
         allowed_modules: Sequence[str] | None,
-        hosts: Iterable[str] = (),
         settings: HttpOptions | None = None,
     ) -> None:
-        self._guard = Guard(token, hosts)
+        self._guard = Guard(token)
         settings = settings or HttpOptions()
         verbs = Verbs(client, ImportRule(allowed_modules), settings.heartbeat_s)
         # The JSON around the item adds to the size of a call.

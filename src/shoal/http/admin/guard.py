@@ -30,11 +30,10 @@ _OF_PROXIES: Final = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x
 
 
 class Guard:
-    """Authorizes requests; without a token `hosts` are accepted besides those of the loopback."""
+    """Authorizes requests; without a token only for a host of the loopback."""
 
-    def __init__(self, token: str | None, hosts: Iterable[str] = ()) -> None:
+    def __init__(self, token: str | None) -> None:
         self._token = None if token is None else _checked(token)
-        self._hosts = frozenset(host.lower() for host in hosts)
 
     def check(self, scope: Scope, *, changes: bool, is_page: bool = False) -> None:
         """Refuses a request that is not authorized."""
@@ -67,7 +66,7 @@ class Guard:
 
     def _check_host(self, scope: Scope) -> None:
         hosts = _values(scope, b"host")
-        if hosts and all(self._is_allowed(host) for host in hosts):
+        if hosts and all(map(_is_local, hosts)):
             return
         title = "The admin API does not accept this host name"
         detail = "Use localhost, 127.0.0.1 or [::1] as the host."
@@ -80,18 +79,19 @@ class Guard:
             detail = "It needs no token here, so only programs on this machine may use it."
             raise Refused(Problem(403, "forwarded", title, detail))
 
-    def _is_allowed(self, header: bytes) -> bool:
-        host = header.decode("latin-1").strip().lower()
-        if host.startswith("["):
-            name, _, port = host[1:].partition("]")
-            port = port.removeprefix(":") if port else "0"
-        else:
-            name, colon, port = host.partition(":")
-            port = port if colon else "0"
-        if not (port.isascii() and port.isdigit()):
-            return False
-        name = name.removesuffix(".")
-        return name == "localhost" or name in self._hosts or _is_loopback(name)
+
+def _is_local(header: bytes) -> bool:
+    host = header.decode("latin-1").strip().lower()
+    if host.startswith("["):
+        name, _, port = host[1:].partition("]")
+        port = port.removeprefix(":") if port else "0"
+    else:
+        name, colon, port = host.partition(":")
+        port = port if colon else "0"
+    if not (port.isascii() and port.isdigit()):
+        return False
+    name = name.removesuffix(".")
+    return name == "localhost" or _is_loopback(name)
 
 
 def _checked(token: str) -> bytes:

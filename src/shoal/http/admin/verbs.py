@@ -18,11 +18,11 @@ from pydantic_core import from_json
 from shoal.core.options.names import suggested
 from shoal.http.json.scan import encoding_flaw, not_json
 from shoal.http.json.stream_forms import form_for
-from shoal.http.requests.problem import Problem, unsupported_media_type
+from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.streaming import answer_with_stream
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.serving.clients.verbs import array, mapping
-from shoal.serving.clients.wire import RAISED, error_to_wire, shown
+from shoal.serving.clients.wire import error_to_wire, shown
 from shoal.serving.names import found
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ async def read_object(exchange: Exchange, max_bytes: int = MAX_BODY_BYTES) -> di
     media_type = exchange.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     coding = exchange.headers.get(b"content-encoding", b"identity").strip().lower()
     if media_type != b"application/json" or coding != b"identity":
-        raise unsupported_media_type(
-            "The admin API takes JSON; send Content-Type: application/json."
+        raise Refused.of(
+            "unsupported-media-type",
+            "The admin API takes JSON; send Content-Type: application/json.",
         )
     body = await exchange.body(max_bytes)
     try:
@@ -69,40 +70,24 @@ def members(body: dict[str, Any], known: Mapping[str, bool]) -> dict[str, Any]:
     return body
 
 
-_STATUSES: Final = {
-    "backend-unavailable": 503,
-    "closed": 503,
-    "deadline-exceeded": 504,
-    "handler-failed": 500,
-    "handler-timeout": 504,
-    "in-use": 409,
-    "item-too-large": 413,
-    "name-taken": 409,
-    "no-such-name": 404,
-    "not-allowed": 403,
-    "not-durable": 409,
-    "not-enough-gpus": 409,
-    "not-open": 503,
-    "overloaded": 503,
-    "replica-died": 502,
-    "replica-not-started": 422,
-    "shut-down": 503,
-    "slow-reader": 408,
-    "state-refused": 500,
-    "type-error": 422,
-    "unfinished": 500,
-    "value-error": 422,
-    "would-deadlock": 500,
-    "wrong-batch-size": 500,
-    "wrong-result-type": 500,
-    RAISED: 500,
+# The status of all other errors is 500.
+_KINDS_BY_STATUS: Final = {
+    403: ("not-allowed",),
+    404: ("no-such-name",),
+    408: ("slow-reader",),
+    409: ("in-use", "name-taken", "not-durable", "not-enough-gpus"),
+    413: ("item-too-large",),
+    422: ("replica-not-started", "type-error", "value-error"),
+    502: ("replica-died",),
+    503: ("backend-unavailable", "closed", "not-open", "overloaded", "shut-down"),
+    504: ("deadline-exceeded", "handler-timeout"),
 }
 _RETRY: Final = ((b"retry-after", b"1"),)
 
 
 def admin_problem(error: Exception) -> Problem:
     described = error_to_wire(error)
-    status = _STATUSES[described.kind]
+    status = next((one for one, kinds in _KINDS_BY_STATUS.items() if described.kind in kinds), 500)
     title = described.kind.replace("-", " ").capitalize()
     headers = _RETRY if status == 503 else ()
     return Problem(status, described.kind, title, described.text, headers, described.more)

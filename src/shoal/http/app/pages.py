@@ -19,6 +19,7 @@ dashboard.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -103,15 +104,14 @@ class Pages:
 
     def document(self) -> dict[str, Any]:
         """Returns the OpenAPI document of the endpoints as they are now."""
-        document: dict[str, Any] = orjson.loads(self._unprefixed.as_json(self._endpoints(), ""))
+        _, unprefixed = self._documents
+        document: dict[str, Any] = orjson.loads(unprefixed.as_json(self._endpoints(), ""))
         return document
 
     def _statistics(self) -> Iterator[tuple[str, str, BatcherStatistics]]:
         _, controller = self._now()
         if controller is not None:
-            for tag, backend in controller.backends.items():
-                for method, method_batcher in backend.method_batchers.items():
-                    yield tag, method, method_batcher.batcher.statistics()
+            yield from controller.statistics()
 
     def _times(self) -> Iterator[RequestTimes]:
         yield self._dispatcher.times
@@ -208,21 +208,15 @@ class Pages:
         return [prefix or "/" for prefix in self._mounts.by_prefix]
 
     async def _answer_document(self, exchange: Exchange) -> None:
-        body = self._document.as_json(self._endpoints(), root_of(exchange.scope))
+        body = self._documents[0].as_json(self._endpoints(), root_of(exchange.scope))
         await exchange.answer(200, JSON, body, _FRESH)
 
     @cached_property
-    def _document(self) -> Document:
-        return self._new_document()
-
-    @cached_property
-    def _unprefixed(self) -> Document:  # the other one is rebuilt when its prefix changes
-        return self._new_document()
-
-    def _new_document(self) -> Document:
+    def _documents(self) -> tuple[Document, Document]:
+        """The document with a prefix, which is rebuilt when that changes, and one without."""
         from shoal.http.openapi.document import Document
 
-        return Document(self._settings)
+        return Document(self._settings), Document(self._settings)
 
     async def _answer_viewer(self, exchange: Exchange) -> None:
         from shoal.http.openapi.viewer import viewer_page
@@ -345,21 +339,18 @@ def _of_declaration(declared: EndpointDeclaration) -> ServedEndpoint:
 def _of_endpoint(endpoint: Endpoint, declared: EndpointDeclaration | None) -> ServedEndpoint:
     """Describes an endpoint by the first of its backends with known code."""
     documented = _NOTHING if declared is None else declared.documented
-    for backend in endpoint.backends():
-        method_batcher = backend.method_batchers.get("__call__")
-        if method_batcher is not None:
-            return ServedEndpoint(
-                name=endpoint.name,
-                path=endpoint.route,
-                methods=endpoint.methods,
-                signature=method_batcher.batcher.signature,
-                streams=method_batcher.streams,
-                priority_levels=method_batcher.batcher.options.priority_levels,
-                text=text_of(backend.definition.target),
-                documented=documented,
-                decodes=backend.config.decode is not None,
-                encodes=backend.config.encode is not None,
-            )
-    return ServedEndpoint(
+    served = ServedEndpoint(
         name=endpoint.name, path=endpoint.route, methods=endpoint.methods, documented=documented
+    )
+    if (known := endpoint.known()) is None:
+        return served
+    backend, method_batcher = known
+    return replace(
+        served,
+        signature=method_batcher.batcher.signature,
+        streams=method_batcher.streams,
+        priority_levels=method_batcher.batcher.options.priority_levels,
+        text=text_of(backend.definition.target),
+        decodes=backend.config.decode is not None,
+        encodes=backend.config.encode is not None,
     )

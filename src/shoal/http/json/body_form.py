@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from shoal.core.extras import advice
-from shoal.http.requests.problem import unsupported_media_type
+from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
     from shoal.http.json.scan import Costs
@@ -38,4 +38,4 @@ class NotInstalled(BodyForm):
     @override
     def value(self, exchange: Exchange, body: bytes, costs: Costs) -> Any:
         detail = f"The server needs {advice('bodies')} for bodies of {min(self.names).decode()}."
-        raise unsupported_media_type(detail)
+        raise Refused.of("unsupported-media-type", detail)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Final
 
-from shoal.http.requests.problem import Problem, Refused, too_large
+from shoal.http.requests.problem import Refused, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,16 +38,15 @@ def decoded(headers: Mapping[bytes, bytes], body: bytes, max_bytes: int) -> byte
         # It means zlib's format, but some clients send the bare deflate format.
         data = _members(body, most, _ZLIB if _is_zlib(body) else _RAW_DEFLATE)
     else:
-        title = "The content coding is not supported"
         detail = "A body may have one Content-Encoding of gzip or deflate, or none."
         accepted = ((b"accept-encoding", b"gzip, deflate"),)
-        raise Refused(Problem(415, "unsupported-content-coding", title, detail, accepted))
+        raise Refused.of("unsupported-content-coding", detail, accepted)
     if data is not None:
         return data
     if most == max_bytes:
         raise too_large(most)
     detail = f"A body of more than {_FREE_BYTES} bytes may be compressed to a hundredth at most."
-    raise Refused(Problem(413, "body-too-large", "The body is too large", detail))
+    raise Refused.of("body-too-large", detail)
 
 
 def _members(body: bytes, most: int, window_bits: int) -> bytes | None:
@@ -82,6 +81,5 @@ def _is_zlib(body: bytes) -> bool:
 
 
 def _malformed() -> Refused:
-    title = "The body is not in its content coding"
     detail = "It can't be decompressed as its Content-Encoding says, or ends too early."
-    return Refused(Problem(400, "invalid-content-coding", title, detail))
+    return Refused.of("invalid-content-coding", detail)

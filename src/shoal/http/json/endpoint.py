@@ -25,7 +25,7 @@ from shoal.http.json.content_coding import decoded
 from shoal.http.json.validation import problem_of_validation
 from shoal.http.json.whole_request import WholeRequest
 from shoal.http.requests.call import NO_CALL_HEADERS, CallHeaders, EndpointCall, EndpointCalls
-from shoal.http.requests.problem import Problem, Refused, invalid_timeout
+from shoal.http.requests.problem import Refused, invalid_timeout
 from shoal.http.requests.routing import Route
 from shoal.http.requests.streaming import answer_with_stream
 
@@ -131,14 +131,12 @@ async def _decoded(decode: Callable[[Any], Any], request: WholeRequest, call: En
     except ValidationError as error:
         raise Refused(problem_of_validation(error)) from None
     except (JSONDecodeError, UnicodeDecodeError) as error:
-        detail = f"The body: {error}."
-        raise Refused(Problem(400, "invalid-json", "The body is not JSON", detail)) from None
+        raise Refused.of("invalid-json", f"The body: {error}.") from None
     except (MultiPartException, ValueError) as error:
         # Earlier versions of Starlette let an error of the parser through.
         if type(error).__module__.partition(".")[0] not in ("starlette", "python_multipart"):
             raise
-        detail = f"The form: {error}"
-        raise Refused(Problem(400, "invalid-form", "The form is not accepted", detail)) from None
+        raise Refused.of("invalid-form", f"The form: {error}") from None
 
 
 def _check_count(item: Any, count: int) -> None:

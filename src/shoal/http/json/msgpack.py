@@ -18,7 +18,7 @@ from shoal.core.extras import is_installed
 from shoal.http.json.body_form import BodyForm
 from shoal.http.json.scan import BYTES_PER_SCALAR, allowance_of, too_complex
 from shoal.http.requests.plain import packable
-from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
     from shoal.http.json.scan import Costs
@@ -147,6 +147,4 @@ def _check(body: bytes, max_elements: int, costs: Costs) -> None:
 
 
 def _malformed(detail: str) -> Refused:
-    return Refused(
-        Problem(400, "invalid-msgpack", "The body is not MessagePack", f"The body: {detail}.")
-    )
+    return Refused.of("invalid-msgpack", f"The body: {detail}.")

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -107,7 +107,7 @@ def too_complex(max_elements: int) -> Refused:
         "them are small arrays and objects. Send larger bodies as bytes, to a handler that is "
         "annotated list[bytes]."
     )
-    return Refused(Problem(413, "body-too-complex", "The body has too many elements", detail))
+    return Refused.of("body-too-complex", detail)
 
 
 def encoding_flaw(body: bytes) -> str:
@@ -168,4 +168,4 @@ def _is_too_large(number: bytes) -> bool:
 
 
 def not_json(detail: str) -> Refused:
-    return Refused(Problem(400, "invalid-json", "The body is not JSON", detail))
+    return Refused.of("invalid-json", detail)

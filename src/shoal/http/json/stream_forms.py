@@ -173,8 +173,7 @@ def form_for(exchange: Exchange) -> StreamForm:
     media_type = accepted(exchange.headers.get(b"accept", b""))
     if media_type is None:
         names = b", ".join(name for name in _TYPES if name != b"application/ndjson").decode()
-        title, detail = "No form of the stream is accepted", f"There are {names}."
-        raise Refused(Problem(406, "not-acceptable", title, detail, (VARIES,)))
+        raise Refused.of("not-acceptable", f"There are {names}.", (VARIES,))
     if media_type == b"application/json":
         return JsonArray()
     if media_type != b"text/event-stream":

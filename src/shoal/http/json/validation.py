@@ -23,7 +23,7 @@ from shoal.http.json.body_form import NotInstalled
 from shoal.http.json.content_coding import decoded
 from shoal.http.json.scan import Costs, check_json, encoding_flaw, not_json
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.problem import Problem, Refused, unsupported_media_type
+from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -246,7 +246,7 @@ def _check_media_type(media_type: bytes, takes: str) -> None:
         media_type.startswith(b"application/") and media_type.endswith(b"+json")
     )
     if not is_json:
-        raise unsupported_media_type(f"This endpoint takes {takes}.")
+        raise Refused.of("unsupported-media-type", f"This endpoint takes {takes}.")
 
 
 def problem_of_validation(
@@ -254,10 +254,9 @@ def problem_of_validation(
 ) -> Problem:
     """Returns the problem of an item that does not fit; `body` is JSON, if given."""
     count = error.error_count()
-    title = "The body does not fit the endpoint"
     if count > _MOST_ERRORS_SHOWN:
         # A list would have an object for each error, of which there may be millions.
-        return Problem(422, "invalid-item", title, f"It has {count} errors.")
+        return Problem.of("invalid-item", f"It has {count} errors.")
     errors = error.errors(include_url=False, include_input=False, include_context=False)
     if errors[0]["type"] == "json_invalid" and not errors[0]["loc"]:
         return not_json(encoding_flaw(body) or errors[0]["msg"]).problem
@@ -271,7 +270,7 @@ def problem_of_validation(
     is_list = isinstance(value, list) or body.lstrip(_SPACE).startswith(b"[")
     if is_list and all(_is_about_the_whole(e["loc"], e["type"]) for e in errors):
         detail += ". One request is one item: send it without a list around it."
-    return Problem(422, "invalid-item", title, detail, more={"errors": shown})
+    return Problem.of("invalid-item", detail, errors=shown)
 
 
 def _read_again(body: bytes, elements: int) -> Any:

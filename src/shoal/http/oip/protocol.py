@@ -35,8 +35,9 @@ from shoal.http.requests.call import EndpointCall, EndpointCalls
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.problem import Problem, Refused, retry_after
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
-from shoal.http.requests.routing import Route
+from shoal.http.requests.routing import ProblemRoute, Route
 from shoal.observe.metrics import NO_ENDPOINT
+from shoal.serving.endpoints.endpoint import known_among
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -101,7 +102,7 @@ def version_of(endpoint: Endpoint, version: str) -> Backend:
     if version not in backends:
         there = f"its versions are {', '.join(backends)}" if backends else "it has none yet"
         detail = f"The model {endpoint.name!r} has no version {version!r}; {there}."
-        raise Refused(Problem(404, "not-found", "The path was not found", detail))
+        raise Refused.of("not-found", detail)
     return backends[version]
 
 
@@ -211,32 +212,22 @@ class _Routes(ProtocolRoutes):
         return 200 if ready else 503, {"name": endpoint.name, "ready": ready}
 
     def _metadata(self, endpoint: Endpoint, exchange: Exchange) -> tuple[int, dict[str, Any]]:
-        for backend in _backends(endpoint, exchange):
-            method_batcher = backend.method_batchers.get("__call__")
-            if method_batcher is not None:
-                model = model_of(method_batcher)
-                return 200, {
-                    "name": endpoint.name,
-                    "versions": [one.tag for one in endpoint.backends()],
-                    "platform": "shoal",
-                    "inputs": model.inputs.metadata(),
-                    "outputs": model.outputs.metadata(),
-                }
+        for _, method_batcher in known_among(_backends(endpoint, exchange)):
+            model = model_of(method_batcher)
+            return 200, {
+                "name": endpoint.name,
+                "versions": [one.tag for one in endpoint.backends()],
+                "platform": "shoal",
+                "inputs": model.inputs.metadata(),
+                "outputs": model.outputs.metadata(),
+            }
         retry = retry_after(self._options.retry_after_s)
         detail = "None of its replicas has started yet."
         raise Refused(Problem(503, "unavailable", "The model is not ready", detail, retry))
 
 
-class _NotFound(ProtocolRoute):
+class _NotFound(ProblemRoute, ProtocolRoute):
     """Answers at unknown paths of the protocol."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__()
-        self._problem = problem
-
-    @override
-    async def answer(self, exchange: Exchange) -> None:
-        raise Refused(self._problem)
 
 
 # Triton's extensions by a part of their path, and what Shoal has in their place.
@@ -258,13 +249,10 @@ def _not_there(path: str) -> Problem:
     is_of_models = first == "models"
     extension = rest[-1] if is_of_models and rest else first
     if extension not in _EXTENSIONS_OF_OTHERS and is_of_models and rest:
-        return _not_found(f"There is no such model: {rest[0]!r}; or it has no path {path}.")
+        detail = f"There is no such model: {rest[0]!r}; or it has no path {path}."
+        return Problem.of("not-found", detail)
     hint = _EXTENSIONS_OF_OTHERS.get(extension, _PATHS)
-    return _not_found(f"There is no such model, version or path: {hint}.")
-
-
-def _not_found(detail: str) -> Problem:
-    return Problem(404, "not-found", "The path was not found", detail)
+    return Problem.of("not-found", f"There is no such model, version or path: {hint}.")
 
 
 def _backends(endpoint: Endpoint, exchange: Exchange) -> list[Backend]:

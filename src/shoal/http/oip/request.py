@@ -19,7 +19,7 @@ from shoal.http.json.endpoint import call_headers
 from shoal.http.json.scan import Costs, check_cost, check_json, encoding_flaw
 from shoal.http.oip.tensor import Tensor, check_supported, malformed
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.problem import Problem, Refused, unsupported_media_type
+from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -266,6 +266,7 @@ def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
     if not media_type and b"origin" not in headers:
         return
     if media_type.partition(b";")[0].strip().lower() not in _MEDIA_TYPES:
-        raise unsupported_media_type(
-            "Send application/json, or application/octet-stream with binary data."
+        raise Refused.of(
+            "unsupported-media-type",
+            "Send application/json, or application/octet-stream with binary data.",
         )

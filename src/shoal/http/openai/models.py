@@ -198,15 +198,13 @@ class OpenAIModel:
     @property
     def takes_text(self) -> bool:
         """Whether its code is known, and takes text."""
-        for backend in self.endpoint.backends():
-            method_batcher = backend.method_batchers.get("__call__")
-            if method_batcher is not None:
-                try:
-                    method_batcher.made_by(ItemMaker)
-                except TypeError:
-                    return False
-                return True
-        return False
+        if (known := self.endpoint.known()) is None:
+            return False
+        try:
+            known[1].made_by(ItemMaker)
+        except TypeError:
+            return False
+        return True
 
 
 def unknown(name: str) -> Exception:

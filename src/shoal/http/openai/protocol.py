@@ -13,13 +13,12 @@ from shoal.http.openai.errors import PREFIX, no_such_path
 from shoal.http.openai.models import Models, ModelsPage, OpenAIRoute
 from shoal.http.openai.text_request import TextReader
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
+from shoal.http.requests.routing import ProblemRoute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.problem import Refused
     from shoal.http.requests.routing import Route
     from shoal.serving.controller.controller import Controller
 
@@ -120,16 +119,8 @@ class _Routes(ProtocolRoutes):
     @override
     def elsewhere(self, path: str) -> Route | None:
         refusal = no_such_path(path)
-        return None if refusal is None else _NotFound(refusal)
+        return None if refusal is None else _NotFound(refusal.problem)
 
 
-class _NotFound(OpenAIRoute):
+class _NotFound(ProblemRoute, OpenAIRoute):
     """Answers at unknown paths of the protocol."""
-
-    def __init__(self, refusal: Refused) -> None:
-        super().__init__()
-        self._refusal = refusal
-
-    @override
-    async def answer(self, exchange: Exchange) -> None:
-        raise self._refusal

@@ -13,7 +13,7 @@ from shoal.http.json.msgpack import MSGPACK, has_msgpack
 from shoal.http.json.stream_forms import JsonLinesForm, ServerSentEvents
 from shoal.http.openapi.inputs import BINARY, JSON
 from shoal.http.openapi.schemas import is_response, results_of
-from shoal.http.requests.problem import PROBLEM_JSON
+from shoal.http.requests.problem import KINDS, PROBLEM_JSON
 
 if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
@@ -21,49 +21,6 @@ if TYPE_CHECKING:
     from shoal.http.openapi.schemas import Schema, Schemas
     from shoal.http.openapi.served import ServedEndpoint
 
-
-# The titles of problems, by the default status and the kind.
-PROBLEMS: Final[dict[int, dict[str, str]]] = {
-    400: {
-        "invalid-json": "The body is not JSON",
-        "invalid-msgpack": "The body is not MessagePack",
-        "invalid-form": "The form is not accepted",
-        "invalid-content-coding": "The body is not in its content coding",
-        "invalid-timeout": "The time limit is invalid",
-        "no-such-priority": "There is no such priority",
-    },
-    404: {
-        "not-found": "The path was not found",
-        "no-such-method": "There is no such method",
-    },
-    405: {"method-not-allowed": "The method is not allowed here"},
-    406: {"not-acceptable": "No form of the stream is accepted"},
-    408: {"slow-reader": "The stream was read too slowly"},
-    413: {
-        "body-too-large": "The body is too large",
-        "body-too-fragmented": "The body arrives in too many pieces",
-        "body-too-complex": "The body has too many elements",
-        "item-too-large": "The item is too large",
-    },
-    415: {
-        "unsupported-media-type": "The media type is not supported",
-        "unsupported-content-coding": "The content coding is not supported",
-    },
-    422: {"invalid-item": "The body does not fit the endpoint"},
-    500: {"internal": "The call failed"},
-    503: {
-        "overloaded": "The endpoint is overloaded",
-        "closed": "The endpoint has stopped",
-        "unavailable": "The endpoint has no replica",
-        "replica-died": "The replica that ran the call died",
-        "not-open": "The endpoints are not open",
-        "too-many-incomplete-bodies": "Too many bodies are incomplete",
-    },
-    504: {
-        "deadline-exceeded": "The call was not answered in time",
-        "handler-timeout": "The handler did not end in time",
-    },
-}
 
 WITH_RETRY_AFTER: Final = frozenset({429, 503})
 
@@ -85,10 +42,8 @@ MEANINGS: Final = {
 
 def _titles_of(status: int, overload_status: int) -> dict[str, str]:
     """Returns the titles by kind; the status of an overload is an option."""
-    titles = {k: title for k, title in PROBLEMS.get(status, {}).items() if k != "overloaded"}
-    if status == overload_status:
-        titles["overloaded"] = PROBLEMS[503]["overloaded"]
-    return titles
+    statuses = KINDS | {"overloaded": (overload_status, KINDS["overloaded"][1])}
+    return {kind: title for kind, (one, title) in statuses.items() if one == status}
 
 
 _MEDIA_TYPES: Final = (

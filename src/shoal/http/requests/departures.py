@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
+from shoal.failures.exceptions import ungrouped
 from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.loops.this_loop import parking_of_this_loop
@@ -93,23 +94,15 @@ class Departures:
     @asynccontextmanager
     async def watching(self) -> AsyncGenerator[None]:
         """Watches the clients while the block runs; raises its error outside of a group."""
-        failure: Exception | None = None
-        async with anyio.create_task_group() as tasks:
+        async with ungrouped() as tasks:
             self._parking = parking_of_this_loop()
             tasks.start_soon(self._look, tasks)
             try:
                 yield
-            except Exception as error:
-                failure = error
             finally:
                 self._parking = None
                 self._end_limits(math.inf)
-            tasks.cancel_scope.cancel()
-        try:
-            if failure is not None:
-                raise failure
-        finally:
-            del failure  # its traceback holds this frame
+                tasks.cancel_scope.cancel()
 
     async def _look(self, tasks: TaskGroup) -> None:
         while True:

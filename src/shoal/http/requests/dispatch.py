@@ -18,10 +18,10 @@ from shoal.failures.held import holding
 from shoal.http.requests.departures import Departures
 from shoal.http.requests.exchange import Exchange, IncompleteBodies
 from shoal.http.requests.problem import (
+    Problem,
     Refused,
     explained,
     method_not_allowed,
-    method_unknown,
     not_found,
 )
 from shoal.http.requests.routing import PathMatch, Route
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.requests.problem import Problem
 
 _HOLDING: Final = holding()
 _log: Final = logging.getLogger("shoal.http")
@@ -205,7 +204,7 @@ def _other_route(scope: Scope, routes: Mapping[str, Route] | None) -> Route:
     if method == "OPTIONS":
         return _Methods(routes)
     is_known = method in METHODS or method in ("CONNECT", "QUERY", "TRACE")
-    problem = method_not_allowed(_allowed(routes)) if is_known else method_unknown()
+    problem = method_not_allowed(_allowed(routes)) if is_known else Problem.of("method-unknown")
     return _Refusal(Refused(problem), next(iter(routes.values()), None))
 
 

@@ -27,7 +27,7 @@ import anyio
 
 from shoal.asgi.extensions import DISCONNECT
 from shoal.batching.calls.leaving import CallerLeft
-from shoal.http.requests.problem import Problem, Refused, retry_after, too_large
+from shoal.http.requests.problem import Refused, retry_after, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,10 +54,9 @@ class IncompleteBodies:
         if client is not None:
             self._held_by[client] += size
         if self._held > self._most or self._held_by[client] > self._most_of_one:
-            title = "Too many bodies are incomplete"
             detail = "The server holds no more of them; send the request again."
             retry = retry_after(self._retry_after_s)
-            raise Refused(Problem(503, "too-many-incomplete-bodies", title, detail, retry))
+            raise Refused.of("too-many-incomplete-bodies", detail, retry)
 
     def release(self, client: Any, size: int) -> None:
         self._held -= size
@@ -222,9 +221,8 @@ class Exchange:
                     incomplete.add(client, len(piece))
                     pieces.append(piece)
                     if len(pieces) > _FREE_PIECES + size // _LEAST_BYTES_PER_PIECE:
-                        title = "The body arrives in too many pieces"
                         detail = f"{len(pieces)} pieces for {size} bytes; send larger ones."
-                        raise Refused(Problem(413, "body-too-fragmented", title, detail))
+                        raise Refused.of("body-too-fragmented", detail)
                 if not message.get("more_body", False):
                     return b"".join(pieces)
                 message = await self.receive()

@@ -44,6 +44,39 @@ _LOGGED: Final = "_shoal_was_logged"
 _log: Final = logging.getLogger("shoal.http")
 
 
+# The status and the title of each kind of problem that a request to an endpoint may have.
+KINDS: Final[dict[str, tuple[int, str]]] = {
+    "invalid-json": (400, "The body is not JSON"),
+    "invalid-msgpack": (400, "The body is not MessagePack"),
+    "invalid-form": (400, "The form is not accepted"),
+    "invalid-content-coding": (400, "The body is not in its content coding"),
+    "invalid-timeout": (400, "The time limit is invalid"),
+    "no-such-priority": (400, "There is no such priority"),
+    "not-found": (404, "The path was not found"),
+    "no-such-method": (404, "There is no such method"),
+    "method-not-allowed": (405, "The method is not allowed here"),
+    "not-acceptable": (406, "No form of the stream is accepted"),
+    "slow-reader": (408, "The stream was read too slowly"),
+    "body-too-large": (413, "The body is too large"),
+    "body-too-fragmented": (413, "The body arrives in too many pieces"),
+    "body-too-complex": (413, "The body has too many elements"),
+    "item-too-large": (413, "The item is too large"),
+    "unsupported-media-type": (415, "The media type is not supported"),
+    "unsupported-content-coding": (415, "The content coding is not supported"),
+    "invalid-item": (422, "The body does not fit the endpoint"),
+    "internal": (500, "The call failed"),
+    "method-unknown": (501, "The method is not known here"),
+    "overloaded": (503, "The endpoint is overloaded"),
+    "closed": (503, "The endpoint has stopped"),
+    "unavailable": (503, "The endpoint has no replica"),
+    "replica-died": (503, "The replica that ran the call died"),
+    "not-open": (503, "The endpoints are not open"),
+    "too-many-incomplete-bodies": (503, "Too many bodies are incomplete"),
+    "deadline-exceeded": (504, "The call was not answered in time"),
+    "handler-timeout": (504, "The handler did not end in time"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """The description of a failed request that is sent to its client."""
@@ -57,6 +90,18 @@ class Problem:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     # Further members of the JSON object.
     more: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        detail: str = "",
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        **more: Any,
+    ) -> Problem:
+        """Makes a problem of one of the `KINDS`."""
+        status, title = KINDS[kind]
+        return cls(status, kind, title, detail, headers, more)
 
     def members(self, request_id: str) -> dict[str, Any]:
         members = {
@@ -90,6 +135,12 @@ class Refused(Exception):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.title)
         self.problem = problem
+
+    @classmethod
+    def of(
+        cls, kind: str, detail: str, headers: tuple[tuple[bytes, bytes], ...] = (), **more: Any
+    ) -> Refused:
+        return cls(Problem.of(kind, detail, headers, **more))
 
 
 def explained(error: Exception, settings: HttpOptions, endpoint: str, request_id: str) -> Problem:
@@ -137,30 +188,25 @@ def problem_of(error: Exception, settings: HttpOptions) -> Problem:
         case Refused():
             return error.problem
         case Overloaded():
-            title = "The endpoint is overloaded"
             detail = "Too many requests wait for it already; try again later."
-            return Problem(settings.overload_status, "overloaded", title, detail, retry)
+            problem = Problem.of("overloaded", detail, retry)
+            return replace(problem, status=settings.overload_status)
         case BatcherClosed() | ShutDown():
-            title = "The endpoint has stopped"
-            detail = "It accepts no more calls in this process."
-            return Problem(503, "closed", title, detail, retry)
+            return Problem.of("closed", "It accepts no more calls in this process.", retry)
         case BackendUnavailable():
-            title = "The endpoint has no replica"
             detail = "None is running, and none could be started. Starting is tried again."
-            return Problem(503, "unavailable", title, detail, retry)
+            return Problem.of("unavailable", detail, retry)
         case ReplicaDied():
-            title = "The replica that ran the call died"
-            return Problem(503, "replica-died", title, "The call may be retried.", retry)
+            return Problem.of("replica-died", "The call may be retried.", retry)
         case ItemTooLarge():
             detail = error.limit_exceeded or "It does not fit into any batch."
-            return Problem(413, "item-too-large", "The item is too large", detail)
+            return Problem.of("item-too-large", detail)
         case DeadlineExceeded():
-            return Problem(504, "deadline-exceeded", "The call was not answered in time")
+            return Problem.of("deadline-exceeded")
         case HandlerTimeout():
-            return Problem(504, "handler-timeout", "The handler did not end in time")
+            return Problem.of("handler-timeout")
         case SlowReader():
-            title = "The stream was read too slowly"
-            return Problem(408, "slow-reader", title, "It delayed other requests and was ended.")
+            return Problem.of("slow-reader", "It delayed other requests and was ended.")
         case _:
             return _of_other_error(error, debug=settings.debug)
 
@@ -183,7 +229,7 @@ def _internal(error: Exception, *, debug: bool) -> Problem:
     more: dict[str, Any] = {}
     if debug:
         more["traceback"] = [_printable(line) for line in traceback.format_exception(error)]
-    return Problem(500, "internal", "The call failed", more=more)
+    return Problem.of("internal", **more)
 
 
 def _of_http_exception(error: HTTPException) -> Problem:
@@ -232,18 +278,13 @@ def _printable(text: str) -> str:
 
 
 def not_found() -> Problem:
-    return Problem(404, "not-found", "The path was not found", "No endpoint has this path.")
+    return Problem.of("not-found", "No endpoint has this path.")
 
 
 def method_not_allowed(allowed: list[str]) -> Problem:
     names = ", ".join(allowed)
-    title, detail = "The method is not allowed here", f"This path accepts {names}."
     allow = ((b"allow", names.encode("ascii")),)
-    return Problem(405, "method-not-allowed", title, detail, allow)
-
-
-def method_unknown() -> Problem:
-    return Problem(501, "method-unknown", "The method is not known here")
+    return Problem.of("method-not-allowed", f"This path accepts {names}.", allow)
 
 
 def not_open(settings: HttpOptions) -> Problem:
@@ -252,8 +293,7 @@ def not_open(settings: HttpOptions) -> Problem:
         "The application's lifespan is not running. An application that is mounted in another is "
         'opened by the outer one: Starlette(lifespan=app.lifespan, routes=[Mount("/ml", app=app)]).'
     )
-    retry = retry_after(settings.retry_after_s)
-    return Problem(503, "not-open", "The endpoints are not open", detail, retry)
+    return Problem.of("not-open", detail, retry_after(settings.retry_after_s))
 
 
 def ended(retry_after_s: int) -> Problem:
@@ -273,27 +313,20 @@ def starting(settings: HttpOptions) -> Problem:
 
 def no_such_method() -> Problem:
     # Does not list the existing methods, since clients need not know them.
-    detail = "No method has the name in the header."
-    return Problem(404, "no-such-method", "There is no such method", detail)
+    return Problem.of("no-such-method", "No method has the name in the header.")
 
 
 def invalid_timeout() -> Problem:
     detail = (
         "X-Request-Timeout must be a number of seconds, such as 2.5: digits, with at most one dot."
     )
-    return Problem(400, "invalid-timeout", "The time limit is invalid", detail)
+    return Problem.of("invalid-timeout", detail)
 
 
 def no_such_priority(levels: int) -> Problem:
     detail = f"The priority must be a whole number from 1, the highest, to {levels}."
-    return Problem(400, "no-such-priority", "There is no such priority", detail)
+    return Problem.of("no-such-priority", detail)
 
 
 def too_large(max_bytes: int) -> Refused:
-    detail = f"A request may have a body of at most {max_bytes} bytes."
-    return Refused(Problem(413, "body-too-large", "The body is too large", detail))
-
-
-def unsupported_media_type(detail: str) -> Refused:
-    title = "The media type is not supported"
-    return Refused(Problem(415, "unsupported-media-type", title, detail))
+    return Refused.of("body-too-large", f"A request may have a body of at most {max_bytes} bytes.")

@@ -170,12 +170,7 @@ def _collector_of(target: Any) -> Collector:
         return cast("Collector", found)
     if hasattr(target, "backends") and hasattr(target, "status_now"):
         return ShoalCollector(
-            Sources(
-                lambda: _of_backends(target),
-                lambda: [target.times],
-                StreamTimes(),
-                target.status_now,
-            )
+            Sources(target.statistics, lambda: [target.times], StreamTimes(), target.status_now)
         )
     if hasattr(target, "statistics") and hasattr(target, "name"):
         return ShoalCollector(
@@ -185,9 +180,3 @@ def _collector_of(target: Any) -> Collector:
         "export_metrics() takes a shoal.App, shoal.Controller or shoal.Batcher, not "
         f"{type(target).__name__}"
     )
-
-
-def _of_backends(controller: Any) -> Iterator[tuple[str, str, Any]]:
-    for tag, backend in controller.backends.items():
-        for method, one in backend.method_batchers.items():
-            yield tag, method, one.batcher.statistics()

@@ -26,6 +26,7 @@ from shoal.batching.handlers.batch_results import advice_on
 from shoal.batching.handlers.own_context import HoldLog, HoldLogs, in_own_context
 from shoal.batching.running.stream import Stepping, running_steps
 from shoal.errors import ReplicaNotStarted
+from shoal.failures.exceptions import ungrouped
 from shoal.failures.held import held, shown
 from shoal.failures.hints import constructor_hint
 from shoal.loops.event_loop import holds_ctrl_c
@@ -71,15 +72,12 @@ class LocalReplica(Replica):
         return self._work.is_open
 
     async def serve(self, *, task_status: TaskStatus[Description]) -> None:
-        failure: Exception | None = None
         self._work.parking = parking_of_this_loop()
         self._context = copy_context()  # for the threads, which outlive the calls that need them
-        async with anyio.create_task_group() as self._tasks:
+        async with ungrouped() as self._tasks:
             try:
                 self._has_threads = True
                 await self._live(task_status)
-            except Exception as error:
-                failure = error
             finally:
                 self._work.finish("has ended")
                 self._has_threads = False
@@ -88,11 +86,6 @@ class LocalReplica(Replica):
                     thread.release()
                     if self._work.jobs:
                         thread.abandon()
-        if failure is not None:
-            try:
-                raise failure
-            finally:
-                del failure  # its traceback holds this frame
 
     def stop(self) -> None:
         self._starting.cancel()

@@ -30,6 +30,7 @@ import anyio
 
 from shoal.batching.current import running_batch
 from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.failures.exceptions import ungrouped
 from shoal.failures.hints import constructor_hint
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.code.definition import split_import_path
@@ -97,10 +98,9 @@ class ProcessReplica(Replica):
         where = f"the process of replica {self.tag}"
         conversation = Conversation(worker, where, self.blueprint.options.cancel_grace_s)
         self._worker, self._conversation = worker, conversation
-        failure: Exception | None = None
         beside = Beside()
         try:
-            async with anyio.create_task_group() as tasks:
+            async with ungrouped() as tasks:
                 tasks.start_soon(worker.watch, self._ended)
                 tasks.start_soon(beside.run, worker.stdout.read)
                 tasks.start_soon(beside.run, worker.stderr.read)
@@ -117,8 +117,6 @@ class ProcessReplica(Replica):
                         )
                     task_status.started(self._description)
                     await self._live(worker, conversation)
-                except Exception as error:
-                    failure = error
                 finally:
                     worker.kill()
                     with anyio.CancelScope(shield=True):
@@ -128,11 +126,6 @@ class ProcessReplica(Replica):
             conversation.close()  # first: the event loop must not watch a closed socket
             worker.close()
             self._conversation = None
-        if failure is not None:
-            try:
-                raise failure
-            finally:
-                del failure  # its traceback holds this frame
 
     def stop(self) -> None:
         self._is_stopped = True

@@ -217,18 +217,16 @@ class ReplicaActor:
         self._portal.start_task_soon(work.cancel_scope_if_cancelled)
 
     def reconfigure(self, user_config: Any) -> Answer:
-        try:
-            with self._code_context():
-                self._reconfigure(user_config)
-        except BaseException as error:
-            return None, _convert_error(error)
-        return None, None
+        return self._answer(lambda: self._reconfigure(user_config))
 
     def health(self) -> Answer:
         """Calls the code's ``health()``; the result is None if it has none."""
+        return self._answer(lambda: self._call_hook("health"))
+
+    def _answer(self, function: Callable[[], Any]) -> Answer:
         try:
             with self._code_context():
-                return self._call_hook("health"), None
+                return function(), None
         except BaseException as error:
             return None, _convert_error(error)
 
@@ -246,11 +244,8 @@ class ReplicaActor:
         return found, found.defaults.put_into(load[0])
 
     def _reconfigure(self, user_config: Any) -> None:
-        if self._instance.hook("reconfigure") is None:
-            raise TypeError(
-                f"{self._identity.replica} was given user_config={user_config!r:.80}, but its code "
-                "has no method reconfigure(user_config)"
-            )
+        # Raises TypeError if the code has no such hook.
+        self._instance.reconfigure_hook(user_config, self._identity.replica)
         self._call_hook("reconfigure", user_config)
 
     def _call_hook(self, name: str, *args: Any) -> Any:

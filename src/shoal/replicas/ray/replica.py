@@ -28,6 +28,7 @@ import anyio.to_thread
 
 from shoal.batching.current import running_batch
 from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.failures.exceptions import ungrouped
 from shoal.failures.hints import constructor_hint
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Replica
@@ -119,9 +120,8 @@ class RayReplica(Replica):
 
     async def serve(self, *, task_status: TaskStatus[Description]) -> None:
         link = self._link
-        failure: Exception | None = None
         try:
-            async with anyio.create_task_group() as tasks:
+            async with ungrouped() as tasks:
                 try:
                     description = await self._start(tasks)
                     self._is_ready = True
@@ -130,18 +130,12 @@ class RayReplica(Replica):
                     if link.end is None:
                         await self._close()
                     if link.end is not None:
-                        failure = link.died()
-                except Exception as error:
-                    failure = error
-                self._beside.end()
+                        raise link.died()
+                finally:
+                    self._beside.end()
         finally:
             link.finish("was stopped" if self._was_stopped else "was cancelled")
             await link.wait_gone()
-        if failure is not None:
-            try:
-                raise failure
-            finally:
-                del failure  # its traceback holds this frame
 
     def stop(self) -> None:
         self._was_stopped = True

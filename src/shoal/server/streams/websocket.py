@@ -23,7 +23,7 @@ from wsproto.frame_protocol import CloseReason
 
 from shoal.asgi.guard import BadRequest
 from shoal.asgi.header_check import FRAMING, check_headers
-from shoal.server.log_errors import contained, log_failure
+from shoal.server.log_errors import contained
 from shoal.server.streams.call import AppCall, scope_of
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def check_handshake(parser: HeadParser) -> None:
 
 
 class WebSocketCall(AppCall):
-    offered = (*AppCall.offered, "when_draining", "when_received", "send_texts")
+    offered = (*AppCall.offered, "when_draining", "send_texts")
 
     def __init__(self, wire: Wire, parser: HeadParser, key: bytes = b"") -> None:
         lost = CloseReason.ABNORMAL_CLOSURE.value
@@ -71,7 +71,6 @@ class WebSocketCall(AppCall):
         self._size = 0  # bytes of these messages
         self._message: StringIO | BytesIO | None = None  # an incomplete message
         self._has_input_ended = False
-        self._take: Callable[[Message], bool] | None = None
         self._on_drain: Callable[[], object] | None = None
 
     def scope(self, version: str, parser: HeadParser) -> Scope:
@@ -209,19 +208,8 @@ class WebSocketCall(AppCall):
             self._message = None
             kinds: dict[str, Any] = {"bytes": None, "text": None}
             kinds["text" if is_text else "bytes"] = data
-            self._pass_on({"type": "websocket.receive", **kinds}, len(data))
-
-    def _pass_on(self, message: Message, size: int) -> None:
-        try:
-            is_taken = self._take is not None and self._take(message)
-        except Exception as error:
-            log_failure(error, "the application failed on a message of a WebSocket")
-            self._wire.reset()
-            self.disconnected()
-            return
-        if not is_taken:
-            self._messages.append(message)
-            self._size += size
+            self._messages.append({"type": "websocket.receive", **kinds})
+            self._size += len(data)
             self._changed.signal()
 
     @override
@@ -312,7 +300,7 @@ class WebSocketCall(AppCall):
 
     @override
     def _end(self) -> None:
-        self._take = self._on_drain = None
+        self._on_drain = None
         if self._frames is None:
             super()._end()
         elif self.is_open:
@@ -328,10 +316,6 @@ class WebSocketCall(AppCall):
         self._on_drain = callback
         if callback is not None and self._shared.is_draining:
             callback()
-
-    def when_received(self, take: Callable[[Message], bool] | None) -> None:
-        """Sets a function that each message is offered to; it is queued if False."""
-        self._take = take
 
     async def send_texts(self, texts: Iterable[bytes]) -> None:
         """Sends several messages at once, each valid UTF-8."""

@@ -10,6 +10,7 @@ before it is known where the code runs. So each call looks up the controller's o
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -170,26 +171,9 @@ class ChildSyncHandle(BlockingHandle):
         ]
         return self._handle.channel.call_all(calls, return_exceptions=return_exceptions)
 
-    def stream(self, *args: Any, **kwargs: Any) -> ChildSyncStream:
+    def stream(self, *args: Any, **kwargs: Any) -> closing[Generator[Any]]:
         call = self._handle.call_out(args, kwargs, stream=True)
-        return ChildSyncStream(self._handle.channel.stream(call))
-
-
-class ChildSyncStream:
-    def __init__(self, results: Generator[Any]) -> None:
-        self._results = results
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._results.close()
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._results)
+        return closing(self._handle.channel.stream(call))
 
 
 class InsideClient:

@@ -8,6 +8,7 @@ side. The text names its own class.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import json
 import re
@@ -142,32 +143,23 @@ def _text_of(value: Any) -> Any:
         return repr(value)
 
 
+# Errors of these classes do not leave their process.
+_LOCAL: Final = (errors.ShoalError, errors.HttpProblem, errors.LifespanFailed)
+
+
+def _kind(cls: type[Exception]) -> str:
+    if cls is errors.BatcherClosed:
+        return "closed"
+    return re.sub("(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
+
+
+_OURS: Final = [
+    cls
+    for cls in vars(errors).values()
+    if isinstance(cls, type) and issubclass(cls, errors.ShoalError) and cls not in _LOCAL
+]
 KINDS: Final[Mapping[str, type[Exception]]] = {
-    "backend-unavailable": errors.BackendUnavailable,
-    "closed": errors.BatcherClosed,
-    "deadline-exceeded": errors.DeadlineExceeded,
-    "handler-failed": errors.HandlerFailed,
-    "handler-timeout": errors.HandlerTimeout,
-    "in-use": errors.InUse,
-    "item-too-large": errors.ItemTooLarge,
-    "name-taken": errors.NameTaken,
-    "no-such-name": errors.NoSuchName,
-    "not-allowed": errors.NotAllowed,
-    "not-durable": errors.NotDurable,
-    "not-enough-gpus": errors.NotEnoughGpus,
-    "not-open": errors.NotOpen,
-    "overloaded": errors.Overloaded,
-    "replica-died": errors.ReplicaDied,
-    "replica-not-started": errors.ReplicaNotStarted,
-    "shut-down": errors.ShutDown,
-    "slow-reader": errors.SlowReader,
-    "state-refused": errors.StateRefused,
-    "type-error": TypeError,
-    "unfinished": errors.Unfinished,
-    "value-error": ValueError,
-    "would-deadlock": errors.WouldDeadlock,
-    "wrong-batch-size": errors.WrongBatchSize,
-    "wrong-result-type": errors.WrongResultType,
+    _kind(cls): cls for cls in (*_OURS, TypeError, ValueError)
 }
 
 RAISED: Final = "raised"
@@ -175,31 +167,13 @@ RAISED: Final = "raised"
 
 _KIND_OF: Final = {cls: kind for kind, cls in KINDS.items()}
 _BUILTINS: Final[Mapping[str, type[Exception]]] = {
-    cls.__name__: cls
-    for cls in (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        BufferError,
-        ConnectionError,
-        EOFError,
-        FileNotFoundError,
-        ImportError,
-        IndexError,
-        KeyError,
-        LookupError,
-        MemoryError,
-        NameError,
-        NotImplementedError,
-        OSError,
-        OverflowError,
-        PermissionError,
-        RecursionError,
-        RuntimeError,
-        TimeoutError,
-        TypeError,
-        ValueError,
-        ZeroDivisionError,
+    name: getattr(builtins, name)
+    for name in (
+        *("ArithmeticError", "AssertionError", "AttributeError", "BufferError", "ConnectionError"),
+        *("EOFError", "FileNotFoundError", "ImportError", "IndexError", "KeyError", "LookupError"),
+        *("MemoryError", "NameError", "NotImplementedError", "OSError", "OverflowError"),
+        *("PermissionError", "RecursionError", "RuntimeError", "TimeoutError", "TypeError"),
+        *("ValueError", "ZeroDivisionError"),
     )
 }
 
@@ -263,10 +237,6 @@ def _more(error: Exception) -> Mapping[str, Any]:
         case errors.WrongBatchSize():
             return {"expected": error.expected, "got": error.got}
         case errors.ReplicaDied():
-            return {
-                "exit_code": error.exit_code,
-                "signal": error.signal,
-                "last_lines": error.last_lines,
-            }
+            return {name: getattr(error, name) for name in ("exit_code", "signal", "last_lines")}
         case _:
             return {}

@@ -34,8 +34,9 @@ from shoal.serving.names import DEFAULT_METHODS, checked_methods, checked_route,
 from shoal.serving.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from shoal.core.counters import BatcherStatistics
     from shoal.core.request_times import RequestTimes
     from shoal.replicas.code.endpoint_call import CallOut, HandleOptions
     from shoal.replicas.contract import Replica
@@ -155,6 +156,12 @@ class Controller(Client):
     async def restart_backend(self, tag: str) -> None:
         async with self._backends.changing(tag) as backend:
             await restart(backend)
+
+    def statistics(self) -> Iterator[tuple[str, str, BatcherStatistics]]:
+        """Yields the backend, the method and the statistics of each batcher."""
+        for tag, backend in self.backends.items():
+            for method, method_batcher in backend.method_batchers.items():
+                yield tag, method, method_batcher.batcher.statistics()
 
     async def get_backend_config(self, tag: str) -> BackendConfig:
         self.check_open()

@@ -16,8 +16,7 @@ from shoal.replicas.code.definition import Definition
 from shoal.serving.config.config import BackendConfig, durable_options
 from shoal.serving.state.records import (
     BackendRecord,
-    DeletedBackend,
-    DeletedEndpoint,
+    Deleted,
     EndpointRecord,
     ShadowRecord,
 )
@@ -82,7 +81,7 @@ class Journal:
             await self._write(_declared(tag, code, config))
 
     async def delete_backend(self, tag: str) -> None:
-        await self._write(DeletedBackend(tag, declared_backend(tag) in self._of_program))
+        await self._write(Deleted("backend", tag, declared_backend(tag) in self._of_program))
 
     async def put_endpoint(
         self,
@@ -109,7 +108,7 @@ class Journal:
         await self._write(declared)
 
     async def delete_endpoint(self, name: str) -> None:
-        await self._write(DeletedEndpoint(name, declared_endpoint(name) in self._of_program))
+        await self._write(Deleted("endpoint", name, declared_endpoint(name) in self._of_program))
 
     async def restored(self) -> Restored:
         if self._state is None:

@@ -21,12 +21,19 @@ from shoal.serving.names import found
 from shoal.serving.status import EndpointStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shoal.core.traffic import Traffic
     from shoal.serving.backends.backend import Backend
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoints.shadow import ShadowFlow
+
+
+def known_among(backends: Iterable[Backend]) -> Iterator[tuple[Backend, MethodBatcher]]:
+    for backend in backends:
+        if (method_batcher := backend.method_batchers.get("__call__")) is not None:
+            yield backend, method_batcher
+
 
 MOST_HELD: Final = 1024
 """The most requests that wait at an endpoint for traffic, or for a first replica to be ready."""
@@ -63,6 +70,10 @@ class Endpoint:
 
     def backends(self) -> list[Backend]:
         return list(self._backends.values())
+
+    def known(self) -> tuple[Backend, MethodBatcher] | None:
+        """Returns the first backend whose code is known, and the batcher of its calls."""
+        return next(known_among(self.backends()), None)
 
     def close(self, gone: Exception) -> None:
         """Fails waiting and further requests with copies of `gone`."""

@@ -37,8 +37,7 @@ from shoal.serving.config.json import encoded
 from shoal.serving.state.records import (
     BackendRecord,
     DeclaredState,
-    DeletedBackend,
-    DeletedEndpoint,
+    Deleted,
     EndpointRecord,
 )
 
@@ -107,7 +106,7 @@ def read(database: Connection) -> DeclaredState:
         checksums[kind, name] = checksum
         try:
             if kind == _BACKEND:
-                backends[name] = BackendRecord.of(name, json.loads(body))
+                backends[name] = BackendRecord(tag=name, **json.loads(body))
             elif kind == _ENDPOINT:
                 endpoints[name] = EndpointRecord.of(name, json.loads(body))
             elif kind not in _GONE.values():
@@ -133,10 +132,10 @@ def write(database: Connection, changes: Iterable[Change]) -> None:
                 _put(database, _BACKEND, change.tag, change.body())
             case EndpointRecord():
                 _put(database, _ENDPOINT, change.name, change.body())
-            case DeletedBackend():
-                _delete(database, _BACKEND, change.tag, is_declared=change.is_declared)
-            case DeletedEndpoint():
-                _delete(database, _ENDPOINT, change.name, is_declared=change.is_declared)
+            case Deleted():
+                _forget(database, change.kind, change.name)
+                if change.is_declared:
+                    _write_row(database, _GONE[change.kind], change.name, encoded({}))
     rows = database.execute("SELECT kind, name, checksum FROM declared").fetchall()
     checksums = {(kind, name): checksum for kind, name, checksum in rows}
     database.execute("UPDATE header SET contents_checksum = ?", (_all_of(checksums),))
@@ -145,12 +144,6 @@ def write(database: Connection, changes: Iterable[Change]) -> None:
 def _put(database: Connection, kind: str, name: str, body: Mapping[str, Any]) -> None:
     _forget(database, _GONE[kind], name)
     _write_row(database, kind, name, encoded(body))
-
-
-def _delete(database: Connection, kind: str, name: str, *, is_declared: bool) -> None:
-    _forget(database, kind, name)
-    if is_declared:
-        _write_row(database, _GONE[kind], name, encoded({}))
 
 
 def _write_row(database: Connection, kind: str, name: str, text: str) -> None:

@@ -6,7 +6,7 @@ A value that does not survive JSON raises `NotDurable`.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from shoal.errors import NotDurable
 from shoal.serving.config.json import exact_json
@@ -35,16 +35,6 @@ class BackendRecord:
 
     def body(self) -> dict[str, Any]:
         return _without(asdict(self), "tag")
-
-    @classmethod
-    def of(cls, tag: str, body: Any) -> BackendRecord:
-        return cls(
-            tag=tag,
-            import_path=body["import_path"],
-            init_args=tuple(body["init_args"]),
-            init_kwargs=body["init_kwargs"],
-            config=body["config"],
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,30 +69,20 @@ class EndpointRecord:
 
     @classmethod
     def of(cls, name: str, body: Any) -> EndpointRecord:
-        return cls(
-            name=name,
-            route=body["route"],
-            methods=tuple(body["methods"]),
-            traffic=body["traffic"],
-            shadows={backend: ShadowRecord(**one) for backend, one in body["shadows"].items()},
-        )
+        shadows = {backend: ShadowRecord(**one) for backend, one in body["shadows"].items()}
+        values: dict[str, Any] = {**body, "shadows": shadows}
+        return cls(name=name, **values)
 
 
 @dataclass(frozen=True)
-class DeletedBackend:
-    tag: str
-    # Whether a program declares it, which must not create it again.
-    is_declared: bool = False
-
-
-@dataclass(frozen=True)
-class DeletedEndpoint:
+class Deleted:
+    kind: Literal["backend", "endpoint"]
     name: str
     # Whether a program declares it, which must not create it again.
     is_declared: bool = False
 
 
-Change: TypeAlias = BackendRecord | EndpointRecord | DeletedBackend | DeletedEndpoint
+Change: TypeAlias = BackendRecord | EndpointRecord | Deleted
 
 
 @dataclass(frozen=True, kw_only=True)
