@@ -1,5 +1,6 @@
 """Responses that Starlette's middleware compresses, as clients of a server read them."""
 
+import inspect
 import zlib
 
 import anyio
@@ -59,7 +60,11 @@ def asking(server):
     return httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False)
 
 
+CAN_EXCLUDE = "exclude_content_types" in inspect.signature(GZipMiddleware).parameters
+
+
 # Heartbeats come while the stream is held, and must be compressed as the items are.
+@pytest.mark.skipif(not CAN_EXCLUDE, reason="this Starlette holds pieces back")
 @pytest.mark.parametrize("workers", [None, 1])
 @pytest.mark.parametrize(
     ("accept", "excluded", "coding"),
