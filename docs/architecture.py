@@ -99,7 +99,7 @@ def package_boxes(package: str, within: Graph, top: float) -> tuple[list[str], f
     for name, others in sorted(drawn.items()):
         parts += [line(places[name], places[other]) for other in sorted(others)]
     for name, (x, y, wide) in places.items():
-        kind = "folder" if (PACKAGE / name.replace(".", "/")).is_dir() else "file"
+        kind = "folder" if (PACKAGE / name.replace(".", "/") / "__init__.py").exists() else "file"
         parts.append(
             f'<rect class="{kind}" x="{x:.0f}" y="{y:.0f}" width="{wide:.0f}" height="{CHIP}" '
             f'rx="4"/><text x="{x + wide / 2:.0f}" y="{y + 16:.0f}" text-anchor="middle">'
