@@ -79,8 +79,8 @@ OF_OTHERS = {
     "jsonschema": ["http/openapi/test_openapi_forms.py"],
     "limits": ["examples/test_access.py"],
     "openai": [
-        "http/openai/test_openai_clients.py",
-        "http/openai/test_openai_on_other_servers.py",
+        "http/openai_api/test_openai_clients.py",
+        "http/openai_api/test_openai_on_other_servers.py",
         "examples/test_served_language_model.py",
     ],
     "openapi_spec_validator": ["http/openapi/test_openapi.py"],

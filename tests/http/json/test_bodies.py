@@ -319,6 +319,10 @@ def part(name=b"file", data=b"abc", more=b""):
     return b'Content-Disposition: form-data; name="%b"%b\r\n\r\n%b' % (name, more, data)
 
 
+# Earlier versions of Starlette leave it open where a form is malformed.
+leaves_its_stream = pytest.mark.filterwarnings("ignore:.*Request.stream")
+
+
 def forms():
     """Forms for ``/upload``, and their statuses."""
     yield form(part(more=b'; filename="../../x"')), 200
@@ -333,6 +337,7 @@ def forms():
     yield form(part(data=b"a" * (MIB + 1))), 400  # a field, and not a file
 
 
+@leaves_its_stream
 @pytest.mark.one_loop
 @pytest.mark.parametrize(("body", "status"), [*forms()], ids=range(10))
 async def test_forms_are_bounded_and_well_formed(app, body, status, caplog):
@@ -343,6 +348,7 @@ async def test_forms_are_bounded_and_well_formed(app, body, status, caplog):
     assert caplog.records == []  # else a client could fill the log
 
 
+@leaves_its_stream
 @pytest.mark.one_loop
 @pytest.mark.parametrize("boundary", ["", "; boundary=", '; boundary=""', "; boundary=" + "b" * 71])
 async def test_a_form_needs_a_boundary(app, boundary):
