@@ -720,6 +720,18 @@ async def test_a_change_of_a_running_backend_is_obeyed(module):
 
 
 @pytest.mark.real_time
+async def test_a_protocol_that_has_called_a_backend_is_refused_once_it_decodes(module):
+    app = shoal.App(protocols=["oip"])
+    app.backend("b", "converting:same")
+    app.route("x", backend="b", path="/x")
+    tensor = {"name": "items", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+    async with app.lifespan():
+        assert (await ask(app, "/v2/models/x/infer", {"inputs": [tensor]})).status == 200
+        await app.controller.update_backend_config("b", {"decode": "converting:text"})
+        assert (await ask(app, "/v2/models/x/infer", {"inputs": [tensor]})).status == 400
+
+
+@pytest.mark.real_time
 async def test_a_state_file_keeps_import_paths(module, tmp_path):
     config = {"decode": "converting:user", "encode": "converting:shout"}
     async with shoal.start(state=tmp_path / "state.db") as client:

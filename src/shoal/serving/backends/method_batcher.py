@@ -63,7 +63,7 @@ class MethodBatcher:
         observers: Observers,
     ) -> None:
         self.method = method
-        self.converters = converters
+        self.convert_with(converters)
         self._handler = handler
         self._room = PoolRoom(pool, 1)
         self.batcher: Batcher[Any] = Batcher(
@@ -77,15 +77,15 @@ class MethodBatcher:
 
     def made_by(self, make: Callable[[Signature], T]) -> T:
         """Returns what `make` returns for the signature of a call, cached by `make`."""
+        if self.decodes:
+            raise TypeError("its items are made by its decode function, from HTTP requests")
         made: T | None = self._made.get(make)
         if made is None:
-            if self.decodes:
-                raise TypeError("its items are made by its decode function, from HTTP requests")
             made = self._made[make] = make(self.batcher.signature)
         return made
 
     def made_of_results(self, make: Callable[[Signature], T]) -> T:
-        """Returns what a function makes of the signature without parameters, once for all."""
+        """Returns the same for the signature without parameters, which says what results are."""
         made: T | None = self._made.get((make,))
         if made is None:
             signature = self.batcher.signature.replace(parameters=())
@@ -95,12 +95,8 @@ class MethodBatcher:
     def convert_with(self, converters: Converters | None) -> None:
         """Changes the functions between HTTP and the method."""
         self.converters = converters
-        self._made = {}
-
-    @property
-    def decodes(self) -> bool:
-        """Whether a function of the backend makes the items of HTTP requests."""
-        return self.converters is not None and self.converters.decode is not None
+        # Whether only HTTP requests make items, with the function of the backend.
+        self.decodes = converters is not None and converters.decode is not None
 
     def check(self, options: dict[str, Any]) -> None:
         """Raises `TypeError` or `ValueError` for options that can't be applied."""
