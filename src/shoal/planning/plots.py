@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shoal.core.simulation.results import Simulation
-    from shoal.planning.measuring import Measured
+    from shoal.planning.recordings import MeasuredRunTimes
     from shoal.planning.tuning import Candidate, Search
 
 # Readable on white and on black.
@@ -139,7 +139,7 @@ def _draw_sizes(axes: Any, simulation: Simulation) -> None:
 
 
 def plot_tuning(
-    measured: Measured, search: Search, candidates: Sequence[Candidate], path: Path
+    measured: MeasuredRunTimes, search: Search, candidates: Sequence[Candidate], path: Path
 ) -> None:
     """Draws the run times with their fit, and the p99 of all candidates with the target."""
     figure = _new_figure(11)
@@ -149,7 +149,7 @@ def plot_tuning(
     figure.savefig(path, dpi=110)
 
 
-def _draw_run_times(axes: Any, measured: Measured) -> None:
+def _draw_run_times(axes: Any, measured: MeasuredRunTimes) -> None:
     sizes = list(measured.runs_s)
     for size, runs_s in measured.runs_s.items():
         label = "runs" if size == sizes[0] else None

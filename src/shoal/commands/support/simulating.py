@@ -88,10 +88,10 @@ class Comparison:
         """The caveats of the result."""
         remarks = list(self._remarks)
         handler = self._handler
-        if isinstance(handler, MeasuredRunTimes) and self._largest > _FAR * handler.sizes[-1]:
+        if isinstance(handler, MeasuredRunTimes) and self._largest > _FAR * max(handler.runs_s):
             remarks.append(
                 f"Batches of up to {self._largest:g} are simulated, but none larger than "
-                f"{handler.sizes[-1]:g} was measured: longer run times are a guess."
+                f"{max(handler.runs_s):g} was measured: longer run times are a guess."
             )
         return remarks
 
