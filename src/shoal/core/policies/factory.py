@@ -10,7 +10,7 @@ from shoal.core.policies.adaptive import AdaptiveRule
 from shoal.core.policies.buckets import Buckets
 from shoal.core.policies.ranked import Ranked, rank_of
 from shoal.core.policies.rule import Guarded, SizeOrWait
-from shoal.core.policies.sizing import sizing_of, window_of
+from shoal.core.policies.sizing import Window, sizing_of
 from shoal.core.policy import BatchPolicy
 
 if TYPE_CHECKING:
@@ -63,12 +63,11 @@ def policy_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule
         return SizeOrWait(options)
     rank = rank_of(options)
     sizing = sizing_of(options, model, adaptive)
-    window = window_of(options, adaptive)
+    window = Window(options, adaptive)
     numbers = count(1)
 
     def one_bucket() -> Ranked:
-        by_level = options.order == "arrival"
-        return Ranked(rank, sizing, window, adaptive, numbers, by_level=by_level)
+        return Ranked(rank, sizing, window, adaptive, numbers)
 
     if options.bucket_by is None and options.priority_mixing == "merge":
         return one_bucket()
