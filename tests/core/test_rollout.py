@@ -218,13 +218,13 @@ class RolloutMachine(RuleBasedStateMachine):
     @rule(data=st.data(), succeeds=st.sampled_from([True, True, False]))
     def start_ends(self, data: st.DataObject, succeeds: bool) -> None:
         life = data.draw(st.sampled_from(self.of(LifeState.STARTING)))
-        life.on("ready" if succeeds else "start_failed")
+        life.on("ready" if succeeds else "ended")
         self.forget_those_that_are_over()
 
     @precondition(lambda self: self.of(LifeState.READY))
     @rule(data=st.data())
     def dies(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from(self.of(LifeState.READY))).on("died")
+        data.draw(st.sampled_from(self.of(LifeState.READY))).on("ended")
         self.floor = max(0, self.floor - 1)
         self.forget_those_that_are_over()
 
