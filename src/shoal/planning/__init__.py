@@ -1,8 +1,8 @@
 """Planning: predicts latencies and batch sizes for given options and traffic.
 
-`simulate` runs the rules that form batches over synthetic or recorded traffic, in virtual time, and
-`plot` draws the result. ``shoal simulate`` and ``shoal tune`` do so on the command line. Names are
-imported on first use, as in `shoal`.
+`simulate` runs the rules that form batches over synthetic or recorded traffic, in virtual time.
+``shoal simulate`` and ``shoal tune`` do so on the command line. Names are imported on first use, as
+in `shoal`.
 """
 
 from typing import TYPE_CHECKING
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         Simulation,
     )
     from shoal.core.simulation.simulate import simulate
-    from shoal.planning.plots import plot
     from shoal.planning.traces import Recording, bursty, constant, diurnal, poisson, read_trace
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "bursty",
     "constant",
     "diurnal",
-    "plot",
     "poisson",
     "read_trace",
     "simulate",
@@ -53,7 +51,6 @@ _WHERE = {
     "bursty": "shoal.planning.traces",
     "constant": "shoal.planning.traces",
     "diurnal": "shoal.planning.traces",
-    "plot": "shoal.planning.plots",
     "poisson": "shoal.planning.traces",
     "read_trace": "shoal.planning.traces",
     "simulate": "shoal.core.simulation.simulate",
