@@ -19,24 +19,24 @@ Mix: TypeAlias = tuple[str, str, str, Callable[[Options], bool]]
 
 def _with(first: str, second: str, why: str, *, unless: str = "") -> Mix:
     def meets(options: Options) -> bool:
-        both = _is_set(options, first) and _is_set(options, second)
-        return both and not (unless and _is_set(options, unless))
+        both = is_set(options, first) and is_set(options, second)
+        return both and not (unless and is_set(options, unless))
 
     return first, second, why, meets
 
 
 def _without(first: str, second: str, why: str) -> Mix:
-    return first, second, why, lambda o: _is_set(o, first) and not _is_set(o, second)
+    return first, second, why, lambda o: is_set(o, first) and not is_set(o, second)
 
 
-def _is_set(options: Options, name: str) -> bool:
+def is_set(options: Options, name: str) -> bool:
     field, value = options.__dataclass_fields__[name], getattr(options, name)
     if field.default is MISSING:  # a table
         return bool(value)
     return value is not None if field.default is None else bool(value != field.default)
 
 
-def _sets_windows(options: Options) -> bool:
+def sets_windows(options: Options) -> bool:
     policies = [*options.queue_policies.values(), options.default_queue_policy]
     return any(p is not None and p.batch_wait_timeout_s is not SAME for p in policies)
 
@@ -67,7 +67,7 @@ _REFUSED: Final[tuple[Mix, ...]] = (
         "adaptive",
         "queue_policies",
         "the wait is chosen against the target; leave batch_wait_timeout_s out of the policies",
-        lambda o: _is_set(o, "adaptive") and _sets_windows(o),
+        lambda o: is_set(o, "adaptive") and sets_windows(o),
     ),
     _with(
         "adaptive",
@@ -112,13 +112,13 @@ _REFUSED: Final[tuple[Mix, ...]] = (
         "max_queued_requests",
         "bucket_by",
         "an idle slot takes one key's requests, so how many can start now depends on their keys",
-        lambda o: o.max_queued_requests == 0 and _is_set(o, "bucket_by"),
+        lambda o: o.max_queued_requests == 0 and is_set(o, "bucket_by"),
     ),
     (
         "max_queued_requests",
         "priority_mixing",
         "an idle slot takes one level's requests, so what can start now depends on their levels",
-        lambda o: o.max_queued_requests == 0 and _is_set(o, "priority_mixing"),
+        lambda o: o.max_queued_requests == 0 and is_set(o, "priority_mixing"),
     ),
     *(
         _with("policy", other, "the policy alone decides how batches are formed")
@@ -159,9 +159,9 @@ def refused_fill(fill: str, options: Options) -> str | None:
     if fill == "continuous":
         refused |= _REFUSED_FOR_CONTINUOUS
     for name, why in refused.items():
-        if _is_set(options, name):
+        if is_set(options, name):
             return f"fill={fill!r} and {name}={getattr(options, name)!r} do not go together: {why}"
-    if _sets_windows(options):
+    if sets_windows(options):
         return f"fill={fill!r} has one window for all levels; leave it out of the queue policies"
     return None
 
