@@ -23,13 +23,6 @@ def test_only_equal_keys_share_a_batch_and_the_oldest_request_leads() -> None:
     assert batches == [[requests[0], requests[4]], requests[1:3], [requests[3]]]
 
 
-def test_a_full_bucket_does_not_wait_for_an_older_one() -> None:
-    old, *full = new(0, key="a"), new(1, key="b"), new(1, key="b")
-    former = queue(old, *full, batch_wait_timeout_s=9, **KEYS)
-    assert take(former, 1.0) == full
-    assert former.decide(1.0).until == 9  # type: ignore[union-attr]
-
-
 def test_of_those_that_are_due_the_oldest_goes_first_full_or_not() -> None:
     old, *full = new(0, key="a"), new(1, key="b"), new(1, key="b")
     former = queue(old, *full, batch_wait_timeout_s=5, **KEYS)
@@ -55,12 +48,6 @@ def test_a_bucket_is_led_by_whoever_has_the_best_rank() -> None:
     admit(former, better)
     assert take(former, 9.0) == [requests[1]]
     assert take(former, 9.0) == [better, requests[0]]
-
-
-def test_levels_apart_share_no_batch() -> None:
-    requests = [new(n, priority=level) for n, level in enumerate((2, 1, 2))]
-    former = queue(*requests, priority_levels=2, priority_mixing="isolate")
-    assert [take(former, 9.0), take(former, 9.0)] == [[requests[1]], [requests[0], requests[2]]]
 
 
 @pytest.mark.parametrize("how", ["leaves", "comes"])

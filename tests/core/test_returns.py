@@ -116,8 +116,7 @@ def test_a_batch_that_is_due_waits_until_all_are_back():
     loop = Loop()
     assert loop.learn() == 4
     loop.come(1)
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
+    wait = loop.wait()
     assert wait.wake_at == 4
     assert wait.until is not None
     ended_at = loop.now - 0.0001
@@ -130,11 +129,9 @@ def test_it_waits_no_longer_than_they_take():
     loop = Loop()
     loop.learn()
     loop.come(2)
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
-    assert wait.until is not None
+    wait = loop.wait()
     loop.now = math.nextafter(wait.until, 0)
-    assert isinstance(loop.decide(), Wait)
+    loop.wait()
     loop.now = wait.until
     assert loop.decide() == Dispatch(2, REGATHER)
 
@@ -143,8 +140,7 @@ def test_a_full_batch_does_not_wait():
     loop = Loop(max_batch_size=4)
     loop.learn()
     loop.come(2)
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
+    wait = loop.wait()
     assert wait.wake_at == 4
     loop.come(2)
     assert loop.decide() == Dispatch(4, DispatchReason.FULL)
@@ -154,7 +150,7 @@ def test_a_batch_that_is_full_by_its_costs_does_not_wait():
     loop = Loop(batch_size_fn=lambda item: 1.0)
     loop.learn()
     loop.come(1)
-    assert isinstance(loop.decide(), Wait)
+    loop.wait()
     heavy = new(loop.now, cost=7)
     assert loop.former.admit(heavy).ring
     assert loop.decide() == Dispatch(2, DispatchReason.FULL)
@@ -165,7 +161,7 @@ def test_one_more_does_not_wake_the_slot(priority_levels):
     loop = Loop(priority_levels=priority_levels)
     loop.learn()
     loop.come(1)
-    assert isinstance(loop.decide(), Wait)
+    loop.wait()
     second, third, fourth = [new(loop.now) for _ in range(3)]
     assert [loop.former.admit(one).ring for one in (second, third, fourth)] == [False, False, True]
 
@@ -178,7 +174,7 @@ def test_a_flush_and_a_drain_do_not_wait():
         loop = Loop()
         loop.learn()
         loop.come(1)
-        assert isinstance(loop.decide(), Wait)
+        loop.wait()
         act(loop.former)
         assert loop.decide() == Dispatch(1, reason)
 
@@ -199,8 +195,7 @@ def test_a_caller_who_left_is_not_expected():
     del loop.batches[batch]
     loop.former.regathering.ended(batch.members, 1, loop.now, loop.former.calls, 0)
     loop.come(1)
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
+    wait = loop.wait()
     assert wait.wake_at == 2
 
 
@@ -209,7 +204,7 @@ def test_nobody_who_has_left_keeps_the_slot_waiting():
     loop.learn()
     requests = [new(loop.now) for _ in range(2)]
     admit(loop.former, *requests)
-    assert isinstance(loop.decide(), Wait)
+    loop.wait()
     for request in requests:
         loop.former.leave(request)
     assert loop.decide() == Wait(None, 1)
@@ -229,7 +224,7 @@ def test_an_urgent_request_ends_the_wait_of_others():
     loop = Loop()
     loop.learn()
     loop.come(1, deadline=loop.now + 60)
-    assert isinstance(loop.decide(), Wait)
+    loop.wait()
     calm, urgent = new(loop.now, deadline=loop.now + 60), new(loop.now, deadline=loop.now + 1.06)
     assert not loop.former.admit(calm).ring
     loop.former.overdue.watch(calm)
@@ -242,14 +237,11 @@ def test_a_request_that_will_be_urgent_ends_the_wait_earlier():
     loop = Loop()
     loop.learn()
     loop.come(1)
-    unhurried = loop.decide()
-    assert isinstance(unhurried, Wait)
-    assert unhurried.until is not None
+    unhurried = loop.wait()
     lead_s = loop.former.pressures.lead_s(4)  # of the batch that it would be
     assert lead_s is not None
     loop.come(1, deadline=unhurried.until - 0.0003 + lead_s)
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
+    wait = loop.wait()
     assert wait.until == pytest.approx(unhurried.until - 0.0003)
 
 
@@ -340,7 +332,7 @@ def test_it_can_be_changed_while_running():
     loop = Loop()
     loop.learn()
     loop.come(1)
-    assert isinstance(loop.decide(), Wait)
+    loop.wait()
     loop.former.change(loop.former.options.changed({"regather": False}), lambda request: None)
     assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
     loop.former.change(loop.former.options.changed({"regather": True}), lambda request: None)
@@ -352,8 +344,7 @@ def test_a_window_that_is_longer_than_the_return_ends_as_before():
     loop.learn()
     loop.come(1)
     came_at = loop.now
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
+    wait = loop.wait()
     assert wait.until == came_at + 0.01
     loop.now = wait.until
     assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
@@ -385,8 +376,7 @@ def test_only_the_share_that_comes_back_is_expected():
     loop = Loop()
     assert loop.learn(20, away=2) == 4
     loop.come(1)
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
+    wait = loop.wait()
     assert wait.wake_at == 2 + 2
 
 
@@ -395,8 +385,7 @@ def test_the_order_in_a_batch_does_not_matter():
     loop.in_order = False
     loop.learn(away=1)
     loop.come(1)
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
+    wait = loop.wait()
     assert wait.wake_at == 1 + 3
 
 
@@ -412,9 +401,7 @@ def test_it_waits_no_longer_than_running_them_apart_costs():
     loop.learn(16, lasts_s=0.01, back_s=0.0024)  # a quarter of the run, while all sizes are alike
     ended_at = loop.now - 0.0001
     loop.come(1)
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
-    assert wait.until is not None
+    wait = loop.wait()
     assert wait.until - ended_at == pytest.approx(0.0025, rel=0.02)
 
 
@@ -423,8 +410,7 @@ def test_those_who_queued_meanwhile_count_for_a_full_batch():
     loop.learn()
     loop.come(4)
     loop.run(loop.decide(), late=6)
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
+    wait = loop.wait()
     assert wait.wake_at == 8
 
 

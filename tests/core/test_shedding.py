@@ -36,13 +36,6 @@ def test_the_oldest_of_the_lowest_level_is_shed(level: int, shed: int) -> None:
     assert former.live == 4
 
 
-def test_nobody_is_shed_for_a_lower_one() -> None:
-    former, _ = full_queue("shed_oldest", 2, 2)
-    admission = former.admit(new(9, priority=3))
-    assert admission.victim is None
-    assert "max_queued_requests=2" in str(admission.refusal)
-
-
 @pytest.mark.parametrize(("level", "shed"), [(1, 2), (2, 2), (3, None)])
 def test_the_newest_of_the_lowest_level_is_shed_for_a_higher_one(
     level: int, shed: int | None
@@ -100,11 +93,3 @@ def test_a_level_has_a_bound_of_its_own() -> None:
     answers = [former.admit(new(priority=level)).refusal for level in (2, 2, 1, 1)]
     assert [answer is None for answer in answers] == [True, False, True, True]
     assert answers[1] == "1 requests of priority 2 are waiting, the limit of the level"
-
-
-def test_who_leaves_gives_its_place_in_the_level_back() -> None:
-    one = new()
-    former = queue(one, idle=0, default_queue_policy=QueuePolicy(max_queued_requests=1))
-    assert former.admit(new()).refusal is not None
-    former.leave(one)
-    assert former.admit(new()).refusal is None
