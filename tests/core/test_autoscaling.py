@@ -282,12 +282,6 @@ def test_rays_older_factor_stands_for_both() -> None:
     assert (one.upscaling_factor, one.downscaling_factor) == (2.0, 0.5)
 
 
-def test_making_options_leaves_the_mapping_as_it_is() -> None:
-    given = {"smoothing_factor": 0.5}
-    AutoscalingOptions.of(given)
-    assert given == {"smoothing_factor": 0.5}
-
-
 @pytest.mark.parametrize(
     ("given", "kind", "says"),
     [
