@@ -43,8 +43,6 @@ EXTRAS_OF = {
     "shoal.observe.collector": {"serve"},
     "shoal.observe.machine": {"serve"},
     "shoal.observe.otel": {"otel"},
-    "shoal.planning.plots": {"plot"},
-    "shoal.planning.report": {"plot"},
 }
 
 

@@ -192,7 +192,6 @@ def is_package(module: str, modules: Mapping[str, str]) -> bool:
 OPTIONAL = (
     *(
         "serve",
-        "plot",
         "client",
         "ray",
         "uvloop",

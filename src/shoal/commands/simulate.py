@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.support.arguments import (
+    add_json_argument,
     add_option_argument,
-    add_output_arguments,
     at_least_0,
     count,
     describe,
     more_than_0,
 )
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
-from shoal.commands.support.output import facts, save_plot, show, table
+from shoal.commands.support.output import facts, show, table
 from shoal.commands.support.simulating import Comparison, SimulatedTraffic
 from shoal.commands.support.values import option_pairs, run_time
 from shoal.core.options.names import suggested
@@ -24,9 +23,7 @@ from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.simulation.results import Arrival, ClosedLoop, Simulation
 from shoal.planning import traces
 from shoal.planning.figures import duration, percent, percentiles, three_digits
-from shoal.planning.plots import plot
 from shoal.planning.recordings import MeasuredRunTimes
-from shoal.planning.report import write_report
 from shoal.planning.traces import COLUMNS, read_trace
 
 if TYPE_CHECKING:
@@ -59,7 +56,7 @@ _EXAMPLE: Final = """\
   What other options would have done to the traffic that `shoal trace` has recorded:
 
     shoal simulate trace.jsonl --option max_batch_size=64 \\
-      --compare "max_batch_size=64 batch_wait_timeout_s=0.01" --html report.html
+      --compare "max_batch_size=64 batch_wait_timeout_s=0.01"
 """
 
 _TRAFFIC: Final[dict[str, Callable[..., Iterable[float]]]] = {
@@ -147,10 +144,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="OPTIONS",
         help='options to compare with, like "max_batch_size=64 overload=wait"; repeatable',
     )
-    add_output_arguments(parser, "latencies, batch sizes and dispatch reasons")
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="save a report that compares, as one HTML file"
-    )
+    add_json_argument(parser)
 
 
 def run(arguments: Namespace) -> int:
@@ -177,11 +171,6 @@ def run(arguments: Namespace) -> int:
         data["compared"] = [case.as_data() for case in comparison.cases]
         text = f"{text}\n\n{comparison.as_text()}"
     show(arguments, data, text)
-    if arguments.plot is not None:
-        save_plot(partial(plot, simulation), arguments.plot)
-    if arguments.html is not None:
-        report = comparison.report([("run time", _run_time_text(handler))])
-        save_plot(partial(write_report, report), arguments.html)
     return 0
 
 

@@ -20,19 +20,18 @@ import anyio
 from shoal.batching.decorator.batched import Decorated
 from shoal.commands.support.arguments import (
     add_init_arguments,
+    add_json_argument,
     add_option_argument,
-    add_output_arguments,
     count,
     describe,
     more_than_0,
 )
 from shoal.commands.support.loading import named
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
-from shoal.commands.support.output import keywords, save_plot, show, table
+from shoal.commands.support.output import keywords, show, table
 from shoal.commands.support.values import as_annotated, init_arguments_of, json_of, option_pairs
 from shoal.planning.figures import duration, percent, percentiles, three_digits
-from shoal.planning.measuring import Measured, NotMeasured, instance_of, measure, opened
-from shoal.planning.plots import plot_tuning
+from shoal.planning.measuring import NotMeasured, instance_of, measure, opened
 from shoal.planning.tuning import Search, least_busy
 
 if TYPE_CHECKING:
@@ -42,12 +41,15 @@ if TYPE_CHECKING:
 
     from shoal.batching.batcher import Batcher
     from shoal.core.options.options import BatchOptions
+    from shoal.planning.recordings import MeasuredRunTimes
     from shoal.planning.tuning import Candidate
 
 _SHOWN: Final = 10
 
 
-def tuned_as_text(measured: Measured, search: Search, candidates: Sequence[Candidate]) -> str:
+def tuned_as_text(
+    measured: MeasuredRunTimes, search: Search, candidates: Sequence[Candidate]
+) -> str:
     """Returns the result of a search as text; the best candidate is first."""
     parts = [_run_times(measured)]
     fitting = [candidate for candidate in candidates if candidate.meets_target]
@@ -73,7 +75,7 @@ def tuned_as_text(measured: Measured, search: Search, candidates: Sequence[Candi
 
 
 def tuned_as_data(
-    measured: Measured, search: Search, candidates: Sequence[Candidate]
+    measured: MeasuredRunTimes, search: Search, candidates: Sequence[Candidate]
 ) -> dict[str, Any]:
     """Returns the result of a search for JSON; times in seconds."""
     return {
@@ -101,7 +103,7 @@ def tuned_as_data(
     }
 
 
-def _run_times(measured: Measured) -> str:
+def _run_times(measured: MeasuredRunTimes) -> str:
     rows: list[list[object]] = []
     for size, runs_s in measured.runs_s.items():
         usual_s = median(runs_s)
@@ -145,7 +147,7 @@ def _without_batches(search: Search) -> list[str]:
     return [text]
 
 
-def _why_not(measured: Measured, search: Search, nearest: Candidate) -> str:
+def _why_not(measured: MeasuredRunTimes, search: Search, nearest: Candidate) -> str:
     """Explains the limit: the handler's run time, its throughput, or the time in the queue."""
     alone_s = median(measured.runs_s[1])
     if alone_s > search.p99_s:
@@ -174,10 +176,9 @@ _EXAMPLE: Final = """\
 
     shoal tune my_module:embed --item '"a text of usual length"' --rate 1000 --p99 0.05
 
-  The same with items that a function makes, and the plot that shows why:
+  The same with items that a function makes:
 
-    shoal tune my_module:embed --item-from my_module:random_text --rate 1000 --p99 0.05 \\
-      --plot why.png
+    shoal tune my_module:embed --item-from my_module:random_text --rate 1000 --p99 0.05
 
   A class, as for a backend:
 
@@ -257,7 +258,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="how many requests to simulate for each pair of options (%(default)s)",
     )
     add_option_argument(simulation)
-    add_output_arguments(parser, "run times by size, and the p99 of all options with the target")
+    add_json_argument(parser)
 
 
 def run(arguments: Namespace) -> int:
@@ -285,8 +286,6 @@ def run(arguments: Namespace) -> int:
         candidates = search.candidates(say)
     data = tuned_as_data(measured, search, candidates)
     show(arguments, data, tuned_as_text(measured, search, candidates))
-    if arguments.plot is not None:
-        save_plot(partial(plot_tuning, measured, search, candidates), arguments.plot)
     return 0 if candidates[0].meets_target else 1
 
 
@@ -296,7 +295,7 @@ def _failed(what: str, error: BaseException) -> CommandError:
     return CommandError(f"{what}, see above", 1)
 
 
-async def _measured(handler: Any, arguments: Namespace) -> tuple[Measured, BatchOptions]:
+async def _measured(handler: Any, arguments: Namespace) -> tuple[MeasuredRunTimes, BatchOptions]:
     async with opened(handler) as batcher:
         options = batcher.options
         measured = await measure(
