@@ -43,6 +43,7 @@ EXTRAS_OF = {
     "shoal.observe.collector": {"serve"},
     "shoal.observe.machine": {"serve"},
     "shoal.observe.otel": {"otel"},
+    "shoal.planning.plots": {"plot"},
 }
 
 

@@ -192,6 +192,7 @@ def is_package(module: str, modules: Mapping[str, str]) -> bool:
 OPTIONAL = (
     *(
         "serve",
+        "plot",
         "client",
         "ray",
         "uvloop",

@@ -110,7 +110,7 @@ def handler(items: list[int]) -> list[int]:
 WITHOUT_EXTRAS = """
 import sys
 
-for name in ("h11", "h2", "hypercorn", "orjson", "pydantic", "starlette"):
+for name in ("h11", "h2", "hypercorn", "matplotlib", "orjson", "pydantic", "starlette"):
     sys.modules[name] = None
 
 from shoal.cli import main

@@ -163,6 +163,13 @@ def test_priorities_need_levels(told, tmp_path, capsys):
     assert told.err == ("shoal: the trace has priorities up to 2; add --option priority_levels=2\n")
 
 
+def test_a_plot_is_saved(told, tmp_path):
+    path = tmp_path / "plot.png"
+    told(*CONSTANT, "--plot", str(path))
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert told.err == f"Saved {path}\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -185,6 +192,12 @@ def test_priorities_need_levels(told, tmp_path, capsys):
         (
             ["--rate", "1", "--duration", "0.001", "--run-time", "1"],
             "no request arrives in 0.001",
+        ),
+        ([*CONSTANT, "--plot", "plot.words"], "no plot in plot.words"),
+        ([*CONSTANT, "--plot", "absent/plot.png"], "can't write absent/plot.png: No such file"),
+        (
+            [*CONSTANT, "--run-time", "1", "--option", "request_timeout_s=0.1", "--plot", "x.png"],
+            "no plot in x.png: there is nothing to draw: no request was answered",
         ),
     ],
 )
@@ -309,10 +322,12 @@ def test_made_traffic_can_be_compared_too(told):
     assert [one["name"] for one in data["compared"]] == ["these options", "A"]
 
 
-def test_mistakes_in_what_is_compared_are_told(told):
+def test_mistakes_in_what_is_compared_are_told(told, tmp_path):
     told(*CONSTANT, "--compare", "max_batch_size", code=2)
     assert "an option is written KEY=VALUE" in told.err
     told(*CONSTANT, *["--compare", "max_batch_size=1"] * 27, code=2)
     assert "at most 26 cases can be compared" in told.err
     told(*CONSTANT, "--backend", "x", code=2)
     assert "--backend is for a file that `shoal trace` has recorded" in told.err
+    told(*CONSTANT, "--plot", str(tmp_path / "absent" / "x.png"), code=2)
+    assert "can't write" in told.err

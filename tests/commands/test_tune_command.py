@@ -202,6 +202,12 @@ def test_a_target_that_is_missed_is_no_success(told):
     assert "none of 5 pairs of options meets this target" in text
 
 
+def test_a_plot_is_saved(told, directory):
+    told("tuned:echo", "--item", '"eel"', *QUICK, "--plot", "why.png")
+    assert (directory / "why.png").read_bytes().startswith(b"\x89PNG")
+    assert told.err.endswith("Saved why.png\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.support.arguments import (
-    add_json_argument,
     add_option_argument,
+    add_output_arguments,
     at_least_0,
     count,
     describe,
     more_than_0,
 )
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
-from shoal.commands.support.output import facts, show, table
+from shoal.commands.support.output import facts, save_plot, show, table
 from shoal.commands.support.simulating import Comparison, SimulatedTraffic
 from shoal.commands.support.values import option_pairs, run_time
 from shoal.core.options.names import suggested
@@ -23,6 +24,7 @@ from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.simulation.results import Arrival, ClosedLoop, Simulation
 from shoal.planning import traces
 from shoal.planning.figures import duration, percent, percentiles, three_digits
+from shoal.planning.plots import plot
 from shoal.planning.recordings import MeasuredRunTimes
 from shoal.planning.traces import COLUMNS, read_trace
 
@@ -144,7 +146,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="OPTIONS",
         help='options to compare with, like "max_batch_size=64 overload=wait"; repeatable',
     )
-    add_json_argument(parser)
+    add_output_arguments(parser, "latencies, batch sizes and dispatch reasons")
 
 
 def run(arguments: Namespace) -> int:
@@ -171,6 +173,8 @@ def run(arguments: Namespace) -> int:
         data["compared"] = [case.as_data() for case in comparison.cases]
         text = f"{text}\n\n{comparison.as_text()}"
     show(arguments, data, text)
+    if arguments.plot is not None:
+        save_plot(partial(plot, simulation), arguments.plot)
     return 0
 
 

@@ -20,18 +20,19 @@ import anyio
 from shoal.batching.decorator.batched import Decorated
 from shoal.commands.support.arguments import (
     add_init_arguments,
-    add_json_argument,
     add_option_argument,
+    add_output_arguments,
     count,
     describe,
     more_than_0,
 )
 from shoal.commands.support.loading import named
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
-from shoal.commands.support.output import keywords, show, table
+from shoal.commands.support.output import keywords, save_plot, show, table
 from shoal.commands.support.values import as_annotated, init_arguments_of, json_of, option_pairs
 from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.measuring import NotMeasured, instance_of, measure, opened
+from shoal.planning.plots import plot_tuning
 from shoal.planning.tuning import Search, least_busy
 
 if TYPE_CHECKING:
@@ -176,9 +177,10 @@ _EXAMPLE: Final = """\
 
     shoal tune my_module:embed --item '"a text of usual length"' --rate 1000 --p99 0.05
 
-  The same with items that a function makes:
+  The same with items that a function makes, and the plot that shows why:
 
-    shoal tune my_module:embed --item-from my_module:random_text --rate 1000 --p99 0.05
+    shoal tune my_module:embed --item-from my_module:random_text --rate 1000 --p99 0.05 \\
+      --plot why.png
 
   A class, as for a backend:
 
@@ -258,7 +260,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="how many requests to simulate for each pair of options (%(default)s)",
     )
     add_option_argument(simulation)
-    add_json_argument(parser)
+    add_output_arguments(parser, "run times by size, and the p99 of all options with the target")
 
 
 def run(arguments: Namespace) -> int:
@@ -286,6 +288,8 @@ def run(arguments: Namespace) -> int:
         candidates = search.candidates(say)
     data = tuned_as_data(measured, search, candidates)
     show(arguments, data, tuned_as_text(measured, search, candidates))
+    if arguments.plot is not None:
+        save_plot(partial(plot_tuning, measured, search, candidates), arguments.plot)
     return 0 if candidates[0].meets_target else 1
 
 
