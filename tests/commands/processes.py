@@ -9,6 +9,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -166,6 +167,22 @@ def is_of_opentelemetry(name):
 def is_below(directory, module):
     file = getattr(module, "__file__", None)
     return file is not None and Path(file).is_relative_to(directory)
+
+
+def wait_until_refused(port):
+    """Waits until the server of a port listens no more, as from the beginning of its drain."""
+    while accepts(port):
+        pass
+
+
+def accepts(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=HANG_S).close()
+    except ConnectionRefusedError:
+        return False
+    except ConnectionResetError:
+        pass  # the kernel had accepted it when the server closed its listener
+    return True
 
 
 def ask(port, path, item=None, host="127.0.0.1"):

@@ -15,6 +15,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+from processes import wait_until_refused
 
 from progress_lines import first_line
 from shoal.cli import main
@@ -245,17 +246,6 @@ def test_a_drain_that_takes_long_says_how_it_can_be_cut_short(directory):
         "Shoal is stopping; running requests have at most 24 s to finish; a second Ctrl+C or "
         "SIGTERM stops it at once\n"
     )
-
-
-def wait_until_refused(port):
-    """The first signal has arrived when the server no longer listens."""
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=HANG_S).close()
-        except ConnectionRefusedError:
-            return
-        except ConnectionResetError:
-            pass  # it was in the backlog when the server stopped listening
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
