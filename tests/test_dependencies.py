@@ -30,7 +30,6 @@ EXTRAS_OF = {
     "shoal.commands.server.hypercorn_host": {"serve"},
     "shoal.commands.server.process": {"uvloop"},
     "shoal.commands.server.reload": {"reload"},
-    "shoal.commands.server.screen": {"top"},
     "shoal.commands.support.values": {"serve"},
     "shoal.http": {"serve"},
     "shoal.server": {"serve"},

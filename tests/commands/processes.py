@@ -73,10 +73,7 @@ class Terminal:
             [sys.executable, "-m", "shoal", *arguments],
             cwd=self.directory,
             env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **options,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options},
         )
 
     def run(self, *arguments):
