@@ -29,7 +29,6 @@ EXTRAS_OF = {
     "shoal.commands.server.client": {"client"},
     "shoal.commands.server.hypercorn_host": {"serve"},
     "shoal.commands.server.reload": {"reload"},
-    "shoal.commands.support.values": {"serve"},
     "shoal.http": {"serve"},
     "shoal.server": {"serve"},
     "shoal.asgi": {"serve"},
