@@ -33,8 +33,8 @@ _Row: TypeAlias = dict[str, object]  # the cells of a line of a table, by the he
 
 _DESCRIPTION: Final = """\
 Show a running server, each second: throughput, latencies, batches and their dispatch reasons,
-queues, replicas, traffic and the last failures. Press Ctrl-C to stop. If the output is not a
-terminal, print it once.
+queues, backends and the last failures. Press Ctrl-C to stop. If the output is not a terminal,
+print it once. `shoal status` shows replicas and traffic.
 """
 
 _EXAMPLE: Final = """\
@@ -187,9 +187,7 @@ def picture(view: ServerView, source: str, status: str, width: int, height: int 
     tables = [
         [_batcher(view, name, one, names) for name, one in view.now.get("batchers", {}).items()],
         [_backend(one, names) for one in state["backends"]],
-        [_endpoint(one, names) for one in state["endpoints"]],
         [_failure(one, names) for one in state["failures"][:_MOST_FAILURES]],
-        [_replica(one, names) for backend in state["backends"] for one in backend["replicas"]],
     ]
     ends = [] if state["backends"] else ["no backends"]
     if state["hidden"]:
@@ -290,23 +288,6 @@ def _backend(one: Mapping[str, Any], names: int) -> _Row:
     }
 
 
-def _endpoint(one: Mapping[str, Any], names: int) -> _Row:
-    traffic = [f"{_cleaned(name, names)} {percent(part)}" for name, part in one["traffic"].items()]
-    shadows: list[str] = []
-    for shadow in one["shadows"]:
-        compared = shadow["agreed"] + shadow["disagreed"]
-        agree = f", {percent(shadow['agreed'] / compared)} agree" if compared else ""
-        backend = _cleaned(shadow["backend"], names)
-        shadows.append(f"{backend} {percent(shadow['proportion'])}{agree}")
-    return {
-        "ENDPOINT": _cleaned(one["name"], names),
-        "ROUTE": _cleaned(one["route"] or "-", names),
-        **{name.upper(): f"{one[name]:,}" for name in ("held", "requests", "errors")},
-        "TRAFFIC": ", ".join(traffic) or "held",
-        "SHADOWS": ", ".join(shadows) or None,
-    }
-
-
 def _failure(one: Mapping[str, Any], names: int) -> _Row:
     return {
         "FAILED": f"{duration(max(1, round(one['age_s'])))} ago",
@@ -314,17 +295,6 @@ def _failure(one: Mapping[str, Any], names: int) -> _Row:
         "REQUESTS": f"{one['count']:,}",
         "ERROR": _cleaned(one["error"], 32),
         "IDS": ", ".join([_cleaned(each, 16) for each in one["ids"][:3]]) or None,
-    }
-
-
-def _replica(one: Mapping[str, Any], names: int) -> _Row:
-    memory = one["memory_bytes"]
-    return {
-        "REPLICA": _cleaned(one["name"], names),
-        "STATE": _cleaned(one["state"], names),
-        "RUNNING": f"{one['running']:,}",
-        "BATCHES": f"{one['batches']:,}",
-        "MEMORY": None if memory is None else f"{memory / 2**20:,.0f} MiB",
     }
 
 
