@@ -8,6 +8,7 @@ import http.client
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -73,10 +74,7 @@ class Terminal:
             [sys.executable, "-m", "shoal", *arguments],
             cwd=self.directory,
             env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **options,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options},
         )
 
     def run(self, *arguments):
@@ -132,19 +130,14 @@ class Terminal:
         return code, out.getvalue(), err.getvalue()
 
     @contextmanager
-    def serving(self, command, *arguments):
+    def serving(self, command, *arguments, by=""):
         """Runs a server in the foreground; gives its process and its port."""
         process = self.popen(command, *arguments)
-        hang = threading.Timer(HANG_S, process.kill)
-        hang.start()
-        try:
+        with killed_late(process):
             line = first_line(process.stderr)
-            assert line.startswith("Shoal serving "), line + process.stderr.read()
-            yield process, int(line.rpartition(":")[2])
-        finally:
-            hang.cancel()
-            process.kill()
-            process.communicate()
+            found = re.fullmatch(rf"Shoal serving .*:(\d+){by}\n", line)
+            assert found, line + process.stderr.read()
+            yield process, int(found[1])
 
     def close(self):
         """Ends the servers that a test has left."""
@@ -158,6 +151,19 @@ class Terminal:
         """Waits until no process is the server of a name."""
         with self.location(name).process.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH)
+
+
+@contextmanager
+def killed_late(process):
+    """Kills a process when the block ends, or hangs."""
+    hang = threading.Timer(2 * HANG_S, process.kill)
+    hang.start()
+    try:
+        yield process
+    finally:
+        hang.cancel()
+        process.kill()
+        process.communicate()
 
 
 def is_of_opentelemetry(name):

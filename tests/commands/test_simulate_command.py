@@ -140,7 +140,7 @@ def test_a_trace_is_played(told, tmp_path):
     path.write_text(
         "at,priority,cost,bucket,user,deadline_s\n0,2,1,a,x,9\n0,1,3,a,x,9\n0,1,1,b,x,9\n"
     )
-    arguments = ["--trace", str(path), "--run-time", "1n", "--max-batch-size", "3"]
+    arguments = [str(path), "--run-time", "1n", "--max-batch-size", "3"]
     text = told(*arguments, "--option", "priority_levels=2")
     assert "3 requests in 0 s" in text
     assert "options   max_batch_size=3, priority_levels=2\n" in text
@@ -159,7 +159,7 @@ def test_a_trace_is_played(told, tmp_path):
 def test_priorities_need_levels(told, tmp_path, capsys):
     path = tmp_path / "trace.csv"
     path.write_text("at,priority\n0,2\n")
-    told("--trace", str(path), "--run-time", "1", code=2)
+    told(str(path), "--run-time", "1", code=2)
     assert told.err == ("shoal: the trace has priorities up to 2; add --option priority_levels=2\n")
 
 
@@ -175,16 +175,16 @@ def test_a_plot_is_saved(told, tmp_path):
     [
         (
             ["--run-time", "1"],
-            "give the traffic: either --rate REQUESTS-A-SECOND, --callers N or --trace FILE",
+            "give the traffic: either --rate REQUESTS-A-SECOND, --callers N or FILE",
         ),
-        ([*CONSTANT, "--trace", "x"], "give the traffic"),
+        ([*CONSTANT, "x"], "give the traffic"),
         ([*CONSTANT, "--callers", "2"], "give the traffic"),
         ([*CONSTANT, "--think", "2"], "--think is for --callers N"),
         (
             ["--callers", "1", "--think", "9", "--duration", "1", "--run-time", "1"],
             "no request arrives in 1 s; raise --duration",
         ),
-        (["--run-time", "1", "--trace", "absent.csv"], "can't read absent.csv"),
+        (["--run-time", "1", "absent.csv"], "can't read absent.csv"),
         ([*CONSTANT, "--run-time", "soon"], "a run time is written like 0.002+0.00005n"),
         ([*CONSTANT, "--max-batch-size", "0"], "max_batch_size must be at least 1, not 0"),
         ([*CONSTANT, "--option", "levels=2"], "'levels' is not an option of a batcher"),

@@ -29,7 +29,7 @@ from shoal.commands.support.arguments import (
 from shoal.commands.support.loading import named
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.commands.support.output import keywords, save_plot, show, table
-from shoal.commands.support.values import as_annotated, init_arguments_of, json_of, option_pairs
+from shoal.commands.support.values import init_arguments_of, json_of, option_pairs
 from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.measuring import NotMeasured, instance_of, measure, opened
 from shoal.planning.plots import plot_tuning
@@ -38,7 +38,6 @@ from shoal.planning.tuning import Search, least_busy
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Sequence
-    from inspect import Signature
 
     from shoal.batching.batcher import Batcher
     from shoal.core.options.options import BatchOptions
@@ -215,8 +214,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="the time within which 99%% of them must finish",
     )
     items = parser.add_argument_group(
-        "items (one of these; JSON is converted as the handler's annotations say; for a handler of "
-        "several parameters an item is a JSON array of arguments, or an object)"
+        "items (one of these; for a handler of several parameters a JSON array of arguments, or an "
+        "object)"
     )
     source = items.add_mutually_exclusive_group(required=True)
     source.add_argument("--item", metavar="JSON", help="the same item every time")
@@ -304,7 +303,7 @@ async def _measured(handler: Any, arguments: Namespace) -> tuple[MeasuredRunTime
         options = batcher.options
         measured = await measure(
             batcher,
-            _items(arguments, batcher.signature),
+            _items(arguments),
             _sizes(arguments.max_batch_size, batcher, handler),
             rounds=arguments.runs,
             limit_s=arguments.limit,
@@ -328,7 +327,7 @@ def _sizes(largest: int | None, batcher: Batcher[Any], handler: Any) -> list[int
     return [*powers, largest]
 
 
-def _items(arguments: Namespace, signature: Signature) -> Callable[[], Any]:
+def _items(arguments: Namespace) -> Callable[[], Any]:
     """Returns a function that makes an item."""
     if arguments.item_from is not None:
         function = named(arguments.item_from, "my_module:random_text")
@@ -354,4 +353,4 @@ def _items(arguments: Namespace, signature: Signature) -> Callable[[], Any]:
         items = json_of(text, source)
         if type(items) is not list or not items:
             raise CommandError(f"{source} must contain a JSON array of at least one item")
-    return cycle(as_annotated(signature, items, source)).__next__
+    return cycle(items).__next__
