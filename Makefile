@@ -15,8 +15,8 @@ SOAK_PROGRAMS ?= 20000
 FUZZ_CONNECTIONS ?= 400000
 
 # Every extra but `ray`: Ray takes 240 MB, and is late for each new CPython.
-EXTRAS := serve,client,bodies,uvloop,reload,cache,top,gpu,otel
-DEMO_EXTRAS := serve,client,reload
+EXTRAS := serve,client,bodies,uvloop,reload,cache,plot,gpu,otel
+DEMO_EXTRAS := serve,plot,client,reload
 
 # Two workers for each core, since many tests wait for processes; each worker takes seconds to import all tests, so no
 # more. Fast tests do not wait, so they get one worker for each core.

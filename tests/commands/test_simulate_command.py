@@ -140,7 +140,7 @@ def test_a_trace_is_played(told, tmp_path):
     path.write_text(
         "at,priority,cost,bucket,user,deadline_s\n0,2,1,a,x,9\n0,1,3,a,x,9\n0,1,1,b,x,9\n"
     )
-    arguments = ["--trace", str(path), "--run-time", "1n", "--max-batch-size", "3"]
+    arguments = [str(path), "--run-time", "1n", "--max-batch-size", "3"]
     text = told(*arguments, "--option", "priority_levels=2")
     assert "3 requests in 0 s" in text
     assert "options   max_batch_size=3, priority_levels=2\n" in text
@@ -159,8 +159,15 @@ def test_a_trace_is_played(told, tmp_path):
 def test_priorities_need_levels(told, tmp_path, capsys):
     path = tmp_path / "trace.csv"
     path.write_text("at,priority\n0,2\n")
-    told("--trace", str(path), "--run-time", "1", code=2)
+    told(str(path), "--run-time", "1", code=2)
     assert told.err == ("shoal: the trace has priorities up to 2; add --option priority_levels=2\n")
+
+
+def test_a_plot_is_saved(told, tmp_path):
+    path = tmp_path / "plot.png"
+    told(*CONSTANT, "--plot", str(path))
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert told.err == f"Saved {path}\n"
 
 
 @pytest.mark.parametrize(
@@ -168,16 +175,16 @@ def test_priorities_need_levels(told, tmp_path, capsys):
     [
         (
             ["--run-time", "1"],
-            "give the traffic: either --rate REQUESTS-A-SECOND, --callers N or --trace FILE",
+            "give the traffic: either --rate REQUESTS-A-SECOND, --callers N or FILE",
         ),
-        ([*CONSTANT, "--trace", "x"], "give the traffic"),
+        ([*CONSTANT, "x"], "give the traffic"),
         ([*CONSTANT, "--callers", "2"], "give the traffic"),
         ([*CONSTANT, "--think", "2"], "--think is for --callers N"),
         (
             ["--callers", "1", "--think", "9", "--duration", "1", "--run-time", "1"],
             "no request arrives in 1 s; raise --duration",
         ),
-        (["--run-time", "1", "--trace", "absent.csv"], "can't read absent.csv"),
+        (["--run-time", "1", "absent.csv"], "can't read absent.csv"),
         ([*CONSTANT, "--run-time", "soon"], "a run time is written like 0.002+0.00005n"),
         ([*CONSTANT, "--max-batch-size", "0"], "max_batch_size must be at least 1, not 0"),
         ([*CONSTANT, "--option", "levels=2"], "'levels' is not an option of a batcher"),
@@ -185,6 +192,12 @@ def test_priorities_need_levels(told, tmp_path, capsys):
         (
             ["--rate", "1", "--duration", "0.001", "--run-time", "1"],
             "no request arrives in 0.001",
+        ),
+        ([*CONSTANT, "--plot", "plot.words"], "no plot in plot.words"),
+        ([*CONSTANT, "--plot", "absent/plot.png"], "can't write absent/plot.png: No such file"),
+        (
+            [*CONSTANT, "--run-time", "1", "--option", "request_timeout_s=0.1", "--plot", "x.png"],
+            "no plot in x.png: there is nothing to draw: no request was answered",
         ),
     ],
 )
@@ -309,10 +322,12 @@ def test_made_traffic_can_be_compared_too(told):
     assert [one["name"] for one in data["compared"]] == ["these options", "A"]
 
 
-def test_mistakes_in_what_is_compared_are_told(told):
+def test_mistakes_in_what_is_compared_are_told(told, tmp_path):
     told(*CONSTANT, "--compare", "max_batch_size", code=2)
     assert "an option is written KEY=VALUE" in told.err
     told(*CONSTANT, *["--compare", "max_batch_size=1"] * 27, code=2)
     assert "at most 26 cases can be compared" in told.err
     told(*CONSTANT, "--backend", "x", code=2)
     assert "--backend is for a file that `shoal trace` has recorded" in told.err
+    told(*CONSTANT, "--plot", str(tmp_path / "absent" / "x.png"), code=2)
+    assert "can't write" in told.err

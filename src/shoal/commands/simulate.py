@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from shoal.commands.support.arguments import (
-    add_json_argument,
     add_option_argument,
+    add_output_arguments,
     at_least_0,
     count,
     describe,
     more_than_0,
 )
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
-from shoal.commands.support.output import facts, show, table
+from shoal.commands.support.output import facts, save_plot, show, table
 from shoal.commands.support.simulating import Comparison, SimulatedTraffic
 from shoal.commands.support.values import option_pairs, run_time
 from shoal.core.options.names import suggested
@@ -23,6 +24,7 @@ from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.simulation.results import Arrival, ClosedLoop, Simulation
 from shoal.planning import traces
 from shoal.planning.figures import duration, percent, percentiles, three_digits
+from shoal.planning.plots import plot
 from shoal.planning.recordings import MeasuredRunTimes
 from shoal.planning.traces import COLUMNS, read_trace
 
@@ -50,7 +52,7 @@ _EXAMPLE: Final = """\
   The first with a wait of 5 ms, a bounded queue and two priority levels, over a recorded trace
   (CSV or NDJSON; columns: at, priority, timeout_s, queue_timeout_s, cost, bucket):
 
-    shoal simulate --trace monday.csv --run-time 0.002+0.00005n --max-batch-size 64 \\
+    shoal simulate monday.csv --run-time 0.002+0.00005n --max-batch-size 64 \\
       --batch-wait-timeout-s 0.005 --option max_queued_requests=1000 --option priority_levels=2
 
   What other options would have done to the traffic that `shoal trace` has recorded:
@@ -109,7 +111,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     traffic.add_argument(
         "file", nargs="?", type=Path, metavar="FILE", help="recorded traffic, instead of --rate"
     )
-    traffic.add_argument("--trace", type=Path, metavar="FILE", help="the same")
     traffic.add_argument(
         "--backend",
         metavar="NAME",
@@ -144,7 +145,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="OPTIONS",
         help='options to compare with, like "max_batch_size=64 overload=wait"; repeatable',
     )
-    add_json_argument(parser)
+    add_output_arguments(parser, "latencies, batch sizes and dispatch reasons")
 
 
 def run(arguments: Namespace) -> int:
@@ -154,6 +155,7 @@ def run(arguments: Namespace) -> int:
     traffic = _traffic(arguments)
     handler = _handler(arguments, traffic.recording)
     comparison = Comparison(traffic, handler, pairs)
+    case = comparison.cases[-1]
     for text in arguments.compare:
         comparison.add(option_pairs(text.split()))
     simulation = comparison.simulation
@@ -163,7 +165,9 @@ def run(arguments: Namespace) -> int:
     data = {
         "traffic": traffic.text,
         "run_time": {"fixed_s": handler.fixed_s, "per_item_s": handler.per_item_s},
-        **_as_data(simulation),
+        "requests": len(simulation.outcomes),
+        "duration_s": simulation.duration_s,
+        **case.as_data(),
         "priorities": {level: percentiles(latencies) for level, latencies in levels.items()},
     }
     text = _as_text(simulation, handler, traffic.text, comparison.options, levels)
@@ -171,6 +175,8 @@ def run(arguments: Namespace) -> int:
         data["compared"] = [case.as_data() for case in comparison.cases]
         text = f"{text}\n\n{comparison.as_text()}"
     show(arguments, data, text)
+    if arguments.plot is not None:
+        save_plot(partial(plot, simulation), arguments.plot)
     return 0
 
 
@@ -199,11 +205,9 @@ def _handler(arguments: Namespace, recording: Recording | None) -> Linear | Meas
 
 
 def _traffic(arguments: Namespace) -> SimulatedTraffic:
-    file: Path | None = arguments.file or arguments.trace
-    if [arguments.rate, arguments.callers, arguments.trace, arguments.file].count(None) != 3:
-        raise CommandError(
-            "give the traffic: either --rate REQUESTS-A-SECOND, --callers N or --trace FILE"
-        )
+    file: Path | None = arguments.file
+    if [arguments.rate, arguments.callers, file].count(None) != 2:
+        raise CommandError("give the traffic: either --rate REQUESTS-A-SECOND, --callers N or FILE")
     if arguments.callers is None and arguments.think is not None:
         raise CommandError("--think is for --callers N")
     if file is None and arguments.backend is not None:
@@ -289,21 +293,6 @@ def _as_text(
             "in full batches: the queue keeps growing."
         )
     return "\n\n".join(parts)
-
-
-def _as_data(simulation: Simulation) -> dict[str, Any]:
-    """Returns the result of a simulation for JSON; times in seconds."""
-    return {
-        "requests": len(simulation.outcomes),
-        "outcomes": {str(outcome): count for outcome, count in simulation.count.items()},
-        "latency_s": percentiles(simulation.latency_s),
-        "wait_s": percentiles(simulation.waits_s()),
-        "batches": len(simulation.batches),
-        "mean_batch": simulation.mean_batch if simulation.batches else None,
-        "reasons": {str(reason): count for reason, count in simulation.reasons.items()},
-        "busy_share": simulation.busy_share,
-        "duration_s": simulation.duration_s,
-    }
 
 
 def _as_facts(simulation: Simulation) -> str:

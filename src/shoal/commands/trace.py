@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION: Final = """\
 Record when requests arrive at a running server, with their costs, priorities and deadlines, and how
-long its batches run, in a file that `shoal simulate` reads. It records
-timings only, never payloads, and hashes bucket keys.
+long its batches run, in a file that `shoal simulate` reads. It records timings only, never
+payloads, and hashes bucket keys.
 """
 
 _EXAMPLE: Final = """\

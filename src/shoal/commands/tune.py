@@ -20,24 +20,24 @@ import anyio
 from shoal.batching.decorator.batched import Decorated
 from shoal.commands.support.arguments import (
     add_init_arguments,
-    add_json_argument,
     add_option_argument,
+    add_output_arguments,
     count,
     describe,
     more_than_0,
 )
 from shoal.commands.support.loading import named
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
-from shoal.commands.support.output import keywords, show, table
-from shoal.commands.support.values import as_annotated, init_arguments_of, json_of, option_pairs
+from shoal.commands.support.output import keywords, save_plot, show, table
+from shoal.commands.support.values import init_arguments_of, json_of, option_pairs
 from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.measuring import NotMeasured, instance_of, measure, opened
+from shoal.planning.plots import plot_tuning
 from shoal.planning.tuning import Search, least_busy
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Sequence
-    from inspect import Signature
 
     from shoal.batching.batcher import Batcher
     from shoal.core.options.options import BatchOptions
@@ -176,9 +176,10 @@ _EXAMPLE: Final = """\
 
     shoal tune my_module:embed --item '"a text of usual length"' --rate 1000 --p99 0.05
 
-  The same with items that a function makes:
+  The same with items that a function makes, and the plot that shows why:
 
-    shoal tune my_module:embed --item-from my_module:random_text --rate 1000 --p99 0.05
+    shoal tune my_module:embed --item-from my_module:random_text --rate 1000 --p99 0.05 \\
+      --plot why.png
 
   A class, as for a backend:
 
@@ -213,8 +214,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="the time within which 99%% of them must finish",
     )
     items = parser.add_argument_group(
-        "items (one of these; JSON is converted as the handler's annotations say; for a handler of "
-        "several parameters an item is a JSON array of arguments, or an object)"
+        "items (one of these; for a handler of several parameters a JSON array of arguments, or an "
+        "object)"
     )
     source = items.add_mutually_exclusive_group(required=True)
     source.add_argument("--item", metavar="JSON", help="the same item every time")
@@ -258,7 +259,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="how many requests to simulate for each pair of options (%(default)s)",
     )
     add_option_argument(simulation)
-    add_json_argument(parser)
+    add_output_arguments(parser, "run times by size, and the p99 of all options with the target")
 
 
 def run(arguments: Namespace) -> int:
@@ -286,6 +287,8 @@ def run(arguments: Namespace) -> int:
         candidates = search.candidates(say)
     data = tuned_as_data(measured, search, candidates)
     show(arguments, data, tuned_as_text(measured, search, candidates))
+    if arguments.plot is not None:
+        save_plot(partial(plot_tuning, measured, search, candidates), arguments.plot)
     return 0 if candidates[0].meets_target else 1
 
 
@@ -300,7 +303,7 @@ async def _measured(handler: Any, arguments: Namespace) -> tuple[MeasuredRunTime
         options = batcher.options
         measured = await measure(
             batcher,
-            _items(arguments, batcher.signature),
+            _items(arguments),
             _sizes(arguments.max_batch_size, batcher, handler),
             rounds=arguments.runs,
             limit_s=arguments.limit,
@@ -324,7 +327,7 @@ def _sizes(largest: int | None, batcher: Batcher[Any], handler: Any) -> list[int
     return [*powers, largest]
 
 
-def _items(arguments: Namespace, signature: Signature) -> Callable[[], Any]:
+def _items(arguments: Namespace) -> Callable[[], Any]:
     """Returns a function that makes an item."""
     if arguments.item_from is not None:
         function = named(arguments.item_from, "my_module:random_text")
@@ -350,4 +353,4 @@ def _items(arguments: Namespace, signature: Signature) -> Callable[[], Any]:
         items = json_of(text, source)
         if type(items) is not list or not items:
             raise CommandError(f"{source} must contain a JSON array of at least one item")
-    return cycle(as_annotated(signature, items, source)).__next__
+    return cycle(items).__next__

@@ -1,7 +1,7 @@
 """Planning: predicts latencies and batch sizes for given options and traffic.
 
-`simulate` runs the rules that form batches over synthetic or recorded traffic, in virtual time.
-``shoal simulate`` and ``shoal tune`` do so on the command line.
+`simulate` runs the rules that form batches over synthetic or recorded traffic, in virtual time, and
+`plot` draws the result. ``shoal simulate`` and ``shoal tune`` do so on the command line.
 """
 
 from shoal.core.simulation.results import (
@@ -14,6 +14,7 @@ from shoal.core.simulation.results import (
     Simulation,
 )
 from shoal.core.simulation.simulate import simulate
+from shoal.planning.plots import plot
 from shoal.planning.traces import Recording, bursty, constant, diurnal, poisson, read_trace
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "bursty",
     "constant",
     "diurnal",
+    "plot",
     "poisson",
     "read_trace",
     "simulate",

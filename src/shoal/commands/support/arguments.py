@@ -82,6 +82,12 @@ def add_option_argument(group: Any) -> None:
     )
 
 
+def add_output_arguments(parser: ArgumentParser, shown: str) -> None:
+    output = parser.add_argument_group("output")
+    output.add_argument("--plot", type=Path, metavar="FILE", help=f"save a plot: {shown}")
+    output.add_argument("--json", action="store_true", help="print JSON, times in seconds")
+
+
 def tag(text: str) -> str:
     if not is_tag(text):
         raise ArgumentTypeError(f"{text!r} can't be a name: {TAG_FORM}")

@@ -9,11 +9,12 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.commands.support.mistake import CommandError, printable
+from shoal.commands.support.mistake import CommandError, printable, say
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from shoal.http.app.declarations import EndpointDeclaration
     from shoal.serving.status import BackendStatus, EndpointStatus, Status
@@ -48,6 +49,19 @@ def show(arguments: Namespace, data: Any, text: str) -> int:
 def confirm(arguments: Namespace, done: str) -> int:
     """Reports that a change was made; returns the exit code."""
     return show(arguments, {"done": done}, done)
+
+
+def save_plot(draw: Callable[[Path], None], path: Path) -> None:
+    """Draws a plot into a file, and reports it on stderr."""
+    try:
+        draw(path)
+    except ImportError as error:
+        raise CommandError(str(error)) from None
+    except ValueError as error:
+        raise CommandError(f"no plot in {path}: {error}") from None
+    except OSError as error:
+        raise CommandError(f"can't write {path}: {error.strerror}") from None
+    say(f"Saved {path}")
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

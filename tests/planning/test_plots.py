@@ -1,0 +1,64 @@
+"""Plots: that there is one, and what is said where there can't be."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from shoal.core.options.options import BatchOptions
+from shoal.planning import Arrival, Linear, plot, poisson, simulate
+from shoal.planning.plots import plot_tuning
+from shoal.planning.recordings import MeasuredRunTimes
+from shoal.planning.tuning import Search
+
+pytestmark = pytest.mark.slow
+
+PNG = b"\x89PNG\r\n"
+RUN_TIME = Linear(0.01, 0.001)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "trace",
+    [
+        list(poisson(200, 2)),
+        [0.0],
+        [0.0, 0.0, 0.0],
+        [Arrival(0.0, timeout_s=0.001), Arrival(1.0)],
+    ],
+)
+def test_a_simulation_is_drawn(trace, tmp_path):
+    path = tmp_path / "simulation.png"
+    plot(simulate(trace, BatchOptions(max_batch_size=4), RUN_TIME), path)
+    assert path.read_bytes().startswith(PNG)
+
+
+def test_the_ending_of_a_file_says_what_it_becomes(tmp_path):
+    path = tmp_path / "simulation.svg"
+    plot(simulate([0, 1], BatchOptions(), RUN_TIME), path)
+    assert b"<svg" in path.read_bytes()
+
+
+@pytest.mark.parametrize("rate", [100, 100_000])
+def test_a_search_is_drawn_whether_it_found_something_or_not(rate, tmp_path):
+    runs = MeasuredRunTimes({1: [0.011, 0.012], 4: [0.014]}, 0.01, 0.001)
+    search = Search(BatchOptions(), runs, rate, 0.05, requests=500)
+    path = tmp_path / "search.png"
+    plot_tuning(runs, search, search.candidates(lambda _line: None), path)
+    assert path.read_bytes().startswith(PNG)
+
+
+def test_where_nobody_was_answered_there_is_nothing_to_draw(tmp_path):
+    simulation = simulate([Arrival(0, timeout_s=0.001)], BatchOptions(), RUN_TIME)
+    with pytest.raises(ValueError, match="no request was answered"):
+        plot(simulation, tmp_path / "nothing.png")
+
+
+def test_without_matplotlib_it_is_told_what_to_install(monkeypatch, tmp_path):
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    simulation = simulate([0], BatchOptions(), RUN_TIME)
+    with pytest.raises(ImportError, match=r"a plot needs matplotlib.*: pip install 'shoal\[plot"):
+        plot(simulation, tmp_path / "simulation.png")
