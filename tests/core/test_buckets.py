@@ -62,6 +62,17 @@ def test_a_slot_is_not_woken_for_a_bucket_that_is_due_later(how: str) -> None:
     assert former.decide(0.5).until == 1.5  # type: ignore[union-attr]
 
 
+def test_requests_that_are_put_back_are_dispatched_at_once() -> None:
+    leaves, stays = new(0, key="a"), new(0, key="a")
+    former = queue(leaves, stays, **KEYS)
+    decision = former.decide(0.0)
+    assert isinstance(decision, Dispatch)
+    taken = former.take(decision)
+    leaves.state = State.CANCELLED
+    former.put_back(taken)
+    assert take(former) == [stays]
+
+
 def test_a_deadline_takes_its_own_bucket() -> None:
     old, due = new(0, key="a"), new(1, key="b", deadline=5)
     former = queue(old, due, batch_wait_timeout_s=60, **KEYS)

@@ -57,6 +57,19 @@ def test_a_flush_does_not_outlive_those_who_failed_in_a_change() -> None:
     assert isinstance(former.decide(0), Wait)
 
 
+def test_a_flush_goes_on_for_those_who_were_put_back() -> None:
+    gone, stays = new(), new()
+    former = queue(gone, stays, batch_wait_timeout_s=None)
+    former.flush()
+    decision = former.decide(0)
+    assert isinstance(decision, Dispatch)
+    taken = former.take(decision)
+    gone.state = State.CANCELLED
+    former.put_back([one for one in taken if one is stays])
+    assert former.decide(0) == Dispatch(1, DispatchReason.FLUSH)
+    assert take(former) == [stays]
+
+
 def test_a_flush_is_of_those_who_were_handed_out_last() -> None:
     former = queue(new(), max_batch_size=1, batch_wait_timeout_s=0)
     former.flush()
@@ -159,7 +172,24 @@ def test_an_idle_slot_admits_a_large_parked_request() -> None:
     assert large.state is State.QUEUED
 
 
+def test_nobody_overtakes_a_parked_request() -> None:
+    former, (_, leaves, large) = parked_by_cost(4, 3, 7, idle=1)
+    former.leave(leaves)
+    assert large.state is State.PARKED
+    small = new(cost=1)
+    admit(former, small)
+    assert small.state is State.PARKED
+
+
 # Changes
+
+
+def test_a_change_fails_who_does_not_fit_any_more_parked_or_not() -> None:
+    requests = [new(item=item, cost=item) for item in (2, 8, 9)]
+    former = queue(*requests, batch_size_fn=float, max_queued_requests=2, overload="wait", idle=0)
+    assert change(former, max_batch_size=4) == requests[1:]
+    assert (former.live, former.parked) == (1, 0)
+    assert [one.state for one in requests[1:]] == [State.FAILED, State.FAILED]
 
 
 def test_a_demotion_that_comes_after_a_change_hands_nobody_out_twice() -> None:

@@ -93,3 +93,15 @@ def test_a_level_has_a_bound_of_its_own() -> None:
     answers = [former.admit(new(priority=level)).refusal for level in (2, 2, 1, 1)]
     assert [answer is None for answer in answers] == [True, False, True, True]
     assert answers[1] == "1 requests of priority 2 are waiting, the limit of the level"
+
+
+def test_a_request_that_is_put_back_counts_for_its_level() -> None:
+    gone, stays = new(), new()
+    policy = QueuePolicy(max_queued_requests=2)
+    former = queue(gone, stays, idle=0, default_queue_policy=policy)
+    decision = former.decide(0)
+    assert isinstance(decision, Dispatch)
+    taken = former.take(decision)
+    gone.state = State.CANCELLED
+    former.put_back(taken)
+    assert [former.admit(new()).refusal is None for _ in range(2)] == [True, False]
