@@ -119,7 +119,7 @@ class LatencyModel:
 
     def run_s(self, size: float) -> float | None:
         """Returns the usual run time of a batch, in seconds; None before the first."""
-        return self._level * self._on_line(size) if self._is_known() else None
+        return self._level * (self._a * size + self._b) if self._is_known() else None
 
     def bound_s(self, size: float) -> float | None:
         """Returns a bound in seconds on about 99% of the runs of a size; None before the first."""
@@ -178,9 +178,6 @@ class LatencyModel:
             self._read(size, max(seconds, _GRAIN_S))
         return self._samples > 0
 
-    def _on_line(self, size: float) -> float:
-        return self._a * size + self._b
-
     def _read(self, size: float, seconds: float) -> None:
         self._samples += 1
         _keep(seconds, self._sizes, size, keys=_SIZES, each=_OF_SIZE)
@@ -197,7 +194,7 @@ class LatencyModel:
                 self._learn()
                 self._draw()
             else:
-                self._paces.append(seconds / self._on_line(size))
+                self._paces.append(seconds / (self._a * size + self._b))
         self._level = _median(self._paces)
         if len(self._paces) == _RECENT:
             # The middle one of the ratios that the level is the median of, so that a step up or
@@ -237,7 +234,7 @@ class LatencyModel:
         b = _weighted_median([(seconds - a * size, weight) for size, seconds, weight in points])
         self._b = max(b, _GRAIN_S)  # if this makes the line too high, the level is below 1
         self._paces.clear()
-        self._paces.extend(seconds / self._on_line(size) for size, seconds in self._recent)
+        self._paces.extend([seconds / (a * size + self._b) for size, seconds in self._recent])
         if len(self._ratios) >= _FEW:
             falling = sorted(self._ratios, reverse=True)
             normal = 1 + (falling[len(falling) // 10] - 1) * _NORMAL_TAIL
