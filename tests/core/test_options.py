@@ -304,12 +304,6 @@ def test_a_change_makes_another_set_and_keeps_the_rest() -> None:
     assert after == BatchOptions(max_batch_size=5, overload="wait", batch_wait_timeout_s=None)
 
 
-@pytest.mark.parametrize("changes", [{"max_batch_size": 0}, {"max_batch_size": 2, "overload": "x"}])
-def test_a_change_is_checked_as_a_whole(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        BatchOptions().changed(changes)
-
-
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
