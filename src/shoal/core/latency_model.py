@@ -37,23 +37,19 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 from itertools import accumulate, combinations
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Iterable
 
 _Sample = tuple[float, float]
 """The size of a batch, and how long it ran, in seconds."""
-_Key = TypeVar("_Key", bound="Hashable")
-_Kept = TypeVar("_Kept")
 
 _UNREAD: Final = 64
 _RECENT: Final = 11
 _BLOCK: Final = 8
 _CLASSES: Final = 24
 _IN_CLASS: Final = 9
-_SIZES: Final = 64
-_OF_SIZE: Final = 15
 _RATIOS: Final = 128
 # With fewer batches than this, the line is fitted after each, and the spread is not measured yet.
 _FEW: Final = 16
@@ -98,9 +94,8 @@ class LatencyModel:
         self._ratios: deque[float] = deque(maxlen=_RATIOS)
         # Batches of known classes that are not part of the fit yet.
         self._block: list[_Sample] = []
-        # The last samples of each class, and of each exact size; the least recently used is first.
+        # The last samples of each class; the least recently used is first.
         self._classes: dict[int, deque[_Sample]] = {}
-        self._sizes: dict[float, deque[float]] = {}
         self._a = self._b = 0.0
         self._level = 1.0
         self._spread = _SPREAD_OF_FEW
@@ -145,8 +140,9 @@ class LatencyModel:
     def mean_s_of(self, size: float) -> float | None:
         """Returns the median time of the last batches of exactly this size; None without any."""
         self._is_known()
-        measured = self._sizes.get(size)
-        return None if measured is None else _median(measured)
+        samples = [*self._classes.get(_class_of(size), ()), *self._block]
+        measured = [seconds for other, seconds in samples if other == size]
+        return _median(measured) if measured else None
 
     def per_size_s(self) -> tuple[float, float]:
         """Returns the current `a` and `b`, in seconds; zeros before the first batch."""
@@ -180,13 +176,11 @@ class LatencyModel:
 
     def _read(self, size: float, seconds: float) -> None:
         self._samples += 1
-        _keep(seconds, self._sizes, size, keys=_SIZES, each=_OF_SIZE)
         sample = size, seconds
         self._recent.append(sample)
-        class_ = _class_of(size)
-        if class_ not in self._classes:
+        if _class_of(size) not in self._classes:
             # A new class has most influence on the line, and there is nothing to compare it with.
-            _keep(sample, self._classes, class_, keys=_CLASSES, each=_IN_CLASS)
+            self._classify(sample)
             self._draw()
         else:
             self._block.append(sample)
@@ -209,7 +203,15 @@ class LatencyModel:
                 for place, (size, seconds) in enumerate(kept):
                     kept[place] = size, seconds * pace
         for sample in block:
-            _keep(sample, self._classes, _class_of(sample[0]), keys=_CLASSES, each=_IN_CLASS)
+            self._classify(sample)
+
+    def _classify(self, sample: _Sample) -> None:
+        class_ = _class_of(sample[0])
+        kept = self._classes.pop(class_, None) or deque[_Sample](maxlen=_IN_CLASS)
+        kept.append(sample)
+        if len(self._classes) >= _CLASSES:
+            del self._classes[next(iter(self._classes))]
+        self._classes[class_] = kept
 
     def _new_pace(self, block: list[_Sample]) -> float | None:
         """Returns by which factor batches run slower than before; None for no clear change."""
@@ -243,17 +245,6 @@ class LatencyModel:
 
 def _class_of(size: float) -> int:
     return round(2 * math.log2(size)) if size > 0 else -1_000_000
-
-
-def _keep(
-    value: _Kept, by_key: dict[_Key, deque[_Kept]], key: _Key, *, keys: int, each: int
-) -> None:
-    """Adds to the last `each` values of a key; drops the least recently used of `keys`."""
-    kept = by_key.pop(key) if key in by_key else deque[_Kept](maxlen=each)
-    kept.append(value)
-    if len(by_key) >= keys:
-        del by_key[next(iter(by_key))]
-    by_key[key] = kept
 
 
 def _median(values: Iterable[float]) -> float:
