@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from core.former_scenes import admit, new, queue, take, waiting
+from core.former_scenes import admit, hand_out, new, queue, take, waiting
 from shoal.core.batch import DispatchReason
 from shoal.core.policies.buckets import Buckets
 from shoal.core.policy import Dispatch
@@ -65,9 +65,7 @@ def test_a_slot_is_not_woken_for_a_bucket_that_is_due_later(how: str) -> None:
 def test_requests_that_are_put_back_are_dispatched_at_once() -> None:
     leaves, stays = new(0, key="a"), new(0, key="a")
     former = queue(leaves, stays, **KEYS)
-    decision = former.decide(0.0)
-    assert isinstance(decision, Dispatch)
-    taken = former.take(decision)
+    taken = hand_out(former)
     leaves.state = State.CANCELLED
     former.put_back(taken)
     assert take(former) == [stays]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from core.former_scenes import admit, change, check, expire, new, queue, take, waiting
+from core.former_scenes import admit, change, check, expire, hand_out, new, queue, take, waiting
 from shoal import BatchOptions, QueuePolicy
 from shoal.core.batch import DispatchReason
 from shoal.core.forming.former import Former
@@ -61,9 +61,7 @@ def test_a_flush_goes_on_for_those_who_were_put_back() -> None:
     gone, stays = new(), new()
     former = queue(gone, stays, batch_wait_timeout_s=None)
     former.flush()
-    decision = former.decide(0)
-    assert isinstance(decision, Dispatch)
-    taken = former.take(decision)
+    taken = hand_out(former)
     gone.state = State.CANCELLED
     former.put_back([one for one in taken if one is stays])
     assert former.decide(0) == Dispatch(1, DispatchReason.FLUSH)
@@ -97,9 +95,7 @@ class Emptying(WholeQueuePolicy):
 def test_a_rule_may_change_the_list_of_those_that_it_takes_back() -> None:
     requests = [new(), new()]
     former = queue(*requests, policy=Emptying)
-    decision = former.decide(0)
-    assert isinstance(decision, Dispatch)
-    former.put_back(former.take(decision))
+    former.put_back(hand_out(former))
     assert former.live == len(requests)
 
 

@@ -112,6 +112,20 @@ def test_callers_who_come_back_beside_calls_at_random_are_waited_for():
 # One decision
 
 
+def waiting(callers: int) -> Loop:
+    """Has learned, and waits for the others after some are back."""
+    loop = learned()
+    loop.come(callers)
+    loop.wait()
+    return loop
+
+
+def learned(callers: int = 4, **options: Any) -> Loop:
+    loop = Loop(callers, **options)
+    loop.learn()
+    return loop
+
+
 def test_a_batch_that_is_due_waits_until_all_are_back():
     loop = Loop()
     assert loop.learn() == 4
@@ -126,8 +140,7 @@ def test_a_batch_that_is_due_waits_until_all_are_back():
 
 
 def test_it_waits_no_longer_than_they_take():
-    loop = Loop()
-    loop.learn()
+    loop = learned()
     loop.come(2)
     wait = loop.wait()
     loop.now = math.nextafter(wait.until, 0)
@@ -137,8 +150,7 @@ def test_it_waits_no_longer_than_they_take():
 
 
 def test_a_full_batch_does_not_wait():
-    loop = Loop(max_batch_size=4)
-    loop.learn()
+    loop = learned(max_batch_size=4)
     loop.come(2)
     wait = loop.wait()
     assert wait.wake_at == 4
@@ -147,8 +159,7 @@ def test_a_full_batch_does_not_wait():
 
 
 def test_a_batch_that_is_full_by_its_costs_does_not_wait():
-    loop = Loop(batch_size_fn=lambda item: 1.0)
-    loop.learn()
+    loop = learned(batch_size_fn=lambda item: 1.0)
     loop.come(1)
     loop.wait()
     heavy = new(loop.now, cost=7)
@@ -158,8 +169,7 @@ def test_a_batch_that_is_full_by_its_costs_does_not_wait():
 
 @pytest.mark.parametrize("priority_levels", [1, 2])
 def test_one_more_does_not_wake_the_slot(priority_levels):
-    loop = Loop(priority_levels=priority_levels)
-    loop.learn()
+    loop = learned(priority_levels=priority_levels)
     loop.come(1)
     loop.wait()
     second, third, fourth = [new(loop.now) for _ in range(3)]
@@ -171,8 +181,7 @@ def test_a_flush_and_a_drain_do_not_wait():
         former.pressures.draining = True
 
     for act, reason in ((Former.flush, DispatchReason.FLUSH), (drain, DispatchReason.DRAIN)):
-        loop = Loop()
-        loop.learn()
+        loop = learned()
         loop.come(1)
         loop.wait()
         act(loop.former)
@@ -180,8 +189,7 @@ def test_a_flush_and_a_drain_do_not_wait():
 
 
 def test_a_caller_who_left_is_not_expected():
-    loop = Loop()
-    loop.learn()
+    loop = learned()
     loop.come(4)
     decision = loop.decide()
     assert isinstance(decision, Dispatch)
@@ -200,8 +208,7 @@ def test_a_caller_who_left_is_not_expected():
 
 
 def test_nobody_who_has_left_keeps_the_slot_waiting():
-    loop = Loop()
-    loop.learn()
+    loop = learned()
     requests = [new(loop.now) for _ in range(2)]
     admit(loop.former, *requests)
     loop.wait()
@@ -214,15 +221,13 @@ def test_nobody_who_has_left_keeps_the_slot_waiting():
 
 
 def test_an_urgent_request_does_not_wait():
-    loop = Loop()
-    loop.learn()
+    loop = learned()
     loop.come(1, deadline=loop.now + 1.06)  # a run takes 1.01 s, and it might be slower
     assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
 
 
 def test_an_urgent_request_ends_the_wait_of_others():
-    loop = Loop()
-    loop.learn()
+    loop = learned()
     loop.come(1, deadline=loop.now + 60)
     loop.wait()
     calm, urgent = new(loop.now, deadline=loop.now + 60), new(loop.now, deadline=loop.now + 1.06)
@@ -234,8 +239,7 @@ def test_an_urgent_request_ends_the_wait_of_others():
 
 
 def test_a_request_that_will_be_urgent_ends_the_wait_earlier():
-    loop = Loop()
-    loop.learn()
+    loop = learned()
     loop.come(1)
     unhurried = loop.wait()
     lead_s = loop.former.pressures.lead_s(4)  # of the batch that it would be
@@ -317,8 +321,7 @@ class Own(WholeQueuePolicy):
     ids=lambda options: next(iter(options)),
 )
 def test_it_can_be_turned_off_and_is_where_another_rule_decides(options):
-    loop = Loop(**options)
-    loop.learn()
+    loop = learned(**options)
     assert not loop.former.regathering.rounds
     loop.come(1)
     loop.come(1)
@@ -329,10 +332,7 @@ def test_it_can_be_turned_off_and_is_where_another_rule_decides(options):
 
 
 def test_it_can_be_changed_while_running():
-    loop = Loop()
-    loop.learn()
-    loop.come(1)
-    loop.wait()
+    loop = waiting(1)
     loop.former.change(loop.former.options.changed({"regather": False}), lambda request: None)
     assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
     loop.former.change(loop.former.options.changed({"regather": True}), lambda request: None)
@@ -340,8 +340,7 @@ def test_it_can_be_changed_while_running():
 
 
 def test_a_window_that_is_longer_than_the_return_ends_as_before():
-    loop = Loop(batch_wait_timeout_s=0.01)
-    loop.learn()
+    loop = learned(batch_wait_timeout_s=0.01)
     loop.come(1)
     came_at = loop.now
     wait = loop.wait()
@@ -351,16 +350,14 @@ def test_a_window_that_is_longer_than_the_return_ends_as_before():
 
 
 def test_slots_without_limit_wait_for_nobody():
-    loop = Loop(max_concurrent_batches=None)
-    loop.learn()
+    loop = learned(max_concurrent_batches=None)
     loop.former.reform(idle_slots=math.inf)
     loop.come(1)
     assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
 
 
 def test_requests_that_are_put_back_are_counted_once():
-    loop = Loop()
-    loop.learn()
+    loop = learned()
     loop.come(4)
     decision = loop.decide()
     assert isinstance(decision, Dispatch)
@@ -406,8 +403,7 @@ def test_it_waits_no_longer_than_running_them_apart_costs():
 
 
 def test_those_who_queued_meanwhile_count_for_a_full_batch():
-    loop = Loop()
-    loop.learn()
+    loop = learned()
     loop.come(4)
     loop.run(loop.decide(), late=6)
     wait = loop.wait()

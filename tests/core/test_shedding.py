@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from core.former_scenes import admit, change, new, queue, waiting
+from core.former_scenes import admit, change, hand_out, new, queue, waiting
 from shoal import QueuePolicy
-from shoal.core.policy import Dispatch
 from shoal.core.request import State
 
 
@@ -58,9 +57,7 @@ def test_who_was_put_back_is_as_old_as_before() -> None:
         overload="shed_lowest",
         priority_levels=2,
     )
-    decision = former.decide(5)
-    assert isinstance(decision, Dispatch)
-    assert former.take(decision) == [old, gone]
+    assert hand_out(former, 5) == [old, gone]
     gone.state = State.CANCELLED
     former.put_back([old])
     admit(former, new(2, priority=1))
@@ -99,9 +96,7 @@ def test_a_request_that_is_put_back_counts_for_its_level() -> None:
     gone, stays = new(), new()
     policy = QueuePolicy(max_queued_requests=2)
     former = queue(gone, stays, idle=0, default_queue_policy=policy)
-    decision = former.decide(0)
-    assert isinstance(decision, Dispatch)
-    taken = former.take(decision)
+    taken = hand_out(former)
     gone.state = State.CANCELLED
     former.put_back(taken)
     assert [former.admit(new()).refusal is None for _ in range(2)] == [True, False]
