@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import MISSING
 from typing import Any, Final, TypeAlias
 
-from shoal.core.options.records import SAME
+from shoal.core.options.option import SAME
 
 Options: TypeAlias = Any
 """A `BatchOptions`, whose module imports this one."""

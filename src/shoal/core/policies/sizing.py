@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shoal.core.amount import cost_of
 from shoal.core.batch import DispatchReason
-from shoal.core.options.records import Same
+from shoal.core.options.option import Same
 from shoal.core.queue import ArrivalQueue, RankedQueue
 
 if TYPE_CHECKING:
