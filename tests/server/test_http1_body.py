@@ -7,7 +7,7 @@ import pytest
 from live_server import HANG_S, live, read_all, read_until, request, until_quiet
 
 from shoal.asgi.guard import BadRequest
-from shoal.server.http1.body import ChunkedBody, SizedBody, reader_of
+from shoal.server.http1.body import ChunkedBody, SizedBody
 from shoal.server.shared import Shared
 from shoal.server.sockets.transport import Transport
 
@@ -46,11 +46,6 @@ def refused(data):
         found.add(caught.value.status)
     (status,) = found
     return status
-
-
-def test_a_reader_is_chosen_by_the_length():
-    assert isinstance(reader_of(None), ChunkedBody)
-    assert isinstance(reader_of(1), SizedBody)
 
 
 # A length.

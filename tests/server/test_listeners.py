@@ -114,7 +114,7 @@ async def test_a_client_that_is_gone_before_it_is_accepted_ends_nothing(name):
     with anyio.fail_after(HANG_S):
         listener.listen()
         bound.socket = Unlucky(listening, getattr(errno, name))
-        async with await connect(listener.url):
+        async with await connect(bound.url):
             (await listener.accept()).close()
     listening.close()
 

@@ -21,7 +21,7 @@ from wsproto.connection import Connection as WebSocket
 from wsproto.connection import ConnectionType
 from wsproto.events import TextMessage
 
-from shoal.server.sockets.poller import TaskPoller
+from shoal.server.sockets.transport import TaskPoller
 from shoal.server.streams.connection import StreamConnection
 from worker_processes import until
 

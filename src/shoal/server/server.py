@@ -37,10 +37,9 @@ from shoal.server.http1.connection import Http1Connection
 from shoal.server.listeners import AppListener, bind_all
 from shoal.server.proxies import ProxyHeaders
 from shoal.server.shared import Shared
-from shoal.server.sockets.poller import new_poller
 from shoal.server.sockets.timeouts import Timeouts
 from shoal.server.sockets.tls import TlsTransport, tls_of
-from shoal.server.sockets.transport import Transport
+from shoal.server.sockets.transport import Transport, new_poller
 
 if TYPE_CHECKING:
     import socket
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
     from shoal.server.config import FrontEndListener, StartFrontEnds
     from shoal.server.http1.head import HeadParser
-    from shoal.server.sockets.transport import Poller
+    from shoal.server.sockets.transport import EpollPoller, TaskPoller
 
 __all__ = ["Drained", "serve"]
 
@@ -135,7 +134,7 @@ async def serve(
 
 
 def _url(bound: LimitedListener, shared: Shared) -> str:
-    return bound.url.replace("http:", f"{shared.scheme}:", 1)
+    return bound.bound_socket.url.replace("http:", f"{shared.scheme}:", 1)
 
 
 def _ignore(_url: str) -> None:
@@ -176,7 +175,7 @@ class _OpenListener:
         listener: AppListener,
         bound: LimitedListener,
         shared: Shared,
-        poller: Poller,
+        poller: EpollPoller | TaskPoller,
         tls: SSLContext | None,
         counts: ConnectionCounts,
         accepts_at_once: int,
@@ -310,7 +309,7 @@ class _Server:
         self, listener: AppListener, bound: LimitedListener, connections: TaskGroup
     ) -> _OpenListener | FrontEndListener:
         tls = self._tls if listener.may_have_tls else None
-        guard = RequestGuard(self._options, bound.name)
+        guard = RequestGuard(self._options, bound.bound_socket.socket.getsockname())
         is_main = listener.app is self._to_open[0][0].app
         has_state = self._lifespan is not None and is_main
         shared = Shared(
