@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from types import SimpleNamespace
 
 import pytest
 from server_in_memory import serving
@@ -21,7 +20,7 @@ DATE = b"\r\ndate: Sun, 06 Nov 1994 08:49:37 GMT"
 
 @pytest.fixture(autouse=True)
 def the_date(monkeypatch):
-    monkeypatch.setattr("shoal.server.http1.call.time", SimpleNamespace(time=lambda: 784111777))
+    monkeypatch.setattr("shoal.server.http1.call.http_date", lambda _: DATE[8:])
 
 
 def head(*lines, first="GET / HTTP/1.1", host="Host: shoal.test"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 
@@ -28,6 +29,7 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.errors import LifespanFailed
 from shoal.server.http1.connection import Http1Connection
 from shoal.server.server import serve
+from shoal.server.sockets.transport import EpollPoller, TaskPoller
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -393,3 +395,15 @@ async def test_an_answer_of_a_wrong_length_is_a_500():
 
     async with live(app) as server:
         assert (await server.talk(request("/"))).startswith(b"HTTP/1.1 500")
+
+
+async def test_a_connection_that_the_kernel_can_not_watch_does_not_hold_up_the_end(monkeypatch):
+    def full(_poller, _transport):
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    for poller in (EpollPoller, TaskPoller):
+        monkeypatch.setattr(poller, "add", full)
+    async with live(EchoApp(), graceful_timeout_s=HANG_S * 2) as server:
+        async with await server.connect() as client:
+            assert await client.receive_some() == b""
+        server.stop.set()

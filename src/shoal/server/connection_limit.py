@@ -85,19 +85,24 @@ class LimitedListener:
         self.bound_socket.socket.listen(_BACKLOG)
 
     async def accept(self) -> socket.socket:
-        while True:
-            await self._acquire()
-            try:
-                return await self._accept()
-            except OSError as error:
-                self.release()
-                if error.errno not in _EXHAUSTED:
-                    raise
-                self._exhaustion.note(error)
-                await anyio.sleep(_RETRY_S)
-            except BaseException:
-                self.release()
-                raise
+        await self._acquire()
+        try:
+            while True:
+                try:
+                    accepted, _ = self.bound_socket.socket.accept()
+                except OSError as error:
+                    if error.errno in _EXHAUSTED:
+                        self._exhaustion.note(error)
+                        await anyio.sleep(_RETRY_S)
+                    elif error.errno in _NOBODY:
+                        await anyio.wait_readable(self.bound_socket.socket)
+                    else:
+                        raise
+                else:
+                    return accepted
+        except BaseException:
+            self.release()
+            raise
 
     def accept_waiting(self) -> socket.socket | None:
         """Returns a client that has connected already, if the limit allows it."""
@@ -117,17 +122,6 @@ class LimitedListener:
 
     def close(self) -> None:
         self.bound_socket.close()
-
-    async def _accept(self) -> socket.socket:
-        while True:
-            try:
-                accepted, _ = self.bound_socket.socket.accept()
-            except OSError as error:
-                if error.errno not in _NOBODY:
-                    raise
-                await anyio.wait_readable(self.bound_socket.socket)
-            else:
-                return accepted
 
     async def _acquire(self) -> None:
         if self._permits.value == 0 and not self._has_warned:

@@ -54,7 +54,7 @@ class ServedCall(Mapping[str, Any]):
     @property
     def send_timeout_s(self) -> float:
         """How long the client may take to accept a message, in seconds."""
-        seconds: float = self._shared.send_timeout_s
+        seconds: float = self._shared.options.send_timeout_s
         return seconds
 
     @property

@@ -75,10 +75,6 @@ class Shared:
         self.counts = counts  # of all addresses of the server, by "main" or "admin"
         self.is_local = is_local  # it listens at a loopback address or a UNIX socket
         self.idle_s = options.keep_alive_timeout_s
-        self.head_timeout_s = options.head_timeout_s
-        self.body_timeout_s = options.body_timeout_s
-        self.ping_interval_s = options.ping_interval_s
-        self.send_timeout_s = options.send_timeout_s
         self.faults = ClientFaults(timeouts.now)
         self.connections: set[Any] = set()
         self.started = 0  # calls of the application since the server started

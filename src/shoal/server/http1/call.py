@@ -162,7 +162,7 @@ class Http1Call(ServedCall):
             if self._expects and not self.has_begun:
                 connection.send(CONTINUE)
             self._expects = False
-            allowed_s = time_to_receive_s(self._received, self._shared.body_timeout_s)
+            allowed_s = time_to_receive_s(self._received, self._shared.options.body_timeout_s)
             began = now()
             if connection.awaits("a body", allowed_s - self._waited_s):
                 await connection.changed.wait()

@@ -84,9 +84,9 @@ class Http1Connection(Receiver):
         self._name = host_and_port(transport.name)
 
     def start(self) -> None:
-        self.shared.connections.add(self)
         self.transport.receiver = self
         self.transport.start()
+        self.shared.connections.add(self)
         self._start_task()
 
     def drain(self) -> None:
@@ -150,7 +150,7 @@ class Http1Connection(Receiver):
     def limit_send(self) -> None:
         """Sets the deadline of data that the kernel has not taken."""
         size = len(self.transport.unsent)
-        self._timeout.set(time_to_send_s(size, self.shared.send_timeout_s))
+        self._timeout.set(time_to_send_s(size, self.shared.options.send_timeout_s))
 
     def awaits(self, awaited: str, limit_s: float) -> bool:
         """Waits for "a head" or "a body"; False if input has come at once (over TLS)."""
@@ -284,7 +284,7 @@ class Http1Connection(Receiver):
                     self._take_head(bytes(data), end)
                     return
                 searched = len(data)
-                left_s = self._began_at + shared.head_timeout_s - shared.timeouts.now()
+                left_s = self._began_at + parser.options.head_timeout_s - shared.timeouts.now()
                 if self.awaits("a head", left_s):
                     await shared.parking.park(self)
         except BadRequest as error:

@@ -135,7 +135,7 @@ class Http2Stream:
 
     async def _send_rest(self) -> None:
         """Sends unsent messages; resets the stream if the client does not take them in time."""
-        timeout_s = self.connection.shared.send_timeout_s
+        timeout_s = self.connection.shared.options.send_timeout_s
         async with self._order:
             size = sum(map(len, self._rest))
             with anyio.move_on_after(time_to_send_s(size, timeout_s)) as scope:
@@ -196,7 +196,9 @@ class Http2Call(AppCall):
         self._timeout: BodyTimeout | None = None
         if has_body:
             shared = self._shared
-            self._timeout = BodyTimeout(shared.timeouts, shared.body_timeout_s, self._time_out)
+            self._timeout = BodyTimeout(
+                shared.timeouts, shared.options.body_timeout_s, self._time_out
+            )
 
     async def data_received(self, data: bytes, size: int) -> None:
         """Adds a part of the body; `size` is its share of the flow-control window."""
