@@ -413,21 +413,6 @@ def test_what_can_not_become_a_head_is_refused_before_it_ends(data):
 HEADERS = [(b"x", b"a"), (b"host", b"shoal.test")]
 
 
-@pytest.mark.parametrize(
-    ("target", "path", "host"),
-    [
-        (b"http://a.test/b?c", b"/b?c", b"a.test"),
-        (b"HTTPS://[::1]:80", b"/", b"[::1]:80"),
-        (b"http://a.test?b", b"/?b", b"a.test"),
-        (b"http://a.test//b", b"//b", b"a.test"),
-        (b"http://a.test/http://b@c", b"/http://b@c", b"a.test"),
-    ],
-)
-def test_a_url_is_a_path_and_the_host_in_place_of_the_header(target, path, host):
-    assert in_origin_form("GET", target, HEADERS) == (path, [(b"host", host), (b"x", b"a")])
-    assert in_origin_form("GET", target, []) == (path, [(b"host", host)])
-
-
 def test_a_url_without_a_path_is_the_server_itself_for_options():
     assert in_origin_form("OPTIONS", b"http://a.test", [])[0] == b"*"
     assert in_origin_form("OPTIONS", b"http://a.test/", [])[0] == b"/"
