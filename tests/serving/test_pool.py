@@ -10,7 +10,7 @@ import pytest
 
 from batching.scenes import PENDING, Caller, settle
 from shoal.errors import BackendUnavailable
-from shoal.serving.backends.pool import Member, Pool, PoolRoom
+from shoal.serving.backends.pool import Member, Pool, PoolCapacity
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -37,14 +37,14 @@ def filled(*tags: str, slots: int = 1, most: int | None = None) -> tuple[Pool, l
     return pool, [pool.add(one, slots, most) for one in named]
 
 
-def room_in(pool: Pool, size: int) -> PoolRoom:
-    room = PoolRoom(pool, size)
+def room_in(pool: Pool, size: int) -> PoolCapacity:
+    room = PoolCapacity(pool, size)
     room.subscribe(lambda: None)
     return room
 
 
 def free(pool: Pool, size: int) -> float:
-    room = PoolRoom(pool, size)
+    room = PoolCapacity(pool, size)
     room.subscribe(lambda: None)()
     return room.free
 
@@ -239,7 +239,7 @@ async def test_replicas_take_more_and_less_at_once() -> None:
 async def test_each_change_of_room_is_told() -> None:
     pool, (first,) = filled("a", slots=2)
     seen: list[float] = []
-    room = PoolRoom(pool, 1)
+    room = PoolCapacity(pool, 1)
     unsubscribe = room.subscribe(lambda: seen.append(room.free))
     with at_work(pool, first, 1):
         assert seen[-1:] == [1]
