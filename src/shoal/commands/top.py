@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from shoal.serving.clients.remote_client import RemoteClient
 
-_Row: TypeAlias = dict[str, object]  # the cells of a line of a table, by the heads of its columns
+_Row: TypeAlias = dict[str, object]  # the values of a row, by the heads of their columns
 
 _DESCRIPTION: Final = """\
 Show a running server, each second: throughput, latencies, batches and their dispatch reasons,
