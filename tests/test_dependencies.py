@@ -41,7 +41,6 @@ EXTRAS_OF = {
     "shoal.observe.machine": {"serve"},
     "shoal.observe.otel": {"otel"},
     "shoal.planning.plots": {"plot"},
-    "shoal.planning.report": {"plot"},
 }
 
 

@@ -26,7 +26,6 @@ from shoal.planning import traces
 from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.plots import plot
 from shoal.planning.recordings import MeasuredRunTimes
-from shoal.planning.report import write_report
 from shoal.planning.traces import COLUMNS, read_trace
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ _EXAMPLE: Final = """\
   What other options would have done to the traffic that `shoal trace` has recorded:
 
     shoal simulate trace.jsonl --option max_batch_size=64 \\
-      --compare "max_batch_size=64 batch_wait_timeout_s=0.01" --html report.html
+      --compare "max_batch_size=64 batch_wait_timeout_s=0.01"
 """
 
 _TRAFFIC: Final[dict[str, Callable[..., Iterable[float]]]] = {
@@ -147,9 +146,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         help='options to compare with, like "max_batch_size=64 overload=wait"; repeatable',
     )
     add_output_arguments(parser, "latencies, batch sizes and dispatch reasons")
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="save a report that compares, as one HTML file"
-    )
 
 
 def run(arguments: Namespace) -> int:
@@ -181,9 +177,6 @@ def run(arguments: Namespace) -> int:
     show(arguments, data, text)
     if arguments.plot is not None:
         save_plot(partial(plot, simulation), arguments.plot)
-    if arguments.html is not None:
-        report = comparison.report([("run time", _run_time_text(handler))])
-        save_plot(partial(write_report, report), arguments.html)
     return 0
 
 

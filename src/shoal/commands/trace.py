@@ -32,7 +32,7 @@ payloads, and hashes bucket keys.
 
 _EXAMPLE: Final = """\
   shoal trace --seconds 600 -o trace.jsonl
-  shoal simulate trace.jsonl --option max_batch_size=64 --html report.html
+  shoal simulate trace.jsonl --option max_batch_size=64
 
   shoal trace --backend small -o small.jsonl --url https://models.example.com --token-file token
 

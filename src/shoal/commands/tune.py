@@ -31,7 +31,7 @@ from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.commands.support.output import keywords, save_plot, show, table
 from shoal.commands.support.values import init_arguments_of, json_of, option_pairs
 from shoal.planning.figures import duration, percent, percentiles, three_digits
-from shoal.planning.measuring import Measured, NotMeasured, instance_of, measure, opened
+from shoal.planning.measuring import NotMeasured, instance_of, measure, opened
 from shoal.planning.plots import plot_tuning
 from shoal.planning.tuning import Search, least_busy
 
@@ -41,12 +41,15 @@ if TYPE_CHECKING:
 
     from shoal.batching.batcher import Batcher
     from shoal.core.options.options import BatchOptions
+    from shoal.planning.recordings import MeasuredRunTimes
     from shoal.planning.tuning import Candidate
 
 _SHOWN: Final = 10
 
 
-def tuned_as_text(measured: Measured, search: Search, candidates: Sequence[Candidate]) -> str:
+def tuned_as_text(
+    measured: MeasuredRunTimes, search: Search, candidates: Sequence[Candidate]
+) -> str:
     """Returns the result of a search as text; the best candidate is first."""
     parts = [_run_times(measured)]
     fitting = [candidate for candidate in candidates if candidate.meets_target]
@@ -72,7 +75,7 @@ def tuned_as_text(measured: Measured, search: Search, candidates: Sequence[Candi
 
 
 def tuned_as_data(
-    measured: Measured, search: Search, candidates: Sequence[Candidate]
+    measured: MeasuredRunTimes, search: Search, candidates: Sequence[Candidate]
 ) -> dict[str, Any]:
     """Returns the result of a search for JSON; times in seconds."""
     return {
@@ -100,7 +103,7 @@ def tuned_as_data(
     }
 
 
-def _run_times(measured: Measured) -> str:
+def _run_times(measured: MeasuredRunTimes) -> str:
     rows: list[list[object]] = []
     for size, runs_s in measured.runs_s.items():
         usual_s = median(runs_s)
@@ -144,7 +147,7 @@ def _without_batches(search: Search) -> list[str]:
     return [text]
 
 
-def _why_not(measured: Measured, search: Search, nearest: Candidate) -> str:
+def _why_not(measured: MeasuredRunTimes, search: Search, nearest: Candidate) -> str:
     """Explains the limit: the handler's run time, its throughput, or the time in the queue."""
     alone_s = median(measured.runs_s[1])
     if alone_s > search.p99_s:
@@ -295,7 +298,7 @@ def _failed(what: str, error: BaseException) -> CommandError:
     return CommandError(f"{what}, see above", 1)
 
 
-async def _measured(handler: Any, arguments: Namespace) -> tuple[Measured, BatchOptions]:
+async def _measured(handler: Any, arguments: Namespace) -> tuple[MeasuredRunTimes, BatchOptions]:
     async with opened(handler) as batcher:
         options = batcher.options
         measured = await measure(

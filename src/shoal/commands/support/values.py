@@ -15,7 +15,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.commands.support.mistake import CommandError, as_mistakes
-from shoal.core.options.options import OPTIONS, no_option
+from shoal.core.options.names import not_an_option
+from shoal.core.options.options import OPTIONS
 from shoal.core.simulation.results import Linear
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def option_pairs(texts: Sequence[str]) -> dict[str, Any]:
         name = key.replace("-", "_")
         option = OPTIONS.get(name)
         if option is None:
-            raise CommandError(no_option(name))
+            raise CommandError(str(not_an_option(name, "a batcher", OPTIONS)))
         if option.is_function:
             raise CommandError(
                 f"{name} is a function, which can't be given here; costs and buckets of requests "
