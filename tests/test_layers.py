@@ -127,6 +127,7 @@ KNOW_AN_EVENT_LOOP = {
     "shoal.loops.parking",  # as well
     "shoal.loops.private",  # lists what is read of their private parts
     "shoal.loops.trio_parking",
+    "shoal.commands.server.process",  # starts the process's loop
     "shoal.testing.virtual_time",  # gives each loop a clock that jumps
 }
 
