@@ -125,6 +125,9 @@ def test_what_is_for_the_operator_is_among_the_options(parser, tmp_path):
         ),
         (["--keep-alive-timeout", "0"], "keep_alive_timeout_s must be more than 0 seconds, not 0"),
         (["--max-connections", "none"], "max_connections must be a whole number, not 'none'"),
+        (["--workers", "0"], "workers must be at least 1"),
+        (["--workers", "257"], "workers must be at most 256, not 257"),
+        (["--workers", "many"], "workers must be a whole number or \"auto\", not 'many'"),
     ],
 )
 def test_a_wrong_value_is_told_as_in_a_file(parser, words, message):
