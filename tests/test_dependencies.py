@@ -28,10 +28,7 @@ EXTRAS_OF = {
     "shoal.batching.trace": {"otel"},
     "shoal.commands.server.client": {"client"},
     "shoal.commands.server.hypercorn_host": {"serve"},
-    "shoal.commands.server.process": {"uvloop"},
     "shoal.commands.server.reload": {"reload"},
-    "shoal.commands.server.screen": {"top"},
-    "shoal.commands.support.values": {"serve"},
     "shoal.http": {"serve"},
     "shoal.server": {"serve"},
     "shoal.asgi": {"serve"},
@@ -44,7 +41,6 @@ EXTRAS_OF = {
     "shoal.observe.machine": {"serve"},
     "shoal.observe.otel": {"otel"},
     "shoal.planning.plots": {"plot"},
-    "shoal.planning.report": {"plot"},
 }
 
 

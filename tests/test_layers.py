@@ -95,8 +95,6 @@ LONG_TO_LOAD = {
     "shoal.commands.server.workers",
     # with Hypercorn
     "shoal.commands.server.hypercorn_host",
-    # with rich
-    "shoal.commands.server.screen",
     # with a reader of the pages for callers, and of the dashboard
     *("shoal.http.openapi.document", "shoal.http.openapi.pages", "shoal.http.dashboard.feed"),
 }
@@ -126,8 +124,6 @@ KNOW_AN_EVENT_LOOP = {
     "shoal.loops.parking",  # as well
     "shoal.loops.private",  # lists what is read of their private parts
     "shoal.loops.trio_parking",
-    "shoal.commands.server.process",  # starts the process's loop
-    "shoal.commands.server.signals",  # wakes it
     "shoal.testing.virtual_time",  # gives each loop a clock that jumps
 }
 
@@ -188,19 +184,7 @@ def is_package(module: str, modules: Mapping[str, str]) -> bool:
 
 
 OPTIONAL = (
-    *(
-        "serve",
-        "plot",
-        "client",
-        "ray",
-        "uvloop",
-        "cache",
-        "bodies",
-        "reload",
-        "top",
-        "gpu",
-        "otel",
-    ),
+    *("serve", "plot", "client", "ray", "uvloop", "cache", "bodies", "reload", "gpu", "otel"),
 )
 
 

@@ -22,6 +22,7 @@ from shoal.serving.app_file.file import read_app_file
 from shoal.testing.asgi import ask
 
 pytest.importorskip("numpy")
+pytestmark = [pytest.mark.anyio, pytest.mark.one_loop, pytest.mark.real_time]
 
 NO_LIST = "a handler gets a list for each of its parameters"
 NO_NAMES = "must be named"
@@ -33,26 +34,15 @@ LISTS = "lists of up to 10"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Some code, and what becomes of it.
+    """Some code, and what becomes of it."""
 
-    Attributes:
-        code: Its name in `ways_in_code`.
-        batched: What it says where it is batched, or why it is refused there.
-        served: The same where it is served.
-        takes: What `shoal check` says.
-        by_handle: What it says to a call from Python, if that is something else.
-        item: The arguments of the call.
-        body: The body of the request.
-        streams: Whether it answers by a stream.
-    """
-
-    code: str
-    batched: str
-    served: str
-    takes: str = ""
-    by_handle: str = ""
-    item: tuple[Any, ...] = (1,)
-    body: Any = 1
+    code: str  # its name in `ways_in_code`
+    batched: str  # what it says where it is batched, or why it is refused there
+    served: str  # the same where it is served
+    takes: str = ""  # what `shoal check` says
+    by_handle: str = ""  # what it says to a call from Python, if that is something else
+    item: tuple[Any, ...] = (1,)  # the arguments of the call
+    body: Any = 1  # of the request
     streams: bool = False
 
 
@@ -169,9 +159,6 @@ async def asked(app: shoal.App, row: Row) -> str:
     return str(answer.json())
 
 
-@pytest.mark.anyio
-@pytest.mark.one_loop
-@pytest.mark.real_time
 @each_row
 async def test_what_is_batched_gets_lists(row: Row) -> None:
     given = getattr(code, row.code)
@@ -190,9 +177,6 @@ async def test_what_is_batched_gets_lists(row: Row) -> None:
             assert row.batched in await said((call or face)(*row.item))
 
 
-@pytest.mark.anyio
-@pytest.mark.one_loop
-@pytest.mark.real_time
 @each_row
 async def test_what_an_application_serves_gets_what_the_rule_says(row: Row) -> None:
     given = getattr(code, row.code)
@@ -212,9 +196,6 @@ async def test_what_an_application_serves_gets_what_the_rule_says(row: Row) -> N
             assert await asked(app, row) == row.served
 
 
-@pytest.mark.anyio
-@pytest.mark.one_loop
-@pytest.mark.real_time
 @each_row
 async def test_what_a_client_creates_gets_the_same(row: Row) -> None:
     async with shoal.start() as client:
@@ -230,9 +211,6 @@ async def test_what_a_client_creates_gets_the_same(row: Row) -> None:
             assert await said(call) == (row.by_handle or row.served)
 
 
-@pytest.mark.anyio
-@pytest.mark.one_loop
-@pytest.mark.real_time
 @each_row
 async def test_what_a_file_declares_gets_the_same_and_is_told_by_check(
     row: Row, tmp_path: Any, capsys: pytest.CaptureFixture[str]
@@ -254,7 +232,6 @@ async def test_what_a_file_declares_gets_the_same_and_is_told_by_check(
         assert await asked(app, row) == row.served
 
 
-@pytest.mark.real_time
 def test_what_the_command_line_creates_gets_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     with server(allowed=("ways_in_code",)) as url:
         for row in TABLE:
@@ -270,11 +247,3 @@ def test_what_the_command_line_creates_gets_the_same(capsys: pytest.CaptureFixtu
             capsys.readouterr()
             assert main(["call", row.code, *items, *stream, "--url", url]) == 0
             assert capsys.readouterr().out.strip().strip('"') == (row.by_handle or row.served)
-
-
-@pytest.mark.parametrize("name", ["of_lists", "OfLists"])
-def test_code_alone_is_no_application_to_serve(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["serve", f"ways_in_code:{name}"]) == 2
-    assert f"ways_in_code:{name} is not an ASGI application" in capsys.readouterr().err

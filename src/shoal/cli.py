@@ -16,47 +16,27 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser
     from collections.abc import Callable, Mapping, Sequence
 
+# The help text of each command, and the function that adds its arguments to its parser. The
+# function's module is imported for that command only: importing all of them takes four times as
+# long as showing the help.
 _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "serve": ("serve an application over HTTP", "commands.serve:add_arguments"),
-    "check": ("show what an application would run", "commands.check:add_arguments"),
-    "start": ("start a named server", "commands.start:add_arguments"),
-    "stop": ("stop a named server", "commands.stop:add_arguments"),
-    "status": ("show a server's backends and endpoints", "commands.backends:add_status_arguments"),
-    "logs": ("show the log of a named server", "commands.logs:add_arguments"),
-    "backends": (
-        "list, create, change, delete backends",
-        "commands.backends:add_arguments",
-    ),
-    "endpoints": ("list, create, delete endpoints", "commands.endpoints:add_arguments"),
-    "traffic": (
-        "show and divide requests among backends",
-        "commands.endpoints:add_traffic_arguments",
-    ),
-    "shadow": (
-        "copy requests to a backend",
-        "commands.endpoints:add_shadow_arguments",
-    ),
-    "scale": (
-        "change the number of replicas",
-        "commands.backends:add_scale_arguments",
-    ),
-    "call": ("call an endpoint", "commands.call:add_arguments"),
-    "top": ("watch a server in the terminal", "commands.top:add_arguments"),
-    "trace": ("record a server's arrivals for a simulation", "commands.trace:add_arguments"),
-    "simulate": (
-        "simulate batching options under given traffic",
-        "commands.simulate:add_arguments",
-    ),
-    "tune": (
-        "measure a handler and find options for it",
-        "commands.tune:add_arguments",
-    ),
+    "serve": ("serve an application over HTTP", "serve:add_arguments"),
+    "check": ("show what an application would run", "check:add_arguments"),
+    "start": ("start a named server", "start:add_arguments"),
+    "stop": ("stop a named server", "stop:add_arguments"),
+    "status": ("show a server's backends and endpoints", "backends:add_status_arguments"),
+    "logs": ("show the log of a named server", "logs:add_arguments"),
+    "backends": ("list, create, change, delete backends", "backends:add_arguments"),
+    "endpoints": ("list, create, delete endpoints", "endpoints:add_arguments"),
+    "traffic": ("show and divide requests among backends", "endpoints:add_traffic_arguments"),
+    "shadow": ("copy requests to a backend", "endpoints:add_shadow_arguments"),
+    "scale": ("change the number of replicas", "backends:add_scale_arguments"),
+    "call": ("call an endpoint", "call:add_arguments"),
+    "top": ("watch a server in the terminal", "top:add_arguments"),
+    "trace": ("record a server's arrivals for a simulation", "trace:add_arguments"),
+    "simulate": ("simulate batching options under given traffic", "simulate:add_arguments"),
+    "tune": ("measure a handler and find options for it", "tune:add_arguments"),
 }
-"""The help text of each command, and the function that adds its arguments to its parser.
-
-The function's module is imported for that command only: importing all of them takes four times as
-long as showing the help.
-"""
 
 _FIRST_STEPS: Final = """\
 first steps:
@@ -115,6 +95,6 @@ def _parser(given: Sequence[str]) -> ArgumentParser:
         if name in given:
             module, _, function = target.partition(":")
             add_arguments: Callable[[ArgumentParser], None]
-            add_arguments = getattr(import_module(f"shoal.{module}"), function)
+            add_arguments = getattr(import_module(f"shoal.commands.{module}"), function)
             add_arguments(command)
     return parser

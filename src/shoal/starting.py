@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -26,13 +27,13 @@ from shoal.serving.state.file import StateFile
 if TYPE_CHECKING:
     import os
     from collections.abc import Awaitable, Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
     from typing import Unpack
 
     from anyio.abc import TaskStatus
     from starlette.types import ASGIApp
 
     from shoal.asgi.http_options import ServerKeywords
-    from shoal.embedded_server import EmbeddedServer
     from shoal.serving.clients.in_replica import ChildClient, InsideClient
     from shoal.serving.clients.protocol import BlockingClient
 
@@ -97,9 +98,7 @@ class Starting:
             self._batchers = await self._exit.enter_async_context(BatcherBlock())
             self._controller = controller = await self._exit.enter_async_context(Controller(state))
             if server is not None:
-                make, options = server
-                running = await self._exit.enter_async_context(make(controller, options))
-                controller.url = running.url
+                controller.url = await self._exit.enter_async_context(server(controller))
         except BaseException:  # not passed to aclose(): it would be wrapped in a group
             await self._exit.aclose()
             raise
@@ -136,10 +135,10 @@ class Starting:
         )
 
 
-def _server_of(http: Any) -> tuple[type[EmbeddedServer], HttpOptions]:
+def _server_of(http: Any) -> Callable[[Controller], AbstractAsyncContextManager[str]]:
     with needing("serving over HTTP", "serve"):
-        from shoal.embedded_server import EmbeddedServer
-    return EmbeddedServer, HttpOptions.of(http)
+        from shoal.embedded_server import serving_controller
+    return partial(serving_controller, options=HttpOptions.of(http))
 
 
 async def serve(

@@ -8,7 +8,9 @@ import http.client
 import io
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -72,10 +74,7 @@ class Terminal:
             [sys.executable, "-m", "shoal", *arguments],
             cwd=self.directory,
             env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **options,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options},
         )
 
     def run(self, *arguments):
@@ -131,19 +130,14 @@ class Terminal:
         return code, out.getvalue(), err.getvalue()
 
     @contextmanager
-    def serving(self, command, *arguments):
+    def serving(self, command, *arguments, by=""):
         """Runs a server in the foreground; gives its process and its port."""
         process = self.popen(command, *arguments)
-        hang = threading.Timer(HANG_S, process.kill)
-        hang.start()
-        try:
+        with killed_late(process):
             line = first_line(process.stderr)
-            assert line.startswith("Shoal serving "), line + process.stderr.read()
-            yield process, int(line.rpartition(":")[2])
-        finally:
-            hang.cancel()
-            process.kill()
-            process.communicate()
+            found = re.fullmatch(rf"Shoal serving .*:(\d+){by}\n", line)
+            assert found, line + process.stderr.read()
+            yield process, int(found[1])
 
     def close(self):
         """Ends the servers that a test has left."""
@@ -159,6 +153,19 @@ class Terminal:
             fcntl.flock(file, fcntl.LOCK_SH)
 
 
+@contextmanager
+def killed_late(process):
+    """Kills a process when the block ends, or hangs."""
+    hang = threading.Timer(2 * HANG_S, process.kill)
+    hang.start()
+    try:
+        yield process
+    finally:
+        hang.cancel()
+        process.kill()
+        process.communicate()
+
+
 def is_of_opentelemetry(name):
     return name.startswith("OTEL_")
 
@@ -166,6 +173,22 @@ def is_of_opentelemetry(name):
 def is_below(directory, module):
     file = getattr(module, "__file__", None)
     return file is not None and Path(file).is_relative_to(directory)
+
+
+def wait_until_refused(port):
+    """Waits until the server of a port listens no more, as from the beginning of its drain."""
+    while accepts(port):
+        pass
+
+
+def accepts(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=HANG_S).close()
+    except ConnectionRefusedError:
+        return False
+    except ConnectionResetError:
+        pass  # the kernel had accepted it when the server closed its listener
+    return True
 
 
 def ask(port, path, item=None, host="127.0.0.1"):

@@ -8,7 +8,6 @@ import signal
 import socket
 import ssl
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,7 +20,6 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from certificates import new_certificate
-from progress_lines import first_line
 from shoal.serving.app_file.server import NOT_ON_HYPERCORN
 
 pytestmark = pytest.mark.real_time
@@ -53,13 +51,7 @@ app.endpoint("/e")(Model)
 
 
 class Served:
-    """A server that runs.
-
-    Attributes:
-        url: Its URL.
-        port: Its port.
-        process: Its process.
-    """
+    """A server that runs."""
 
     def __init__(self, process, url):
         self.process = process
@@ -85,20 +77,10 @@ class Served:
 @contextmanager
 def serving(terminal, loop, *arguments, app=APP):
     given = ("--server", "hypercorn", "--event-loop", loop, "--port", "0", *arguments)
-    process = terminal.popen("serve", app, *given)
-    hang = threading.Timer(2 * HANG_S, process.kill)
-    hang.start()
-    try:
-        line = first_line(process.stderr)
-        _, _, where = line.partition(" on ")
-        url, _, by = where.partition(" ")
-        assert by.startswith("(Hypercorn 0."), line + process.stderr.read()
-        assert by.endswith(f" on {loop})\n")
-        yield Served(process, url)
-    finally:
-        hang.cancel()
-        process.kill()
-        process.communicate()
+    by = rf" \(Hypercorn 0\..* on {loop}\)"
+    with terminal.serving("serve", app, *given, by=by) as (process, port):
+        scheme = "https" if "--certfile" in arguments else "http"
+        yield Served(process, f"{scheme}://127.0.0.1:{port}")
 
 
 @pytest.fixture(scope="module", params=LOOPS)
@@ -117,16 +99,6 @@ def served(request, tmp_path_factory):
 def http2(served):
     with httpx.Client(base_url=served.url, http1=False, http2=True, timeout=HANG_S) as client:
         yield client
-
-
-def test_a_call_is_answered(served):
-    assert served.post("/double", 21).json() == 42
-
-
-def test_an_item_that_does_not_fit_is_refused(served):
-    answer = served.post("/double", "two")
-    assert answer.status_code == 422
-    assert answer.headers["content-type"] == "application/problem+json"
 
 
 def test_callers_at_the_same_time_share_a_batch(served):

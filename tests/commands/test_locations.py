@@ -11,7 +11,7 @@ import pytest
 
 import shoal
 from shoal.cli import main
-from shoal.commands.server.locations import ServerLocation, ServerLock
+from shoal.commands.server.locations import ServerLocation, being_server
 from shoal.commands.support.mistake import CommandError
 
 
@@ -100,17 +100,17 @@ def test_a_directory_that_cannot_be_made_is_told(tmp_path):
 
 def test_the_process_that_holds_a_name_is_known_as_long_as_it_does(location):
     assert location.holder() is None
-    with ServerLock(location):
+    with being_server(location):
         assert location.holder() == os.getpid()
     assert location.holder() is None
 
 
 def test_a_name_that_is_held_is_refused(location):
-    with ServerLock(location), pytest.raises(CommandError) as mistake, ServerLock(location):
+    with being_server(location), pytest.raises(CommandError) as mistake, being_server(location):
         pass
     assert f"runs already as process {os.getpid()}" in str(mistake.value)
     assert "`shoal status --name one`" in str(mistake.value)
-    with ServerLock(location):
+    with being_server(location):
         pass
 
 
@@ -118,7 +118,7 @@ def test_what_a_killed_server_has_left_is_no_hindrance(location):
     location.make_directory()
     location.process.write_text("1\n")
     assert location.holder() is None
-    with ServerLock(location):
+    with being_server(location):
         assert location.holder() == os.getpid()
 
 
@@ -128,5 +128,5 @@ def test_who_asks_whether_there_is_a_server_keeps_none_from_starting(location, m
     asking = location.process.open()
     fcntl.flock(asking, fcntl.LOCK_SH)
     monkeypatch.setattr("time.sleep", lambda _: asking.close())
-    with ServerLock(location):
+    with being_server(location):
         assert asking.closed

@@ -1,12 +1,20 @@
-"""Options as they are written on a command line."""
+"""Options, weights, items and run times as they are written on a command line."""
 
 from __future__ import annotations
 
 import pytest
 
 from shoal.commands.support.mistake import CommandError
-from shoal.commands.support.values import option_pairs
+from shoal.commands.support.values import (
+    config_of,
+    json_of,
+    option_pairs,
+    run_time,
+    value_of,
+    weights_of,
+)
 from shoal.core.options.records import LatencyTarget, QueuePolicy
+from shoal.core.simulation.results import Linear
 
 
 @pytest.mark.parametrize(
@@ -33,7 +41,7 @@ from shoal.core.options.records import LatencyTarget, QueuePolicy
         ),
     ],
 )
-def test_what_is_written_is_read(text, name, value):
+def test_an_option_of_a_batcher_is_read(text, name, value):
     assert option_pairs([text]) == {name: value}
 
 
@@ -57,3 +65,120 @@ def test_what_is_no_option_is_told(text, complaint):
 
 def test_of_equal_options_the_last_counts():
     assert option_pairs(["max_batch_size=3", "max-batch-size=4"]) == {"max_batch_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("0.005", 0.005),
+        ("true", True),
+        ("none", None),
+        ("process", "process"),
+        ("/opt/venv/bin/python", "/opt/venv/bin/python"),
+        ("my_models:pad", "my_models:pad"),
+        ("", ""),
+        ('"3"', "3"),
+        ("'none'", "none"),
+        ("[[0, 1], [2]]", [[0, 1], [2]]),
+        ("{ p99_s = 0.1 }", {"p99_s": 0.1}),
+        ('{"p99_s": 0.1}', {"p99_s": 0.1}),
+        ("[1, null]", [1, None]),
+        ("8,16", "8,16"),
+        ("True", "True"),
+        ("a b", "a b"),
+    ],
+)
+def test_a_value_is_read_as_in_a_file_and_a_word_as_text(text, value):
+    read = value_of(text)
+    assert read == value
+    assert type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[1, 2", "'[1, 2' is not a TOML value: "),
+        ('"a', "is not a TOML value"),
+        ("1\nb = 2", "more than"),
+    ],
+)
+def test_a_value_that_only_begins_like_toml_is_refused(text, line):
+    with pytest.raises(CommandError) as mistake:
+        value_of(text)
+    assert line in str(mistake.value)
+
+
+def test_dots_lead_into_tables():
+    texts = ["num_replicas=2", "autoscaling.max_replicas=4", "autoscaling.min_replicas=1"]
+    tables = {"autoscaling": {"max_replicas": 4, "min_replicas": 1}}
+    assert config_of(texts) == {"num_replicas": 2, **tables}
+
+
+@pytest.mark.parametrize(
+    ("texts", "line"),
+    [
+        (["a"], "an option is written KEY=VALUE, like num_replicas=2, not 'a'"),
+        (["=1"], "an option is written KEY=VALUE"),
+        (["a..b=1"], "an option is written KEY=VALUE"),
+        (["a=1", "a=2"], "a=2: a is already given, as 1"),
+        (["a=1", "a.b=2"], "a.b=2: a is already given, as 1"),
+        (["a.b=1", "a=2"], "a=2: a is already given, as {'b': 1}"),
+    ],
+)
+def test_options_of_another_form_are_refused(texts, line):
+    with pytest.raises(CommandError) as mistake:
+        config_of(texts)
+    assert line in str(mistake.value)
+    assert mistake.value.exit_code == 2
+
+
+def test_weights_are_read():
+    assert weights_of(["a=0.9", "b:c=.1"]) == {"a": 0.9, "b:c": 0.1}
+
+
+def test_weights_that_sum_to_100_are_percentages():
+    assert weights_of(["a=99.9", "b=0.1"]) == {"a": 99.9 / 100, "b": 0.1 / 100}
+
+
+@pytest.mark.parametrize("texts", [["a"], ["=1"], ["a="], ["a=most"], ["a=1", "a=0"]])
+def test_weights_of_another_form_are_refused(texts):
+    with pytest.raises(CommandError):
+        weights_of(texts)
+
+
+def test_what_is_not_json_is_told_shortened():
+    with pytest.raises(CommandError, match=r"^'x{60}\.\.\.' is not JSON: .*quotes"):
+        json_of("x" * 100)
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        ("0.002+0.00005n", Linear(0.002, 0.00005)),
+        ("0.00005n+0.002", Linear(0.002, 0.00005)),
+        ("2e-3 + 5e-5 n", Linear(0.002, 0.00005)),
+        ("1e+1 + .5*n", Linear(10, 0.5)),
+        ("0.1", Linear(0.1, 0)),
+        ("0.1s", Linear(0.1, 0)),
+        ("0.5n", Linear(0, 0.5)),
+        ("n", Linear(0, 1)),
+    ],
+)
+def test_a_run_time_is_read(text, model):
+    assert run_time(text) == model
+
+
+def test_the_jitter_of_a_run_time_goes_along():
+    assert run_time("1", jitter=0.1, seed=2) == Linear(1, 0, jitter=0.1, seed=2)
+
+
+@pytest.mark.parametrize("text", ["", "n+n", "1+2", "-1", "2ms", "0.1+", "n2", "1e999", "nan", "x"])
+def test_anything_else_is_told_how_a_run_time_is_written(text):
+    with pytest.raises(CommandError, match=r"written like 0\.002\+0\.00005n"):
+        run_time(text)
+
+
+def test_a_run_time_of_0_is_refused():
+    with pytest.raises(CommandError, match="must take some time"):
+        run_time("0+0n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import json
 import os
@@ -10,6 +11,9 @@ import stat
 
 import pytest
 from processes import ask
+
+from shoal.asgi.http_options import HttpOptions
+from shoal.commands.server import process as server_process
 
 pytestmark = pytest.mark.real_time
 
@@ -273,3 +277,24 @@ def test_code_that_no_state_file_can_keep_is_told_in_a_line(terminal, directory)
     assert err.startswith("shoal: the application did not start: the endpoint /x could not be ")
     assert "'package.module:double'" in err
     assert len(err.splitlines()) == 1
+
+
+def test_the_token_is_not_shown():
+    run = server_process.ServerProcess(
+        app=None, spec="app:app", options=HttpOptions(token="s3cret")
+    )
+    assert "s3cret" not in repr(run)
+
+
+def test_garbage_is_looked_for_less_often_unless_somebody_has_said_how_often(monkeypatch):
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(700)
+        monkeypatch.setattr(server_process, "_COLLECTED_AFTER", gc.get_threshold())
+        server_process.collect_less_often()
+        assert gc.get_threshold()[0] == 10_000
+        gc.set_threshold(5)
+        server_process.collect_less_often()
+        assert gc.get_threshold()[0] == 5
+    finally:
+        gc.set_threshold(*before)

@@ -12,7 +12,7 @@ import urllib.request
 from contextlib import contextmanager, suppress
 
 import pytest
-from processes import HANG_S, ask
+from processes import HANG_S, accepts, ask
 
 from certificates import new_certificate
 from progress_lines import first_line
@@ -70,14 +70,6 @@ ONGOING = 'shoal_replica_running_requests{backend="wait",replica="wait#0"}'
 def metrics(port):
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/metrics", timeout=HANG_S) as answer:
         return answer.read().decode()
-
-
-def accepts(port):
-    try:
-        socket.create_connection(("127.0.0.1", port), HANG_S).close()
-    except ConnectionRefusedError:
-        return False
-    return True
 
 
 def read_all(client):

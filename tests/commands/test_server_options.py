@@ -9,11 +9,7 @@ import pytest
 
 from shoal.asgi.http_options import HTTP_OPTIONS, HttpOptions
 from shoal.commands.server import options
-from shoal.commands.server.options import (
-    add_server_options,
-    process_options,
-    server_options,
-)
+from shoal.commands.server.options import add_server_options, process_options, server_options
 from shoal.commands.support.mistake import CommandError
 
 FLAGS = [
@@ -143,18 +139,16 @@ def test_a_number_may_be_written_as_python_reads_it(parser, text, value):
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """Makes a machine of so many cores, and of a container with this limit of processor time."""
+    """Makes a machine of 8 cores, or another number, with these limits of control groups."""
 
-    def machine(cores, cpu_max=None, cgroup=None, of_groups=()):
+    def machine(limits, cgroup=None, cores=8):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
         monkeypatch.setattr(os, "cpu_count", lambda: cores)
         monkeypatch.setattr(options, "Path", lambda path: tmp_path / path.lstrip("/"))
-        groups = {"": cpu_max, **dict(of_groups)}
-        for group, limit in groups.items():
-            if limit is not None:
-                folder = tmp_path / "sys/fs/cgroup" / group
-                folder.mkdir(parents=True, exist_ok=True)
-                (folder / "cpu.max").write_text(limit)
+        for group, limit in limits.items():
+            folder = tmp_path / "sys/fs/cgroup" / group
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "cpu.max").write_text(limit)
         if cgroup is not None:
             (tmp_path / "proc/self").mkdir(parents=True)
             (tmp_path / "proc/self/cgroup").write_text(cgroup)
@@ -162,59 +156,43 @@ def machine(monkeypatch, tmp_path):
     return machine
 
 
-@pytest.mark.parametrize(
-    ("cores", "cpu_max", "count"),
-    [
-        (8, None, 7),  # no container
-        (1, None, 1),
-        (8, "max 100000\n", 7),  # no limit
-        (8, "400000 100000\n", 3),  # the time of four cores
-        (8, "200000 50000\n", 3),
-        (8, "390000 100000\n", 2),  # a part of a core is none
-        (8, "200000 100000\n", 1),
-        (8, "100000 100000\n", 1),
-        (8, "50000 100000\n", 1),  # half a core
-        (2, "400000 100000\n", 1),  # more than there are
-        (8, "\n", 7),
-    ],
-)
-def test_auto_is_one_worker_for_each_other_core_within_the_limit_of_the_container(
-    parser, machine, cores, cpu_max, count
-):
-    machine(cores, cpu_max)
-    assert process_options(parser.parse_args(["--workers", "auto"]), {})["workers"] == count
-    assert process_options(parser.parse_args([]), {"workers": "auto"})["workers"] == count
-
-
 OUTER, INNER = "outer.slice", "outer.slice/inner.slice"
 NESTED = f"1:name=systemd:/\n0::/{INNER}\n"
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "of_groups", "count"),
+    ("cores", "limits", "cgroup", "count"),
     [
-        (NESTED, {}, 7),
-        (NESTED, {INNER: "300000 100000\n"}, 2),  # as of systemd's CPUQuota=300%
-        (NESTED, {OUTER: "300000 100000\n", INNER: "max 100000\n"}, 2),
-        (NESTED, {OUTER: "300000 100000\n", INNER: "500000 100000\n"}, 2),
-        (NESTED, {"": "300000 100000\n", INNER: "500000 100000\n"}, 2),
-        ("0::/\n", {"": "300000 100000\n", INNER: "200000 100000\n"}, 2),
-        ("0::/other.slice\n", {INNER: "200000 100000\n"}, 7),
-        ("4:cpu:/outer.slice\n", {OUTER: "200000 100000\n"}, 7),  # of version 1
-        ("", {"": "300000 100000\n"}, 2),
+        (8, {}, None, 7),  # no container
+        (1, {}, None, 1),
+        (8, {"": "max 100000\n"}, None, 7),  # no limit
+        (8, {"": "200000 50000\n"}, None, 3),  # the time of four cores
+        (8, {"": "390000 100000\n"}, None, 2),  # a part of a core is none
+        (8, {"": "50000 100000\n"}, None, 1),  # half a core
+        (2, {"": "400000 100000\n"}, None, 1),  # more than there are
+        (8, {"": "\n"}, None, 7),
+        (8, {}, NESTED, 7),
+        (8, {INNER: "300000 100000\n"}, NESTED, 2),  # as of systemd's CPUQuota=300%
+        (8, {OUTER: "300000 100000\n", INNER: "max 100000\n"}, NESTED, 2),
+        (8, {"": "300000 100000\n", INNER: "500000 100000\n"}, NESTED, 2),
+        (8, {"": "300000 100000\n", INNER: "200000 100000\n"}, "0::/\n", 2),
+        (8, {INNER: "200000 100000\n"}, "0::/other.slice\n", 7),
+        (8, {OUTER: "200000 100000\n"}, "4:cpu:/outer.slice\n", 7),  # of version 1
+        (8, {"": "300000 100000\n"}, "", 2),
     ],
 )
-def test_auto_keeps_to_the_limits_of_all_its_control_groups(
-    parser, machine, cgroup, of_groups, count
+def test_auto_is_one_worker_for_each_other_core_within_the_limits_of_all_control_groups(
+    parser, machine, cores, limits, cgroup, count
 ):
-    machine(8, cgroup=cgroup, of_groups=of_groups)
+    machine(limits, cgroup, cores)
     assert process_options(parser.parse_args(["--workers", "auto"]), {})["workers"] == count
+    assert process_options(parser.parse_args([]), {"workers": "auto"})["workers"] == count
 
 
-def test_a_number_of_workers_is_not_bound_by_the_limit(parser, machine):
-    machine(8, "200000 100000\n")
-    assert (
-        process_options(parser.parse_args(["--workers", "5"]), {"workers": "auto"})["workers"] == 5
-    )
-    assert process_options(parser.parse_args([]), {"workers": 5})["workers"] == 5
-    assert process_options(parser.parse_args([]), {})["workers"] is None
+@pytest.mark.parametrize(
+    ("words", "in_file", "count"),
+    [(["--workers", "5"], {"workers": "auto"}, 5), ([], {"workers": 5}, 5), ([], {}, None)],
+)
+def test_a_number_of_workers_is_not_bound_by_the_limit(parser, machine, words, in_file, count):
+    machine({"": "200000 100000\n"})
+    assert process_options(parser.parse_args(words), in_file)["workers"] == count

@@ -1,18 +1,16 @@
-"""`shoal serve` at sockets that systemd has opened: by its own tool, and by its protocol."""
+"""`shoal serve` at sockets that systemd has opened. Its own tool: tests/examples/test_deploy.py."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import threading
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from processes import HANG_S, ask
+from processes import HANG_S, ask, killed_late
 
 from progress_lines import first_line
 from shoal.server.listeners import PassedSockets, passed_sockets
@@ -78,14 +76,8 @@ def passing(terminal):
             text=True,
             pass_fds=fds,
         )
-        hang = threading.Timer(HANG_S, process.kill)
-        hang.start()
-        try:
+        with killed_late(process):
             yield process
-        finally:
-            hang.cancel()
-            process.kill()
-            process.communicate()
 
     return passing
 
@@ -272,32 +264,3 @@ def test_two_sockets_named_admin_are_refused(passing, tmp_path):
     ):
         _, said = run.communicate(timeout=HANG_S)
     assert said == "shoal: 2 of the sockets from systemd are named 'admin', not one\n"
-
-
-@pytest.mark.skipif(
-    shutil.which("systemd-socket-activate") is None, reason="systemd-socket-activate is missing"
-)
-def test_systemd_starts_it_for_its_first_client(terminal):
-    (terminal.directory / "lengths.py").write_text(APP)
-    with listening() as free:
-        port = port_of(free)
-    kept = [f"--setenv={name}={value}" for name, value in terminal.environment.items() if value]
-    activated = subprocess.Popen(
-        [
-            *("systemd-socket-activate", "--listen", f"127.0.0.1:{port}", "--fdname=http", *kept),
-            *(sys.executable, "-m", "shoal", "serve", "lengths:app"),
-        ],
-        cwd=terminal.directory,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    hang = threading.Timer(HANG_S, activated.kill)
-    hang.start()
-    try:
-        assert activated.stderr.readline().startswith("Listening on ")
-        assert ask(port, "/embed", "herring") == (200, 7)
-        drain(activated)
-    finally:
-        hang.cancel()
-        activated.kill()
-        activated.communicate()

@@ -7,11 +7,10 @@ import json
 import os
 import signal
 import stat
-import threading
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from processes import ask
+from processes import ask, wait_until_refused
 
 pytestmark = pytest.mark.real_time
 
@@ -188,19 +187,14 @@ def test_stopping_lets_what_is_under_way_finish(start, terminal, directory):
     port = port_of(start("held:app"))
     os.mkfifo(directory / "a")
     os.mkfifo(directory / "a.began")
-    answers = []
-    asking = threading.Thread(target=lambda: answers.append(ask(port, "/held", "a")))
-    asking.start()
-    (directory / "a.began").read_text()
-    stopping = terminal.popen("stop")
-    with suppress(ConnectionRefusedError):  # as after SIGTERM
-        while True:
-            ask(port, "/-/readyz")
-    (directory / "a").write_text("held")
-    asking.join()
-    assert answers == [(200, "held")]
-    with stopping:
-        assert stopping.wait(15) == 0
+    with ThreadPoolExecutor() as threads:
+        answer = threads.submit(ask, port, "/held", "a")
+        (directory / "a.began").read_text()
+        with terminal.popen("stop") as stopping:
+            wait_until_refused(port)
+            (directory / "a").write_text("held")
+            assert answer.result() == (200, "held")
+            assert stopping.wait(15) == 0
 
 
 def test_one_that_does_not_answer_is_killed_by_force_alone(start, terminal):

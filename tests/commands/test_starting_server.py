@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
@@ -160,29 +156,6 @@ def until_serving(process):
         if line.startswith("Shoal serving "):
             return
         yield line
-
-
-@pytest.mark.slow
-def test_at_a_terminal_the_line_moves(terminal):
-    (terminal.directory / "slow.py").write_text(SLOW)
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "shoal", "serve", "slow:app", "--port", "0"],
-        cwd=terminal.directory,
-        env={**terminal.environment, "TERM": "xterm"},
-        stderr=theirs,
-    )
-    os.close(theirs)
-    said = b""
-    try:
-        while b"Shoal serving" not in said:
-            said += os.read(ours, 4096)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-    assert re.search(rb"\x1b\[K\\ Shoal is loading slow:app: Embedder, 1 s\r\x1b\[K", said)
-    assert b"\x1b[K\rShoal loaded slow:app in " in said
 
 
 GATED = """\

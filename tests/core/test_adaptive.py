@@ -1,25 +1,27 @@
-"""The adaptive rule: single decisions, and its effect on traffic in a small event simulation."""
+"""The adaptive rule: single decisions, and its effect on simulated traffic."""
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
-from collections import deque
-from dataclasses import dataclass, field
-from statistics import mean
-from typing import TYPE_CHECKING, Protocol
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal import BatchOptions
 from shoal.core.latency_model import LatencyModel
 from shoal.core.options.records import LatencyTarget
 from shoal.core.policies.adaptive import AdaptiveRule
+from shoal.core.simulation.results import ClosedLoop, Linear
+from shoal.core.simulation.simulate import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from shoal.core.simulation.results import Simulation
 
 A_S, B_S = 0.0005, 0.02
 PLANNED_S = 0.1
@@ -295,126 +297,34 @@ def test_whatever_came_sizes_are_allowed_and_no_wait_passes_the_plan(
 
 # Traffic
 
-
-class Rule(Protocol):
-    """The interface that the simulation uses."""
-
-    def arrived(self, now: float) -> None: ...
-
-    def limit(self, waiting: float = 0) -> float: ...
-
-    def dispatch_at(self, now: float, oldest: float, newest: float, size: float, /) -> float: ...
+HANDLER = Linear(B_S, A_S, jitter=0.05, seed=7)
 
 
-class FixedWait:
-    """A fixed size and wait, as without a target."""
-
-    def __init__(self, wait_s: float, most: int = 128) -> None:
-        self._wait_s = wait_s
-        self._most = most
-
-    def arrived(self, now: float) -> None:
-        pass
-
-    def limit(self, waiting: float = 0) -> float:
-        return self._most
-
-    def dispatch_at(self, now: float, oldest: float, newest: float, size: float, /) -> float:
-        return oldest + self._wait_s
+def adaptive(trace: Any, p99_s: float, handler: Any = HANDLER, **options: Any) -> Simulation:
+    target = LatencyTarget(p99_s=p99_s)
+    return simulate(trace, BatchOptions.of(MOST | options | {"adaptive": target}), handler)
 
 
-@dataclass
-class Seen:
-    """The results of some traffic."""
-
-    latencies_s: list[float] = field(default_factory=list)
-    batches: list[int] = field(default_factory=list)
-
-    @property
-    def p99_s(self) -> float:
-        """The p99 latency, without the first tenth, while batch sizes still grew."""
-        settled = sorted(self.latencies_s[len(self.latencies_s) // 10 :])
-        return settled[int(len(settled) * 0.99)]
-
-    def share_within(self, seconds: float) -> float:
-        return sum(s <= seconds for s in self.latencies_s) / len(self.latencies_s)
+def fixed(trace: Any, wait_s: float, handler: Any = HANDLER, **options: Any) -> Simulation:
+    wait = {"batch_wait_timeout_s": wait_s, "regather": False}
+    return simulate(trace, BatchOptions.of(MOST | options | wait), handler)
 
 
-ARRIVAL, END, ASK = range(3)
+MOST = {"max_batch_size": 128}
 
 
-@dataclass
-class World:
-    """A handler with noisy run times, and its callers."""
+def p99_s(found: Simulation) -> float:
+    """The p99 latency, without the first tenth, while batch sizes still grew."""
+    settled = sorted(found.latency_s[len(found.latency_s) // 10 :])
+    return settled[int(len(settled) * 0.99)]
 
-    slots: int = 1
-    fixed_s: float = B_S
-    per_item_s: float = A_S
-    noise: float = 0.05
-    pace: Callable[[float], float] = lambda now: 1.0
-    think_s: float = 0.002
-    """The maximum time of a looping caller between a result and its next call."""
 
-    def simulate(
-        self, rule: Rule, model: LatencyModel | None, arrivals: list[float], loops: int = 0
-    ) -> Seen:
-        """Serves all requests with batches by a rule; looping callers stop after 20 s."""
-        chance = random.Random(7)
-        seen = Seen()
-        events: list[tuple[float, int, int, tuple[float, list[tuple[float, bool]]]]] = []
-        waiting: deque[tuple[float, bool]] = deque()
-        idle, number, asked = self.slots, 0, -1
+def share_within(found: Simulation, seconds: float) -> float:
+    return sum(latency_s <= seconds for latency_s in found.latency_s) / len(found.latency_s)
 
-        def put(at: float, kind: int, batch: list[tuple[float, bool]], began: float = 0) -> None:
-            nonlocal number
-            number += 1
-            heapq.heappush(events, (at, kind, number, (began, batch)))
 
-        for at in arrivals:
-            put(at, ARRIVAL, [(at, False)])
-        for _ in range(loops):
-            at = chance.uniform(0, self.fixed_s)
-            put(at, ARRIVAL, [(at, True)])
-        while events:
-            now, kind, this, (began, batch) = heapq.heappop(events)
-            if kind == ARRIVAL:
-                rule.arrived(now)
-                waiting.extend(batch)
-            elif kind == END:
-                idle += 1
-                if model is not None:
-                    model.observe(len(batch), now - began)
-                for arrived_at, in_loop in batch:
-                    seen.latencies_s.append(now - arrived_at)
-                    if in_loop and now < 20:
-                        again_at = now + chance.uniform(0, self.think_s)
-                        put(again_at, ARRIVAL, [(again_at, True)])
-            elif this != asked:
-                continue
-            if events and events[0][0] == now and events[0][1] != ASK:
-                continue  # arrivals and ends of one instant come before decisions
-            while idle and waiting:
-                many = len(waiting)
-                dispatch_at = rule.dispatch_at(now, waiting[0][0], waiting[-1][0], many)
-                most = int(rule.limit(many))
-                if dispatch_at > now and many < most:
-                    put(dispatch_at, ASK, [])
-                    asked = number
-                    break
-                taken = [waiting.popleft() for _ in range(min(many, most))]
-                idle -= 1
-                seen.batches.append(len(taken))
-                run_s = self.pace(now) * (self.fixed_s + self.per_item_s * len(taken))
-                put(now + run_s * chance.lognormvariate(0, self.noise), END, taken, now)
-        return seen
-
-    def adaptive(self, p99_s: float, arrivals: list[float], loops: int = 0) -> Seen:
-        model = LatencyModel()
-        rule = AdaptiveRule(LatencyTarget(p99_s=p99_s), model, 128, self.slots)
-        return self.simulate(rule, model, arrivals, loops)
-
-    def fixed(self, wait_s: float, arrivals: list[float], loops: int = 0) -> Seen:
-        return self.simulate(FixedWait(wait_s), None, arrivals, loops)
+def callers(count: int) -> ClosedLoop:
+    return ClosedLoop(count, 0.001, 20, jitter=0.5, seed=7)
 
 
 def traffic(rate: Callable[[float], float], most: float, seconds: float = 20) -> list[float]:
@@ -427,70 +337,72 @@ def traffic(rate: Callable[[float], float], most: float, seconds: float = 20) ->
     return arrivals
 
 
-POISSON = traffic(lambda now: 500, 500)
-BURSTS = traffic(lambda now: 1500 if now % 1 < 0.05 else 20, 1500)
-DAYS = traffic(lambda now: 300 * (1 - math.cos(2 * math.pi * now / 10)), 600)
-
-
 @pytest.mark.parametrize(
-    ("arrivals", "loops", "p99_s", "waits_s"),
+    ("trace", "target_s", "waits_s"),
     [
-        pytest.param(POISSON, 0, 0.065, (0.04, 0.05), id="poisson"),
-        pytest.param(BURSTS, 0, 0.1, (0.05,), id="bursty"),
-        pytest.param(DAYS, 0, 0.065, (0.04, 0.05), id="diurnal"),
-        pytest.param([], 8, 0.04, (0.0, 0.01, 0.03), id="callers in loops"),
-        pytest.param([], 2, 0.03, (0.0, 0.01, 0.03), id="two callers in loops"),
-        pytest.param([], 4, 0.035, (0.0, 0.01, 0.03), id="four callers in loops"),
-        pytest.param([], 1, 0.03, (0.01, 0.03), id="a caller in a loop"),
+        pytest.param(traffic(lambda now: 500, 500), 0.065, (0.04, 0.05), id="poisson"),
+        pytest.param(
+            traffic(lambda now: 1500 if now % 1 < 0.05 else 20, 1500), 0.1, (0.05,), id="bursty"
+        ),
+        pytest.param(
+            traffic(lambda now: 300 * (1 - math.cos(2 * math.pi * now / 10)), 600),
+            *(0.065, (0.04, 0.05)),
+            id="diurnal",
+        ),
+        pytest.param(callers(8), 0.036, (0.0, 0.01, 0.03), id="callers in loops"),
+        pytest.param(callers(2), 0.03, (0.0, 0.01, 0.03), id="two callers in loops"),
+        pytest.param(callers(4), 0.033, (0.0, 0.01, 0.03), id="four callers in loops"),
+        pytest.param(callers(1), 0.03, (0.01, 0.03), id="a caller in a loop"),
     ],
 )
 def test_the_target_is_held_where_a_fixed_wait_misses_it(
-    arrivals: list[float], loops: int, p99_s: float, waits_s: tuple[float, ...]
+    trace: Any, target_s: float, waits_s: tuple[float, ...]
 ) -> None:
-    world = World()
-    assert world.adaptive(p99_s, arrivals, loops).p99_s <= p99_s
+    assert p99_s(adaptive(trace, target_s)) <= target_s
     for wait_s in waits_s:
-        assert world.fixed(wait_s, arrivals, loops).p99_s > p99_s
+        assert p99_s(fixed(trace, wait_s)) > target_s
+
+
+class SlowerForATime:
+    def sampler(self) -> Callable[[float], float]:
+        usual, runs = HANDLER.sampler(), count()
+        return lambda size: usual(size) * (1.9 if 200 < next(runs) < 400 else 1)
 
 
 def test_the_target_is_held_while_the_handler_is_slower_for_a_time() -> None:
-    drifting = World(pace=lambda now: 1.9 if 7 < now < 14 else 1.0)
-    arrivals = traffic(lambda now: 200, 200)
-    assert drifting.adaptive(0.12, arrivals).p99_s <= 0.12
-    assert World().fixed(0.07, arrivals).p99_s < 0.12 < drifting.fixed(0.07, arrivals).p99_s
+    trace = traffic(lambda now: 200, 200)
+    slower = SlowerForATime()
+    assert p99_s(adaptive(trace, 0.12, slower)) <= 0.12
+    assert p99_s(fixed(trace, 0.07)) < 0.12 < p99_s(fixed(trace, 0.07, slower))
 
 
 def test_the_target_is_held_on_several_slots_where_taking_all_misses_it() -> None:
-    world = World(slots=4, fixed_s=0.04, per_item_s=0.002)
-    arrivals = traffic(lambda now: 1000, 1000)
-    assert world.adaptive(0.2, arrivals).p99_s <= 0.2
-    assert world.fixed(0.0, arrivals).p99_s > 0.2
+    handler = Linear(0.04, 0.002, jitter=0.05, seed=7)
+    trace = traffic(lambda now: 1000, 1000)
+    assert p99_s(adaptive(trace, 0.2, handler, max_concurrent_batches=4)) <= 0.2
+    assert p99_s(fixed(trace, 0.0, handler, max_concurrent_batches=4)) > 0.2
 
 
 def test_a_burst_that_is_too_large_is_not_all_late() -> None:
-    world = World()
     # Once a second 250 at once: a batch of all of them takes longer than the target.
-    arrivals = [float(second) for second in range(20) for _ in range(250)]
-    model = LatencyModel()
-    rule = AdaptiveRule(LatencyTarget(p99_s=0.12), model, 1024, 1)
-    assert world.simulate(rule, model, arrivals).share_within(0.12) > 0.5
-    assert world.simulate(FixedWait(0, 1024), None, arrivals).share_within(0.12) < 0.01
+    trace = [float(second) for second in range(20) for _ in range(250)]
+    assert share_within(adaptive(trace, 0.12, max_batch_size=1024), 0.12) > 0.5
+    assert share_within(fixed(trace, 0, max_batch_size=1024), 0.12) < 0.01
 
 
 def test_a_load_that_is_too_high_for_the_target_does_not_make_the_queue_grow() -> None:
-    world = World()
     # Batches of the size that the target is planned with could take 950 a second.
-    arrivals = traffic(lambda now: 1300, 1300)
-    ours, all_at_once = world.adaptive(0.1, arrivals), world.fixed(0.0, arrivals)
-    assert max(ours.latencies_s) < 1.5 * max(all_at_once.latencies_s)
-    assert ours.p99_s < 1.1 * all_at_once.p99_s
+    trace = traffic(lambda now: 1300, 1300)
+    ours, all_at_once = adaptive(trace, 0.1), fixed(trace, 0.0)
+    assert max(ours.latency_s) < 1.5 * max(all_at_once.latency_s)
+    assert p99_s(ours) < 1.1 * p99_s(all_at_once)
 
 
 def test_callers_in_loops_are_gathered_into_one_batch() -> None:
-    ours, at_once = World().adaptive(0.1, [], loops=8), World().fixed(0.0, [], loops=8)
-    assert mean(at_once.batches) == pytest.approx(4, rel=0.01)
-    assert mean(ours.batches) > 7.5
-    assert len(ours.latencies_s) > 1.5 * len(at_once.latencies_s)
+    ours, at_once = adaptive(callers(8), 0.1), fixed(callers(8), 0.0)
+    assert at_once.mean_batch == pytest.approx(4, rel=0.01)
+    assert ours.mean_batch > 7.5
+    assert len(ours.latency_s) > 1.5 * len(at_once.latency_s)
 
 
 def test_callers_in_two_groups_that_are_late_because_of_each_other_become_one() -> None:
@@ -502,5 +414,5 @@ def test_callers_in_two_groups_that_are_late_because_of_each_other_become_one() 
 
 
 def test_a_lone_caller_pays_nothing() -> None:
-    ours, at_once = World().adaptive(0.1, [], loops=1), World().fixed(0.0, [], loops=1)
-    assert ours.latencies_s == at_once.latencies_s
+    ours, at_once = adaptive(callers(1), 0.1), fixed(callers(1), 0.0)
+    assert ours.latency_s == at_once.latency_s

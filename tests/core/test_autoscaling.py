@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from itertools import pairwise
 from typing import Any
 
@@ -229,6 +230,25 @@ def test_a_burst_that_is_shorter_than_the_delay_adds_no_replicas(
 def test_a_pause_that_is_shorter_than_the_delay_takes_no_replicas_away(look_back_s: int) -> None:
     options = AutoscalingOptions(downscale_delay_s=30, look_back_period_s=look_back_s)
     assert first_change(options, {0: 20, 500: 0, 529: 20}, 10) is None
+
+
+def number_of_changes(options: AutoscalingOptions, low: float, high: float) -> int:
+    """Measures a noisy load every 10 seconds for two hours."""
+    chance, autoscaler, replicas, changes = random.Random(1), Autoscaler(options), 2, 0
+    for second in range(0, 7200, 10):
+        autoscaler.observe(second, 0, chance.uniform(low, high))
+        wanted = autoscaler.decide(second, replicas)
+        changes, replicas = changes + (wanted != replicas), wanted
+    return changes
+
+
+@pytest.mark.parametrize(("low", "high", "calmly"), [(5.5, 8.5, 3), (1, 13, 6)])
+def test_noise_around_a_constant_load_makes_few_changes(
+    low: float, high: float, calmly: int
+) -> None:
+    assert 1 <= number_of_changes(AutoscalingOptions(min_replicas=2), low, high) <= calmly
+    nervous = AutoscalingOptions(min_replicas=2, look_back_period_s=1, **AT_ONCE)
+    assert number_of_changes(nervous, low, high) > 50
 
 
 # The options

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 from statistics import mean
@@ -279,34 +278,6 @@ def test_memory_is_bounded() -> None:
         model.observe(number, 0.1)
     assert held(model) < 600
     assert model.run_s(1) is not None
-
-
-def test_the_line_is_drawn_when_asked_and_not_for_every_batch() -> None:
-    class Counting(LatencyModel):
-        drawn = 0
-
-        def _draw(self) -> None:
-            self.drawn += 1
-            super()._draw()
-
-    model = Counting()
-    told(mixed(100, most=8), linear, model)
-    settled = model.drawn
-    for size in mixed(800, most=8):
-        model.observe(size, linear(size))
-    assert model.drawn == settled
-    told(mixed(800, most=8), linear, model)
-    assert model.drawn - settled <= (800 + 64) / 8 + 1
-
-
-def test_a_snapshot_is_frozen_and_stays_as_it_was() -> None:
-    model = told([1, 50], linear)
-    before = model.snapshot()
-    told([1, 50] * 20, lambda size: 1.0, model)
-    assert before.samples == 2
-    assert before.b_s == pytest.approx(B_S)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        before.samples = 3  # type: ignore[misc]
 
 
 TIMES = st.floats(0, 100) | st.just(0.0)

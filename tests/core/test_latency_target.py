@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -13,17 +12,6 @@ from shoal.core.options.records import LatencyTarget
 
 def test_a_target_plans_with_a_part_of_it() -> None:
     assert LatencyTarget(p99_s=0.2, headroom=0.5).planned_s == pytest.approx(0.1)
-
-
-def test_only_the_target_itself_must_be_said() -> None:
-    target = LatencyTarget(p99_s=1)
-    assert (target.p99_s, target.headroom, target.growth) == (1.0, 0.9, 4.0)
-    assert type(target.p99_s) is float
-
-
-def test_a_target_is_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        LatencyTarget(p99_s=1).p99_s = 2  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

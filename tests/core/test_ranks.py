@@ -126,10 +126,18 @@ def test_those_who_waited_for_too_long_stay_in_order(order: str, aging_s: float 
     assert [take(former, 31.0) for _ in requests] == [[one] for one in requests]
 
 
-def test_who_is_late_and_who_is_not_are_ranked_alike_after_a_change() -> None:
+@pytest.mark.parametrize("aging_s", [None, 10.0])
+def test_delayed_requests_stay_in_order_when_the_options_change(aging_s: float | None) -> None:
     first, second = new(0.0), new(1.0, waits_s=1.0)
     policy = QueuePolicy(timeout_s=5, timeout_action="delay")
-    former = queue(first, second, priority_levels=2, default_queue_policy=policy, **ONE)
+    former = queue(
+        first,
+        second,
+        priority_levels=2,
+        priority_aging_s=aging_s,
+        default_queue_policy=policy,
+        **ONE,
+    )
     assert expire(former, 2.0) == expire(former, 5.0) == []
     assert waiting(former) == [second, first]
     change(former, max_batch_size=2)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import pairwise
 
 import pytest
 
 from shoal.core.request import TRANSITIONS, Request, RequestOptions, State
 
 ENDS = {State.FINISHED, State.FAILED, State.DECLINED, State.CANCELLED}
-
-
-def test_the_table_names_every_state_and_the_birth() -> None:
-    assert set(TRANSITIONS) == {None, *State}
 
 
 def test_the_ends_are_final_and_nothing_else_is() -> None:
@@ -28,23 +23,6 @@ def test_every_state_can_be_reached_and_leads_to_an_end() -> None:
         reached |= new
         to_do += new
     assert reached == set(State)
-
-
-def test_a_life_never_goes_back() -> None:
-    order = [State.PARKED, State.QUEUED, State.RUNNING]
-    for earlier, later in pairwise(order):
-        assert later in TRANSITIONS[earlier]
-        assert earlier not in TRANSITIONS[later]
-    assert None not in set().union(*TRANSITIONS.values())
-
-
-def test_only_a_handler_finishes_a_request() -> None:
-    assert [state for state in State if State.FINISHED in TRANSITIONS[state]] == [State.RUNNING]
-
-
-def test_whoever_waits_can_leave_and_can_be_failed() -> None:
-    for state in (State.PARKED, State.QUEUED, State.RUNNING):
-        assert {State.CANCELLED, State.FAILED} <= TRANSITIONS[state]
 
 
 def request(options: RequestOptions | None = None, state: State = State.QUEUED) -> Request:
@@ -69,15 +47,6 @@ def test_a_request_shows_the_options_of_its_call() -> None:
     assert (told.priority, told.cost, told.key) == (3, 2.5, ("a", 1))
 
 
-def test_a_call_without_options_is_like_all_others() -> None:
-    assert (request().priority, request().cost, request().key) == (1, 1, None)
-
-
-def test_a_call_is_due_at_its_deadline_unless_something_else_is_said() -> None:
-    assert RequestOptions(12.5).due == 12.5
-    assert RequestOptions().due is None
-
-
 @pytest.mark.parametrize("state", State)
 def test_a_request_is_cancelled_when_nobody_waits_for_more(state: State) -> None:
     assert request(state=state).cancelled == (state in ENDS - {State.FINISHED})
@@ -88,8 +57,3 @@ def test_its_text_shows_the_state_and_the_start_of_the_item() -> None:
     long = request()
     long.item = "x" * 1000
     assert len(repr(long)) < 100
-
-
-def test_it_takes_nothing_but_its_fields() -> None:
-    with pytest.raises(AttributeError):
-        request().priority = 1  # type: ignore[attr-defined]

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from core.former_scenes import admit, new, queue
+from core.former_scenes import new, queue
 from shoal.core.batch import DispatchReason
-from shoal.core.policies.rule import Guarded
 from shoal.core.policy import Wait
 from shoal.core.request import State
 from shoal.policies import WholeQueuePolicy
@@ -61,22 +60,3 @@ def test_many_requests_are_added_as_if_one_by_one(name: str) -> None:
     assert former.arrive_all(requests)
     assert former.live == former.cost == 2
     assert former.parked_and_queued() == requests
-
-
-def test_a_rule_that_must_decide_is_asked_when_many_are_added() -> None:
-    guarded = Guarded(Own())
-    assert guarded.extend([new(), new()])
-    assert guarded.cost_of_all() == 2
-
-
-def test_requests_of_one_moment_are_in_order_of_arrival() -> None:
-    first, second, earlier = new(1, priority=2), new(1, priority=1), new(0, priority=2)
-    former = queue(first, second, earlier, priority_levels=2)
-    assert former._policy.by_arrival() == [earlier, first, second]
-
-
-def test_a_plain_queue_is_in_order_of_arrival() -> None:
-    admitted_late, other = new(0), new(1)
-    former = queue(other, batch_wait_timeout_s=9)
-    admit(former, admitted_late)
-    assert former._policy.by_arrival() == [other, admitted_late]

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from core.played_traces import Item, assert_the_same, played
+from core.played_traces import Item, assert_the_same, played, played_by_callers
 from shoal.core.batch import DispatchReason
 from shoal.core.options.options import BatchOptions
 from shoal.core.options.records import LatencyTarget, QueuePolicy
 from shoal.core.policy import Dispatch, Pressure, Wait, WholeQueuePolicy
-from shoal.core.simulation.results import Arrival, Linear, Outcome
+from shoal.core.simulation.results import Arrival, ClosedLoop, Linear, Outcome
 from shoal.core.simulation.simulate import simulate
 from shoal.testing import run_virtually
 
@@ -285,6 +285,26 @@ def test_a_simulation_does_what_the_engine_does_with_any_mix_of_options(options,
     }
     trace = some_trace(rate=rate, requests=60, seed=seed, **call_options)
     compared("trio", trace, options)
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+@pytest.mark.parametrize(
+    ("callers", "options"),
+    [
+        (16, {"max_batch_size": 32}),
+        (32, {"max_batch_size": 32, "max_concurrent_batches": 2}),
+        (16, {"max_batch_size": 32, "batch_wait_timeout_s": 0.0013}),
+        (16, {"max_batch_size": 32, "priority_levels": 2, "request_timeout_s": 5}),
+    ],
+    ids=["one batch", "two slots", "a window", "ranked, with deadlines"],
+)
+def test_callers_are_gathered_again_in_a_simulation_as_by_the_engine(backend, callers, options):
+    loop = ClosedLoop(callers, 0.001, 1, jitter=0.3, seed=2)
+    run_time = Linear(0.0113, 0.00021, jitter=0.05, seed=1)
+    simulation = simulate(loop, BatchOptions(**options), run_time)
+    engine = run_virtually(played_by_callers, loop, options, run_time.sampler(), backend=backend)
+    assert_the_same(simulation, engine)
+    assert simulation.reasons[DispatchReason.REGATHER] >= 10
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.0103])

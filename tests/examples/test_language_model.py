@@ -73,14 +73,6 @@ def test_the_gradient_agrees_with_finite_differences(name):
     assert np.vdot(gradients[name], direction) == pytest.approx(slope, rel=1e-5)
 
 
-def test_every_weight_has_a_gradient_of_its_shape():
-    model = small_model()
-    _, gradients = loss_and_gradient(model, np.arange(16).reshape(2, 8))
-    assert {name: g.shape for name, g in gradients.items()} == {
-        name: p.shape for name, p in model.parameters.items()
-    }
-
-
 def test_no_position_sees_what_is_right_of_it():
     model = small_model()
     tokens = np.arange(20).reshape(1, 20)
@@ -91,15 +83,6 @@ def test_no_position_sees_what_is_right_of_it():
     before, after = model.hidden(tokens, attends), model.hidden(changed, attends)
     assert np.array_equal(before[0, :-1], after[0, :-1])
     assert not np.allclose(before[0, -1], after[0, -1])
-
-
-def test_the_bias_grows_with_distance_until_the_window_ends():
-    bias = layers.distance_bias(heads=2, positions=4, window=3, dtype=np.float32)
-    never = -np.inf
-    in_steps = np.array(
-        [[0, never, never, never], [-1, 0, never, never], [-2, -1, 0, never], [never, -2, -1, 0]]
-    )
-    assert np.array_equal(bias, np.stack([in_steps / 2**4, in_steps / 2**8]))
 
 
 def test_scores_do_not_depend_on_batch_mates(model):
@@ -120,10 +103,6 @@ def test_a_score_depends_on_what_is_within_reach_and_on_nothing_else():
 
     assert np.array_equal(scores(changed=12), scores(changed=None))
     assert not np.array_equal(scores(changed=13), scores(changed=None))
-
-
-def test_the_shipped_model_looks_back_on_what_it_was_trained_on_in_each_block(model):
-    assert (model.window, model.reach) == (128, 3 * 127 + 1)
 
 
 class TestCache:
@@ -187,15 +166,6 @@ class TestCache:
                 assert scores == pytest.approx(model.next_scores(texts), abs=1e-3)
 
 
-def test_what_is_written_does_not_depend_on_batch_mates(model):
-    prompts = [
-        Prompt(text="Return the ", max_tokens=30, seed=3),
-        Prompt(text="", max_tokens=12, seed=4, temperature=1.0),
-        Prompt(text="Raise an exception if ", max_tokens=40, temperature=0),
-    ]
-    assert written(model, prompts) == [written(model, [prompt])[0] for prompt in prompts]
-
-
 def test_equal_seeds_write_equal_texts_and_other_seeds_others(model):
     def one(seed):
         return written(model, [Prompt(text="The ", max_tokens=40, temperature=1, seed=seed)])
@@ -212,11 +182,6 @@ def test_a_character_is_written_as_often_as_it_is_likely(model, monkeypatch, tem
     (text,) = written(model, [Prompt(max_tokens=4_000, temperature=temperature, seed=5)])
     assert text.count("a") + text.count("b") == 4_000
     assert text.count("b") / 4_000 == pytest.approx(share, abs=0.02)
-
-
-def test_at_most_max_tokens_are_written(model):
-    (text,) = written(model, [Prompt(text="Return the ", max_tokens=3, seed=0)])
-    assert 0 < len(text) <= 3
 
 
 def test_a_prompt_that_is_done_ends_while_others_go_on(model):
@@ -276,10 +241,6 @@ def test_what_is_written_does_not_depend_on_who_joins_and_leaves(model):
             texts[nth] += character or ""
     alone = {nth: written(model, [prompt(nth)])[0] for nth in texts}
     assert texts == alone | {4: alone[4][:5]}
-
-
-def test_a_step_with_nothing_to_write_writes_nothing(model):
-    assert Writer(model, room=1).step() == []
 
 
 def test_a_character_outside_the_alphabet_counts_as_a_question_mark():

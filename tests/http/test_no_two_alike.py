@@ -16,7 +16,7 @@ import varied_app
 from held_app import served
 
 from serving.scenes import Stage
-from shoal.core.request_times import OUTCOMES
+from shoal.core.histogram import OUTCOMES
 from shoal.serving.endpoints import shadow
 from shoal.testing import run_virtually
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 import shoal
 from base_exceptions import Panic, cancellation
-from shoal.core.request_times import outcome_of
+from shoal.core.histogram import outcome_of
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 import shoal
-from shoal.core.request_times import RequestTimes
+from shoal.core.histogram import RequestTimes
 from shoal.observe.collector import ShoalCollector, Sources
 from shoal.observe.metrics import ItemTimes, StreamTimes
 from shoal.testing import settle

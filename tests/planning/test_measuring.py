@@ -8,7 +8,8 @@ import anyio
 import pytest
 
 import shoal
-from shoal.planning.measuring import Measured, NotMeasured, measure, opened
+from shoal.planning.measuring import NotMeasured, measure, opened
+from shoal.planning.recordings import MeasuredRunTimes
 from shoal.testing import run_virtually
 
 SIZES = [1, 2, 4, 6]
@@ -155,14 +156,14 @@ def test_a_batcher_that_is_opened_is_closed_again():
 
 # What is made of the measurements
 
-RUNS = Measured({1: [1.0, 1.0, 4.0], 4: [2.5, 2.5, 2.5], 8: [4.0, 4.0, 4.0]}, 0.5, 0.5)
+RUNS = MeasuredRunTimes({1: [1.0, 1.0, 1.0, 1.0, 4.0], 4: [2.5] * 5, 8: [4.0] * 5}, 0.5, 0.4375)
 
 
 @pytest.mark.parametrize(
-    ("size", "usual_s"), [(0.5, 1.0), (1, 1.0), (2, 1.5), (3, 2.0), (4, 2.5), (6, 3.25), (9, 4.0)]
+    ("size", "usual_s"), [(1, 1.0), (2, 1.5), (3, 2.0), (4, 2.5), (6, 3.25), (16, 7.5)]
 )
-def test_between_sizes_times_lie_on_a_line(size, usual_s):
-    assert RUNS.usual_s(size) == pytest.approx(usual_s)
+def test_between_and_beyond_sizes_times_lie_on_a_line(size, usual_s):
+    assert RUNS(size) == pytest.approx(usual_s)
 
 
 def test_simulated_runs_vary_as_the_measured_ones_do():

@@ -8,8 +8,8 @@ import pytest
 
 from shoal.core.options.options import BatchOptions
 from shoal.planning import Arrival, Linear, plot, poisson, simulate
-from shoal.planning.measuring import Measured
 from shoal.planning.plots import plot_tuning
+from shoal.planning.recordings import MeasuredRunTimes
 from shoal.planning.tuning import Search
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def test_the_ending_of_a_file_says_what_it_becomes(tmp_path):
 
 @pytest.mark.parametrize("rate", [100, 100_000])
 def test_a_search_is_drawn_whether_it_found_something_or_not(rate, tmp_path):
-    runs = Measured({1: [0.011, 0.012], 4: [0.014]}, 0.01, 0.001)
+    runs = MeasuredRunTimes({1: [0.011, 0.012], 4: [0.014]}, 0.01, 0.001)
     search = Search(BatchOptions(), runs, rate, 0.05, requests=500)
     path = tmp_path / "search.png"
     plot_tuning(runs, search, search.candidates(lambda _line: None), path)

@@ -273,6 +273,6 @@ def test_many_sizes_are_put_together():
     chance = random.Random(1)
     sizes = [chance.uniform(1, 100) for _ in range(5000)]
     model = measured_run_times((size, 0.01 + 0.001 * size) for size in sizes)
-    assert len(model.sizes) == 64
+    assert len(model.runs_s) == 64
     for size in (1, 33.3, 100):
         assert model(size) == pytest.approx(0.01 + 0.001 * size, rel=0.03)

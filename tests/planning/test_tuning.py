@@ -9,13 +9,13 @@ import pytest
 
 from shoal.commands.tune import tuned_as_data, tuned_as_text
 from shoal.core.options.options import BatchOptions
-from shoal.planning.measuring import Measured
+from shoal.planning.recordings import MeasuredRunTimes
 from shoal.planning.tuning import Search
 
 pytestmark = pytest.mark.slow
 
 # 10 ms and 1 ms an item.
-RUNS = Measured({size: [0.01 + 0.001 * size] * 5 for size in (1, 4, 16)}, 0.01, 0.001)
+RUNS = MeasuredRunTimes({size: [0.01 + 0.001 * size] * 5 for size in (1, 4, 16)}, 0.01, 0.001)
 
 
 def search(rate, p99_s, **options):
@@ -62,7 +62,7 @@ def test_the_best_meets_the_target_up_to_the_highest_rate():
     assert rates == sorted(rates, reverse=True)
     best = candidates[0]
     assert (best.max_batch_size, best.batch_wait_timeout_s) == (16, 0.0)
-    assert best.up_to == pytest.approx(16 / RUNS.usual_s(16), rel=0.1)
+    assert best.up_to == pytest.approx(16 / RUNS(16), rel=0.1)
 
 
 @pytest.mark.slow
@@ -131,14 +131,14 @@ def test_where_nothing_meets_the_target_the_reason_is_told(rate, p99_s, why):
 
 
 # The same time for each item, whatever the batch; and a time that varies a little.
-LINEAR = Measured({size: [0.01 * size] * 5 for size in (1, 4)}, 0.0, 0.01)
-NOISY = Measured(
+LINEAR = MeasuredRunTimes({size: [0.01 * size] * 5 for size in (1, 4)}, 0.0, 0.01)
+NOISY = MeasuredRunTimes(
     {size: [0.01 * size * factor for factor in (0.97, 1.0, 1.0, 1.02, 1.05)] for size in (1, 4)},
     0.0,
     0.01,
 )
 # A batch takes longer than its items one by one.
-SLOWER = Measured({size: [0.01 * size**1.2] * 5 for size in (1, 4)}, 0.0, 0.01)
+SLOWER = MeasuredRunTimes({size: [0.01 * size**1.2] * 5 for size in (1, 4)}, 0.0, 0.01)
 
 
 @pytest.mark.parametrize(("run_times", "rate"), [(LINEAR, 10), (NOISY, 60), (SLOWER, 60)])
@@ -155,7 +155,7 @@ def test_neither_a_wait_nor_a_batch_that_brings_nothing_is_recommended(run_times
 
 
 def test_nothing_is_told_of_batches_that_were_not_measured():
-    alone = Measured({1: [0.01] * 5}, 0.01, 0.0)
+    alone = MeasuredRunTimes({1: [0.01] * 5}, 0.01, 0.0)
     looked = Search(BatchOptions(), alone, 10, 0.5, requests=100)
     candidates = looked.candidates(lambda _: None)
     assert "Batching does not help" not in tuned_as_text(alone, looked, candidates)

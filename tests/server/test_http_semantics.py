@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import socket
+import struct
 
 import anyio
 import h2.events
+import h2.settings
 import pytest
-from live_server import Http2Client, live, read_all, read_until, request, upgrade
+from live_server import HANG_S, Http2Client, live, read_all, read_until, request, upgrade
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -79,6 +82,50 @@ async def test_what_is_read_is_asked_for_once():
             answer = await read_until(client, b"\r\n\r\n42")
             assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
             assert b"100 Continue" not in answer
+
+
+@on_a_socket
+async def test_a_client_that_resets_before_it_is_asked_for_the_rest_is_noticed():
+    messages, ended = [], anyio.Event()
+
+    async def app(scope, receive, _send):
+        if scope["type"] == "lifespan":
+            raise NotImplementedError
+        messages.append(await receive())
+        # The server has no turn to notice the reset before it asks for the rest.
+        reset(client)
+        messages.append(await receive())
+        ended.set()
+
+    async with live(app) as server:
+        client = server.connect_now(expecting("/", 5) + b"12")
+        await ended.wait()
+    assert [message["type"] for message in messages] == ["http.request", "http.disconnect"]
+
+
+@on_a_socket
+async def test_an_http2_client_that_resets_before_it_opens_its_window_is_noticed():
+    ended = anyio.Event()
+
+    async def app(scope, _receive, send):
+        if scope["type"] == "lifespan":
+            raise NotImplementedError
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        reset(client)
+        await send({"type": "http.response.body", "body": b"1", "more_body": True})
+        ended.set()
+
+    http2 = Http2Client(None)
+    http2.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    http2.ask()
+    async with live(app, send_timeout_s=10 * HANG_S) as server:
+        client = server.connect_now(http2.connection.data_to_send())
+        await ended.wait()
+
+
+def reset(client):
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
 
 
 # An answer before the end of the request

@@ -25,7 +25,7 @@ from shoal.asgi.option_checks import (
     checked_schemes,
 )
 from shoal.core.options.checks import finite_seconds, more_than_0, whole, yes_or_no
-from shoal.core.options.names import suggested
+from shoal.core.options.names import not_an_option, unknown_option
 from shoal.core.options.option import check_options, option, options_of, table
 
 if TYPE_CHECKING:
@@ -149,8 +149,7 @@ def checked_middleware(name: str, value: Any) -> tuple[Any, ...]:
 def _check_names(what: str, keywords: Iterable[str], names: list[str]) -> None:
     for name in keywords:
         if name not in names:
-            hint = suggested(name, names) or f"it has {', '.join(names)}"
-            raise TypeError(f"{what} has no option {name!r}; {hint}")
+            raise unknown_option(what, name, names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,9 +394,7 @@ class HttpOptions:
             TypeError: An option is unknown, or not about an application.
         """
         for name in (one for one in keywords if one not in APP_OPTIONS):
-            known = (*APP_OPTIONS, "middleware")
-            hint = suggested(name, known) or f"there are {', '.join(known)}"
-            raise TypeError(f"{name!r} is not an option of shoal.App; {hint}")
+            raise not_an_option(name, "shoal.App", (*APP_OPTIONS, "middleware"))
         return cls(**keywords)
 
     @classmethod

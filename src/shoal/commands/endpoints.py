@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from shoal.commands.server.client import add_verb, ask
+from shoal.commands.server.client import add_verb, ask, change
 from shoal.commands.support.arguments import add_family
 from shoal.commands.support.mistake import CommandError
 from shoal.commands.support.output import (
-    confirm,
     endpoints_listed,
     shadows_listed,
     show,
@@ -22,9 +21,8 @@ from shoal.serving.names import DEFAULT_METHODS, not_there
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from shoal.serving.clients.remote_client import RemoteClient
     from shoal.serving.status import EndpointStatus
 
 _EXAMPLE: Final = """\
@@ -42,24 +40,19 @@ _SHADOW_EXAMPLE: Final = """\
 """
 
 
+_TRAFFIC: Final = "Divide an endpoint's requests among backends."
+_SHADOW: Final = "Copy a share of an endpoint's requests to a backend, and discard its results."
+
+
 def add_arguments(parser: ArgumentParser) -> None:
     commands = add_family(parser, "Manage the endpoints of a running server.", _EXAMPLE)
-    add_verb(
-        commands,
-        "list",
-        _list,
-        summary="show the endpoints",
-        description="Show the endpoints and their traffic.",
-        example="  shoal endpoints list --json\n",
-    )
+    add_verb(commands, "list", _list, "Show the endpoints and their traffic.", _EXAMPLE)
     create = add_verb(
         commands,
         "create",
         _create,
-        summary="create an endpoint",
-        description="Create an endpoint. Without --backend, it holds its requests until its "
-        "traffic is set.",
-        example="  shoal endpoints create classify --route /classify --backend small\n",
+        "Create an endpoint. Without --backend, it holds its requests until its traffic is set.",
+        "  shoal endpoints create classify --route /classify --backend small\n",
     )
     _add_endpoint(create)
     create.add_argument("--backend", metavar="TAG", help="the backend for all its requests")
@@ -75,33 +68,32 @@ def add_arguments(parser: ArgumentParser) -> None:
         commands,
         "delete",
         _delete,
-        summary="delete an endpoint",
-        description="Delete an endpoint. Its backends are kept.",
-        example="  shoal endpoints delete classify\n",
+        "Delete an endpoint. Its backends are kept.",
+        "  shoal endpoints delete classify\n",
     )
     _add_endpoint(delete)
 
 
 def add_traffic_arguments(parser: ArgumentParser) -> None:
-    summary = "Divide an endpoint's requests among backends."
-    commands = add_family(parser, summary, _TRAFFIC_EXAMPLE)
+    commands = add_family(parser, _TRAFFIC, _TRAFFIC_EXAMPLE)
     _add_show(
-        commands,
-        _show_traffic,
-        summary="show how requests are divided",
-        description="Show the share of each backend, by endpoint.",
-        example="  shoal traffic show\n  shoal traffic show classify --json\n",
+        add_verb(
+            commands,
+            "show",
+            _show_traffic,
+            "Show the share of each backend, by endpoint.",
+            "  shoal traffic show\n  shoal traffic show classify --json\n",
+        )
     )
-    change = add_verb(
+    set_traffic = add_verb(
         commands,
         "set",
         _set_traffic,
-        summary="divide an endpoint's requests among backends",
-        description=f"{summary} The shares must sum to 1, or to 100%.",
-        example=_TRAFFIC_EXAMPLE,
+        f"{_TRAFFIC} The shares must sum to 1, or to 100%.",
+        _TRAFFIC_EXAMPLE,
     )
-    _add_endpoint(change)
-    change.add_argument(
+    _add_endpoint(set_traffic)
+    set_traffic.add_argument(
         "weights",
         nargs="+",
         metavar="BACKEND=WEIGHT",
@@ -111,29 +103,23 @@ def add_traffic_arguments(parser: ArgumentParser) -> None:
 
 
 def add_shadow_arguments(parser: ArgumentParser) -> None:
-    summary = "Copy a share of an endpoint's requests to a backend, and discard its results."
-    commands = add_family(parser, summary, _SHADOW_EXAMPLE)
+    commands = add_family(parser, _SHADOW, _SHADOW_EXAMPLE)
     _add_show(
-        commands,
-        _show_shadows,
-        summary="show shadow traffic and its results",
-        description="Show how many copies were sent, dropped, failed and compared.",
-        example="  shoal shadow show\n  shoal shadow show classify --json\n",
+        add_verb(
+            commands,
+            "show",
+            _show_shadows,
+            "Show how many copies were sent, dropped, failed and compared.",
+            "  shoal shadow show\n  shoal shadow show classify --json\n",
+        )
     )
-    change = add_verb(
-        commands,
-        "set",
-        _set_shadow,
-        summary="copy requests to a backend; 0 stops it",
-        description=summary,
-        example=_SHADOW_EXAMPLE,
-    )
-    _add_endpoint(change)
-    change.add_argument("backend", metavar="BACKEND", help="the backend that gets the copies")
-    change.add_argument(
+    set_shadow = add_verb(commands, "set", _set_shadow, _SHADOW, _SHADOW_EXAMPLE)
+    _add_endpoint(set_shadow)
+    set_shadow.add_argument("backend", metavar="BACKEND", help="the backend that gets the copies")
+    set_shadow.add_argument(
         "proportion", metavar="PROPORTION", help="the share, from 0 to 1 or like 5%%; 0 stops"
     )
-    change.add_argument(
+    set_shadow.add_argument(
         "--compare",
         metavar="MODULE:FUNCTION",
         help="a function that returns whether two results agree; its verdicts are counted",
@@ -144,8 +130,7 @@ def _add_endpoint(parser: ArgumentParser) -> None:
     parser.add_argument("endpoint", metavar="ENDPOINT", help="the endpoint's name")
 
 
-def _add_show(commands: Any, run: Callable[[Namespace], int], **texts: str) -> None:
-    parser = add_verb(commands, "show", run, **texts)
+def _add_show(parser: ArgumentParser) -> None:
     parser.add_argument(
         "endpoint", metavar="ENDPOINT", nargs="?", help="the endpoint's name (all endpoints)"
     )
@@ -158,7 +143,7 @@ def _list(arguments: Namespace) -> int:
 
 def _create(arguments: Namespace) -> int:
     name: str = arguments.endpoint
-    ask(
+    return change(
         arguments,
         lambda client: client.create_endpoint(
             name,
@@ -166,14 +151,15 @@ def _create(arguments: Namespace) -> int:
             route=arguments.route,
             methods=arguments.methods or DEFAULT_METHODS,
         ),
+        f"created the endpoint {name}",
     )
-    return confirm(arguments, f"created the endpoint {name}")
 
 
 def _delete(arguments: Namespace) -> int:
     name: str = arguments.endpoint
-    ask(arguments, lambda client: client.delete_endpoint(name))
-    return confirm(arguments, f"deleted the endpoint {name}")
+    return change(
+        arguments, lambda client: client.delete_endpoint(name), f"deleted the endpoint {name}"
+    )
 
 
 def _shown(arguments: Namespace) -> Mapping[str, EndpointStatus]:
@@ -207,18 +193,16 @@ def _set_traffic(arguments: Namespace) -> int:
             f"{' '.join(arguments.weights)}"
         )
     shares = weights_of(arguments.weights)
-    ask(arguments, lambda client: client.set_traffic(name, shares))
-    return confirm(arguments, f"traffic of {name}: {weights(shares)}")
+    done = f"traffic of {name}: {weights(shares)}"
+    return change(arguments, lambda client: client.set_traffic(name, shares), done)
 
 
 def _set_shadow(arguments: Namespace) -> int:
     name, backend = arguments.endpoint, arguments.backend
     proportion = proportion_of(arguments.proportion)
-
-    async def change(client: RemoteClient) -> Any:
-        await client.shadow_traffic(name, backend, proportion, compare=arguments.compare)
-
-    ask(arguments, change)
-    if not proportion:
-        return confirm(arguments, f"no shadow traffic of {name} to {backend}")
-    return confirm(arguments, f"shadow traffic of {name}: {weights({backend: proportion})}")
+    done = f"shadow traffic of {name}: {weights({backend: proportion})}"
+    return change(
+        arguments,
+        lambda client: client.shadow_traffic(name, backend, proportion, compare=arguments.compare),
+        done if proportion else f"no shadow traffic of {name} to {backend}",
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from shoal.commands.support.arguments import (
     add_option_argument,
@@ -26,7 +26,6 @@ from shoal.planning import traces
 from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.plots import plot
 from shoal.planning.recordings import MeasuredRunTimes
-from shoal.planning.report import write_report
 from shoal.planning.traces import COLUMNS, read_trace
 
 if TYPE_CHECKING:
@@ -53,13 +52,13 @@ _EXAMPLE: Final = """\
   The first with a wait of 5 ms, a bounded queue and two priority levels, over a recorded trace
   (CSV or NDJSON; columns: at, priority, timeout_s, queue_timeout_s, cost, bucket):
 
-    shoal simulate --trace monday.csv --run-time 0.002+0.00005n --max-batch-size 64 \\
+    shoal simulate monday.csv --run-time 0.002+0.00005n --max-batch-size 64 \\
       --batch-wait-timeout-s 0.005 --option max_queued_requests=1000 --option priority_levels=2
 
   What other options would have done to the traffic that `shoal trace` has recorded:
 
     shoal simulate trace.jsonl --option max_batch_size=64 \\
-      --compare "max_batch_size=64 batch_wait_timeout_s=0.01" --html report.html
+      --compare "max_batch_size=64 batch_wait_timeout_s=0.01"
 """
 
 _TRAFFIC: Final[dict[str, Callable[..., Iterable[float]]]] = {
@@ -112,7 +111,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     traffic.add_argument(
         "file", nargs="?", type=Path, metavar="FILE", help="recorded traffic, instead of --rate"
     )
-    traffic.add_argument("--trace", type=Path, metavar="FILE", help="the same")
     traffic.add_argument(
         "--backend",
         metavar="NAME",
@@ -148,9 +146,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         help='options to compare with, like "max_batch_size=64 overload=wait"; repeatable',
     )
     add_output_arguments(parser, "latencies, batch sizes and dispatch reasons")
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="save a report that compares, as one HTML file"
-    )
 
 
 def run(arguments: Namespace) -> int:
@@ -160,6 +155,7 @@ def run(arguments: Namespace) -> int:
     traffic = _traffic(arguments)
     handler = _handler(arguments, traffic.recording)
     comparison = Comparison(traffic, handler, pairs)
+    case = comparison.cases[-1]
     for text in arguments.compare:
         comparison.add(option_pairs(text.split()))
     simulation = comparison.simulation
@@ -169,7 +165,9 @@ def run(arguments: Namespace) -> int:
     data = {
         "traffic": traffic.text,
         "run_time": {"fixed_s": handler.fixed_s, "per_item_s": handler.per_item_s},
-        **_as_data(simulation),
+        "requests": len(simulation.outcomes),
+        "duration_s": simulation.duration_s,
+        **case.as_data(),
         "priorities": {level: percentiles(latencies) for level, latencies in levels.items()},
     }
     text = _as_text(simulation, handler, traffic.text, comparison.options, levels)
@@ -179,9 +177,6 @@ def run(arguments: Namespace) -> int:
     show(arguments, data, text)
     if arguments.plot is not None:
         save_plot(partial(plot, simulation), arguments.plot)
-    if arguments.html is not None:
-        report = comparison.report([("run time", _run_time_text(handler))])
-        save_plot(partial(write_report, report), arguments.html)
     return 0
 
 
@@ -210,11 +205,9 @@ def _handler(arguments: Namespace, recording: Recording | None) -> Linear | Meas
 
 
 def _traffic(arguments: Namespace) -> SimulatedTraffic:
-    file: Path | None = arguments.file or arguments.trace
-    if [arguments.rate, arguments.callers, arguments.trace, arguments.file].count(None) != 3:
-        raise CommandError(
-            "give the traffic: either --rate REQUESTS-A-SECOND, --callers N or --trace FILE"
-        )
+    file: Path | None = arguments.file
+    if [arguments.rate, arguments.callers, file].count(None) != 2:
+        raise CommandError("give the traffic: either --rate REQUESTS-A-SECOND, --callers N or FILE")
     if arguments.callers is None and arguments.think is not None:
         raise CommandError("--think is for --callers N")
     if file is None and arguments.backend is not None:
@@ -300,21 +293,6 @@ def _as_text(
             "in full batches: the queue keeps growing."
         )
     return "\n\n".join(parts)
-
-
-def _as_data(simulation: Simulation) -> dict[str, Any]:
-    """Returns the result of a simulation for JSON; times in seconds."""
-    return {
-        "requests": len(simulation.outcomes),
-        "outcomes": {str(outcome): count for outcome, count in simulation.count.items()},
-        "latency_s": percentiles(simulation.latency_s),
-        "wait_s": percentiles(simulation.waits_s()),
-        "batches": len(simulation.batches),
-        "mean_batch": simulation.mean_batch if simulation.batches else None,
-        "reasons": {str(reason): count for reason, count in simulation.reasons.items()},
-        "busy_share": simulation.busy_share,
-        "duration_s": simulation.duration_s,
-    }
 
 
 def _as_facts(simulation: Simulation) -> str:

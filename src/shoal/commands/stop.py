@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
-import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -32,6 +30,7 @@ _EXAMPLE: Final = """\
 """
 # How long a killed process may take to end.
 _KILL_S: Final = 10.0
+_POLL_S: Final = 0.02
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -59,7 +58,8 @@ def _run(arguments: Namespace) -> int:
     process = location.holder()
     if process is None:
         raise CommandError(f"no server named {location.name!r} runs here", 1)
-    ended = _watched_end(location)
+    if process == 0:
+        raise CommandError(f"{location.name} has not written its process id yet; try again", 1)
     until = time.monotonic() + arguments.timeout_s
     try:
         anyio.run(_ask_to_end, location, arguments.timeout_s, backend="trio")
@@ -68,15 +68,13 @@ def _run(arguments: Namespace) -> int:
         why = in_one_line(error)
     except ModuleNotFoundError as error:
         raise CommandError(in_one_line(error), 1) from None
-    if ended.wait(max(0.0, until - time.monotonic())):
+    if _has_ended(location, process, until):
         return confirm(arguments, f"stopped {location.name}")
     if not arguments.force:
         raise CommandError(f"{location.name} is still running: {why}; --force kills it", 1)
-    if process < 1:
-        raise CommandError(f"{location.name} has not written its process id yet; try again", 1)
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
-    if not ended.wait(_KILL_S):
+    if not _has_ended(location, process, time.monotonic() + _KILL_S):
         raise CommandError(f"process {process} was killed but is still running", 1)
     return confirm(arguments, f"killed {location.name}")
 
@@ -89,17 +87,10 @@ async def _ask_to_end(location: ServerLocation, timeout_s: float) -> None:
         await client.aclose()
 
 
-def _watched_end(location: ServerLocation) -> threading.Event:
-    """Returns an event that is set when the server's process releases its lock."""
-    ended = threading.Event()
-
-    def watch() -> None:
-        file = os.open(location.process, os.O_RDWR)
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH)
-        finally:
-            os.close(file)
-        ended.set()
-
-    threading.Thread(target=watch, daemon=True).start()
-    return ended
+def _has_ended(location: ServerLocation, process: int, until: float) -> bool:
+    """Waits until the server's process has released its lock; another one may have it then."""
+    while location.holder() == process:
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_POLL_S)
+    return True

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 _DESCRIPTION: Final = """\
 Record when requests arrive at a running server, with their costs, priorities and deadlines, and how
-long its batches run, in a file that `shoal simulate` reads. It records
-timings only, never payloads, and hashes bucket keys.
+long its batches run, in a file that `shoal simulate` reads. It records timings only, never
+payloads, and hashes bucket keys.
 """
 
 _EXAMPLE: Final = """\
   shoal trace --seconds 600 -o trace.jsonl
-  shoal simulate trace.jsonl --option max_batch_size=64 --html report.html
+  shoal simulate trace.jsonl --option max_batch_size=64
 
   shoal trace --backend small -o small.jsonl --url https://models.example.com --token-file token
 

@@ -29,25 +29,27 @@ from shoal.commands.support.arguments import (
 from shoal.commands.support.loading import named
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.commands.support.output import keywords, save_plot, show, table
-from shoal.commands.support.values import as_annotated, init_arguments_of, json_of, option_pairs
+from shoal.commands.support.values import init_arguments_of, json_of, option_pairs
 from shoal.planning.figures import duration, percent, percentiles, three_digits
-from shoal.planning.measuring import Measured, NotMeasured, instance_of, measure, opened
+from shoal.planning.measuring import NotMeasured, instance_of, measure, opened
 from shoal.planning.plots import plot_tuning
 from shoal.planning.tuning import Search, least_busy
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Sequence
-    from inspect import Signature
 
     from shoal.batching.batcher import Batcher
     from shoal.core.options.options import BatchOptions
+    from shoal.planning.recordings import MeasuredRunTimes
     from shoal.planning.tuning import Candidate
 
 _SHOWN: Final = 10
 
 
-def tuned_as_text(measured: Measured, search: Search, candidates: Sequence[Candidate]) -> str:
+def tuned_as_text(
+    measured: MeasuredRunTimes, search: Search, candidates: Sequence[Candidate]
+) -> str:
     """Returns the result of a search as text; the best candidate is first."""
     parts = [_run_times(measured)]
     fitting = [candidate for candidate in candidates if candidate.meets_target]
@@ -73,7 +75,7 @@ def tuned_as_text(measured: Measured, search: Search, candidates: Sequence[Candi
 
 
 def tuned_as_data(
-    measured: Measured, search: Search, candidates: Sequence[Candidate]
+    measured: MeasuredRunTimes, search: Search, candidates: Sequence[Candidate]
 ) -> dict[str, Any]:
     """Returns the result of a search for JSON; times in seconds."""
     return {
@@ -101,7 +103,7 @@ def tuned_as_data(
     }
 
 
-def _run_times(measured: Measured) -> str:
+def _run_times(measured: MeasuredRunTimes) -> str:
     rows: list[list[object]] = []
     for size, runs_s in measured.runs_s.items():
         usual_s = median(runs_s)
@@ -145,7 +147,7 @@ def _without_batches(search: Search) -> list[str]:
     return [text]
 
 
-def _why_not(measured: Measured, search: Search, nearest: Candidate) -> str:
+def _why_not(measured: MeasuredRunTimes, search: Search, nearest: Candidate) -> str:
     """Explains the limit: the handler's run time, its throughput, or the time in the queue."""
     alone_s = median(measured.runs_s[1])
     if alone_s > search.p99_s:
@@ -212,8 +214,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="the time within which 99%% of them must finish",
     )
     items = parser.add_argument_group(
-        "items (one of these; JSON is converted as the handler's annotations say; for a handler of "
-        "several parameters an item is a JSON array of arguments, or an object)"
+        "items (one of these; for a handler of several parameters a JSON array of arguments, or an "
+        "object)"
     )
     source = items.add_mutually_exclusive_group(required=True)
     source.add_argument("--item", metavar="JSON", help="the same item every time")
@@ -296,12 +298,12 @@ def _failed(what: str, error: BaseException) -> CommandError:
     return CommandError(f"{what}, see above", 1)
 
 
-async def _measured(handler: Any, arguments: Namespace) -> tuple[Measured, BatchOptions]:
+async def _measured(handler: Any, arguments: Namespace) -> tuple[MeasuredRunTimes, BatchOptions]:
     async with opened(handler) as batcher:
         options = batcher.options
         measured = await measure(
             batcher,
-            _items(arguments, batcher.signature),
+            _items(arguments),
             _sizes(arguments.max_batch_size, batcher, handler),
             rounds=arguments.runs,
             limit_s=arguments.limit,
@@ -325,7 +327,7 @@ def _sizes(largest: int | None, batcher: Batcher[Any], handler: Any) -> list[int
     return [*powers, largest]
 
 
-def _items(arguments: Namespace, signature: Signature) -> Callable[[], Any]:
+def _items(arguments: Namespace) -> Callable[[], Any]:
     """Returns a function that makes an item."""
     if arguments.item_from is not None:
         function = named(arguments.item_from, "my_module:random_text")
@@ -351,4 +353,4 @@ def _items(arguments: Namespace, signature: Signature) -> Callable[[], Any]:
         items = json_of(text, source)
         if type(items) is not list or not items:
             raise CommandError(f"{source} must contain a JSON array of at least one item")
-    return cycle(as_annotated(signature, items, source)).__next__
+    return cycle(items).__next__

@@ -181,27 +181,24 @@ class BatcherStatistics:
     queued_by_level: Mapping[int, int] = field(default_factory=lambda: NO_LEVELS)
 
 
+_COUNTS: Final = (
+    *("finished", "failed", "declined", "cancelled", "expired", "rejected", "shed", "shared"),
+    *("cache_hits", "padding", "split_calls", "split_requests", "isolating_runs"),
+)
+
+
 class Counters:
     def __init__(self, observers: Observers | None = None) -> None:
         self.observers = Observers() if observers is None else observers
-        self.finished = 0
-        self.failed = 0
-        self.declined = 0
-        self.cancelled = 0
-        self.expired = 0
-        self.rejected = 0
-        self.shed = 0
-        self.shared = 0
-        self.cache_hits = 0
+        self.finished = self.failed = self.declined = self.cancelled = self.expired = 0
+        self.rejected = self.shed = self.shared = self.cache_hits = 0
+        self.split_calls = self.split_requests = self.isolating_runs = 0
+        self.padding: float = 0
+        self.load: float = 0
         self.batches = dict.fromkeys(DispatchReason, 0)
         self.batch_size = Histogram(SIZE_BOUNDS)
         self.wait_s = Histogram(TIME_BOUNDS_S)
         self.run_s = Histogram(TIME_BOUNDS_S)
-        self.padding: float = 0
-        self.load: float = 0
-        self.split_calls = 0
-        self.split_requests = 0
-        self.isolating_runs = 0
         self.occupancy: Occupancy | None = None
 
     def note_load(self, requests: Sequence[Request], load: float) -> None:
@@ -229,24 +226,12 @@ class Counters:
             parked=parked,
             running=sum(batch.active for batch in batches),
             batches_running=len(batches),
-            finished=self.finished,
-            failed=self.failed,
-            declined=self.declined,
-            cancelled=self.cancelled,
-            expired=self.expired,
-            rejected=self.rejected,
-            shed=self.shed,
-            shared=self.shared,
-            cache_hits=self.cache_hits,
+            **{count: getattr(self, count) for count in _COUNTS},
             batches=MappingProxyType(dict(self.batches)),
             batch_size=self.batch_size.snapshot(),
             wait_s=self.wait_s.snapshot(),
             run_s=self.run_s.snapshot(),
-            padding=self.padding,
             load=None if options.batch_size_fn is None else self.load,
-            split_calls=self.split_calls,
-            split_requests=self.split_requests,
-            isolating_runs=self.isolating_runs,
             occupancy=None if self.occupancy is None else self.occupancy.statistics(now),
             max_batch_size=options.max_batch_size,
             batch_wait_timeout_s=options.batch_wait_timeout_s,

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from shoal.asgi.connections import ConnectionTotals, CountedConnections
-    from shoal.core import request_times
+    from shoal.core import histogram
     from shoal.core.counters import BatcherStatistics, OccupancyStatistics
-    from shoal.core.histogram import Histogram, HistogramSnapshot
-    from shoal.core.request_times import RequestTimes
+    from shoal.core.histogram import Histogram, HistogramSnapshot, RequestTimes
     from shoal.observe.metrics import ItemTimes, StreamTimes
     from shoal.serving.status import (
         BackendStatus,
@@ -202,7 +201,7 @@ def _add(
     family: HistogramMetricFamily,
     where: Sequence[str],
     histogram: HistogramSnapshot,
-    exemplars: Mapping[int, request_times.Exemplar],
+    exemplars: Mapping[int, histogram.Exemplar],
 ) -> None:
     bounds = [*(str(bound) for bound in histogram.bounds), "+Inf"]
     buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []

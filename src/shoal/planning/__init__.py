@@ -1,27 +1,21 @@
 """Planning: predicts latencies and batch sizes for given options and traffic.
 
 `simulate` runs the rules that form batches over synthetic or recorded traffic, in virtual time, and
-`plot` draws the result. ``shoal simulate`` and ``shoal tune`` do so on the command line. Names are
-imported on first use, as in `shoal`.
+`plot` draws the result. ``shoal simulate`` and ``shoal tune`` do so on the command line.
 """
 
-from typing import TYPE_CHECKING
-
-from shoal.core.extras import lazy_names as _lazy_names
-
-if TYPE_CHECKING:
-    from shoal.core.simulation.results import (
-        Arrival,
-        ClosedLoop,
-        Linear,
-        Outcome,
-        RunTimes,
-        SimulatedBatch,
-        Simulation,
-    )
-    from shoal.core.simulation.simulate import simulate
-    from shoal.planning.plots import plot
-    from shoal.planning.traces import Recording, bursty, constant, diurnal, poisson, read_trace
+from shoal.core.simulation.results import (
+    Arrival,
+    ClosedLoop,
+    Linear,
+    Outcome,
+    RunTimes,
+    SimulatedBatch,
+    Simulation,
+)
+from shoal.core.simulation.simulate import simulate
+from shoal.planning.plots import plot
+from shoal.planning.traces import Recording, bursty, constant, diurnal, poisson, read_trace
 
 __all__ = [
     "Arrival",
@@ -40,23 +34,3 @@ __all__ = [
     "read_trace",
     "simulate",
 ]
-
-_WHERE = {
-    "Arrival": "shoal.core.simulation.results",
-    "ClosedLoop": "shoal.core.simulation.results",
-    "Linear": "shoal.core.simulation.results",
-    "Outcome": "shoal.core.simulation.results",
-    "Recording": "shoal.planning.traces",
-    "RunTimes": "shoal.core.simulation.results",
-    "SimulatedBatch": "shoal.core.simulation.results",
-    "Simulation": "shoal.core.simulation.results",
-    "bursty": "shoal.planning.traces",
-    "constant": "shoal.planning.traces",
-    "diurnal": "shoal.planning.traces",
-    "plot": "shoal.planning.plots",
-    "poisson": "shoal.planning.traces",
-    "read_trace": "shoal.planning.traces",
-    "simulate": "shoal.core.simulation.simulate",
-}
-
-__getattr__, __dir__ = _lazy_names(__name__, _WHERE)

@@ -8,12 +8,9 @@ measured in rounds of one run each, so that a machine that slows down affects al
 from __future__ import annotations
 
 import inspect
-import random
 import time
-from bisect import bisect_left
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
-from statistics import median
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
@@ -23,11 +20,13 @@ from shoal.batching.decorator.batched import Decorated
 from shoal.batching.decorator.decorator import open_batchers
 from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import takes_lists
-from shoal.core.latency_model import LatencyModel
 from shoal.core.options.options import BatchOptions
+from shoal.planning.recordings import measured_run_times
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+
+    from shoal.planning.recordings import MeasuredRunTimes
 
 _WARM_UP_ROUNDS: Final = 2
 _FEWEST_ROUNDS: Final = 5
@@ -39,39 +38,6 @@ _PLAIN: Final[dict[str, Any]] = {
 
 class NotMeasured(Exception):
     """A handler could not be measured; the error of its code, if there is one, is the cause."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The run times of a handler; a latency model for `simulate`."""
-
-    runs_s: Mapping[int, Sequence[float]]  # by batch size, ascending
-    fixed_s: float  # the part of a run that does not depend on the size, as fitted
-    per_item_s: float
-
-    def usual_s(self, size: float) -> float:
-        """Returns the median run time of a size, interpolated between measured sizes."""
-        sizes = list(self.runs_s)
-        above = min(bisect_left(sizes, size), len(sizes) - 1)
-        upper = median(self.runs_s[sizes[above]])
-        if above == 0 or sizes[above] <= size:
-            return upper
-        lower = median(self.runs_s[sizes[above - 1]])
-        part = (size - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
-        return lower + (upper - lower) * part
-
-    def sampler(self) -> Callable[[float], float]:
-        """Returns a function that draws a run time for a size, varying as the measured ones do."""
-        chance = random.Random(0)  # noqa: S311 - no secret is drawn
-        sizes = list(self.runs_s)
-        usual_s = [0.0, *(self.usual_s(size) for size in range(1, sizes[-1] + 1))]
-        ratios = [[run_s / median(runs_s) for run_s in runs_s] for runs_s in self.runs_s.values()]
-
-        def sample(size: float) -> float:
-            nearest = min(bisect_left(sizes, size), len(sizes) - 1)
-            return usual_s[int(size)] * chance.choice(ratios[nearest])
-
-        return sample
 
 
 def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -126,11 +92,10 @@ async def measure(
     rounds: int,
     limit_s: float,
     progress: Callable[[str], None],
-) -> Measured:
+) -> MeasuredRunTimes:
     """Runs a handler on batches of ascending sizes, and changes the batcher's options."""
     # It stops after `limit_s`, but not before 5 rounds. `progress` is called with messages.
-    runs_s: dict[int, list[float]] = {size: [] for size in sizes}
-    model = LatencyModel()
+    runs: list[tuple[float, float]] = []
     began = reported = time.perf_counter()
     for number in range(-_WARM_UP_ROUNDS, rounds):
         now = time.perf_counter()
@@ -145,11 +110,8 @@ async def measure(
         for size in sizes:
             run_s = await _one_run(batcher, [make_item() for _ in range(size)])
             if number >= 0:
-                runs_s[size].append(run_s)
-                model.observe(size, run_s)
-                model.snapshot()  # makes the model process the observations that it buffers
-    per_item_s, fixed_s = model.per_size_s()
-    return Measured(runs_s, fixed_s, per_item_s)
+                runs.append((size, run_s))
+    return measured_run_times(runs)
 
 
 async def _one_run(batcher: Batcher[Any], items: list[Any]) -> float:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shoal.core.simulation.results import Simulation
-    from shoal.planning.measuring import Measured
+    from shoal.planning.recordings import MeasuredRunTimes
     from shoal.planning.tuning import Candidate, Search
 
 # Readable on white and on black.
-REASON_COLORS: Final = dict(
+_REASON_COLORS: Final = dict(
     zip(
         DispatchReason,
         ("#1596a6", "#d9843b", "#9b7bc4", "#cf5470", "#6f9f4a", "#7f8790", "#b09030", "#4a6fd0"),
@@ -50,7 +50,7 @@ def plot(simulation: Simulation, path: str | PathLike[str]) -> None:
     answered = sorted(latency for latency in simulation.latency_s if latency == latency)
     if not answered:
         raise ValueError("there is nothing to draw: no request was answered")
-    figure = new_figure(15)
+    figure = _new_figure(15)
     times, course, sizes = figure.subplots(1, 3)
     _draw_latencies(times, answered)
     _draw_course(course, simulation)
@@ -58,7 +58,7 @@ def plot(simulation: Simulation, path: str | PathLike[str]) -> None:
     figure.savefig(path, dpi=110)
 
 
-def new_figure(width: float) -> Any:
+def _new_figure(width: float) -> Any:
     """Returns an empty figure of a width in inches."""
     with needing("a plot", "plot"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -68,7 +68,7 @@ def new_figure(width: float) -> Any:
     return figure
 
 
-def tidy(axes: Any) -> None:
+def _tidy(axes: Any) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
@@ -81,7 +81,7 @@ def _draw_latencies(axes: Any, answered: Sequence[float]) -> None:
     axes.plot(
         [answered[index] * 1e3 for index in indices],
         [(index + 1) / count for index in indices],
-        color=REASON_COLORS[DispatchReason.FULL],
+        color=_REASON_COLORS[DispatchReason.FULL],
     )
     for share, style in zip(_SHARES, (":", "--"), strict=True):
         latency = percentile(answered, share)
@@ -92,7 +92,7 @@ def _draw_latencies(axes: Any, answered: Sequence[float]) -> None:
         axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_title("Latency")
-    tidy(axes)
+    _tidy(axes)
 
 
 def _draw_course(axes: Any, simulation: Simulation) -> None:
@@ -112,7 +112,7 @@ def _draw_course(axes: Any, simulation: Simulation) -> None:
         axes.plot(moments, heights, color=color, label=f"p{share}", linewidth=1.4)
     axes.set(xlabel="time of arrival, seconds", ylabel="milliseconds", ylim=(0, None))
     axes.set_title("Latency over time")
-    tidy(axes)
+    _tidy(axes)
 
 
 def _draw_sizes(axes: Any, simulation: Simulation) -> None:
@@ -130,26 +130,26 @@ def _draw_sizes(axes: Any, simulation: Simulation) -> None:
         edges,
         weights=[[1 / len(batches)] * len(sizes) for sizes in by_reason.values()],
         stacked=True,
-        color=[REASON_COLORS[reason] for reason in by_reason],
+        color=[_REASON_COLORS[reason] for reason in by_reason],
         label=[f"{reason}: {len(sizes):,}" for reason, sizes in by_reason.items()],
     )
     axes.set(xlabel="size of a batch", ylabel="share of batches")
     axes.set_title(f"Batches, of {simulation.mean_batch:.3g} requests on average")
-    tidy(axes)
+    _tidy(axes)
 
 
 def plot_tuning(
-    measured: Measured, search: Search, candidates: Sequence[Candidate], path: Path
+    measured: MeasuredRunTimes, search: Search, candidates: Sequence[Candidate], path: Path
 ) -> None:
     """Draws the run times with their fit, and the p99 of all candidates with the target."""
-    figure = new_figure(11)
+    figure = _new_figure(11)
     times, found = figure.subplots(1, 2)
     _draw_run_times(times, measured)
     _draw_candidates(found, search, candidates)
     figure.savefig(path, dpi=110)
 
 
-def _draw_run_times(axes: Any, measured: Measured) -> None:
+def _draw_run_times(axes: Any, measured: MeasuredRunTimes) -> None:
     sizes = list(measured.runs_s)
     for size, runs_s in measured.runs_s.items():
         label = "runs" if size == sizes[0] else None
@@ -162,7 +162,7 @@ def _draw_run_times(axes: Any, measured: Measured) -> None:
     axes.plot(sizes, line_ms, color="#d9843b", label=fit)
     axes.set(xlabel="size of a batch", ylabel="milliseconds", ylim=(0, None))
     axes.set_title("Run time of the handler")
-    tidy(axes)
+    _tidy(axes)
 
 
 def _draw_candidates(axes: Any, search: Search, candidates: Sequence[Candidate]) -> None:
@@ -189,4 +189,4 @@ def _draw_candidates(axes: Any, search: Search, candidates: Sequence[Candidate])
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="batch_wait_timeout_s, milliseconds", ylabel="p99, milliseconds")
     axes.set_title(f"p99 by max_batch_size at {search.rate:,g} requests a second")
-    tidy(axes)
+    _tidy(axes)

@@ -11,6 +11,7 @@ import random
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -25,7 +26,7 @@ FORMAT: Final = 1
 
 _MOST_SIZES: Final = 64
 # With fewer runs of a size, times vary as those of all sizes do.
-_ENOUGH_RUNS: Final = 8
+_ENOUGH_RUNS: Final = 5
 _LEAST_S: Final = 1e-9
 _NOT_SIMULATED: Final = frozenset({"pad", "join"})
 _FROM_COLUMNS: Final = frozenset({"batch_size_fn", "bucket_by"})
@@ -150,43 +151,47 @@ OUTCOMES: Final = ("finished", "failed", "declined", "cancelled", "expired", "re
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRunTimes:
-    """Run times that vary as the measured ones do; a latency model for `simulate`.
+    """Run times that vary as the measured ones do; a latency model for `simulate`."""
 
-    Attributes:
-        fixed_s: The part that does not depend on the batch, as fitted, in seconds.
-        per_item_s: The part for each item or unit of cost, as fitted, in seconds.
-        sizes: The measured sizes, ascending.
-        ratios: The measured times of each size, divided by the fitted one.
-        seed: The seed of the variation.
-    """
-
-    fixed_s: float
+    runs_s: Mapping[float, Sequence[float]]  # by batch size or cost, ascending
+    fixed_s: float  # the part of a run that does not depend on the size, as fitted
     per_item_s: float
-    sizes: Sequence[float]
-    ratios: Sequence[Sequence[float]]
     seed: int = 0
 
     def __call__(self, size: float) -> float:
-        """Returns the usual run time for a batch of that size, in seconds."""
-        return (self.fixed_s + self.per_item_s * size) * median(self._ratios_of(size))
+        """Returns the median run time of a size, on a line between or beyond measured ones."""
+        sizes = list(self.runs_s)
+        above = bisect_left(sizes, size)
+        upper = sizes[min(above, len(sizes) - 1)]
+        upper_s = median(self.runs_s[upper])
+        if 0 < above < len(sizes):
+            lower = sizes[above - 1]
+            lower_s = median(self.runs_s[lower])
+            return lower_s + (upper_s - lower_s) * (size - lower) / (upper - lower)
+        return upper_s * self._fitted_s(size) / self._fitted_s(upper)
 
     def sampler(self) -> Callable[[float], float]:
         """Returns a function from a batch's size to its run time, in seconds."""
         chance = random.Random(self.seed)  # noqa: S311 - no secret is drawn
+        usual_s = cache(self.__call__)
+        sizes = list(self.runs_s)
+        ratios = [
+            [run_s / max(usual_s(size), _LEAST_S) for run_s in runs_s]
+            for size, runs_s in self.runs_s.items()
+        ]
+        of_all = [ratio for some in ratios for ratio in some]
 
         def sample(size: float) -> float:
-            usual_s = self.fixed_s + self.per_item_s * size
-            return usual_s * chance.choice(self._ratios_of(size))
+            above = min(bisect_left(sizes, size), len(sizes) - 1)
+            if above and size - sizes[above - 1] < sizes[above] - size:
+                above -= 1
+            some = ratios[above]
+            return usual_s(size) * chance.choice(some if len(some) >= _ENOUGH_RUNS else of_all)
 
         return sample
 
-    def _ratios_of(self, size: float) -> Sequence[float]:
-        above = bisect_left(self.sizes, size)
-        if above == len(self.sizes):
-            return self.ratios[-1]
-        if above and size - self.sizes[above - 1] < self.sizes[above] - size:
-            above -= 1
-        return self.ratios[above]
+    def _fitted_s(self, size: float) -> float:
+        return max(self.fixed_s + self.per_item_s * size, _LEAST_S)
 
 
 def measured_run_times(
@@ -196,32 +201,25 @@ def measured_run_times(
     seed: int = 0,
 ) -> MeasuredRunTimes:
     """Fits a model to sizes and run times; the other arguments guide it for one size."""
-    groups = _by_size(runs)
-    usual = [(size, median(times), len(times)) for size, times in groups]
+    runs_s = _by_size(runs)
+    usual = [(size, median(times), len(times)) for size, times in runs_s.items()]
     fixed_s, per_item_s = (
         _line(usual) if len(usual) > 1 else _through(usual[0], fixed_s or 0.0, per_item_s or 0.0)
     )
-    ratios = [
-        [run_s / max(fixed_s + per_item_s * size, _LEAST_S) for run_s in times]
-        for size, times in groups
-    ]
-    of_all = [ratio for some in ratios for ratio in some]
-    ratios = [some if len(some) >= _ENOUGH_RUNS else of_all for some in ratios]
-    return MeasuredRunTimes(fixed_s, per_item_s, [size for size, _ in groups], ratios, seed)
+    return MeasuredRunTimes(runs_s, fixed_s, per_item_s, seed)
 
 
-def _by_size(runs: Iterable[tuple[float, float]]) -> list[tuple[float, list[float]]]:
+def _by_size(runs: Iterable[tuple[float, float]]) -> dict[float, list[float]]:
     """Groups runs of nearly the same size."""
     ordered = sorted(runs)
     if len({size for size, _ in ordered}) <= _MOST_SIZES:
         groups: dict[float, list[float]] = {}
         for size, run_s in ordered:
             groups.setdefault(size, []).append(run_s)
-        return list(groups.items())
+        return groups
     step = math.ceil(len(ordered) / _MOST_SIZES)
     parts = [ordered[at : at + step] for at in range(0, len(ordered), step)]
-    found = {median(size for size, _ in part): [run_s for _, run_s in part] for part in parts}
-    return list(found.items())
+    return {median(size for size, _ in part): [run_s for _, run_s in part] for part in parts}
 
 
 def _line(usual: Sequence[tuple[float, float, int]]) -> tuple[float, float]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from shoal.core.options.options import BatchOptions
     from shoal.core.simulation.results import Simulation
-    from shoal.planning.measuring import Measured
+    from shoal.planning.recordings import MeasuredRunTimes
 
 _WAITS: Final = (0.0, 1 / 8, 1 / 4, 1 / 2)
 """The waits to try, as shares of the target."""
@@ -54,7 +54,7 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class Search:
     options: BatchOptions  # the other options, which stay as they are
-    run_times: Measured
+    run_times: MeasuredRunTimes
     rate: float
     p99_s: float  # the target
     # For each pair; 200 of these are above the p99, which makes it stable enough to choose by.
@@ -69,7 +69,7 @@ class Search:
             )
         # A batch of one request never waits.
         pairs = [
-            (size, float(f"{self.p99_s * part:.2g}"))
+            (int(size), float(f"{self.p99_s * part:.2g}"))
             for size in self.run_times.runs_s
             for part in (_WAITS if size > 1 else _WAITS[:1])
         ]
@@ -90,10 +90,10 @@ class Search:
         largest = max(self.run_times.runs_s)
         return largest == 1 or self.most(largest) >= _GAIN * self.most(1)
 
-    def most(self, size: int) -> float:
+    def most(self, size: float) -> float:
         """Returns how many items a second the handler can process in batches up to a size."""
         return self.options.slots * max(
-            measured / self.run_times.usual_s(measured)
+            measured / self.run_times(measured)
             for measured in self.run_times.runs_s
             if measured <= size
         )

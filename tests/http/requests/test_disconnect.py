@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 import shoal
-from shoal.core.request_times import LEFT
+from shoal.core.histogram import LEFT
 from shoal.http.requests.departures import UNNOTICED_S
 from shoal.testing import settle
 from shoal.testing.asgi import Call, calling

@@ -16,6 +16,7 @@ from shoal.commands.support.arguments import (
     token_of,
 )
 from shoal.commands.support.mistake import CommandError, as_mistakes, in_one_line, say
+from shoal.commands.support.output import confirm
 from shoal.errors import ShoalError
 from shoal.failures.exceptions import ungrouped
 from shoal.serving.clients.remote_client import connect
@@ -46,19 +47,27 @@ def add_server_arguments(parser: ArgumentParser) -> None:
 
 
 def add_verb(
-    commands: Any,
-    name: str,
-    run: Callable[[Namespace], int],
-    *,
-    summary: str,
-    description: str,
-    example: str,
+    commands: Any, name: str, run: Callable[[Namespace], int], description: str, example: str
 ) -> ArgumentParser:
     """Adds a command to a family, with the arguments that select its server."""
-    parser: ArgumentParser = commands.add_parser(name, help=summary, allow_abbrev=False)
+    parser: ArgumentParser = commands.add_parser(
+        name, help=description.replace("%", "%%"), allow_abbrev=False
+    )
     describe(parser, run, description, example)
     add_server_arguments(parser)
     return parser
+
+
+def change(
+    arguments: Namespace,
+    verb: Callable[[RemoteClient], Awaitable[object]],
+    done: str,
+    *,
+    waits_for: str | None = None,
+) -> int:
+    """Changes the server, and confirms what was done; returns the exit code."""
+    ask(arguments, verb, waits_for=waits_for)
+    return confirm(arguments, done)
 
 
 def ask(

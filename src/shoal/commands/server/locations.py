@@ -11,16 +11,16 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from shoal.commands.support.mistake import CommandError
 from shoal.serving.local_servers import admin_socket_directory
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
-    from types import TracebackType
 
 _PRIVATE_DIRECTORY: Final = 0o700
 _PRIVATE_FILE: Final = 0o600
@@ -98,37 +98,25 @@ class ServerLocation:
         return None
 
 
-class ServerLock:
-    """Makes this process the server of a name until the ``with`` block ends."""
-
-    def __init__(self, location: ServerLocation) -> None:
-        self._location = location
-        self._file = -1
-
-    def __enter__(self) -> Self:
-        location = self._location
-        location.make_directory()
-        try:
-            self._file = os.open(
-                location.process, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE
-            )
-        except OSError as error:
-            raise CommandError(f"can't write {location.process}: {error.strerror}", 1) from None
-        if not _locked(self._file):
-            os.close(self._file)
+@contextmanager
+def being_server(location: ServerLocation) -> Generator[None]:
+    """Makes this process the server of a name for this block."""
+    location.make_directory()
+    try:
+        file = os.open(location.process, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE)
+    except OSError as error:
+        raise CommandError(f"can't write {location.process}: {error.strerror}", 1) from None
+    try:
+        if not _locked(file):
             raise already_running(location)
-        os.ftruncate(self._file, 0)
-        os.write(self._file, f"{os.getpid()}\n".encode())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        os.ftruncate(self._file, 0)
-        os.close(self._file)
+        os.ftruncate(file, 0)
+        os.write(file, f"{os.getpid()}\n".encode())
+        try:
+            yield
+        finally:
+            os.ftruncate(file, 0)
+    finally:
+        os.close(file)
 
 
 def _locked(file: int) -> bool:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import queue
 import signal
 import socket
+import threading
+import time
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from threading import Thread
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.commands.server.signals import Signals
 from shoal.commands.server.stderr import Progress, write_logs
 from shoal.commands.support.loading import shoals_in
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
@@ -23,12 +25,14 @@ from shoal.core.extras import needing
 from shoal.errors import LifespanFailed, StateRefused
 from shoal.failures.hints import server_hint
 from shoal.replicas.code.definition import keeping_loggers_on
+from shoal.replicas.threads import into_this_loop
 from shoal.server.listeners import NO_SOCKETS, AppListener, PassedSockets, Unix
 from shoal.server.log_errors import contained
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
     from pathlib import Path
+    from types import FrameType
 
     from starlette.types import ASGIApp
 
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
 _COLLECTED_AFTER: Final = gc.get_threshold()
 # How long the process may take to end, beyond the graceful timeout.
 _MARGIN_S: Final = 4.0
+# How long the process may take to end before it reports that it is ending.
+_QUIET_S: Final = 2.0
 _NOTIFY_TIMEOUT_S: Final = 1.0
 _LAST_EXPORT_S: Final = 3.0
 _log: Final = logging.getLogger("shoal.server")
@@ -99,7 +105,8 @@ class ServerProcess:
 
 
 def run_in(event_loop: EventLoop, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    return anyio.run(main, backend="trio") if event_loop == "trio" else _run_on_asyncio(main())
+    options = {"use_uvloop": find_spec("uvloop") is not None} if event_loop == "asyncio" else {}
+    return anyio.run(main, backend=event_loop, backend_options=options)
 
 
 def _open_state(app: App, path: Path, options: HttpOptions) -> None:
@@ -110,20 +117,6 @@ def _open_state(app: App, path: Path, options: HttpOptions) -> None:
     except StateRefused as error:
         raise CommandError(str(error), 1) from None
     app.allowed_modules = options.allowed_modules
-
-
-def _run_on_asyncio(main: Coroutine[Any, Any, int]) -> int:
-    import asyncio
-
-    new_loop: Callable[[], asyncio.AbstractEventLoop]
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        new_loop = asyncio.new_event_loop
-    else:
-        new_loop = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        return runner.run(main)
 
 
 async def _serve(
@@ -333,6 +326,72 @@ def _exported(app: App) -> Generator[Callable[[], Coroutine[Any, Any, None]] | N
     finally:
         if provider is not None:
             # In a daemon thread: the collector may not answer.
-            last_export = Thread(target=provider.shutdown, daemon=True)
+            last_export = threading.Thread(target=provider.shutdown, daemon=True)
             last_export.start()
             last_export.join(_LAST_EXPORT_S)
+
+
+class Signals:
+    """Handles signals: the first asks the server to drain, the second ends it at once."""
+
+    # Plain signal handlers handle signals, not the event loop, because the second signal must work
+    # even if an application blocks the loop, or a thread that can't be interrupted keeps it open.
+    # For the same reason a watchdog thread ends the process when a drain takes longer than allowed.
+    # The thread waits on a `queue.SimpleQueue`, because its `put` is reentrant: a signal handler
+    # may call it at any point.
+    #
+    # SIGHUP, which a process receives when its terminal is closed, also starts a drain, but is not
+    # counted as the first of two signals. Closing a terminal sends it twice, from the shell and
+    # from the kernel, and some supervisors send it together with SIGTERM, with Python seeing SIGHUP
+    # first. If SIGHUP is ignored when the server starts, as under `nohup`, it stays ignored.
+
+    def __init__(self, allowed_s: float) -> None:
+        self.shutdown = anyio.Event()  # set when the process should shut down
+        self.first: int | None = None  # the first signal
+        self.allowed_s = allowed_s  # for the end after the first signal; may be changed
+        _, self._soon = into_this_loop()
+        self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def listen(self) -> None:
+        """Installs the signal handlers, which stay until the process ends."""
+        threading.Thread(target=self._watch, name="shoal-watchdog", daemon=True).start()
+        # Not restored when the server has ended: a second signal must still work while the
+        # interpreter waits for the application's own threads.
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._received)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, self._received)
+
+    def ask(self) -> None:
+        """Starts a drain without a signal. Call it in the event loop."""
+        self._asked.put(None)
+        self.shutdown.set()
+
+    def _received(self, signum: int, _frame: FrameType | None) -> None:
+        if self.first not in (None, signal.SIGHUP):
+            os._exit(128 + signum)
+        self.first = signum
+        # SIGHUP arrives more than once, and its default action would kill the ending interpreter.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._asked.put(None)
+        try:
+            self._soon(self.shutdown.set)
+        except RuntimeError:  # the loop has ended
+            os._exit(128 + signum)
+
+    def _watch(self) -> None:
+        self._asked.get()
+        allowed_s = self.allowed_s
+        quiet_s = min(_QUIET_S, allowed_s)
+        time.sleep(quiet_s)
+        say(
+            f"Shoal is stopping; running requests have at most {allowed_s:g} s to finish; a second "
+            "Ctrl+C or SIGTERM stops it at once"
+        )
+        # Normally the process ends during this sleep. A longer one overflows.
+        time.sleep(min(allowed_s - quiet_s, threading.TIMEOUT_MAX / 2))
+        say(
+            f"Shoal was stopped by force: still busy {allowed_s:g} s after the signal, with a "
+            "thread that can't be interrupted or a blocked event loop"
+        )
+        os._exit(1)

@@ -160,7 +160,7 @@ class _Versions:
                 yield_on_timeout=True,
             ):
                 if changes:
-                    self._reload(sorted(path for _, path in changes))
+                    self._reload(sorted({path for _, path in changes}))
                 self._check_serving()
                 self._check_next()
         except (OSError, RuntimeError) as error:  # too many directories; errors of its Rust part

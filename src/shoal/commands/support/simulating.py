@@ -11,7 +11,6 @@ from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.simulation.simulate import simulate
 from shoal.planning.figures import Case, percent, rows_of
 from shoal.planning.recordings import MeasuredRunTimes
-from shoal.planning.report import Report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,25 +88,12 @@ class Comparison:
         """The caveats of the result."""
         remarks = list(self._remarks)
         handler = self._handler
-        if isinstance(handler, MeasuredRunTimes) and self._largest > _FAR * handler.sizes[-1]:
+        if isinstance(handler, MeasuredRunTimes) and self._largest > _FAR * max(handler.runs_s):
             remarks.append(
                 f"Batches of up to {self._largest:g} are simulated, but none larger than "
-                f"{handler.sizes[-1]:g} was measured: longer run times are a guess."
+                f"{max(handler.runs_s):g} was measured: longer run times are a guess."
             )
         return remarks
-
-    def report(self, facts: Sequence[tuple[str, str]]) -> Report:
-        recording = self._traffic.recording
-        batcher = None if recording is None else recording.batcher
-        return Report(
-            "Simulated options" if batcher is None else f"Simulated options of {batcher.name}",
-            [("traffic", self._traffic.text), *facts],
-            self.cases,
-            self.simulation.arrived_at,
-            [] if batcher is None else batcher.batches,
-            self._handler,
-            self.remarks,
-        )
 
     def _simulate(self, name: str, pairs: Mapping[str, Any], options: str) -> Simulation:
         pairs = dict(pairs)

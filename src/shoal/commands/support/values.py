@@ -2,7 +2,6 @@
 
 A value has the syntax of an application's file. A list or an object may also be JSON. A value that
 looks like neither is text, so words need no quotes. ``none`` is None, which TOML can't express.
-JSON items are converted to a handler's annotated types, as a server converts bodies.
 """
 
 from __future__ import annotations
@@ -15,16 +14,14 @@ import tomllib
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.batching.handlers.list_types import is_unannotated
-from shoal.commands.support.mistake import CommandError, as_mistakes, in_one_line, say
-from shoal.core.extras import advice
-from shoal.core.options.options import OPTIONS, no_option
+from shoal.commands.support.mistake import CommandError, as_mistakes
+from shoal.core.options.names import not_an_option
+from shoal.core.options.options import OPTIONS
 from shoal.core.simulation.results import Linear
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Mapping, Sequence
-    from inspect import Parameter, Signature
 
 
 _OPENING: Final = ("[", "{", '"', "'")
@@ -77,7 +74,7 @@ def option_pairs(texts: Sequence[str]) -> dict[str, Any]:
         name = key.replace("-", "_")
         option = OPTIONS.get(name)
         if option is None:
-            raise CommandError(no_option(name))
+            raise CommandError(str(not_an_option(name, "a batcher", OPTIONS)))
         if option.is_function:
             raise CommandError(
                 f"{name} is a function, which can't be given here; costs and buckets of requests "
@@ -194,70 +191,3 @@ def _unreadable(text: str) -> CommandError:
     return CommandError(
         f"a run time is written like 0.002+0.00005n (seconds for a batch of n items), not {text!r}"
     )
-
-
-def as_annotated(signature: Signature, values: Sequence[Any], source: str) -> list[Any]:
-    """Returns the items for JSON values; without pydantic it returns the values."""
-    # For several parameters each value is an array, or an object, of arguments.
-    parameters = list(signature.parameters.values())
-    if all(is_unannotated(one.annotation) for one in parameters):
-        return list(values)
-    try:
-        import pydantic
-        import starlette
-    except ModuleNotFoundError as error:
-        say(
-            f"the items of {source} are passed as decoded JSON; converting them to the handler's "
-            f"annotations needs {error.name}: {advice('serve')}"
-        )
-        return list(values)
-    del pydantic, starlette
-    many = len(values) > 1
-    with as_mistakes():
-        maker = _Maker(parameters)
-    return [
-        maker.made(value, f"{source}, item {number}" if many else source)
-        for number, value in enumerate(values, 1)
-    ]
-
-
-class _Maker:
-    def __init__(self, parameters: Sequence[Parameter]) -> None:
-        from shoal.http.json.payload import fields_adapter
-        from shoal.http.json.validation import finite_validator
-
-        self._names = [one.name for one in parameters]
-        self._validator = finite_validator(fields_adapter(list(parameters)))
-
-    def made(self, value: Any, source: str) -> Any:
-        """Returns the item for a value: one argument, or a tuple or mapping of several."""
-        if len(self._names) == 1:
-            return self._arguments({self._names[0]: value}, source)[self._names[0]]
-        if isinstance(value, dict):
-            return self._arguments(cast("dict[str, Any]", value), source)
-        given: list[Any] = value if _is_array(value) else [value]
-        if len(given) > len(self._names):
-            raise CommandError(
-                f"{source} has {len(given)} arguments, and the handler takes {len(self._names)}: "
-                f"{', '.join(self._names)}"
-            )
-        return tuple(self._arguments(dict(zip(self._names, given, strict=False)), source).values())
-
-    def _arguments(self, given: dict[str, Any], source: str) -> dict[str, Any]:
-        from pydantic import ValidationError
-
-        try:
-            made: dict[str, Any] = self._validator.validate_json(json.dumps(given))
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-            where = ".".join(str(step) for step in first["loc"])
-            raise CommandError(
-                f"{source} does not fit the handler: {where}: {first['msg']}"
-            ) from None
-        except (ValueError, OverflowError) as error:
-            raise CommandError(f"{source} does not fit the handler: {in_one_line(error)}") from None
-        return made
-
-
-def _is_array(value: object) -> bool:
-    return isinstance(value, list)

@@ -150,7 +150,10 @@ class Regathering:
         requests = list(members)
         self._sort_in([request.arrived_at for request in requests])
         answered = sum([request.state is not State.CANCELLED for request in requests])
-        rounds.append(_Round(now, answered, self._worth_s()))
+        worth_s = self._model.fixed_s()
+        if worth_s is None:  # a run of any size seems to take the same
+            worth_s = (self._model.run_s(1) or 0) * _PART_OF_A_RUN
+        rounds.append(_Round(now, answered, worth_s))
         while len(rounds) > running + 3:
             self._learn(rounds.popleft())
         self._conclude()
@@ -219,12 +222,6 @@ class Regathering:
             before = each
         if before is not None:
             before.others += len(times) - place
-
-    def _worth_s(self) -> float:
-        fixed_s = self._model.fixed_s()
-        if fixed_s is not None:
-            return fixed_s
-        return (self._model.run_s(1) or 0) * _PART_OF_A_RUN  # so far equal for all sizes
 
     def _learn(self, each: _Round) -> None:
         delays = sorted(each.delays)

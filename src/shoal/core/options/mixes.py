@@ -6,6 +6,7 @@ All other combinations are valid, and tested.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import MISSING
 from typing import Any, Final, TypeAlias
 
 from shoal.core.options.records import SAME
@@ -16,21 +17,37 @@ Options: TypeAlias = Any
 Mix: TypeAlias = tuple[str, str, str, Callable[[Options], bool]]
 
 
-def _with(first: str, second: str, why: str) -> Mix:
-    return first, second, why, lambda o: _is_set(o, first) and _is_set(o, second)
+def _with(first: str, second: str, why: str, *, unless: str = "") -> Mix:
+    def meets(options: Options) -> bool:
+        both = is_set(options, first) and is_set(options, second)
+        return both and not (unless and is_set(options, unless))
+
+    return first, second, why, meets
 
 
-def _is_set(options: Options, name: str) -> bool:
-    value = getattr(options, name)
-    return value is not None and value is not False and value != {}
+def _without(first: str, second: str, why: str) -> Mix:
+    return first, second, why, lambda o: is_set(o, first) and not is_set(o, second)
 
 
-def _sets_windows(options: Options) -> bool:
+def is_set(options: Options, name: str) -> bool:
+    field, value = options.__dataclass_fields__[name], getattr(options, name)
+    if field.default is MISSING:  # a table
+        return bool(value)
+    return value is not None if field.default is None else bool(value != field.default)
+
+
+def sets_windows(options: Options) -> bool:
     policies = [*options.queue_policies.values(), options.default_queue_policy]
     return any(p is not None and p.batch_wait_timeout_s is not SAME for p in policies)
 
 
-_OWN_RULE: Final = "the policy alone decides how batches are formed"
+def _sheds(options: Options) -> bool:
+    return options.overload in ("shed_oldest", "shed_lowest")
+
+
+_SIZES: Final = "there is nothing to pad to; pass allowed_batch_sizes=(8, 16, 32)"
+_BOTH: Final = "what is split must be joined again; pass both"
+_SHARED: Final = "a large item has several requests, which equal calls can't share"
 
 _REFUSED: Final[tuple[Mix, ...]] = (
     _with(
@@ -50,100 +67,66 @@ _REFUSED: Final[tuple[Mix, ...]] = (
         "adaptive",
         "queue_policies",
         "the wait is chosen against the target; leave batch_wait_timeout_s out of the policies",
-        lambda o: o.adaptive is not None and _sets_windows(o),
+        lambda o: is_set(o, "adaptive") and sets_windows(o),
     ),
-    (
+    _with(
         "adaptive",
         "batch_wait_timeout_s",
         "the wait is chosen against the target; leave batch_wait_timeout_s out",
-        lambda o: o.adaptive is not None and o.batch_wait_timeout_s != 0,
     ),
-    (
+    _with(
         "allowed_batch_sizes",
         "batch_size_fn",
         "padding must have a certain cost, so you have to make it: pass pad=(items, n) -> items",
-        lambda o: bool(o.allowed_batch_sizes) and bool(o.batch_size_fn) and o.pad is None,
+        unless="pad",
     ),
-    (
-        "pad",
-        "allowed_batch_sizes",
-        "there is nothing to pad to; pass allowed_batch_sizes=(8, 16, 32)",
-        lambda o: o.pad is not None and not o.allowed_batch_sizes,
-    ),
-    (
-        "padding",
-        "allowed_batch_sizes",
-        "there is nothing to pad to; pass allowed_batch_sizes=(8, 16, 32)",
-        lambda o: o.padding != "up" and not o.allowed_batch_sizes,
-    ),
-    (
-        "split",
-        "join",
-        "what is split must be joined again; pass both",
-        lambda o: (o.split is None) != (o.join is None),
-    ),
-    (
+    _without("pad", "allowed_batch_sizes", _SIZES),
+    _without("padding", "allowed_batch_sizes", _SIZES),
+    _without("split", "join", _BOTH),
+    _without("join", "split", _BOTH),
+    _without(
         "split",
         "batch_size_fn",
         "only the cost of an item says that it is too large; pass batch_size_fn=(item) -> cost",
-        lambda o: o.split is not None and o.batch_size_fn is None,
     ),
-    _with("dedupe", "split", "a large item has several requests, which equal calls can't share"),
-    _with("cache", "split", "a large item has several requests, which equal calls can't share"),
-    (
+    _with("dedupe", "split", _SHARED),
+    _with("cache", "split", _SHARED),
+    _without(
         "priority_mixing",
         "priority_levels",
         "there is only one level; pass priority_levels=2 or more",
-        lambda o: o.priority_mixing == "isolate" and o.priority_levels == 1,
     ),
     (
         "overload",
         "max_queued_requests",
         "an unbounded queue is never full; pass a bound, such as max_queued_requests=1000",
-        lambda o: o.overload in ("shed_oldest", "shed_lowest") and o.max_queued_requests is None,
+        lambda o: _sheds(o) and o.max_queued_requests is None,
     ),
     (
         "overload",
         "max_queued_requests",
         "a queue without places has no request to shed; pass max_queued_requests=1 or more",
-        lambda o: o.overload in ("shed_oldest", "shed_lowest") and o.max_queued_requests == 0,
+        lambda o: _sheds(o) and o.max_queued_requests == 0,
     ),
     (
         "max_queued_requests",
         "bucket_by",
         "an idle slot takes one key's requests, so how many can start now depends on their keys",
-        lambda o: o.max_queued_requests == 0 and o.bucket_by is not None,
+        lambda o: o.max_queued_requests == 0 and is_set(o, "bucket_by"),
     ),
     (
         "max_queued_requests",
         "priority_mixing",
         "an idle slot takes one level's requests, so what can start now depends on their levels",
-        lambda o: o.max_queued_requests == 0 and o.priority_mixing == "isolate",
+        lambda o: o.max_queued_requests == 0 and is_set(o, "priority_mixing"),
     ),
     *(
-        _with("policy", other, _OWN_RULE)
+        _with("policy", other, "the policy alone decides how batches are formed")
         for other in (
-            "idle_timeout_s",
-            "batch_size_fn",
-            "bucket_by",
-            "allowed_batch_sizes",
-            "preferred_batch_sizes",
-            "queue_policies",
-            "default_queue_policy",
-            "adaptive",
+            *("idle_timeout_s", "batch_size_fn", "bucket_by", "allowed_batch_sizes"),
+            *("preferred_batch_sizes", "queue_policies", "default_queue_policy", "adaptive"),
+            *("order", "priority_mixing"),
         )
-    ),
-    (
-        "policy",
-        "order",
-        _OWN_RULE,
-        lambda o: o.policy is not None and o.order != "arrival",
-    ),
-    (
-        "policy",
-        "priority_mixing",
-        _OWN_RULE,
-        lambda o: o.policy is not None and o.priority_mixing != "merge",
     ),
 )
 
@@ -157,15 +140,15 @@ _REFUSED_FOR_OPEN: Final = {
     "policy": "an open batch takes the next request that fits, so no policy forms it",
     "refuse_late": "how long a batch is open does not tell how long a request takes",
     "isolate_errors": "the handler answers each request by itself, so errors are isolated already",
+    "priority_mixing": (
+        "one level's batch would keep the others waiting for as long as it is open"
+    ),
 }
 _REFUSED_FOR_CONTINUOUS: Final = {
     "batch_wait_timeout_s": "its batch never closes, so there is no wait to end",
     "idle_timeout_s": "its batch never closes, so there is no wait to end",
     "handler_timeout_s": "its handler runs for as long as the batcher is open",
 }
-
-
-_NO_WINDOW: Final = ("batch_wait_timeout_s", 0)
 
 
 def refused_fill(fill: str, options: Options) -> str | None:
@@ -176,15 +159,10 @@ def refused_fill(fill: str, options: Options) -> str | None:
     if fill == "continuous":
         refused |= _REFUSED_FOR_CONTINUOUS
     for name, why in refused.items():
-        if _is_set(options, name) and (name, getattr(options, name)) != _NO_WINDOW:
+        if is_set(options, name):
             return f"fill={fill!r} and {name}={getattr(options, name)!r} do not go together: {why}"
-    if _sets_windows(options):
+    if sets_windows(options):
         return f"fill={fill!r} has one window for all levels; leave it out of the queue policies"
-    if options.priority_mixing == "isolate":
-        return (
-            f"fill={fill!r} and priority_mixing='isolate' do not go together: one level's batch "
-            "would keep the others waiting for as long as it is open"
-        )
     return None
 
 

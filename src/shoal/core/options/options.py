@@ -16,8 +16,9 @@ from typing import Any, Final, Literal, Self, TypedDict, cast
 from shoal.core.amount import Amount
 from shoal.core.options.checks import function, seconds, sizes_in_order, whole, yes_or_no
 from shoal.core.options.mixes import refused_mix
-from shoal.core.options.names import suggested
+from shoal.core.options.names import not_an_option
 from shoal.core.options.option import (
+    Check,
     callback,
     check_options,
     choice,
@@ -97,22 +98,15 @@ def _queue_policy(_: str, value: Any) -> QueuePolicy:
     return value
 
 
-def _latency_target(name: str, value: Any) -> LatencyTarget:
-    if not isinstance(value, LatencyTarget):
-        raise TypeError(
-            f"{name} must be a LatencyTarget or None, not {value!r}; "
-            f"write {name}=shoal.LatencyTarget(p99_s=0.1)"
-        )
-    return value
+def _made_by(cls: type[Any], example: str) -> Check:
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, cls):
+            raise TypeError(
+                f"{name} must be a {cls.__name__} or None, not {value!r}; write {name}={example}"
+            )
+        return value
 
-
-def _cache(name: str, value: Any) -> Cache:
-    if not isinstance(value, Cache):
-        raise TypeError(
-            f"{name} must be a Cache or None, not {value!r}; "
-            f"write {name}=shoal.Cache(max_size=1000, ttl_s=60)"
-        )
-    return value
+    return check
 
 
 def _opens(name: str, value: Any) -> Opens:
@@ -257,14 +251,18 @@ class BatchOptions:
     join: Callable[[list[Any]], Any] | None = callback(
         "join=lambda results: sum(results, [])", for_lists=True
     )
-    adaptive: LatencyTarget | None = record(LatencyTarget, _latency_target)
+    adaptive: LatencyTarget | None = record(
+        LatencyTarget, _made_by(LatencyTarget, "shoal.LatencyTarget(p99_s=0.1)")
+    )
     policy: Callable[["BatchOptions"], BatchPolicy] | None = callback(
         "policy=MyPolicy, a function of the options that makes a BatchPolicy"
     )
     dedupe: bool | Callable[[Any], Hashable] = option(
         False, _dedupe, is_function=True, at_once=True
     )
-    cache: Cache | None = record(Cache, _cache, at_once=True)
+    cache: Cache | None = record(
+        Cache, _made_by(Cache, "shoal.Cache(max_size=1000, ttl_s=60)"), at_once=True
+    )
     open: Opens | None = option(None, _opens, is_function=True)
     stream_buffer: int = option(16, partial(whole, least=1), at_once=True)
     slow_reader_timeout_s: float | None = option(10.0, seconds, may_be_none=True)
@@ -388,9 +386,4 @@ OPTIONS: Final = options_of(BatchOptions)
 def _refuse_unknown(given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in OPTIONS:
-            raise TypeError(no_option(name))
-
-
-def no_option(name: str) -> str:
-    hint = suggested(name, OPTIONS) or f"there are {', '.join(OPTIONS)}"
-    return f"{name!r} is not an option of a batcher; {hint}"
+            raise not_an_option(name, "a batcher", OPTIONS)

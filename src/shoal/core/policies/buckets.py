@@ -77,7 +77,7 @@ class Buckets(Rule):
         bucket.rule.put(request)
         self.cost += asked.cost
         if bucket.head is not None:
-            if self._rank is not None and bucket.rule.queue.is_led_by(request):
+            if self._rank is not None and bucket.rule.head() is request:
                 self._make_ready(bucket)
             return False
         if bucket.due_at <= request.arrived_at:  # it will be checked anyway

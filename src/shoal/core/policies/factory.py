@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from shoal.core.options.records import SAME
+from shoal.core.options.mixes import is_set, sets_windows
 from shoal.core.policies.adaptive import AdaptiveRule
 from shoal.core.policies.buckets import Buckets
 from shoal.core.policies.ranked import Ranked, rank_of
 from shoal.core.policies.rule import Guarded, SizeOrWait
-from shoal.core.policies.sizing import sizing_of, window_of
+from shoal.core.policies.sizing import Window, sizing_of
 from shoal.core.policy import BatchPolicy
 
 if TYPE_CHECKING:
@@ -21,32 +21,31 @@ if TYPE_CHECKING:
     from shoal.core.policies.rule import Rule
 
 
+_DISTINGUISHING: Final = (
+    *("idle_timeout_s", "batch_size_fn", "bucket_by", "allowed_batch_sizes", "adaptive"),
+    *("preferred_batch_sizes", "priority_levels", "queue_policies", "default_queue_policy"),
+    *("order", "policy"),
+)
+_WAITING: Final = ("batch_wait_timeout_s", "idle_timeout_s", "adaptive", "policy")
+_NOT_REGATHERED: Final = ("adaptive", "policy", "bucket_by", "priority_mixing")
+
+
 def distinguishes_requests(options: BatchOptions) -> bool:
     """Returns whether the rule distinguishes requests, so that each needs its own record."""
-    return options.policy is not None or not _is_plain(options)
+    return any(is_set(options, name) for name in _DISTINGUISHING)
 
 
 def may_wait(options: BatchOptions) -> bool:
     """Returns whether a request may wait for a batch to fill while a slot is free."""
-    policies = [*options.queue_policies.values(), options.default_queue_policy]
     return (
-        options.batch_wait_timeout_s != 0
+        any(is_set(options, name) for name in _WAITING)
         or (regathers(options) and options.use_scope_deadline)
-        or options.idle_timeout_s is not None
-        or options.adaptive is not None
-        or options.policy is not None
-        or any(p is not None and p.batch_wait_timeout_s is not SAME for p in policies)
+        or sets_windows(options)
     )
 
 
 def regathers(options: BatchOptions) -> bool:
-    return (
-        options.regather
-        and options.adaptive is None
-        and options.policy is None
-        and options.bucket_by is None
-        and options.priority_mixing == "merge"
-    )
+    return options.regather and not any(is_set(options, name) for name in _NOT_REGATHERED)
 
 
 def adaptive_of(options: BatchOptions, model: LatencyModel) -> AdaptiveRule | None:
@@ -59,16 +58,15 @@ def adaptive_of(options: BatchOptions, model: LatencyModel) -> AdaptiveRule | No
 def policy_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule | None) -> Rule:
     if options.policy is not None:
         return Guarded(custom_policy(options.policy, options))
-    if _is_plain(options):
+    if not distinguishes_requests(options):
         return SizeOrWait(options)
     rank = rank_of(options)
     sizing = sizing_of(options, model, adaptive)
-    window = window_of(options, adaptive)
+    window = Window(options, adaptive)
     numbers = count(1)
 
     def one_bucket() -> Ranked:
-        by_level = options.order == "arrival"
-        return Ranked(rank, sizing, window, adaptive, numbers, by_level=by_level)
+        return Ranked(rank, sizing, window, adaptive, numbers)
 
     if options.bucket_by is None and options.priority_mixing == "merge":
         return one_bucket()
@@ -84,18 +82,3 @@ def custom_policy(make: Callable[[BatchOptions], Any], options: BatchOptions) ->
             "policy=MyPolicy, a class or a function of one argument"
         )
     return made
-
-
-def _is_plain(options: BatchOptions) -> bool:
-    return (
-        options.idle_timeout_s is None
-        and options.batch_size_fn is None
-        and options.bucket_by is None
-        and options.allowed_batch_sizes is None
-        and options.preferred_batch_sizes is None
-        and options.priority_levels == 1
-        and not options.queue_policies
-        and options.default_queue_policy is None
-        and options.order == "arrival"
-        and options.adaptive is None
-    )

@@ -1,7 +1,8 @@
 """The rule for one bucket of requests that are not all alike: ranks, costs, limits and windows.
 
 It generalizes `SizeOrWait`. A batch is *full* by its requests, their cost or at a preferred size
-(`Sizing`), the *wait* depends on the level, on an idle timeout or on a latency target (`Window`),
+(`Sizing`), the *wait* depends on the level, on an idle timeout or on a latency target (`Window`,
+in `sizing`),
 and the *order* is by rank, the lowest first. A request that does not fit stays first in the queue;
 nothing overtakes it, or a large item might never find room.
 
@@ -28,7 +29,7 @@ from shoal.core.amount import Amount, cost_of
 from shoal.core.batch import DispatchReason
 from shoal.core.policies.rule import Rule
 from shoal.core.policy import Dispatch, Wait
-from shoal.core.queue import ArrivalQueue, LevelQueue, RankedQueue, is_worth_a_sweep
+from shoal.core.queue import ArrivalQueue, RankedQueue, is_worth_a_sweep, take_from
 from shoal.core.request import State
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from shoal.core.policies.adaptive import AdaptiveRule
     from shoal.core.policies.sizing import Sizing, Window
     from shoal.core.policy import Pressure
-    from shoal.core.queue import Queue
     from shoal.core.request import Request
 
     Rank = Callable[[Request], Any]
@@ -55,12 +55,8 @@ class Ranked(Rule):
         window: Window,
         adaptive: AdaptiveRule | None,
         numbers: Iterator[int],
-        *,
-        by_level: bool,
     ) -> None:
-        self.queue: Queue = ArrivalQueue()
-        if rank is not None:
-            self.queue = (LevelQueue if by_level else RankedQueue)(rank)
+        self.queue = ArrivalQueue() if rank is None else RankedQueue(rank)
         by_due = window.queue()
         both_by_arrival = rank is None and isinstance(by_due, ArrivalQueue)
         self._by_due = self.queue if both_by_arrival or by_due is None else by_due
@@ -158,7 +154,7 @@ class Ranked(Rule):
         return taken
 
     def take_within(self, room: Amount) -> list[Request]:
-        taken = self.queue.take(room)
+        taken = take_from(self.queue, room)
         self.count -= len(taken)
         if self.count:
             self.cost -= sum([request.options.cost for request in taken if request.options])
@@ -212,8 +208,8 @@ def rank_of(options: BatchOptions) -> Rank | None:
         return None
     aging_s = options.priority_aging_s
     if aging_s is None or aging_s == math.inf:
-        return _by_level_then_deadline if by_deadline else _by_level
-    return partial(_aged_deadline if by_deadline else _aged, aging_s)
+        return partial(_strict, by_deadline)
+    return partial(_aged, by_deadline, aging_s)
 
 
 def _may_delay(options: BatchOptions) -> bool:
@@ -221,31 +217,20 @@ def _may_delay(options: BatchOptions) -> bool:
     return any(policy is not None and policy.timeout_action == "delay" for policy in policies)
 
 
-def _by_level(request: Request) -> tuple[int, bool]:
-    asked = request.options
-    assert asked is not None
-    return asked.priority, asked.delayed_at is not None
-
-
-def _by_level_then_deadline(request: Request) -> tuple[int, bool, float]:
+def _strict(by_deadline: bool, request: Request) -> tuple[int, bool, float]:
     asked = request.options
     assert asked is not None
     due = math.inf if asked.due is None else asked.due
-    return asked.priority, asked.delayed_at is not None, due
+    then = due if by_deadline else asked.delayed_at or 0
+    return asked.priority, asked.delayed_at is not None, then
 
 
-def _aged(aging_s: float, request: Request) -> float:
+def _aged(by_deadline: bool, aging_s: float, request: Request) -> float:
     asked = request.options
     assert asked is not None
-    if asked.delayed_at is None:
-        return request.arrived_at + asked.priority * aging_s
-    return asked.delayed_at + (asked.priority + 1) * aging_s
-
-
-def _aged_deadline(aging_s: float, request: Request) -> float:
-    asked = request.options
-    assert asked is not None
-    due = request.arrived_at + aging_s if asked.due is None else asked.due
+    due = asked.due if by_deadline else None
+    if due is None:
+        due = request.arrived_at + aging_s
     if asked.delayed_at is None:
         return due + (asked.priority - 1) * aging_s
     return max(due, asked.delayed_at + aging_s) + asked.priority * aging_s

@@ -6,7 +6,6 @@ Allowed and preferred sizes are sums of costs; without a ``batch_size_fn`` each 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
@@ -139,24 +138,19 @@ def sizing_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule
     return Sizing(limit)
 
 
-class Window(ABC):
-    @abstractmethod
-    def queue(self) -> Queue | None:
-        """Makes a queue ordered by due time; None if the order does not matter."""
+class Window:
+    """How long the requests of a batch wait for it to fill."""
 
-    @abstractmethod
-    def due(
-        self, first: Request, newest_at: float, requests: int, cost: float, now: float
-    ) -> tuple[float, DispatchReason]:
-        """Returns when a batch of the waiting requests is due, and why; infinity for never."""
+    # ``batch_wait_timeout_s`` from the arrival, or that of the level's queue policy; within it
+    # ``idle_timeout_s`` from the last arrival, like caikit's batcher. A latency target has a rule
+    # of its own.
 
-
-class Fixed(Window):
-    """``batch_wait_timeout_s`` from the arrival, or that of the level's queue policy."""
-
-    def __init__(self, options: BatchOptions) -> None:
+    def __init__(self, options: BatchOptions, adaptive: AdaptiveRule | None) -> None:
+        self._adaptive = adaptive
+        idle_s = options.idle_timeout_s
+        self._idle_s = math.inf if idle_s is None else idle_s
         wait_s = options.batch_wait_timeout_s
-        if wait_s is None or (wait_s == 0 and options.idle_timeout_s is not None):
+        if wait_s is None or (wait_s == 0 and idle_s is not None):
             wait_s = math.inf
         others = options.default_queue_policy
         self._others_s = wait_s if others is None else _wait_s(others.batch_wait_timeout_s, wait_s)
@@ -164,63 +158,30 @@ class Fixed(Window):
             level: _wait_s(policy.batch_wait_timeout_s, wait_s)
             for level, policy in options.queue_policies.items()
         }
-        self.is_uniform = all(own == self._others_s for own in self._by_level.values())
+        self._is_uniform = all(own == self._others_s for own in self._by_level.values())
 
     def queue(self) -> Queue | None:
-        if not self.is_uniform:
+        """Makes a queue ordered by due time; None if the order does not matter."""
+        if self._adaptive is not None:
+            return ArrivalQueue()
+        if not self._is_uniform:
             return RankedQueue(self._due)
         return None if self._others_s in (0, math.inf) else ArrivalQueue()
 
     def due(
         self, first: Request, newest_at: float, requests: int, cost: float, now: float
     ) -> tuple[float, DispatchReason]:
-        return self._due(first), DispatchReason.TIMER
+        """Returns when a batch of the waiting requests is due, and why; infinity for never."""
+        if self._adaptive is not None:
+            at = self._adaptive.dispatch_at(now, first.arrived_at, newest_at, cost, requests)
+            return at, DispatchReason.TIMER
+        due, idle = self._due(first), newest_at + self._idle_s
+        return (idle, DispatchReason.IDLE) if idle < due else (due, DispatchReason.TIMER)
 
     def _due(self, request: Request) -> float:
-        if self.is_uniform:
+        if self._is_uniform:
             return request.arrived_at + self._others_s
         return request.arrived_at + self._by_level.get(request.priority, self._others_s)
-
-
-class UntilIdle(Window):
-    """``idle_timeout_s`` from the last arrival, within another window; like caikit's batcher."""
-
-    def __init__(self, idle_s: float, within: Window) -> None:
-        self._idle_s = idle_s
-        self._within = within
-
-    def queue(self) -> Queue | None:
-        return self._within.queue()
-
-    def due(
-        self, first: Request, newest_at: float, requests: int, cost: float, now: float
-    ) -> tuple[float, DispatchReason]:
-        within, reason = self._within.due(first, newest_at, requests, cost, now)
-        idle = newest_at + self._idle_s
-        return (idle, DispatchReason.IDLE) if idle < within else (within, reason)
-
-
-class ForTarget(Window):
-    def __init__(self, rule: AdaptiveRule) -> None:
-        self._rule = rule
-
-    def queue(self) -> Queue:
-        return ArrivalQueue()
-
-    def due(
-        self, first: Request, newest_at: float, requests: int, cost: float, now: float
-    ) -> tuple[float, DispatchReason]:
-        return self._rule.dispatch_at(
-            now, first.arrived_at, newest_at, cost, requests
-        ), DispatchReason.TIMER
-
-
-def window_of(options: BatchOptions, adaptive: AdaptiveRule | None) -> Window:
-    if adaptive is not None:
-        return ForTarget(adaptive)
-    fixed = Fixed(options)
-    idle_s = options.idle_timeout_s
-    return fixed if idle_s is None else UntilIdle(idle_s, fixed)
 
 
 def _wait_s(own: float | Same | None, usual_s: float) -> float:

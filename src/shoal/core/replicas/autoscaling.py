@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
 from shoal.core.options.checks import number, seconds, whole
-from shoal.core.options.names import suggested
+from shoal.core.options.names import not_an_option
 
 # Rounding errors of the quotients below; they must not cost a replica.
 _TINY: Final = 1e-9
@@ -99,8 +99,10 @@ class AutoscalingOptions:
         if "smoothing_factor" in options:
             both = _above_zero("smoothing_factor", options.pop("smoothing_factor"), "a number")
             options = {"upscaling_factor": both, "downscaling_factor": both} | options
+        known = [field.name for field in fields(cls)]
         for name in options:
-            _refuse_unknown(name, [field.name for field in fields(cls)])
+            if name not in known:
+                raise not_an_option(name, "autoscaling", known)
         return cls(**options)
 
     def bounded(self, replicas: int) -> int:
@@ -187,13 +189,6 @@ def _above_zero(name: str, value: Any, what: str) -> float:
     if not 0 < checked < math.inf:
         raise ValueError(f"{name} must be above 0, and finite, not {value!r}")
     return checked
-
-
-def _refuse_unknown(name: Any, known: list[str]) -> None:
-    if name in known:
-        return
-    hint = suggested(name, known) or f"there are {', '.join(known)}"
-    raise TypeError(f"{name!r} is not an option of autoscaling; {hint}")
 
 
 def _sign(number: int) -> int:

@@ -72,21 +72,11 @@ class LifeState(Enum):
     """Has ended, or was given up as unhealthy, without a request to stop."""
 
 
-Event: TypeAlias = Literal[
-    "start",
-    "ready",
-    "start_failed",
-    "drain",
-    "idle",
-    "stop",
-    "unhealthy",
-    "died",
-    "ended",
-]
+Event: TypeAlias = Literal["start", "ready", "drain", "idle", "stop", "unhealthy", "ended"]
 """An event in the life of a replica.
 
 ``start``, ``drain`` and ``stop`` are requests. The others are observed: ``ready``, ``idle`` (it has
-no more work), ``unhealthy`` (it is about to be killed), and the ways to end.
+no more work), ``unhealthy`` (it is about to be killed) and ``ended``, however it did.
 """
 
 _S: TypeAlias = LifeState
@@ -94,16 +84,12 @@ _S: TypeAlias = LifeState
 TRANSITIONS: Final[Mapping[LifeState, Mapping[Event, LifeState]]] = {
     _S.NEW: {
         "start": _S.STARTING,
-        "start_failed": _S.FAILED,  # its task was cancelled before the start
-        "died": _S.FAILED,
-        "ended": _S.FAILED,
+        "ended": _S.FAILED,  # its task was cancelled before the start
         "drain": _S.ENDED,
         "stop": _S.ENDED,
     },
     _S.STARTING: {
         "ready": _S.READY,
-        "start_failed": _S.FAILED,
-        "died": _S.FAILED,
         "ended": _S.FAILED,
         "drain": _S.STOPPING,  # it has no work to wait for
         "stop": _S.STOPPING,
@@ -112,30 +98,23 @@ TRANSITIONS: Final[Mapping[LifeState, Mapping[Event, LifeState]]] = {
         "drain": _S.DRAINING,
         "stop": _S.STOPPING,
         "unhealthy": _S.DIED,
-        "died": _S.DIED,
         "ended": _S.DIED,
     },
     _S.DRAINING: {
         "idle": _S.STOPPING,
         "stop": _S.STOPPING,
         "unhealthy": _S.DIED,
-        "died": _S.DIED,
         "ended": _S.DIED,
     },
     _S.STOPPING: {
         "ready": _S.STOPPING,  # it became ready just as it was asked to stop
         "unhealthy": _S.STOPPING,
         "stop": _S.STOPPING,
-        "start_failed": _S.ENDED,
-        "died": _S.ENDED,
         "ended": _S.ENDED,
     },
     _S.ENDED: {},
     _S.FAILED: {},
-    _S.DIED: {
-        "died": _S.DIED,  # the unhealthy replica has exited
-        "ended": _S.DIED,
-    },
+    _S.DIED: {"ended": _S.DIED},  # the unhealthy replica has exited
 }
 
 _LEAVING = frozenset({_S.DRAINING, _S.STOPPING, _S.ENDED})

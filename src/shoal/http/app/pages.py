@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from shoal.asgi.connections import CountedConnections
     from shoal.core.counters import BatcherStatistics
-    from shoal.core.request_times import RequestTimes
+    from shoal.core.histogram import RequestTimes
     from shoal.http.app.declarations import Declarations, EndpointDeclaration
     from shoal.http.openapi.document import Document
     from shoal.http.requests.dispatch import RouteDispatcher

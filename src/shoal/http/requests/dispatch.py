@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from shoal.batching.calls.leaving import CallerLeft
-from shoal.core.request_times import LEFT, RequestTimes
+from shoal.core.histogram import LEFT, RequestTimes
 from shoal.errors import ShutDown
 from shoal.failures.held import holding
 from shoal.http.requests.departures import Departures

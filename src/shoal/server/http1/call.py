@@ -131,9 +131,10 @@ class Http1Call(ServedCall):
                 return
             if self._unread or self._body is None:
                 return
-            if self._expects and not self.has_begun:
-                connection.send(CONTINUE)
-            self._expects = False
+            expects, self._expects = self._expects and not self.has_begun, False
+            if expects:
+                connection.send(CONTINUE)  # which may find the client gone
+                continue
             allowed_s = time_to_receive_s(self._received, self._shared.body_timeout_s)
             began = now()
             if connection.awaits("a body", allowed_s - self._waited_s):

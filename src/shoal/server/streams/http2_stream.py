@@ -151,8 +151,9 @@ class Http2Stream:
                 # A client may shrink its windows, which can make them negative.
                 size = max(0, min(window, self._h2.max_outbound_frame_size, len(left)))
                 if left and not size:
-                    self._flush()  # the head
-                    await self._window.wait()
+                    self._flush()  # the head; this may find the client gone
+                    if self._rest:
+                        await self._window.wait()
                 elif size >= _FRAME and not has_room:
                     await connection.room()
                     has_room = True

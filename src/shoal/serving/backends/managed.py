@@ -109,7 +109,7 @@ class ManagedReplica:
         self.checks.end()
         life = self.life
         if not life.is_over:
-            life.on("ended" if self.ready_at is not None else "start_failed")
+            life.on("ended")
         if life.state in (LifeState.FAILED, LifeState.DIED):
             self.failure = self.failure or self._explained("it ended without being asked to")
         else:

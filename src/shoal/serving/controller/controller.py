@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shoal.core.counters import BatcherStatistics
-    from shoal.core.request_times import RequestTimes
+    from shoal.core.histogram import RequestTimes
     from shoal.replicas.code.endpoint_call import CallOut, HandleOptions
     from shoal.replicas.contract import Replica
     from shoal.replicas.gpus import GpuReading

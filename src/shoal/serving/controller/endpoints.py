@@ -12,7 +12,7 @@ import anyio.lowlevel
 
 from shoal.batching.current import running_batch, time_left
 from shoal.core.forming.call_options import CallOptions
-from shoal.core.request_times import LEFT, RequestTimes, status_of
+from shoal.core.histogram import LEFT, RequestTimes, status_of
 from shoal.errors import NameTaken, NoSuchName, ShutDown
 from shoal.serving.clients.handles import AsyncHandle, BridgedHandle
 from shoal.serving.endpoints.shadow import ComparedStream

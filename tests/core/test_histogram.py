@@ -1,19 +1,84 @@
-"""The times of requests: what is counted of each, by which words, and whose trace is shown."""
+"""Histograms, and those of requests: what is counted of each, and whose trace is shown."""
+
+import math
+from bisect import bisect_left
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import shoal
-from shoal.core import request_times
-from shoal.core.histogram import MOST_NEW, TIME_BOUNDS_S
-from shoal.core.request_times import (
+from shoal.core import histogram
+from shoal.core.histogram import (
     LEFT,
+    MOST_NEW,
     OUTCOMES,
-    PROTOCOLS,
+    SIZE_BOUNDS,
+    TIME_BOUNDS_S,
+    Histogram,
+    HistogramSnapshot,
     RequestTimes,
     outcome_of,
     sampled_trace,
     status_of,
 )
+
+
+def test_an_observation_at_a_bound_is_counted_below_it():
+    counts = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 2.5, math.inf):
+        counts.observe(value)
+    assert counts.snapshot() == HistogramSnapshot((1.0, 2.0), (2, 2, 2), 6, math.inf)
+
+
+def test_a_new_histogram_is_empty():
+    assert Histogram((1.0,)).snapshot() == HistogramSnapshot((1.0,), (0, 0), 0, 0.0)
+
+
+@given(st.lists(st.integers(0, 2000)))
+def test_a_histogram_counts_each_observation_once(values):
+    counts = Histogram(SIZE_BOUNDS)
+    for value in values:
+        counts.observe(value)
+    snapshot = counts.snapshot()
+    assert snapshot.total == sum(snapshot.counts) == len(values)
+    assert snapshot.sum == sum(values)
+    assert len(snapshot.counts) == len(SIZE_BOUNDS) + 1
+    for bucket, count in enumerate(snapshot.counts):
+        assert count == sum(bisect_left(SIZE_BOUNDS, value) == bucket for value in values)
+
+
+TIMES = st.one_of(st.sampled_from(TIME_BOUNDS_S), st.floats(0, 70), st.just(0.0))
+
+
+def counted(values):
+    """The counts of the buckets of some times."""
+    buckets = [bisect_left(TIME_BOUNDS_S, value) for value in values]
+    return tuple(buckets.count(bucket) for bucket in range(len(TIME_BOUNDS_S) + 1))
+
+
+@given(st.lists(st.lists(TIMES)))
+def test_many_observations_at_once_count_as_one_after_the_other(parts):
+    counts = Histogram(TIME_BOUNDS_S)
+    for part in parts:
+        counts.observe_all(part)
+    values = [value for part in parts for value in part]
+    assert counts.snapshot().counts == counted(values)
+    assert counts.snapshot().sum == pytest.approx(sum(values))
+
+
+@pytest.mark.parametrize("count", [0, 1, MOST_NEW - 1, MOST_NEW, MOST_NEW + 1, 1000])
+def test_what_is_gathered_is_counted_as_if_it_was_observed(count):
+    values = [(number * 7919 % 1000) / 100 for number in range(count)]
+    gathered, observed = Histogram(TIME_BOUNDS_S), Histogram(TIME_BOUNDS_S)
+    for value in [*values, *TIME_BOUNDS_S]:
+        gathered.gather([value])
+        observed.observe(value)
+    assert len(gathered.new) < MOST_NEW
+    found, expected = gathered.snapshot(), observed.snapshot()
+    assert found.counts == expected.counts
+    assert found.sum == pytest.approx(expected.sum)
+
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -24,7 +89,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.wall = 1e9
-        monkeypatch.setattr(request_times.time, "time", lambda: self.wall)
+        monkeypatch.setattr(histogram.time, "time", lambda: self.wall)
 
 
 @pytest.fixture
@@ -62,13 +127,11 @@ def test_many_are_counted_together_and_few_are_kept(count):
         assert one.times.counts[TIME_BOUNDS_S.index(0.25)] == count
 
 
-def test_labels_are_of_a_fixed_set():
+def test_outcomes_are_of_a_fixed_set():
     times = RequestTimes()
-    for number in range(1000):
-        times.count("a", f"protocol {number}", number, 0.0)
-    assert {one.protocol for one in times} == {"other"}
+    for status in range(1000):
+        times.count("a", "json", status, 0.0)
     assert {one.outcome for one in times} == set(OUTCOMES)
-    assert "other" in PROTOCOLS
 
 
 @pytest.mark.parametrize(
