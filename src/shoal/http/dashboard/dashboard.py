@@ -91,11 +91,9 @@ class Dashboard:
         await public.answer(exchange)
 
     async def _answer_page(self, exchange: Exchange) -> None:
-        from shoal.http.openapi.pages import escape, page, read_file
+        from shoal.http.openapi.pages import index_page
 
-        text = read_file(_PACKAGE, "index.html")[0].decode()
-        text = text.replace("{title}", escape(self._settings.title))
-        await exchange.answer(200, *page(text, _POLICY))
+        await exchange.answer(200, *index_page(_PACKAGE, self._settings.title, _POLICY))
 
     async def _answer_file(self, exchange: Exchange) -> None:
         from shoal.http.openapi.pages import page_file

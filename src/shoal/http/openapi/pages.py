@@ -74,7 +74,7 @@ def viewer_page(title: str, mounted: Mapping[str, ASGIApp], root: str) -> Conten
     body = _VIEWER.format(documents=escape(orjson.dumps(documents).decode()))
     style = '<link rel="stylesheet" href="docs/swagger-ui.css">'
     text = _PAGE.format(title=escape(title), style=style, body=body)
-    return page(text, _VIEWER_POLICY)
+    return _page(text, _VIEWER_POLICY)
 
 
 def landing_page(
@@ -90,10 +90,16 @@ def landing_page(
     title, listed = escape(title), escape("\n".join(lines))
     body = f"<h1>{title}</h1>\n<nav>{''.join(anchors)}</nav>\n<pre>\n{listed}\n</pre>"
     text = _PAGE.format(title=title, style=f"<style>{_STYLE}</style>", body=body)
-    return page(text, f"style-src 'sha256-{_HASH}'; img-src data:")
+    return _page(text, f"style-src 'sha256-{_HASH}'; img-src data:")
 
 
-def page(text: str, policy: str) -> Content:
+def index_page(package: str, title: str, policy: str) -> Content:
+    """Returns the ``index.html`` of a package's folder ``static``."""
+    text = _read(package, "index.html")[0].decode()
+    return _page(text.replace("{title}", escape(title)), policy)
+
+
+def _page(text: str, policy: str) -> Content:
     """Returns a page that may load only what a ``Content-Security-Policy`` allows."""
     rest = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     headers = (
@@ -107,7 +113,7 @@ def page(text: str, policy: str) -> Content:
 
 def page_file(package: str, name: str, accept_encoding: bytes, max_age_s: int) -> Content:
     """Returns a file of a package's folder ``static``; browsers may keep it for ``max_age_s``."""
-    body, is_compressed = read_file(package, name)
+    body, is_compressed = _read(package, name)
     headers: tuple[tuple[bytes, bytes], ...] = (
         (b"cache-control", b"max-age=%d" % max_age_s if max_age_s else b"no-store"),
         (b"vary", b"accept-encoding"),
@@ -121,7 +127,7 @@ def page_file(package: str, name: str, accept_encoding: bytes, max_age_s: int) -
 
 
 @lru_cache(maxsize=16)
-def read_file(package: str, name: str) -> tuple[bytes, bool]:
+def _read(package: str, name: str) -> tuple[bytes, bool]:
     """Returns a file, and whether it is compressed."""
     folder = files(package) / "static"
     compressed = folder / f"{name}.gz"
