@@ -74,10 +74,8 @@ class ModelInputs:
     def items(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Returns the item of each row; a tuple, in order, if the code has several parameters."""
         if self._only is not None and len(tensors) == 1:
-            tensor = tensors[0]
-            if tensor.shape[0] != 1:
-                _check_rows(tensor.shape[0])
-            return self._only.values(tensor)
+            _check_rows(tensors[0].shape[0])
+            return self._only.values(tensors[0])
         by_name = {tensor.name: tensor for tensor in tensors}
         self._check_names(by_name)
         if not self._parameters:

@@ -243,18 +243,11 @@ class TextReader:
         if (count := len(messages)) > self.most_messages:
             detail = f"A chat has {self.most_messages} messages at most, and there are {count}"
             raise refused(detail, param="messages")
-        for message in messages:
-            if type(message.get("content")) is not str:
-                _make_texts(messages)
-                break
+        for nth, message in enumerate(messages):
+            content = message.get("content")
+            if not isinstance(content, str):
+                message["content"] = _text_of(content, f"messages.{nth}.content")
         return messages
-
-
-def _make_texts(messages: Sequence[dict[str, Any]]) -> None:
-    for nth, message in enumerate(messages):
-        content = message.get("content")
-        if not isinstance(content, str):
-            message["content"] = _text_of(content, f"messages.{nth}.content")
 
 
 def _text_of(content: list[dict[str, Any]] | None, param: str) -> str:
