@@ -95,11 +95,8 @@ LONG_TO_LOAD = {
     "shoal.commands.server.workers",
     # with Hypercorn
     "shoal.commands.server.hypercorn_host",
-    # with rich
-    # with a reader of the pages for callers
-    *("shoal.http.openapi.document", "shoal.http.openapi.viewer", "shoal.http.openapi.landing"),
-    # with a reader of the dashboard
-    *("shoal.http.dashboard.page", "shoal.http.dashboard.feed"),
+    # with a reader of the pages for callers, and of the dashboard
+    *("shoal.http.openapi.document", "shoal.http.openapi.pages", "shoal.http.dashboard.feed"),
 }
 
 # Classes with one subclass of ours, that are no halves of it.
