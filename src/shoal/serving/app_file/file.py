@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from shoal.core.json_text import exact_json
 from shoal.core.traffic import Shadow, Traffic
 from shoal.replicas.code.definition import split_import_path
 from shoal.serving.app_file.flaws import AppFileRefused, Flaws
 from shoal.serving.app_file.server import checked_server
 from shoal.serving.config.config import BackendConfig
-from shoal.serving.config.json import exact_json
 from shoal.serving.config.options import NAMES, RENAMED
 from shoal.serving.names import (
     DEFAULT_METHODS,
