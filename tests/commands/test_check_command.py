@@ -104,45 +104,45 @@ SHADOWED = f'{ROUTED}\n[[endpoints.e.shadows]]\nbackend = "b"\nproportion = 0.5'
 @pytest.mark.parametrize(
     ("text", "flaw"),
     [
-        ('code = "absent_module:f"', "backends.b.code: 'absent_module:f': there is no module"),
-        ('code = "driven_models:absent"', "backends.b.code: 'driven_models:absent': "),
-        ('code = "driven_models:number"', "backends.b.code: a backend is a function, a class "),
-        ('code = "broken_models:f"', "backends.b.code: importing it failed: LookupError: bad"),
+        ('code = "absent_module:f"', "2: backends.b.code: 'absent_module:f': there is no module"),
+        ('code = "driven_models:absent"', "2: backends.b.code: 'driven_models:absent': "),
+        ('code = "driven_models:number"', "2: backends.b.code: a backend is a function, a class "),
+        ('code = "broken_models:f"', "2: backends.b.code: importing it failed: LookupError: bad"),
         (
             'code = "driven_models:Scaler"\ninit_args = [1, 2, 3]',
-            "backends.b.init_args: Scaler can't be instantiated with init_args=[1, 2, 3] and",
+            "3: backends.b.init_args: Scaler can't be instantiated with init_args=[1, 2, 3] and",
         ),
         (
             'code = "driven_models:add_one"\ninit_args = [1]',
-            "backends.b.code: init args are for classes, and add_one is not a class: (1,)",
+            "2: backends.b.code: init args are for classes, and add_one is not a class: (1,)",
         ),
         (
             'code = "driven_models:add_one"\nmax_batch_size = 4',
-            "backends.b.max_batch_size: max_batch_size=4 is for code that takes lists",
+            "3: backends.b.max_batch_size: max_batch_size=4 is for code that takes lists",
         ),
         (
             'code = "driven_models:Scaler"\nbucket_by = "driven_models:absent"',
-            "backends.b.bucket_by: 'driven_models:absent': driven_models has no attribute ",
+            "3: backends.b.bucket_by: 'driven_models:absent': driven_models has no attribute ",
         ),
         (
             f'code = "driven_models:unreadable"{ROUTED}',
-            "backends.b.code: the annotation of 'items' can't be read, so bodies of requests ",
+            "2: backends.b.code: the annotation of 'items' can't be read, so bodies of requests ",
         ),
         (
             f'code = "driven_models:add_one"{SHADOWED}\ncompare = "driven_models:number"',
-            "endpoints.e.shadows: 'driven_models:number' is not a function, but 3",
+            "6: endpoints.e.shadows: 'driven_models:number' is not a function, but 3",
         ),
     ],
 )
-def test_what_is_wrong_with_the_code_is_told_with_its_key(text, flaw, check, tmp_path):
+def test_what_is_wrong_with_the_code_is_told_with_its_line(text, flaw, check, tmp_path):
     (tmp_path / "broken_models.py").write_text("raise LookupError('bad day')")
     code, out, err = check(f"[backends.b]\n{text}")
     assert (code, out) == (2, "")
-    assert err.startswith(f"shoal: app.toml: {flaw}")
+    assert err.startswith(f"shoal: app.toml:{flaw}")
     assert err.count("\n") == 1
 
 
-def test_all_that_is_wrong_is_told(check):
+def test_all_that_is_wrong_is_told_in_the_order_of_the_lines(check):
     code, _, err = check(
         '[endpoints.e]\nbackend = "b"\n[[endpoints.e.shadows]]\nbackend = "b"\nproportion = 1\n'
         'compare = "driven_models:number"\n'
@@ -150,18 +150,18 @@ def test_all_that_is_wrong_is_told(check):
         '[backends.c]\ncode = "driven_models:number"'
     )
     assert code == 2
-    assert {line.split(": ")[2] for line in err.splitlines()} == {
-        "backends.b.code",
-        "backends.c.code",
-        "endpoints.e.shadows",
-    }
+    assert [line.split(": ")[:2] for line in err.splitlines()] == [
+        ["shoal", "app.toml:3"],
+        ["shoal", "app.toml:8"],
+        ["shoal", "app.toml:10"],
+    ]
 
 
 def test_the_flaws_of_a_file_are_told_before_its_code_is_imported(check):
     code, _, err = check("[backends.b]\ncode = 3\n[server]\nport = -1")
     assert code == 2
-    assert "app.toml: backends.b.code" in err
-    assert "app.toml: server.port" in err
+    assert "app.toml:2: backends.b.code" in err
+    assert "app.toml:4: server.port" in err
 
 
 def test_what_is_hardly_meant_is_said(check):

@@ -94,8 +94,8 @@ def test_the_mistakes_of_a_file_are_told_each_in_a_line(terminal, directory):
     code, _, err = terminal.run_here("serve", "app.toml")
     assert code == 2
     assert err.splitlines() == [
-        "shoal: app.toml: server.port: port must be at least 0, not -1",
-        'shoal: app.toml: backends.b: has no code; write code = "package.module:Name"',
+        'shoal: app.toml:1: backends.b: has no code; write code = "package.module:Name"',
+        "shoal: app.toml:3: server.port: port must be at least 0, not -1",
     ]
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
 from textwrap import dedent
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.serving.app_file.file import read_app_file
 from shoal.serving.app_file.flaws import AppFileRefused, written
+from shoal.serving.app_file.positions import lines_of_keys
 from shoal.serving.names import DEFAULT_METHODS
 from shoal.serving.state.records import BackendRecord, EndpointRecord, ShadowRecord
 
@@ -118,180 +122,180 @@ SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
     ("text", "flaw"),
     [
         # the file
-        ("a = ", "app.toml: is not TOML: Invalid value"),
-        ("\n[a\n", "app.toml: is not TOML: Expected ']' at the end of a table declaration"),
-        ("a = 1\n\n\na = 2\n", "app.toml: is not TOML: Cannot overwrite a value"),
-        ("a = '''\n\nb", "app.toml: is not TOML: Expected "),
-        ("[backend.b]", "app.toml: backend: there is no such key; did you mean 'backends'?"),
+        ("a = ", "app.toml:1: is not TOML: Invalid value"),
+        ("\n[a\n", "app.toml:2: is not TOML: Expected ']' at the end of a table declaration"),
+        ("a = 1\n\n\na = 2\n", "app.toml:4: is not TOML: Cannot overwrite a value"),
+        ("a = '''\n\nb", "app.toml:3: is not TOML: Expected "),
+        ("[backend.b]", "app.toml:1: backend: there is no such key; did you mean 'backends'?"),
         (
             "\nzzz = 1",
-            "app.toml: zzz: there is no such key; there are server, backends, endpoints",
+            "app.toml:2: zzz: there is no such key; there are server, backends, endpoints",
         ),
-        ("backends = 1", "app.toml: backends: must be a table, as [backends], not 1"),
-        ("[[endpoints]]", "app.toml: endpoints: must be a table, as [endpoints], not [{}]"),
-        ("endpoints.e = 3", "app.toml: endpoints.e: must be a table, as [endpoints.e], not 3"),
-        ("server = 'x'", "app.toml: server: must be a table, as [server], not 'x'"),
-        ("[backends]\nb = 3", "app.toml: backends.b: must be a table, as [backends.b], not 3"),
+        ("backends = 1", "app.toml:1: backends: must be a table, as [backends], not 1"),
+        ("[[endpoints]]", "app.toml:1: endpoints: must be a table, as [endpoints], not [{}]"),
+        ("endpoints.e = 3", "app.toml:1: endpoints.e: must be a table, as [endpoints.e], not 3"),
+        ("server = 'x'", "app.toml:1: server: must be a table, as [server], not 'x'"),
+        ("[backends]\nb = 3", "app.toml:2: backends.b: must be a table, as [backends.b], not 3"),
         # [server]
-        ("[server]\nport = 65536", "server.port: port must be from 0 to 65535, not 65536"),
+        ("[server]\nport = 65536", "2: server.port: port must be from 0 to 65535, not 65536"),
         (
             "[server]\nprotocols = ['opanai']",
             (
-                "server.protocols: protocols must name protocols (oip, openai), not 'opanai'; "
+                "2: server.protocols: protocols must name protocols (oip, openai), not 'opanai'; "
                 "did you mean 'openai'?"
             ),
         ),
-        ("[server]\nport = '80'", "server.port: port must be a whole number, not '80'"),
-        ("[server]\nhost = 1", 'server.host: host must be text, such as "127.0.0.1", not 1'),
-        ("[server]\nHost = 'a'", "server.Host: there is no such key; did you mean 'host'?"),
-        ("server.debug = 1", "server.debug: debug must be True or False, not 1"),
-        ("server = { send_timeout_s = 0 }", "server.send_timeout_s: send_timeout_s must be "),
+        ("[server]\nport = '80'", "2: server.port: port must be a whole number, not '80'"),
+        ("[server]\nhost = 1", '2: server.host: host must be text, such as "127.0.0.1", not 1'),
+        ("[server]\nHost = 'a'", "2: server.Host: there is no such key; did you mean 'host'?"),
+        ("server.debug = 1", "1: server.debug: debug must be True or False, not 1"),
+        ("server = { send_timeout_s = 0 }", "1: server.send_timeout_s: send_timeout_s must be "),
         (
             "[server]\noverload_status = 500",
-            "server.overload_status: overload_status must be 503 or 429, not 500",
+            "2: server.overload_status: overload_status must be 503 or 429, not 500",
         ),
         # [backends.TAG]
-        ("[backends.b]", 'backends.b: has no code; write code = "package.module:Name"'),
-        ("[backends.b]\ncode = 3", 'backends.b.code: must be text, as "package.module:Name"'),
-        ("[backends.b]\ncode = 'm'", "backends.b.code: 'm' is not an import path; write it "),
+        ("[backends.b]", '1: backends.b: has no code; write code = "package.module:Name"'),
+        ("[backends.b]\ncode = 3", '2: backends.b.code: must be text, as "package.module:Name"'),
+        ("[backends.b]\ncode = 'm'", "2: backends.b.code: 'm' is not an import path; write it "),
         (
             '[backends."a b"]\ncode = "m:b"',
-            "backends.\"a b\": 'a b' can't be a backend's tag: a name has 1 to 64",
+            "1: backends.\"a b\": 'a b' can't be a backend's tag: a name has 1 to 64",
         ),
-        (f"{BACKEND}init_args = 'x'", 'backends.b.init_args: must be an array, as ["small", 2]'),
-        (f"{BACKEND}init_kwargs = [1]", "backends.b.init_kwargs: must be a table, as {size = "),
+        (f"{BACKEND}init_args = 'x'", '3: backends.b.init_args: must be an array, as ["small", 2]'),
+        (f"{BACKEND}init_kwargs = [1]", "3: backends.b.init_kwargs: must be a table, as {size = "),
         (
             f"{BACKEND}init_args = [1, 1979-05-27]",
-            "backends.b.init_args: init_args[1] can't be kept as JSON: datetime.date(1979, ",
+            "3: backends.b.init_args: init_args[1] can't be kept as JSON: datetime.date(1979, ",
         ),
         (
             f"{BACKEND}num_replica = 2",
-            "backends.b.num_replica: there is no such key; did you mean 'num_replicas'?",
+            "3: backends.b.num_replica: there is no such key; did you mean 'num_replicas'?",
         ),
         (
             f"{BACKEND}xyzzy = 2",
-            "backends.b.xyzzy: there is no such key; shoal.BackendConfig lists the options",
+            "3: backends.b.xyzzy: there is no such key; shoal.BackendConfig lists the options",
         ),
         (
             f"{BACKEND}num_replicas = 0",
-            "backends.b.num_replicas: num_replicas must be at least 1, not 0",
+            "3: backends.b.num_replicas: num_replicas must be at least 1, not 0",
         ),
         (
             f"{BACKEND}num_replicas = 'none'",
-            "backends.b.num_replicas: num_replicas must be a whole number, not None",
+            "3: backends.b.num_replicas: num_replicas must be a whole number, not None",
         ),
         (
             f'{BACKEND}placement = "proces"',
-            "backends.b.placement: placement must be 'task', 'thread', 'process' or 'ray', not ",
+            "3: backends.b.placement: placement must be 'task', 'thread', 'process' or 'ray', not ",
         ),
         (
             f'{BACKEND}python = "/usr/bin/python3"',
-            "backends.b.python: python is for placement='process'",
+            "3: backends.b.python: python is for placement='process'",
         ),
         (
             f"{BACKEND}placement_options = {{ zone = 'a' }}",
-            "backends.b.placement_options: placement_options is for a placement of your own; ",
+            "3: backends.b.placement_options: placement_options is for a placement of your own; ",
         ),
         (
             f"{BACKEND}placement_options = 3",
-            "backends.b.placement_options: placement_options must be a mapping, not 3",
+            "3: backends.b.placement_options: placement_options must be a mapping, not 3",
         ),
         (
             f"{BACKEND}max_ongoing_requests = 1\nmax_concurrent_queries = 2",
-            "backends.b.max_ongoing_requests: max_ongoing_requests is given twice, as 1 and",
+            "3: backends.b.max_ongoing_requests: max_ongoing_requests is given twice, as 1 and",
         ),
         (
             f"{BACKEND}max_concurrent_queries = 0",
-            "backends.b.max_concurrent_queries: max_ongoing_requests must be at least 1, not 0",
+            "3: backends.b.max_concurrent_queries: max_ongoing_requests must be at least 1, not 0",
         ),
         (
             f"{BACKEND}autoscaling = {{ max_replicas = 2 }}\nnum_replicas = 5",
-            "backends.b.num_replicas: num_replicas=5 must be from min_replicas=1 to ",
+            "4: backends.b.num_replicas: num_replicas=5 must be from min_replicas=1 to ",
         ),
         (
             f"{BACKEND}[backends.b.autoscaling]\ntarget_ongoing_requests = 1\nmax_replicas = 0",
-            "backends.b.autoscaling.max_replicas: max_replicas must be at least 1, not 0",
+            "5: backends.b.autoscaling.max_replicas: max_replicas must be at least 1, not 0",
         ),
         (
             f"{BACKEND}queue_policies.1.timeout_s = -1",
-            "backends.b.queue_policies.1.timeout_s: ",
+            "3: backends.b.queue_policies.1.timeout_s: ",
         ),
-        (f"{BACKEND}bucket_by = 'x'", "backends.b.bucket_by: bucket_by: 'x' is not an import"),
-        (f"{BACKEND}idle_timeout_s = inf", "backends.b.idle_timeout_s: idle_timeout_s "),
+        (f"{BACKEND}bucket_by = 'x'", "3: backends.b.bucket_by: bucket_by: 'x' is not an import"),
+        (f"{BACKEND}idle_timeout_s = inf", "3: backends.b.idle_timeout_s: idle_timeout_s "),
         # [endpoints.NAME]
-        (TRAFFIC, 'endpoints.e: has no backend; write backend = "TAG", or traffic = '),
+        (TRAFFIC, '3: endpoints.e: has no backend; write backend = "TAG", or traffic = '),
         (
             f"{ENDPOINT}traffic = {{ b = 1 }}",
-            "endpoints.e: has both backend and traffic; leave one out",
+            "3: endpoints.e: has both backend and traffic; leave one out",
         ),
         (
             f"{TRAFFIC}backend = 'c'",
-            "endpoints.e.backend: there is no backend 'c'; there are: b",
+            "4: endpoints.e.backend: there is no backend 'c'; there are: b",
         ),
-        ("[endpoints.e]\nbackend = 1", "endpoints.e.backend: there is no backend 1; there are"),
+        ("[endpoints.e]\nbackend = 1", "2: endpoints.e.backend: there is no backend 1; there are"),
         (
             f"{TRAFFIC}traffic = {{ b = 0.5, c = 0.5 }}",
-            "endpoints.e.traffic.c: there is no backend 'c'; there are: b",
+            "4: endpoints.e.traffic.c: there is no backend 'c'; there are: b",
         ),
         (
             f"{TRAFFIC}traffic = {{ b = 0.5 }}",
-            "endpoints.e.traffic: the weights of traffic must sum to 1, not to 0.5",
+            "4: endpoints.e.traffic: the weights of traffic must sum to 1, not to 0.5",
         ),
-        (f"{TRAFFIC}traffic.b = 'all'", "endpoints.e.traffic: the weight of b must be a number"),
-        (f"{TRAFFIC}traffic = 1", "endpoints.e.traffic: must be a table, as "),
-        (f"{ENDPOINT}route = 'e'", 'endpoints.e.route: a path must start with "/", and '),
-        (f"{ENDPOINT}route = '/-/x'", "endpoints.e.route: '/-/x': the paths under /-/ are "),
+        (f"{TRAFFIC}traffic.b = 'all'", "4: endpoints.e.traffic: the weight of b must be a number"),
+        (f"{TRAFFIC}traffic = 1", "4: endpoints.e.traffic: must be a table, as "),
+        (f"{ENDPOINT}route = 'e'", '5: endpoints.e.route: a path must start with "/", and '),
+        (f"{ENDPOINT}route = '/-/x'", "5: endpoints.e.route: '/-/x': the paths under /-/ are "),
         (
             f"{ENDPOINT}methods = 'GET'",
-            "endpoints.e.methods: methods must be a list, not 'GET'; write methods = [\"GET\"]",
+            "5: endpoints.e.methods: methods must be a list, not 'GET'; write methods = [\"GET\"]",
         ),
-        (f"{ENDPOINT}methods = ['GO']", "endpoints.e.methods: 'GO' is not a method; there are "),
-        (f"{ENDPOINT}method = ['GET']", "endpoints.e.method: there is no such key; did you "),
+        (f"{ENDPOINT}methods = ['GO']", "5: endpoints.e.methods: 'GO' is not a method; there are "),
+        (f"{ENDPOINT}method = ['GET']", "5: endpoints.e.method: there is no such key; did you "),
         (
             f"{ENDPOINT}route = '/x'\n[endpoints.f]\nbackend = 'b'\nroute = '/x'",
-            "endpoints.f.route: GET /x is answered by the endpoint 'e' already",
+            "8: endpoints.f.route: GET /x is answered by the endpoint 'e' already, on line 3",
         ),
         (
             f"{ENDPOINT}route = '/{{a}}'\n[endpoints.f]\nbackend = 'b'\nroute = '/{{b}}'",
-            "endpoints.f.route: GET /{b} is answered by the endpoint 'e' already",
+            "8: endpoints.f.route: GET /{b} is answered by the endpoint 'e' already, on line 3",
         ),
         # [[endpoints.NAME.shadows]]
-        (f"{ENDPOINT}shadows = 1", "endpoints.e.shadows: must be an array of tables, as "),
-        (f"{ENDPOINT}shadows = [1]", "endpoints.e.shadows[0]: must be a table, as "),
-        (f"{SHADOW}proportion = 0.1", "endpoints.e.shadows[0]: has no backend; write backend "),
-        (f"{SHADOW}backend = 'b'", "endpoints.e.shadows[0]: has no proportion; write backend "),
+        (f"{ENDPOINT}shadows = 1", "5: endpoints.e.shadows: must be an array of tables, as "),
+        (f"{ENDPOINT}shadows = [1]", "5: endpoints.e.shadows[0]: must be a table, as "),
+        (f"{SHADOW}proportion = 0.1", "5: endpoints.e.shadows[0]: has no backend; write backend "),
+        (f"{SHADOW}backend = 'b'", "5: endpoints.e.shadows[0]: has no proportion; write backend "),
         (
             f"{SHADOW}backend = 'c'\nproportion = 1",
-            "endpoints.e.shadows[0].backend: there is no backend 'c'; there are: b",
+            "6: endpoints.e.shadows[0].backend: there is no backend 'c'; there are: b",
         ),
         (
             f"{SHADOW}backend = 'b'\nproportion = 2",
-            "endpoints.e.shadows[0].proportion: the proportion of shadow traffic must be from 0",
+            "7: endpoints.e.shadows[0].proportion: the proportion of shadow traffic must be from 0",
         ),
         (
             f"{SHADOW}backend = 'b'\nproportion = 1\ncompare = 'm'",
-            "endpoints.e.shadows[0].compare: 'm' is not an import path; write it like ",
+            "8: endpoints.e.shadows[0].compare: 'm' is not an import path; write it like ",
         ),
         (
             f"{SHADOW}backend = 'b'\nproportion = 1\ncompare = 1",
-            "endpoints.e.shadows[0].compare: must be text, as ",
+            "8: endpoints.e.shadows[0].compare: must be text, as ",
         ),
         (
             (
                 f"{SHADOW}backend = 'b'\nproportion = 1\n"
                 "[[endpoints.e.shadows]]\nbackend = 'b'\nproportion = 1"
             ),
-            "endpoints.e.shadows[1].backend: 'b' has a shadow of this endpoint already",
+            "9: endpoints.e.shadows[1].backend: 'b' has a shadow of this endpoint already",
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_key(text, flaw, flaws_of):
+def test_a_mistake_is_told_with_its_line_and_key(text, flaw, flaws_of):
     (told,) = flaws_of(text)
     assert flaw in told
     assert told.startswith("app.toml:")
 
 
-def test_all_mistakes_are_told_at_once(flaws_of):
+def test_all_mistakes_are_told_at_once_in_the_order_of_the_lines(flaws_of):
     told = flaws_of(
         """\
         [endpoints.e]
@@ -308,15 +312,15 @@ def test_all_mistakes_are_told_at_once(flaws_of):
         port = -1
         """
     )
-    assert {line.split(": ")[1] for line in told} == {
-        "endpoints.e.route",
-        "endpoints.e.backend",
-        "backends.b.code",
-        "backends.b.num_replicas",
-        "backends.b.max_batch_size",
-        "backends.b.colour",
-        "server.port",
-    }
+    assert [line.split(": ")[:2] for line in told] == [
+        ["app.toml:2", "endpoints.e.route"],
+        ["app.toml:3", "endpoints.e.backend"],
+        ["app.toml:6", "backends.b.code"],
+        ["app.toml:7", "backends.b.num_replicas"],
+        ["app.toml:8", "backends.b.max_batch_size"],
+        ["app.toml:9", "backends.b.colour"],
+        ["app.toml:12", "server.port"],
+    ]
 
 
 def test_an_option_that_needs_a_refused_one_is_not_told(flaws_of):
@@ -331,8 +335,145 @@ def test_a_file_that_is_not_there_is_told(tmp_path):
 
 def test_a_file_in_another_encoding_is_told_with_its_line(tmp_path):
     (tmp_path / "app.toml").write_bytes(b"# a\n# caf\xe9\n")
-    with pytest.raises(AppFileRefused, match=r"app.toml: line 2 is not in UTF-8"):
+    with pytest.raises(AppFileRefused, match=r"app.toml:2: is not in UTF-8"):
         read_app_file(tmp_path / "app.toml")
+
+
+# Where keys are.
+
+KEYS = r'''# a comment with [brackets] = and "quotes"
+top = 1 # a.b = 2
+"quoted key" = "a # b"
+'literal = key'.inner = 'c:\path\'
+"esc\u0041ped\"" = """
+[not.a.table]
+nor = "a key" \
+"""
+literal = \'\'\'
+[not.either]
+\'\'\'
+quotes = """a"""""
+literal_quotes = \'\'\'a\'\'\'\'\'
+empty = ""
+dotted . key.s = 1979-05-27 07:32:00
+dotted.key.t = [ # a comment, with ] in it
+  1, "]", [ 2,
+    { x = 1, y.z = [3] } ],
+]
+inline = { a = { b = 1 }, "c d" = "}" }
+nothing = []
+void = {}
+
+[table]
+a = 1e5
+[table.sub."dotted.name"]
+a = inf
+[[rows]]
+a = 1
+[[rows.inner]]
+b = 1
+[[rows.inner]]
+b = 2
+[rows.one]
+c = 1
+[[rows]]
+[[rows.inner]]
+b = 3
+'''.replace(r"\'", "'")
+
+
+def paths_in(data, path=()):
+    """All paths in what `tomllib` reads."""
+    items = (
+        data.items()
+        if isinstance(data, dict)
+        else enumerate(data)
+        if isinstance(data, list)
+        else ()
+    )
+    for key, value in items:
+        yield (*path, key)
+        yield from paths_in(value, (*path, key))
+
+
+def test_every_key_of_a_file_is_found():
+    assert lines_of_keys(KEYS).keys() == set(paths_in(tomllib.loads(KEYS)))
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (("top",), "top = 1"),
+        (("quoted key",), '"quoted key"'),
+        (("literal = key", "inner"), "'literal = key'.inner"),
+        (('escAped"',), r'"esc\u0041ped'),
+        (("literal",), "literal = '''"),
+        (("empty",), 'empty = ""'),
+        (("dotted",), "dotted . key.s"),
+        (("dotted", "key", "s"), "dotted . key.s"),
+        (("dotted", "key", "t"), "dotted.key.t"),
+        (("dotted", "key", "t", 0), '  1, "]"'),
+        (("dotted", "key", "t", 2, 0), '  1, "]"'),
+        (("dotted", "key", "t", 2, 1, "y", "z", 0), "    { x = 1"),
+        (("inline", "a", "b"), "inline = "),
+        (("table",), "[table]"),
+        (("table", "sub"), "[table.sub."),
+        (("table", "sub", "dotted.name", "a"), "a = inf"),
+        (("rows",), "[[rows]]"),
+        (("rows", 0), "[[rows]]"),
+        (("rows", 0, "inner", 1), "[[rows.inner]]"),
+        (("rows", 0, "inner", 1, "b"), "b = 2"),
+        (("rows", 0, "one", "c"), "c = 1"),
+        (("rows", 1, "inner", 0, "b"), "b = 3"),
+    ],
+)
+def test_a_key_is_found_on_its_line(path, text):
+    line = lines_of_keys(KEYS)[path]
+    assert KEYS.splitlines()[line - 1].startswith(text)
+
+
+def test_the_second_row_of_an_array_of_tables_stands_on_its_own_line():
+    lines = lines_of_keys(KEYS)
+    texts = KEYS.splitlines()
+    first, second = (at + 1 for at, text in enumerate(texts) if text == "[[rows]]")
+    assert (lines["rows", 0], lines["rows", 1]) == (first, second)
+
+
+KEY = st.sampled_from(["a", "b-1", '"c d"', "'e.f'", '"\\u0041"', "1"])
+TEXT = st.sampled_from(
+    ['"x"', "'y'", '"""\n[z]\n"""', "'''\n'a' = 1'''", '"\\"]"', "1", "-1.5", "true", "07:32:00"]
+)
+GAP = st.sampled_from(["", " ", "\n", " # ], } = [\n", "\n\n\t"])
+
+
+@st.composite
+def arrays(draw, values):
+    elements = draw(st.lists(values, max_size=3))
+    gaps = [draw(GAP) for _ in range(2 * len(elements) + 1)]
+    inner = ",".join(f"{gaps[2 * at]}{one}{gaps[2 * at + 1]}" for at, one in enumerate(elements))
+    comma = "," if elements and draw(st.booleans()) else ""
+    return f"[{inner}{comma}{gaps[-1]}]"
+
+
+@st.composite
+def inline_tables(draw, values):
+    pairs = draw(st.dictionaries(KEY, values, max_size=3))
+    return f"{{ {', '.join(f'{key} = {value}' for key, value in pairs.items())} }}"
+
+
+VALUE = st.recursive(TEXT, lambda values: arrays(values) | inline_tables(values), max_leaves=8)
+
+
+@given(pairs=st.dictionaries(KEY, VALUE, max_size=4), table=st.lists(KEY, max_size=2))
+def test_the_keys_of_any_file_are_found_on_lines_that_name_them(pairs, table):
+    header = f"[{'.'.join(table)}]\n" if table else ""
+    text = header + "".join(f"{key} = {value}\n" for key, value in pairs.items())
+    lines = lines_of_keys(text)
+    assert lines.keys() == set(paths_in(tomllib.loads(text)))
+    texts = text.split("\n")
+    for path, line in lines.items():
+        if path[-1] in {"a", "b-1"}:
+            assert path[-1] in texts[line - 1]
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def refusals(tmp_path):
             file.write_text(f"[server]\n{name} = {written}")
             with pytest.raises(AppFileRefused) as found:
                 read_app_file(file)
-            assert str(found.value) == f"{file}: server.{name}: {messages[0].split(': ', 1)[1]}"
+            assert str(found.value) == f"{file}:2: server.{name}: {messages[0].split(': ', 1)[1]}"
         return messages
 
     return refusals
@@ -264,7 +264,7 @@ def test_a_wrong_value_of_every_option_is_tested():
 def test_a_file_that_needs_a_scheme_which_it_does_not_describe_is_refused(tmp_path):
     file = tmp_path / "app.toml"
     file.write_text("[server]\nsecurity = [{key = []}]")
-    with pytest.raises(AppFileRefused, match=r"app.toml: server.security: .* scheme 'key'"):
+    with pytest.raises(AppFileRefused, match=r"app.toml:2: server.security: .* scheme 'key'"):
         read_app_file(file)
     file.write_text(
         "[server]\nsecurity = [{key = []}]\n"

@@ -685,8 +685,8 @@ async def test_a_file_names_both_functions(module, tmp_path):
     ("decode", "encode", "words"),
     [
         ("user", "shout", ""),
-        ("absent", "shout", "app.toml: backends.b.decode: 'converting:absent': converting has"),
-        ("user", "absent", "app.toml: backends.b.encode: 'converting:absent': converting has"),
+        ("absent", "shout", "app.toml:4: backends.b.decode: 'converting:absent': converting has"),
+        ("user", "absent", "app.toml:5: backends.b.encode: 'converting:absent': converting has"),
         (
             "nothing",
             "shout",

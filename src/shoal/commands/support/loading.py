@@ -114,7 +114,7 @@ def say_flaws(refused: AppFileRefused) -> CommandError:
     *others, last = refused.flaws
     for flaw in others:
         say(f"shoal: {flaw}")
-    return CommandError(last)
+    return CommandError(str(last))
 
 
 def _of_file(spec: str) -> ASGIApp:

@@ -12,7 +12,7 @@
     route = "/classify"
     backend = "small"
 
-All errors in a file are reported together, each with its key.
+All errors in a file are reported together, each with its line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from shoal.core.json_text import exact_json
 from shoal.core.traffic import Shadow, Traffic
 from shoal.replicas.code.definition import split_import_path
-from shoal.serving.app_file.flaws import AppFileRefused, Flaws
+from shoal.serving.app_file.flaws import AppFileRefused, Flaw, Flaws
+from shoal.serving.app_file.positions import lines_of_keys
 from shoal.serving.app_file.server import checked_server
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.config.options import NAMES, RENAMED
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Collection, Mapping
 
-    from shoal.serving.app_file.flaws import Path as Keys
+    from shoal.serving.app_file.positions import Path as Keys
 
 _TABLES: Final = ("server", "backends", "endpoints")
 _OF_BACKEND: Final = ("code", "init_args", "init_kwargs")  # beside the options
@@ -52,6 +53,7 @@ _OF_ENDPOINT: Final = ("route", "methods", "backend", "traffic", "shadows")
 _OF_SHADOW: Final = ("backend", "proportion", "compare")
 _SHADOW_FORM: Final = 'write backend = "TAG" and proportion = 0.1'
 _ANY_TEXT: Final = ("user_config",)
+_PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +67,12 @@ class AppFile:
 
 def read_app_file(path: str | os.PathLike[str]) -> AppFile:
     name = str(path)
+    text = _text_of(name)
     try:
-        data = tomllib.loads(Path(name).read_bytes().decode())
-    except OSError as error:
-        raise AppFileRefused([f"{name}: can't be read: {error.strerror}"]) from None
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise AppFileRefused([f"{name}: line {line} is not in UTF-8, as TOML is"]) from None
+        data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise AppFileRefused([f"{name}: is not TOML: {error}"]) from None
-    flaws = Flaws(name)
+        raise AppFileRefused([_not_toml(name, text, str(error))]) from None
+    flaws = Flaws(name, lines_of_keys(text))
     given = flaws.table((), data, _TABLES)
     server = checked_server(flaws, given.get("server", {}))
     named = flaws.table(("backends",), given.get("backends", {}))
@@ -90,6 +88,22 @@ def read_app_file(path: str | os.PathLike[str]) -> AppFile:
         endpoints={name: one for name, one in endpoints.items() if one is not None},
         flaws=flaws,
     )
+
+
+def _text_of(name: str) -> str:
+    try:
+        return Path(name).read_bytes().decode().replace("\r\n", "\n")
+    except OSError as error:
+        raise AppFileRefused([Flaw(name, 0, "", f"can't be read: {error.strerror}")]) from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise AppFileRefused([Flaw(name, line, "", "is not in UTF-8, as TOML is")]) from None
+
+
+def _not_toml(name: str, text: str, message: str) -> Flaw:
+    found = _PLACE.search(message)
+    line = int(found[1]) if found and found[1] else text.rstrip().count("\n") + 1
+    return Flaw(name, line, "", f"is not TOML: {_PLACE.sub('', message)}")
 
 
 def _backend(flaws: Flaws, tag: str, value: Any) -> BackendRecord | None:
@@ -211,7 +225,7 @@ class _EndpointChecks:
     def __init__(self, flaws: Flaws, backends: Collection[str]) -> None:
         self._flaws = flaws
         self._backends = backends
-        self._routes: dict[tuple[str, str], str] = {}
+        self._routes: dict[tuple[str, str], Keys] = {}
 
     def checked(self, name: str, value: Any) -> EndpointRecord | None:
         """Returns None if it has errors."""
@@ -227,7 +241,7 @@ class _EndpointChecks:
         )
         traffic = self._traffic(path, given)
         shadows = self._shadows((*path, "shadows"), given.get("shadows", []))
-        self._check_free(name, route, methods or ())
+        self._check_free(path, route, methods or ())
         if len(flaws.found) > before:
             return None
         return EndpointRecord(
@@ -291,13 +305,14 @@ class _EndpointChecks:
         self._flaws.checked((*at, "compare"), split_import_path, compare)
         return compare
 
-    def _check_free(self, name: str, route: str | None, methods: Collection[str]) -> None:
+    def _check_free(self, path: Keys, route: str | None, methods: Collection[str]) -> None:
         for method in methods if route is not None else ():
-            taken = self._routes.setdefault((without_names(str(route)), method), name)
-            if taken != name:
+            taken = self._routes.setdefault((without_names(str(route)), method), path)
+            if taken != path:
                 self._flaws.add(
-                    ("endpoints", name, "route"),
-                    f"{method} {route} is answered by the endpoint {taken!r} already",
+                    (*path, "route"),
+                    f"{method} {route} is answered by the endpoint {taken[1]!r} already, on line "
+                    f"{self._flaws.line(taken)}",
                 )
                 break
 

@@ -1,38 +1,52 @@
-"""The errors of an application file, each with its key."""
+"""The errors of an application file, each with its line and key."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal.core.options.names import suggested
 from shoal.errors import NotDurable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
-Path: TypeAlias = "tuple[str | int, ...]"
-"""The position of a value: keys, and indices in arrays."""
+    from shoal.serving.app_file.positions import Path
+
 
 _MOST_LISTED: Final = 20
 """The most keys that a message lists; only a backend's options are more."""
 
 
+class Flaw(NamedTuple):
+    file: str
+    line: int  # from 1 on; 0 if the file could not be read
+    key: str  # as in a header; empty for the file as a whole
+    text: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}: " if self.line else f"{self.file}: "
+        return f"{where}{self.key}: {self.text}" if self.key else f"{where}{self.text}"
+
+
 class AppFileRefused(ValueError):
     """An application file has errors; the message has one line for each."""
 
-    def __init__(self, flaws: Iterable[str]) -> None:
-        self.flaws = tuple(flaws)
-        super().__init__("\n".join(self.flaws))
+    def __init__(self, flaws: Iterable[Flaw]) -> None:
+        self.flaws = tuple(sorted(flaws, key=lambda flaw: flaw.line))
+        super().__init__("\n".join(map(str, self.flaws)))
 
 
 class Flaws:
-    def __init__(self, file: str) -> None:
-        self.found: list[str] = []
-        self._file = file
+    def __init__(self, file: str, lines: Mapping[Path, int]) -> None:
+        self.file = file
+        self.found: list[Flaw] = []
+        self._lines = lines
 
     def add(self, path: Path, text: str) -> None:
-        where = f"{written(path)}: " if path else ""
-        self.found.append(f"{self._file}: {where}{text}")
+        """Adds an error at a path, or at its nearest parent that the file has."""
+        while path and path not in self._lines:
+            path = path[:-1]
+        self.found.append(Flaw(self.file, self.line(path), written(path), text))
 
     def checked(self, path: Path, check: Callable[..., Any], *arguments: Any) -> Any:
         """Returns the result of a check; if that raises, adds a flaw and returns None."""
@@ -42,6 +56,10 @@ class Flaws:
             self.add(path, str(error))
             return None
 
+    def line(self, path: Path) -> int:
+        """Returns 1 for the file as a whole."""
+        return self._lines.get(path, 1)
+
     def table(self, path: Path, value: Any, known: Collection[str] | None = None) -> dict[str, Any]:
         """Checks that a value is a table; returns its values with known keys."""
         if not isinstance(value, dict):
@@ -50,9 +68,8 @@ class Flaws:
         given = cast("dict[str, Any]", value)
         if known is None:
             return given
-        for name in given:
-            if name not in known:
-                self.add((*path, name), unknown(known, name))
+        for name in given.keys() - known:
+            self.add((*path, name), unknown(known, name))
         return {name: one for name, one in given.items() if name in known}
 
     def refuse(self) -> None:
