@@ -51,12 +51,7 @@ class Adding:
 
 
 class Refusing:
-    """A state file that refuses to write when it is told to.
-
-    Attributes:
-        refuses: Whether it does.
-        written: How many changes were written.
-    """
+    """A state file that refuses to write when it is told to."""
 
     def __init__(self, file: StateFile) -> None:
         self._file = file

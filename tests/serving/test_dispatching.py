@@ -27,12 +27,7 @@ PAIRS: Any = {"max_batch_size": 2, "batch_wait_timeout_s": None}
 
 
 class Deadly:
-    """Code that kills its replica when it meets a certain item, a second after it has begun.
-
-    Args:
-        stage: Where its replicas are.
-        killers: The items that kill.
-    """
+    """Code that kills its replica when it meets a certain item, a second after it has begun."""
 
     def __init__(self, stage: Stage, *killers: int) -> None:
         self._stage = stage

@@ -18,11 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Health:
-    """A `Stage.health` that fails as often in a row as it is told to.
-
-    Args:
-        failures: How often, for replica 0; the others are healthy.
-    """
+    """A `Stage.health` that fails as often in a row as it is told to."""
 
     def __init__(self, failures: int) -> None:
         self.left = failures
