@@ -179,4 +179,4 @@ async def test_nothing_is_written_once_the_file_was_let_go(tmp_path: Path) -> No
     declarations = Journal(StateFile.open(tmp_path / "state.db"))
     declarations.close()
     with pytest.raises(ShutDown):
-        await declarations.delete_backend("b")
+        await declarations.delete("backend", "b")
