@@ -185,12 +185,13 @@ class MergedTexts:
         self.ends: list[TextEnd] = []
         self._job = job
         self.form = form
-        self._failure: Exception | None = None
         self._running = job.texts
+        self._failure: Exception | None = None  # once it was received
 
     async def __aenter__(self) -> Self:
         # A text waits once the client has not taken enough of the others.
-        self._send, self._messages = anyio.create_memory_object_stream[bytes](self._job.texts)
+        streams = anyio.create_memory_object_stream[bytes | Exception](self._job.texts)
+        self._send, self._messages = streams
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         for nth in range(self._job.texts):
@@ -202,28 +203,32 @@ class MergedTexts:
         try:
             await self._tasks.__aexit__(None, None, None)
         finally:
-            self._failure = None  # its traceback holds this object
             self._send.close()
             self._messages.close()
+            del self._messages, self._failure  # the traceback of a failure holds this object
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> bytes:
-        async for message in self._messages:
-            return b"".join([message, *self.ready()])
-        if self._failure is not None:
-            try:
-                raise self._failure
-            finally:
-                self._failure = None  # its traceback holds this frame
-        raise StopAsyncIteration
+        if self._failure is None:
+            message = await anext(self._messages, None)
+            if isinstance(message, bytes):
+                return message
+            self._failure = message
+        if self._failure is None:
+            raise StopAsyncIteration
+        try:
+            raise self._failure
+        finally:
+            self._failure = None  # its traceback holds this frame
 
     def ready(self) -> list[Any]:
         messages: list[bytes] = []
         with suppress(anyio.WouldBlock, anyio.EndOfStream):
-            while True:
-                messages.append(self._messages.receive_nowait())
+            while isinstance(message := self._messages.receive_nowait(), bytes):
+                messages.append(message)
+            self._failure = message
         return messages
 
     async def _run(self, nth: int) -> None:
@@ -231,8 +236,7 @@ class MergedTexts:
             async with _one_of_several(self._job, nth) as text:
                 await self._pass_on(text, nth)
         except Exception as error:
-            self._failure = self._failure or error
-            self._send.close()
+            await self._send.send(error)
         self._running -= 1
         if not self._running:
             self._send.close()
