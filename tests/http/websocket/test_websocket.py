@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
 
 import shoal
 from shoal.http.websocket import messages
 from shoal.testing import settle
-from socket_in_memory import OFFERED, Socket, opened
+from socket_in_memory import Offered, Socket, opened
 
 pytestmark = pytest.mark.anyio
 
@@ -395,16 +394,6 @@ async def test_a_handler_reads_the_handshake_and_its_own_item():
         assert (await socket.read())["result"] == [[1], "b", {"name": "y"}, ":1"]
 
 
-async def test_a_response_can_not_be_sent():
-    async def response(items: list[int]) -> list[Response]:
-        return [PlainTextResponse("x") for _ in items]
-
-    app = serving(response)
-    async with app.lifespan(), opened(app, "/x") as socket:
-        socket.say(id=1, item=1)
-        assert (await socket.read())["error"]["status"] == 500
-
-
 async def test_shadows_get_copies_of_what_comes_by_websocket():
     copies = []
 
@@ -677,34 +666,10 @@ async def test_a_deleted_endpoint_refuses_further_requests():
         assert (await socket.read())["error"]["status"] == 404
 
 
-class Offered:
-    """What the server of this package offers."""
-
-    def __init__(self):
-        self.left = self.draining = None
-        self.cut_off = False
-
-    def extension(self):
-        async def send_texts(texts):
-            for text in texts:
-                await self.socket._send({"type": "websocket.send", "text": text})
-
-        return {
-            OFFERED: {
-                "send_texts": send_texts,
-                "when_left": lambda callback: setattr(self, "left", callback),
-                "when_draining": lambda callback: setattr(self, "draining", callback),
-                "is_cut_off": lambda: self.cut_off,
-                "send_timeout_s": 10,
-            }
-        }
-
-
 async def test_at_the_end_of_the_server_requests_finish_and_no_other_begins():
     held, offered = Held(), Offered()
     app = serving(held)
-    async with app.lifespan(), opened(app, "/x", extensions=offered.extension()) as socket:
-        offered.socket = socket
+    async with app.lifespan(), opened(app, "/x", offered) as socket:
         socket.say(id=1, item=1)
         await settle()
         offered.draining()
@@ -719,8 +684,7 @@ async def test_at_the_end_of_the_server_requests_finish_and_no_other_begins():
 async def test_what_the_server_cuts_off_is_told_so():
     held, offered = Held(), Offered()
     app = serving(held)
-    async with app.lifespan(), opened(app, "/x", extensions=offered.extension()) as socket:
-        offered.socket = socket
+    async with app.lifespan(), opened(app, "/x", offered) as socket:
         socket.say(id=1, item=1)
         await settle()
         offered.cut_off = True
@@ -739,8 +703,7 @@ async def test_nothing_comes_of_a_stream_after_it_was_cut_off():
         yield items
 
     app = serving(steps)
-    async with app.lifespan(), opened(app, "/x", extensions=offered.extension()) as socket:
-        offered.socket = socket
+    async with app.lifespan(), opened(app, "/x", offered) as socket:
         socket.say(id=1, item=5)
         assert await socket.read() == {"id": 1, "next": 5}
         await settle()
