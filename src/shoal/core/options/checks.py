@@ -53,6 +53,13 @@ def more_than_0(name: str, value: Any) -> float:
     return found
 
 
+def above_0(name: str, value: Any, *, wanted: str, unit: str = "") -> float:
+    found = number(name, value, wanted)
+    if not 0 < found < math.inf:
+        raise ValueError(f"{name} must be above 0{unit}, and finite, not {found!r}")
+    return found
+
+
 def yes_or_no(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")

@@ -9,7 +9,7 @@
 ``/-/openapi.json``       how to call the endpoints, in OpenAPI
 ``/-/docs``               the same as a page, with its files
 ``/-/dashboard``          a live page about the server, with its files and its feed
-``/``                     links to these, and a list of the endpoints
+``/``                     links to these, and how to call each endpoint
 ========================  ==========================================================================
 
 The first four are for operators and their probes. Middleware wraps the others as it does the
@@ -236,8 +236,15 @@ class Pages:
     async def _answer_landing(self, exchange: Exchange) -> None:
         from shoal.http.openapi.pages import landing_page
 
-        links, root = dict(self._links(exchange.scope)), root_of(exchange.scope)
-        page = landing_page(self._settings.title, links, self._routes(), root)
+        scope = exchange.scope
+        host = exchange.headers.get(b"host", b"")
+        page = landing_page(
+            self._settings.title,
+            dict(self._links(scope)),
+            self._routes(),
+            self.document()["paths"] if self._settings.openapi else {},
+            (scope.get("scheme", "http"), host, root_of(scope)),
+        )
         await exchange.answer(200, *page)
 
     def _links(self, scope: Scope) -> Iterator[tuple[str, str]]:
