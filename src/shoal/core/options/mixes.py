@@ -159,8 +159,9 @@ def refused_fill(fill: str, options: Options) -> str | None:
     if fill == "continuous":
         refused |= _REFUSED_FOR_CONTINUOUS
     for name, why in refused.items():
-        if is_set(options, name):
-            return f"fill={fill!r} and {name}={getattr(options, name)!r} do not go together: {why}"
+        value = getattr(options, name)
+        if value is not None and is_set(options, name):
+            return f"fill={fill!r} and {name}={value!r} do not go together: {why}"
     if sets_windows(options):
         return f"fill={fill!r} has one window for all levels; leave it out of the queue policies"
     return None
