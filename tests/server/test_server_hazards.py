@@ -287,6 +287,19 @@ async def test_a_client_may_take_the_deadline_once_for_each_256_kib():
 # A queue that nobody reads must not block the disconnect (found beside H3 and H4).
 
 
+async def test_an_upload_that_is_refused_unread_is_answered_and_forgotten():
+    app = EchoApp()
+    async with live(app, max_connections=1) as server, await server.connect() as client:
+        chunked = ["Transfer-Encoding: chunked"]
+        await client.send_all(request("/early", method="POST", headers=chunked))
+        for _ in range(50):
+            await client.send_all(b"1\r\na\r\n")
+        assert (await read_all(client)).startswith(b"HTTP/1.1 413")
+        await client.aclose()
+        await app.left.wait()
+        assert await server.answers()
+
+
 async def test_an_upload_that_is_answered_unread_is_not_an_error(caplog):
     app = EchoApp()
     async with live(app) as server, await server.connect() as client:
