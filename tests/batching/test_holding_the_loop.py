@@ -10,7 +10,7 @@ import pytest
 import shoal
 from batching.scenes import outcome, read_all
 from conformance.replica_scenes import served
-from shoal.batching.handlers import own_context
+from shoal.batching.handlers import handler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(own_context, "perf_counter", clock)
+    monkeypatch.setattr(handler, "perf_counter", clock)
     return clock
 
 

@@ -176,7 +176,7 @@ class Slow:
 async def test_a_slow_constructor_of_an_async_class_is_logged_with_advice(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.batching.handlers.own_context.HELD_LONG_S", 0.01)
+    monkeypatch.setattr("shoal.batching.handlers.handler.HELD_LONG_S", 0.01)
     with caplog.at_level(logging.WARNING, "shoal"):
         async with Controller() as controller:
             await controller.create_backend("code", Slow)

@@ -18,8 +18,7 @@ import anyio.lowlevel
 from shoal.batching.calls.call import StreamCall, UnaryCall
 from shoal.batching.current import refuse_own_handler
 from shoal.batching.handlers.binding import not_of_a_batch
-from shoal.batching.handlers.handler import Fill, Handler, model_handler
-from shoal.batching.handlers.own_context import stack_of
+from shoal.batching.handlers.handler import Fill, Handler, model_handler, stack_of
 from shoal.batching.options import checked_options, held_as_handler
 from shoal.batching.session import Session
 from shoal.core.counters import ClosingCounts, Counters

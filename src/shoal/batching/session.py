@@ -31,7 +31,7 @@ import anyio.lowlevel
 from shoal.batching.calls.entry import Entry
 from shoal.batching.calls.intake import Intake
 from shoal.batching.current import waiting_batches
-from shoal.batching.handlers.own_context import HoldLog
+from shoal.batching.handlers.handler import HoldLog
 from shoal.batching.open.batch import OpenRun
 from shoal.batching.open.slots import OpenSlots
 from shoal.batching.options import manager_of, refuse_change

@@ -1,8 +1,4 @@
-"""Ends requests that run out of time, and batches that run for too long; each with one task.
-
-A cancel scope around the wait of each caller costs as much as the rest of a call, and the reader of
-a stream may be anywhere when the stream's time is up. So the queue knows when requests are overdue
-(`Overdue`), and one task sleeps until the earliest of these times.
+"""Ends batches that run for too long, with one task for all.
 
 A deadline on the handler's cancel scope would be enough for handlers that end when cancelled. But a
 handler may shield its clean-up, and a handler in a thread can't be cancelled; their callers must
@@ -20,39 +16,8 @@ from shoal.loops.parking import Bell
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.core.forming.deadlines import Overdue
-    from shoal.core.request import Request
     from shoal.core.timers import Timer
     from shoal.loops.parking import Parking
-
-
-class Deadlines:
-    def __init__(
-        self, parking: Parking, overdue: Overdue, expire: Callable[[Request, str], None]
-    ) -> None:
-        self._parking = parking
-        self._overdue = overdue
-        self._expire = expire
-        self._bell = Bell(parking)
-        # When the next request runs out of time; infinity if none does.
-        self.asleep_until = math.inf
-
-    def watch(self, request: Request) -> None:
-        until = self._overdue.watch(request)
-        if until < self.asleep_until:
-            self.asleep_until = until
-            self._bell.ring()
-
-    def expire_all(self) -> None:
-        # In a function, since its frame ends: the task's keeps the last request while it sleeps.
-        for request, what_it_did in self._overdue.pop(self._parking.now()):
-            self._expire(request, what_it_did)
-
-    async def run(self) -> None:
-        while True:
-            self.expire_all()
-            self.asleep_until = self._overdue.timers.next_at()
-            await self._bell.wait(self.asleep_until)
 
 
 class TimeLimits:

@@ -7,6 +7,7 @@ wakes the slot that waits for requests. Each caller waits for its result on its 
 
 from __future__ import annotations
 
+import math
 from contextvars import copy_context
 from itertools import repeat
 from operator import methodcaller
@@ -17,13 +18,13 @@ import anyio.lowlevel
 from shoal.batching.calls.groups import GroupWaiter
 from shoal.batching.current import running_batch
 from shoal.batching.stream_buffer import StreamBuffer
-from shoal.batching.time_limits import Deadlines
 from shoal.core.forming.admission import QUIET, RINGING
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.request import Request, State
 from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded, ShoalError, WouldDeadlock
 from shoal.failures.held import shown
 from shoal.loops.event_loop import Home, not_open_here
+from shoal.loops.parking import Bell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from shoal.core.counters import Counters
     from shoal.core.events import Unserved
     from shoal.core.forming.admission import Admission
+    from shoal.core.forming.deadlines import Overdue
     from shoal.core.forming.former import Former
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import RequestOptions
@@ -367,3 +369,37 @@ class CallErrors:
             "batch has the only one: it would wait for ever; allow more slots, "
             "max_concurrent_batches=2, or call the plain function that does the work"
         )
+
+
+class Deadlines:
+    """Ends requests that run out of time, with one task for all."""
+
+    # A cancel scope around the wait of each caller costs as much as the rest of a call, and the
+    # reader of a stream may be anywhere when the stream's time is up.
+
+    def __init__(
+        self, parking: Parking, overdue: Overdue, expire: Callable[[Request, str], None]
+    ) -> None:
+        self._parking = parking
+        self._overdue = overdue
+        self._expire = expire
+        self._bell = Bell(parking)
+        # When the next request runs out of time; infinity if none does.
+        self.asleep_until = math.inf
+
+    def watch(self, request: Request) -> None:
+        until = self._overdue.watch(request)
+        if until < self.asleep_until:
+            self.asleep_until = until
+            self._bell.ring()
+
+    def expire_all(self) -> None:
+        # In a function, since its frame ends: the task's keeps the last request while it sleeps.
+        for request, what_it_did in self._overdue.pop(self._parking.now()):
+            self._expire(request, what_it_did)
+
+    async def run(self) -> None:
+        while True:
+            self.expire_all()
+            self.asleep_until = self._overdue.timers.next_at()
+            await self._bell.wait(self.asleep_until)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from shoal.batching.current import running_batch
 from shoal.batching.handlers.batch_results import check_results, not_results
-from shoal.batching.handlers.own_context import in_own_context
+from shoal.batching.handlers.handler import in_own_context
 from shoal.batching.stream_buffer import too_slow
 from shoal.core.amount import cost_of
 from shoal.core.batch import Batch
@@ -40,8 +40,7 @@ from shoal.failures.hints import with_hint
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from shoal.batching.handlers.handler import Handler
-    from shoal.batching.handlers.own_context import HoldLog
+    from shoal.batching.handlers.handler import Handler, HoldLog
     from shoal.batching.time_limits import TimeLimits
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions

@@ -23,7 +23,7 @@ import anyio.to_thread
 from shoal.batching.current import setting
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.handlers.batch_results import advice_on
-from shoal.batching.handlers.own_context import HoldLog, HoldLogs, in_own_context
+from shoal.batching.handlers.handler import HoldLog, HoldLogs, in_own_context
 from shoal.batching.running.stream import Stepping, running_steps
 from shoal.errors import ReplicaNotStarted
 from shoal.failures.exceptions import ungrouped

@@ -15,7 +15,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from shoal.batching.handlers.own_context import HoldLogs, in_own_context
+from shoal.batching.handlers.handler import HoldLogs, in_own_context
 from shoal.failures.exceptions import goes_on, own_copy
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.unlimited import UNLIMITED
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from shoal.batching.handlers.own_context import HoldLog
+    from shoal.batching.handlers.handler import HoldLog
     from shoal.replicas.process.child.calls import CallAnswers, Work
     from shoal.replicas.process.child.control import Control
     from shoal.replicas.process.wire.frames import Frame, FrameReader
