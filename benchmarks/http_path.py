@@ -70,7 +70,7 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
         "routing",
         "finds the endpoint by path and method, and the backend by its traffic",
         (
-            *("app/app.py", "app/router.py", "requests/dispatch.py", "requests/routing.py"),
+            *("app/app.py", "app/router.py", "requests/dispatch.py"),
             *("serving/endpoints/endpoint.py", "backends/method_batcher.py"),
             *("batching/batcher.py", "failures/held.py"),
         ),

@@ -22,6 +22,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
 import anyio
+import orjson
 from starlette.responses import FileResponse, Response
 from typing_extensions import override
 
@@ -35,7 +36,7 @@ from shoal.http.json.queries import WITH_BODY, QueryReader, takes_body
 from shoal.http.json.stream_forms import form_for
 from shoal.http.requests.codec import Codec
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.plain import encoded, of_memoryview
+from shoal.http.requests.plain import PLAIN, encoded, of_memoryview
 
 if TYPE_CHECKING:
     from inspect import Signature
@@ -111,7 +112,11 @@ class JsonCodec(Codec):
     async def answer(self, exchange: Exchange, result: Any) -> None:
         accept = exchange.headers.get(b"accept")
         if type(result) in _ALWAYS_JSON and accept in _ASKS_FOR_NOTHING:
-            await exchange.answer(200, JSON, encoded(result))
+            try:
+                body = orjson.dumps(result, None, PLAIN)
+            except orjson.JSONEncodeError:
+                body = encoded(result)
+            await exchange.answer(200, JSON, body)
             return
         if isinstance(result, Response):
             await _answer_with_response(exchange, result)

@@ -25,8 +25,8 @@ from shoal.http.json.content_coding import decoded
 from shoal.http.json.validation import problem_of_validation
 from shoal.http.json.whole_request import WholeRequest
 from shoal.http.requests.call import NO_CALL_HEADERS, CallHeaders, EndpointCall, EndpointCalls
+from shoal.http.requests.dispatch import Route
 from shoal.http.requests.problem import Refused, invalid_timeout
-from shoal.http.requests.routing import Route
 from shoal.http.requests.streaming import answer_with_stream
 
 if TYPE_CHECKING:
