@@ -1,7 +1,6 @@
 """Streams over HTTP: their two forms, what begins and ends them, and who is let go."""
 
 import json
-from collections import deque
 
 import anyio
 import h2.events
@@ -27,46 +26,6 @@ from shoal.testing.asgi import Call, ask, calling
 LINES = ("accept", "application/x-ndjson")
 
 anyio_test = pytest.mark.anyio
-
-
-class Steps:
-    """A generator handler whose steps are let through one by one."""
-
-    def __init__(self):
-        self._steps = deque()
-        self._stepped = anyio.Event()
-        self.batches = []
-        self.requests = []
-        self.closed = False
-
-    async def __call__(self, items: list[int]):
-        self.batches.append(items)
-        self.requests = shoal.current_batch().requests
-        try:
-            while (step := await self._next()) is not shoal.END:
-                if isinstance(step, Exception):
-                    raise step
-                yield [step] * len(items)
-        finally:
-            self.closed = True
-
-    def step(self, value):
-        self._steps.append(value)
-        self._stepped.set()
-
-    def end(self):
-        self.step(shoal.END)
-
-    async def _next(self):
-        while not self._steps:
-            self._stepped = anyio.Event()
-            await self._stepped.wait()
-        return self._steps.popleft()
-
-
-@pytest.fixture
-def steps():
-    return Steps()
 
 
 def serving(handler, *, name="steps", options=None, **settings):
