@@ -56,7 +56,7 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
     ),
     (
         "connection",
-        "its task, the request's part of ASGI, and the deadline",
+        "its task, the request's part of ASGI, the bytes of the head, and the deadline",
         (
             "http1/connection.py",
             "http1/call.py",
@@ -65,7 +65,6 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
             "server/shared.py",
         ),
     ),
-    ("answer", "the bytes of the head", ("http1/answer.py",)),
     (
         "routing",
         "finds the endpoint by path and method, and the backend by its traffic",

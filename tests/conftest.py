@@ -73,7 +73,6 @@ OF_OTHERS = {
     "kubernetes_validate": ["examples/test_deploy.py"],
     "fastapi": [
         "http/json/test_refused_items.py",
-        "http/openapi/test_merged_openapi.py",
         "http/test_mounting.py",
     ],
     "jsonschema": ["http/openapi/test_openapi_forms.py"],

@@ -28,6 +28,7 @@ EXTRAS_OF = {
     "shoal.batching.trace": {"otel"},
     "shoal.commands.server.client": {"client"},
     "shoal.commands.server.hypercorn_host": {"serve"},
+    "shoal.commands.server.process": {"uvloop"},
     "shoal.commands.server.reload": {"reload"},
     "shoal.http": {"serve"},
     "shoal.server": {"serve"},

@@ -47,24 +47,23 @@ def words_of(command):
     return [RUNS_IT if word == PYTHON else word for word in shlex.split(command, comments=True)]
 
 
+def assert_prints(expected, words, directory):
+    ran = subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=HANG_S)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, expected, "")
+
+
 @pytest.mark.real_time
 def test_the_first_program_forms_a_batch(tmp_path):
     write_files(tmp_path)
     [(command, _)] = lines_that_start(f"{PYTHON} embed.py")
-    ran = subprocess.run(
-        words_of(command), cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S
-    )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "a batch of 5\n", "")
+    assert_prints("a batch of 5\n", words_of(command), tmp_path)
 
 
 @pytest.mark.real_time
 def test_the_release_answers_a_customer_by_the_same_version_each_time(tmp_path):
     write_files(tmp_path)
     [(command, shown)] = lines_that_start(f"{PYTHON} release.py")
-    ran = subprocess.run(
-        words_of(command), cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S
-    )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, shown, "")
+    assert_prints(shown, words_of(command), tmp_path)
 
 
 @pytest.mark.real_time
@@ -75,10 +74,7 @@ def test_the_release_runs_with_replicas_in_processes_as_well(tmp_path):
     text = path.read_text()
     assert given in text
     path.write_text(text.replace(given, 'config={"placement": "process"}'))
-    ran = subprocess.run(
-        [RUNS_IT, "release.py"], cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S
-    )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "119.0\n", "")
+    assert_prints("119.0\n", [RUNS_IT, "release.py"], tmp_path)
 
 
 @pytest.mark.real_time

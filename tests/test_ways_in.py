@@ -2,7 +2,7 @@
 
 `docs/reference/lists-and-items.md` says the rule; each row here is some code, and what it gets. The
 ways are `shoal.batch` and `shoal.Batcher`, whose code takes lists, and those of code that is
-served: `app.endpoint`, `app.backend`, `create_backend`, an application's file, the command line.
+served: `app.endpoint`, `app.backend`, `create_backend`, an application's file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import pytest
 
 import shoal
 import ways_in_code as code
-from commands.driven_server import served as server
 from shoal.cli import main
 from shoal.serving.app_file.file import read_app_file
 from shoal.testing.asgi import ask
@@ -230,20 +229,3 @@ async def test_what_a_file_declares_gets_the_same_and_is_told_by_check(
     app = shoal.App.of_file(read_app_file(file))
     async with app.lifespan():
         assert await asked(app, row) == row.served
-
-
-def test_what_the_command_line_creates_gets_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    with server(allowed=("ways_in_code",)) as url:
-        for row in TABLE:
-            create = ["backends", "create", row.code, f"ways_in_code:{row.code}", "--url", url]
-            if row.served in REFUSALS:
-                assert main(create) == 1
-                assert row.served in capsys.readouterr().err
-                continue
-            assert main(create) == 0
-            main(["endpoints", "create", row.code, "--backend", row.code, "--url", url])
-            items = [json.dumps(item) for item in row.item]
-            stream = ["--stream"] if row.streams else []
-            capsys.readouterr()
-            assert main(["call", row.code, *items, *stream, "--url", url]) == 0
-            assert capsys.readouterr().out.strip().strip('"') == (row.by_handle or row.served)

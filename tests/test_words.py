@@ -138,42 +138,35 @@ def test_a_word_that_shoal_does_not_use_is_nowhere(name):
     assert not found, f"say {word.say}:\n" + "\n".join(found)
 
 
-PLANTED = [
-    ("line", "A request in line waits."),
-    ("line", "A LinePolicy."),
-    ("cut", "Why a batch was cut."),
-    ("cut", "A CutReason."),
-    ("hurry", "In a hurry."),
-    ("hurry", "The Urgency of a request."),
-    ("cell", "A WaitCell."),
-    ("company", "In company."),
-    ("terms", "A wish."),
-    ("terms", "call_terms"),
-    ("gate", "The Gate."),
-    ("let in", "It lets in a request."),
-    ("let in", "let_in"),
-    ("let in", "came_back"),
-    ("kept", "A kept replica."),
-    ("errand", "An Errand."),
-    ("way out", "A WayOut."),
-    ("way out", "way_out"),
-    ("post", "A Parcel."),
-    ("post", "A Post."),
-    ("post", "arena_size"),
-    ("order", "A start order."),
-    ("door", "The Door."),
-    ("so many", "So many bytes."),
-    ("anew", "It starts anew."),
-    ("told", "It was told."),
-    ("as above", "As above."),
-    ("what there is", "It reads what there is."),
-    ("mighty", "Almighty."),
-]
+PLANTED = {
+    "line": ["A request in line waits.", "A LinePolicy."],
+    "cut": ["Why a batch was cut.", "A CutReason."],
+    "hurry": ["In a hurry.", "The Urgency of a request."],
+    "cell": ["A WaitCell."],
+    "company": ["In company."],
+    "terms": ["A wish.", "call_terms"],
+    "gate": ["The Gate."],
+    "let in": ["It lets in a request.", "let_in", "came_back"],
+    "kept": ["A kept replica."],
+    "errand": ["An Errand."],
+    "way out": ["A WayOut.", "way_out"],
+    "post": ["A Parcel.", "A Post.", "arena_size"],
+    "order": ["A start order."],
+    "door": ["The Door."],
+    "so many": ["So many bytes."],
+    "anew": ["It starts anew."],
+    "told": ["It was told."],
+    "as above": ["As above."],
+    "what there is": ["It reads what there is."],
+    "mighty": ["Almighty."],
+}
 
 
-@pytest.mark.parametrize(("name", "planted"), PLANTED)
-def test_a_planted_word_is_seen(name, planted):
-    assert [*uses(lines_of(f"x\n{planted}"), name)] == [(2, planted)]
+def test_planted_words_are_seen():
+    assert PLANTED.keys() == WORDS.keys()
+    for name, texts in PLANTED.items():
+        for planted in texts:
+            assert [*uses(lines_of(f"x\n{planted}"), name)] == [(2, planted)]
 
 
 def test_what_looks_like_a_word_is_allowed():

@@ -61,7 +61,7 @@ class Places:
 async def test_requests_pile_up_while_there_is_no_room_and_go_in_one_batch() -> None:
     places, recorder = Places(0), Recorder()
     handler = places.handler(recorder)
-    async with shoal.Batcher(handler, room=places, max_batch_size=8) as call:
+    async with shoal.Batcher(handler, capacity=places, max_batch_size=8) as call:
         async with anyio.create_task_group() as tasks:
             callers = await line_up(tasks, *[call(item) for item in range(5)])
             await anyio.sleep(60)
@@ -74,7 +74,7 @@ async def test_requests_pile_up_while_there_is_no_room_and_go_in_one_batch() -> 
 async def test_no_batch_is_larger_than_it_may_be_for_having_waited() -> None:
     places, recorder = Places(0), Recorder()
     async with (
-        shoal.Batcher(places.handler(recorder), room=places, max_batch_size=4) as call,
+        shoal.Batcher(places.handler(recorder), capacity=places, max_batch_size=4) as call,
         anyio.create_task_group() as tasks,
     ):
         await line_up(tasks, *[call(item) for item in range(10)])
@@ -85,7 +85,7 @@ async def test_no_batch_is_larger_than_it_may_be_for_having_waited() -> None:
 
 async def test_no_more_batches_run_than_there_is_room_for() -> None:
     places, held = Places(2), Held()
-    batcher = shoal.Batcher(places.handler(held), room=places, max_batch_size=1)
+    batcher = shoal.Batcher(places.handler(held), capacity=places, max_batch_size=1)
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, *[call(item) for item in range(5)])
         await settle()
@@ -99,7 +99,7 @@ async def test_no_more_batches_run_than_there_is_room_for() -> None:
 async def test_where_there_is_room_it_alone_says_how_many_batches_run() -> None:
     places, held = Places(3), Held()
     batcher = shoal.Batcher(
-        places.handler(held), room=places, max_batch_size=1, max_concurrent_batches=1
+        places.handler(held), capacity=places, max_batch_size=1, max_concurrent_batches=1
     )
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, *[call(item) for item in range(5)])
@@ -110,7 +110,7 @@ async def test_where_there_is_room_it_alone_says_how_many_batches_run() -> None:
 
 async def test_a_caller_that_leaves_while_there_is_no_room_costs_nothing() -> None:
     places, recorder = Places(0), Recorder()
-    async with shoal.Batcher(places.handler(recorder), room=places) as call:
+    async with shoal.Batcher(places.handler(recorder), capacity=places) as call:
         async with anyio.create_task_group() as tasks:
             first, second = await line_up(tasks, call(1), call(2))
             await settle()
@@ -124,7 +124,7 @@ async def test_a_caller_that_leaves_while_there_is_no_room_costs_nothing() -> No
 async def test_one_that_waited_for_room_does_not_wait_out_a_window_again() -> None:
     places, recorder = Places(0), Recorder()
     async with (
-        shoal.Batcher(places.handler(recorder), room=places, batch_wait_timeout_s=2) as call,
+        shoal.Batcher(places.handler(recorder), capacity=places, batch_wait_timeout_s=2) as call,
         anyio.create_task_group() as tasks,
     ):
         await line_up(tasks, call(1))
@@ -136,7 +136,7 @@ async def test_one_that_waited_for_room_does_not_wait_out_a_window_again() -> No
 async def test_one_that_finds_room_waits_out_the_rest_of_its_window() -> None:
     places, recorder = Places(0), Recorder()
     async with (
-        shoal.Batcher(places.handler(recorder), room=places, batch_wait_timeout_s=3) as call,
+        shoal.Batcher(places.handler(recorder), capacity=places, batch_wait_timeout_s=3) as call,
         anyio.create_task_group() as tasks,
     ):
         await line_up(tasks, call(1))
@@ -147,7 +147,7 @@ async def test_one_that_finds_room_waits_out_the_rest_of_its_window() -> None:
 
 async def test_a_deadline_passes_while_there_is_no_room() -> None:
     places, recorder = Places(0), Recorder()
-    async with shoal.Batcher(places.handler(recorder), room=places) as call:
+    async with shoal.Batcher(places.handler(recorder), capacity=places) as call:
         error = await outcome(call.options(timeout_s=2)(1))
         assert isinstance(error, DeadlineExceeded)
         assert anyio.current_time() == 2
@@ -158,7 +158,7 @@ async def test_a_deadline_passes_while_there_is_no_room() -> None:
 
 async def test_without_a_queue_a_call_needs_room() -> None:
     places, held = Places(1), Held()
-    batcher = shoal.Batcher(places.handler(held), room=places, max_queued_requests=0)
+    batcher = shoal.Batcher(places.handler(held), capacity=places, max_queued_requests=0)
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, call(1))
         await settle()
@@ -220,7 +220,7 @@ async def test_batchers_that_share_a_room_all_get_their_turn(batchers: int) -> N
     async with anyio.create_task_group() as tasks:
         for number in range(batchers):
             share = Share(places, queue)
-            batcher = shoal.Batcher(counted(number), room=share, max_batch_size=2)
+            batcher = shoal.Batcher(counted(number), capacity=share, max_batch_size=2)
             call = await tasks.start(batcher.run)
             for _ in range(6):
                 tasks.start_soon(call_on, call)
@@ -232,7 +232,7 @@ async def test_batchers_that_share_a_room_all_get_their_turn(batchers: int) -> N
 
 async def test_a_batcher_that_is_closed_listens_no_more() -> None:
     places = Places(1)
-    async with shoal.Batcher(places.handler(Recorder()), room=places) as call:
+    async with shoal.Batcher(places.handler(Recorder()), capacity=places) as call:
         await call(1)
         assert len(places.listeners) == 1
     assert places.listeners == []
@@ -242,7 +242,7 @@ async def test_what_finds_no_room_until_the_end_of_the_grace_fails() -> None:
     places, recorder = Places(0), Recorder()
     async with anyio.create_task_group() as tasks:
         batcher = shoal.Batcher(
-            places.handler(recorder), room=places, graceful_shutdown_timeout_s=5
+            places.handler(recorder), capacity=places, graceful_shutdown_timeout_s=5
         )
         call = await tasks.start(batcher.run)
         [caller] = await line_up(tasks, call(1))
@@ -255,7 +255,7 @@ async def test_what_finds_no_room_until_the_end_of_the_grace_fails() -> None:
 async def test_what_finds_room_before_the_end_of_the_grace_is_run() -> None:
     places, recorder = Places(0), Recorder()
     async with anyio.create_task_group() as tasks:
-        batcher = shoal.Batcher(places.handler(recorder), room=places)
+        batcher = shoal.Batcher(places.handler(recorder), capacity=places)
         call = await tasks.start(batcher.run)
         [caller] = await line_up(tasks, call(1))
         tasks.start_soon(batcher.aclose)
@@ -275,7 +275,7 @@ async def test_an_open_batch_is_begun_only_where_there_is_room(fill: Any) -> Non
             request.finish(-request.item)
 
     async with (
-        shoal.Batcher(handler, room=places, fill=fill, max_batch_size=2) as call,
+        shoal.Batcher(handler, capacity=places, fill=fill, max_batch_size=2) as call,
         anyio.create_task_group() as tasks,
     ):
         callers = await line_up(tasks, call(1), call(2))
@@ -289,7 +289,7 @@ async def test_an_open_batch_is_begun_only_where_there_is_room(fill: Any) -> Non
 
 async def test_room_that_shrinks_lets_what_runs_end() -> None:
     places, held = Places(2), Held()
-    batcher = shoal.Batcher(places.handler(held), room=places, max_batch_size=1)
+    batcher = shoal.Batcher(places.handler(held), capacity=places, max_batch_size=1)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await line_up(tasks, call(1), call(2), call(3))
         await settle()
@@ -302,6 +302,6 @@ async def test_room_that_shrinks_lets_what_runs_end() -> None:
 
 async def test_many_calls_at_once_end_each_with_its_own_result() -> None:
     places, recorder = Places(2), Recorder()
-    batcher = shoal.Batcher(places.handler(recorder), room=places, max_batch_size=3)
+    batcher = shoal.Batcher(places.handler(recorder), capacity=places, max_batch_size=3)
     async with batcher as call:
         assert await outcomes(*[call(item) for item in range(50)]) == [*range(50)]

@@ -32,9 +32,11 @@ def location(tmp_path, monkeypatch):
     return location
 
 
-def shown(capsys, *arguments):
+def shown(capsys, *arguments, said=""):
     assert main(["logs", *arguments]) == 0
-    return capsys.readouterr().out.splitlines()
+    told = capsys.readouterr()
+    assert told.err == said
+    return told.out.splitlines()
 
 
 def test_the_last_lines_are_shown(location, capsys):
@@ -48,23 +50,15 @@ def test_the_last_lines_are_shown(location, capsys):
 )
 def test_the_lines_about_a_backend_or_a_replica_are_shown(tag, lines, location, capsys):
     location.log.write_text(LOG)
-    assert shown(capsys, tag) == [LOG.splitlines()[line] for line in lines]
+    said = "" if lines else f"the log has no line about {tag!r} yet\n"
+    assert shown(capsys, tag, said=said) == [LOG.splitlines()[line] for line in lines]
 
 
-def test_a_line_that_quotes_another_one_is_not_about_its_backend(location, capsys):
-    location.log.write_text("  2026-11-22 07:00:00,000 ERROR shoal.replicas: small: forged\n")
-    assert shown(capsys, "small") == []
-
-
-def test_the_output_of_user_code_in_the_log_controls_no_terminal(location, capsys):
-    location.log.write_text("a\x1b[2Jb\u2028c\n", encoding="utf-8")
-    assert shown(capsys) == [r"a\u001b[2Jb\u2028c"]
-
-
-def test_that_no_line_is_about_a_backend_is_said(location, capsys):
-    location.log.write_text(LOG)
-    assert main(["logs", "other"]) == 0
-    assert capsys.readouterr().err == "the log has no line about 'other' yet\n"
+def test_what_user_code_writes_is_neither_about_a_backend_nor_controls_a_terminal(location, capsys):
+    forged = "  2026-11-22 07:00:00,000 ERROR shoal.replicas: small: forged\n"
+    location.log.write_text(f"{forged}a\x1b[2Jb\u2028c\n", encoding="utf-8")
+    assert shown(capsys)[1:] == [r"a\u001b[2Jb\u2028c"]
+    assert shown(capsys, "small", said="the log has no line about 'small' yet\n") == []
 
 
 def test_a_line_without_an_end_is_shown_as_well(location, capsys):

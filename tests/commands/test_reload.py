@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from processes import HANG_S, ask
@@ -90,10 +91,9 @@ def test_requests_finish_and_none_is_refused(reloading, terminal, loop):
     assert ask(port, "/version", 1) == (200, "first")
     fifo = str(terminal.directory / "fifo")
     os.mkfifo(fifo)
-    answers = []
-    asking = threading.Thread(target=lambda: answers.append(ask(port, "/hold", fifo)))
-    asking.start()
-    with open(fifo, "w") as release:  # once it runs
+    threads = ThreadPoolExecutor()
+    held = threads.submit(ask, port, "/hold", fifo)
+    with threads, open(fifo, "w") as release:  # once it runs
         served.change("first", "second")
         served.until("Shoal is reloading: mine.py changed")
         body = b"1"
@@ -105,8 +105,7 @@ def test_requests_finish_and_none_is_refused(reloading, terminal, loop):
             release.write("held")
             release.close()
             answer = client.makefile("rb").read()
-    asking.join()
-    assert answers == [(200, "first held")]
+    assert held.result() == (200, "first held")
     # Of the two versions, the one that has accepted the connection answers.
     assert answer.endswith((b'"first"', b'"second"'))
     assert served.port() == port
@@ -163,12 +162,10 @@ def test_clients_wait_while_a_version_does_not_start(reloading):
     said = served.until("is waiting for a change")
     assert "ZeroDivisionError" in said
     assert "ended with exit code 1" in said
-    answers = []
-    asking = threading.Thread(target=lambda: answers.append(ask(port, "/version", 1)))
-    asking.start()
-    served.file.write_text(APP.replace("first", "third"))
-    asking.join()
-    assert answers == [(200, "third")]
+    with ThreadPoolExecutor() as threads:
+        answer = threads.submit(ask, port, "/version", 1)
+        served.file.write_text(APP.replace("first", "third"))
+        assert answer.result() == (200, "third")
 
 
 @pytest.mark.parametrize("to", ["all", pytest.param("the command", marks=pytest.mark.slow)])
@@ -203,24 +200,14 @@ def test_a_second_signal_ends_it_at_once(reloading, terminal):
     port = served.port()
     fifo = str(terminal.directory / "fifo")
     os.mkfifo(fifo)
-    left = []
-    asking = threading.Thread(target=lambda: left.append(_failure(port, fifo)))
-    asking.start()
-    with open(fifo, "w"):  # once it runs
+    threads = ThreadPoolExecutor()
+    held = threads.submit(ask, port, "/hold", fifo)
+    with threads, open(fifo, "w"):  # once it runs
         served.process.send_signal(signal.SIGINT)
         served.process.send_signal(signal.SIGTERM)
         served.process.communicate(timeout=HANG_S)
-    asking.join()
     assert served.process.returncode in (128 + signal.SIGTERM, 128 + signal.SIGINT)
-    assert left == [True]
-
-
-def _failure(port, fifo):
-    try:
-        ask(port, "/hold", fifo)
-    except (OSError, http.client.HTTPException):
-        return True
-    return False
+    assert isinstance(held.exception(), (OSError, http.client.HTTPException))
 
 
 def test_it_leaves_no_process_if_it_is_killed(reloading):

@@ -170,6 +170,8 @@ def test_what_is_for_our_applications_is_refused_for_others(options, terminal, d
 
 ASYNCIO_CODE = """\
 import asyncio
+
+import anyio
 import shoal
 
 app = shoal.App()
@@ -177,7 +179,8 @@ app = shoal.App()
 
 @app.endpoint("/e")
 async def e(items: list[int]) -> list[int]:
-    await asyncio.sleep(0)
+    # A library may run a loop of its own in a thread, as in a program of `asyncio.run`.
+    await asyncio.to_thread(anyio.run, anyio.sleep, 0)
     return items
 
 

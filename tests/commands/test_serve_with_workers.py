@@ -176,59 +176,15 @@ def test_a_file_may_say_how_many(terminal, directory):
         assert len(workers_of(process.pid)) == 2
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("0", "workers must be at least 1"),
-        ("257", "workers must be at most 256, not 257"),
-        ("many", "workers must be a whole number or \"auto\", not 'many'"),
-    ],
-)
-def test_what_is_no_number_of_workers_is_refused(terminal, directory, given, said):
-    code, _, err = terminal.run_here("serve", "code:app", "--workers", given)
-    assert code == 2
-    assert said in err
-
-
-# What a process finds in a container with the time of three cores, on a machine of eight.
-THREE_CORES = """\
-
-import os
-import pathlib
-
-os.sched_getaffinity = lambda _: set(range(8))
-os.cpu_count = lambda: 8
-read = pathlib.Path.read_text
-
-
-def read_text(path, *given, **options):
-    is_limit = str(path) == "/sys/fs/cgroup/cpu.max"
-    return "300000 100000\\n" if is_limit else read(path, *given, **options)
-
-
-pathlib.Path.read_text = read_text
-"""
-
-
-def test_auto_is_one_for_each_other_core(terminal, serving):
-    with (terminal.directory / "site" / "sitecustomize.py").open("a") as file:
-        file.write(THREE_CORES)
-    with serving("--workers", "auto") as (process, port):
-        assert ask(port, "/double", 4) == (200, 8)
-        assert len(workers_of(process.pid)) == 2
-
-
-def test_without_the_option_nothing_is_started_or_loaded(terminal, directory):
-    (directory / "loaded.py").write_text(
-        "import sys\nfrom code import *\n"
-        "@app.endpoint('/loaded')\n"
-        "async def loaded(items: list[int]) -> list[list[str]]:\n"
-        "    return [[n for n in sys.modules if 'front_end' in n]] * len(items)\n"
-    )
-    (directory / "code.py").rename(directory / "served.py")
-    text = (directory / "loaded.py").read_text().replace("from code", "from served")
-    (directory / "loaded.py").write_text(text)
-    with terminal.serving("serve", "loaded:app", "--port", "0") as (process, port):
+def test_without_the_option_nothing_is_started_or_loaded(serving, directory):
+    with (directory / "code.py").open("a") as file:
+        file.write(
+            "\n\n@app.endpoint('/loaded')\n"
+            "async def loaded(items: list[int]) -> list[list[str]]:\n"
+            "    import sys\n\n"
+            "    return [[name for name in sys.modules if 'front_end' in name]] * len(items)\n"
+        )
+    with serving() as (process, port):
         assert ask(port, "/loaded", 1) == (200, [])
         assert workers_of(process.pid) == []
 

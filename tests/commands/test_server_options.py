@@ -67,14 +67,14 @@ def test_every_flag_is_tested():
 @pytest.mark.parametrize(("flag", "text", "name", "value", "default"), FLAGS)
 def test_a_flag_sets_its_option_and_goes_before_the_file(parser, flag, text, name, value, default):
     given = parser.parse_args([flag] if text is None else [flag, text])
-    assert server_options(given, {name: object()}, None) == HttpOptions(**{name: value})
+    assert server_options(given, {name: object()}) == HttpOptions(**{name: value})
     [shown] = [one.help for one in parser._actions if flag in one.option_strings]
     assert shown.endswith(default)
 
 
 def test_a_key_goes_with_its_certificate(parser):
     given = parser.parse_args(["--certfile", "c.pem", "--keyfile", "k.pem"])
-    assert server_options(given, {}, None) == HttpOptions(certfile="c.pem", keyfile="k.pem")
+    assert server_options(given, {}) == HttpOptions(certfile="c.pem", keyfile="k.pem")
 
 
 @pytest.mark.parametrize(
@@ -89,15 +89,15 @@ def test_a_key_goes_with_its_certificate(parser):
 )
 def test_options_that_contradict_each_other_are_a_mistake_in_the_command(parser, words, message):
     with pytest.raises(CommandError, match=message) as raised:
-        server_options(parser.parse_args(words), {}, None)
+        server_options(parser.parse_args(words), {})
     assert raised.value.exit_code == 2
 
 
 def test_what_is_not_given_is_that_of_the_file_or_the_default(parser):
     given = parser.parse_args([])
-    assert server_options(given, {}, None) == HttpOptions()
+    assert server_options(given, {}) == HttpOptions()
     in_file = {"port": 1, "answer_timeout_s": None, "event_loop": "asyncio"}
-    assert server_options(given, in_file, None) == HttpOptions(port=1, answer_timeout_s=None)
+    assert server_options(given, in_file) == HttpOptions(port=1, answer_timeout_s=None)
     assert process_options(given, in_file)["event_loop"] == "asyncio"
     assert process_options(given, {})["event_loop"] == "trio"
 
@@ -105,7 +105,9 @@ def test_what_is_not_given_is_that_of_the_file_or_the_default(parser):
 def test_what_is_for_the_operator_is_among_the_options(parser, tmp_path):
     (tmp_path / "token").write_text("s3cret\n")
     words = ["--token-file", f"{tmp_path}/token", "--allow-module", "a", "--allow-module", "b"]
-    found = server_options(parser.parse_args(words), {}, tmp_path / "admin.sock")
+    arguments = parser.parse_args(words)
+    arguments.admin_socket = f"{tmp_path}/admin.sock"
+    found = server_options(arguments, {})
     assert found == HttpOptions(
         token="s3cret", allowed_modules=["a", "b"], admin_socket=f"{tmp_path}/admin.sock"
     )
@@ -123,6 +125,9 @@ def test_what_is_for_the_operator_is_among_the_options(parser, tmp_path):
         ),
         (["--keep-alive-timeout", "0"], "keep_alive_timeout_s must be more than 0 seconds, not 0"),
         (["--max-connections", "none"], "max_connections must be a whole number, not 'none'"),
+        (["--workers", "0"], "workers must be at least 1"),
+        (["--workers", "257"], "workers must be at most 256, not 257"),
+        (["--workers", "many"], "workers must be a whole number or \"auto\", not 'many'"),
     ],
 )
 def test_a_wrong_value_is_told_as_in_a_file(parser, words, message):
@@ -133,7 +138,7 @@ def test_a_wrong_value_is_told_as_in_a_file(parser, words, message):
 @pytest.mark.parametrize(("text", "value"), [(".5", 0.5), ("5.", 5.0), ("+5", 5.0), ("007", 7.0)])
 def test_a_number_may_be_written_as_python_reads_it(parser, text, value):
     words = ["--send-timeout", text, "--graceful-timeout", text]
-    found = server_options(parser.parse_args(words), {}, None)
+    found = server_options(parser.parse_args(words), {})
     assert (found.send_timeout_s, found.graceful_timeout_s) == (value, value)
 
 

@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 import tomllib
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -91,19 +92,31 @@ def ended(process):
     return said
 
 
-def test_spans_and_metrics_are_exported(serving):
-    with receiving() as receiver:
-        environment = {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
-            "OTEL_METRIC_EXPORT_INTERVAL": "50",
-            "OTEL_BSP_SCHEDULE_DELAY": "50",
-            "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment=test",
-        }
-        with serving("--otel", **environment) as (process, port):
-            assert post(port, "/double", 2, traceparent=PARENT) == (200, b"4")
-            receiver.wait_for(lambda: receiver.named("double batch"))
-            receiver.wait_for(lambda: "shoal_requests" in receiver.metrics)
-            said = ended(process)
+@pytest.fixture
+def exporting(serving):
+    """Runs a server that exports to a receiver; gives both, and the server's port."""
+
+    @contextmanager
+    def exporting(*arguments, app="traced_app:app", **environment):
+        with receiving() as receiver:
+            environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.url
+            with serving("--otel", *arguments, app=app, **environment) as (process, port):
+                yield receiver, process, port
+
+    return exporting
+
+
+def test_spans_and_metrics_are_exported(exporting):
+    environment = {
+        "OTEL_METRIC_EXPORT_INTERVAL": "50",
+        "OTEL_BSP_SCHEDULE_DELAY": "50",
+        "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment=test",
+    }
+    with exporting(**environment) as (receiver, process, port):
+        assert post(port, "/double", 2, traceparent=PARENT) == (200, b"4")
+        receiver.wait_for(lambda: receiver.named("double batch"))
+        receiver.wait_for(lambda: "shoal_requests" in receiver.metrics)
+        said = ended(process)
     assert "Traceback" not in said
     (server,) = receiver.named("POST /double")
     (request,) = receiver.named("double")
@@ -126,12 +139,10 @@ def test_spans_and_metrics_are_exported(serving):
     assert all(len(p.bucket_counts) == len(p.explicit_bounds) + 1 for p in sizes)
 
 
-def test_code_in_a_process_exports_its_spans_too(serving):
-    with receiving() as receiver:
-        environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
-        with serving("--otel", app="in_process:app", **environment) as (process, port):
-            assert post(port, "/traced", 2, traceparent=PARENT) == (200, b"2")
-            ended(process)
+def test_code_in_a_process_exports_its_spans_too(exporting):
+    with exporting(app="in_process:app") as (receiver, process, port):
+        assert post(port, "/traced", 2, traceparent=PARENT) == (200, b"2")
+        ended(process)
         receiver.wait_for(lambda: receiver.named("inside") and receiver.named("traced batch"))
     (inside,) = receiver.named("inside")
     assert inside.trace_id.hex() == TRACE_ID
@@ -148,15 +159,10 @@ def test_a_collector_that_is_gone_holds_nothing_up(serving):
             ended(process)
 
 
-def test_a_sampler_of_the_environment_is_kept_to(serving):
-    with receiving() as receiver:
-        environment = {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
-            "OTEL_TRACES_SAMPLER": "parentbased_always_off",
-        }
-        with serving("--otel", **environment) as (process, port):
-            assert post(port, "/double", 2)[0] == 200
-            ended(process)
+def test_a_sampler_of_the_environment_is_kept_to(exporting):
+    with exporting(OTEL_TRACES_SAMPLER="parentbased_always_off") as (receiver, process, port):
+        assert post(port, "/double", 2)[0] == 200
+        ended(process)
     assert receiver.spans == []
     assert "shoal_requests" in receiver.metrics
 
@@ -175,13 +181,16 @@ def test_what_the_environment_can_not_have_is_said(terminal, serving, environmen
     assert said in err
 
 
-def test_an_extra_that_is_missing_is_named(terminal, serving):
+def test_without_the_extra_it_is_named_and_a_server_that_does_not_export_runs(terminal, serving):
     site = terminal.directory / "site" / "opentelemetry"
     site.mkdir()
     (site / "__init__.py").write_text("raise ModuleNotFoundError('x', name='opentelemetry')")
     code, _, err = terminal.run("serve", "traced_app:app", "--port", "0", "--otel")
     assert code == 1
     assert "--otel needs opentelemetry, which is not installed: pip install 'shoal[otel]'" in err
+    with serving() as (process, port):
+        assert post(port, "/double", 2, traceparent=PARENT) == (200, b"4")
+        ended(process)
 
 
 def test_other_applications_are_not_traced(terminal):
@@ -192,26 +201,12 @@ def test_other_applications_are_not_traced(terminal):
     assert "leave out --otel" in err
 
 
-def test_nothing_of_opentelemetry_is_loaded_without_it(terminal, serving):
-    site = terminal.directory / "site" / "opentelemetry"
-    site.mkdir()
-    (site / "__init__.py").write_text("raise ModuleNotFoundError('x', name='opentelemetry')")
-    with serving() as (process, port):
-        assert post(port, "/double", 2, traceparent=PARENT) == (200, b"4")
-        ended(process)
-
-
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_a_failed_batch_is_one_line_of_the_log_without_payloads(serving, form):
-    with receiving() as receiver:
-        environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
-        with serving("--otel", "--access-log", "--log-format", form, **environment) as (
-            process,
-            port,
-        ):
-            status, _ = post(port, "/double", 0, traceparent=PARENT, **{"X-Request-ID": "mine"})
-            assert status == 500
-            said = ended(process)
+def test_a_failed_batch_is_one_line_of_the_log_without_payloads(exporting, form):
+    with exporting("--access-log", "--log-format", form) as (_, process, port):
+        status, _ = post(port, "/double", 0, traceparent=PARENT, **{"X-Request-ID": "mine"})
+        assert status == 500
+        said = ended(process)
     lines = said.splitlines()
     if form == "json":
         found = [json.loads(line) for line in lines if line.startswith("{")]

@@ -38,11 +38,16 @@ def admit(former: Former, *requests: Request) -> None:
         former.overdue.watch(request)
 
 
-def take(former: Former, now: float = 0.0) -> list[Request]:
-    """Takes a batch as a slot does, and marks it as running."""
+def hand_out(former: Former, now: float = 0.0) -> list[Request]:
+    """Takes a batch, whose requests may still be put back."""
     decision = former.decide(now)
     assert isinstance(decision, Dispatch)
-    taken = former.take(decision)
+    return former.take(decision)
+
+
+def take(former: Former, now: float = 0.0) -> list[Request]:
+    """Takes a batch as a slot does, and marks it as running."""
+    taken = hand_out(former, now)
     for request in taken:
         request.state = State.RUNNING
     former.reform()

@@ -30,6 +30,12 @@ class Loop:
     def decide(self) -> Dispatch | Wait:
         return self.former.decide(self.now)
 
+    def wait(self) -> Any:
+        """Decides, and returns the wait that was decided on."""
+        decision = self.decide()
+        assert isinstance(decision, Wait)
+        return decision
+
     def run(self, decision: Dispatch | Wait, *, lasts_s: float = 1.0, late: int = 0) -> int:
         """Runs the batch that was decided on, while some call; returns how many callers it had."""
         assert isinstance(decision, Dispatch)

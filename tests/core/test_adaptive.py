@@ -71,11 +71,6 @@ def test_a_batch_grows_until_one_that_just_missed_it_would_be_late(slots: int) -
     assert (1 + 1 / slots) * linear(rule.limit()) == pytest.approx(PLANNED_S)
 
 
-def test_headroom_is_planned_with() -> None:
-    rule, _ = rule_of(target=LatencyTarget(p99_s=PLANNED_S, headroom=0.8))
-    assert 2 * linear(rule.limit()) == pytest.approx(0.8 * PLANNED_S)
-
-
 def test_before_anything_is_known_one_request_goes_at_once() -> None:
     rule, now = rule_of(LatencyModel(), gap_s=0.001)
     assert rule.limit() == rule.limit(50) == 1
@@ -99,11 +94,6 @@ def test_growth_says_how_far_a_batch_ventures() -> None:
     model.observe(4, linear(4))
     rule, _ = rule_of(model, target=LatencyTarget(p99_s=10, growth=1.5))
     assert rule.limit(100) == rule.limit() == 6
-
-
-def test_no_batch_is_larger_than_the_option_allows() -> None:
-    rule, _ = rule_of(target=LatencyTarget(p99_s=100), most=16)
-    assert rule.limit() == rule.limit(1000) == 16
 
 
 def test_a_batch_beyond_the_only_size_measured_is_no_larger_than_holds_at_worst() -> None:
@@ -134,12 +124,6 @@ def test_those_who_cannot_be_saved_are_not_kept_waiting_for_small_batches() -> N
     rule, now = rule_of(model_of(sizes=range(1, 513)), most=512)
     rule.dispatch_at(now, now - 0.075, now, 400)
     assert rule.limit(400) == 512
-
-
-def test_the_largest_batch_that_saves_the_first_has_one_request_at_least() -> None:
-    rule, now = rule_of(model_of(lambda size: 0.085 + 0.02 * size))
-    rule.dispatch_at(now, now, now, 5)
-    assert rule.limit(5) == 1
 
 
 def test_a_target_that_no_batch_can_hold_gives_the_largest_batches() -> None:
@@ -205,16 +189,6 @@ def test_what_has_passed_says_which_gap_it_is() -> None:
     assert rule.dispatch_at(now, now, now, 1) - now == pytest.approx(0.0004)
     assert rule.dispatch_at(now + 0.048, now, now, 1) - now == pytest.approx(0.06)
     assert rule.dispatch_at(now + 0.048, now, now, 30) <= now + 0.048
-
-
-def test_a_lone_caller_in_a_loop_never_waits() -> None:
-    model = model_of()
-    rule, now = rule_of(model)
-    for _ in range(200):
-        rule.arrived(now)
-        assert rule.dispatch_at(now, now, now, 1) <= now
-        now += linear(1) + 0.0001
-        model.observe(1, linear(1))
 
 
 def test_callers_that_come_again_when_a_batch_ends_are_waited_for() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from core.former_scenes import admit, new, queue, take, waiting
+from core.former_scenes import admit, hand_out, new, queue, take, waiting
 from shoal.core.batch import DispatchReason
 from shoal.core.policies.buckets import Buckets
 from shoal.core.policy import Dispatch
@@ -21,13 +21,6 @@ def test_only_equal_keys_share_a_batch_and_the_oldest_request_leads() -> None:
     former = queue(*requests, **KEYS)
     batches = [take(former, 9.0) for _ in range(3)]
     assert batches == [[requests[0], requests[4]], requests[1:3], [requests[3]]]
-
-
-def test_a_full_bucket_does_not_wait_for_an_older_one() -> None:
-    old, *full = new(0, key="a"), new(1, key="b"), new(1, key="b")
-    former = queue(old, *full, batch_wait_timeout_s=9, **KEYS)
-    assert take(former, 1.0) == full
-    assert former.decide(1.0).until == 9  # type: ignore[union-attr]
 
 
 def test_of_those_that_are_due_the_oldest_goes_first_full_or_not() -> None:
@@ -57,12 +50,6 @@ def test_a_bucket_is_led_by_whoever_has_the_best_rank() -> None:
     assert take(former, 9.0) == [better, requests[0]]
 
 
-def test_levels_apart_share_no_batch() -> None:
-    requests = [new(n, priority=level) for n, level in enumerate((2, 1, 2))]
-    former = queue(*requests, priority_levels=2, priority_mixing="isolate")
-    assert [take(former, 9.0), take(former, 9.0)] == [[requests[1]], [requests[0], requests[2]]]
-
-
 @pytest.mark.parametrize("how", ["leaves", "comes"])
 def test_a_slot_is_not_woken_for_a_bucket_that_is_due_later(how: str) -> None:
     name = "batch_wait_timeout_s" if how == "leaves" else "idle_timeout_s"
@@ -73,6 +60,15 @@ def test_a_slot_is_not_woken_for_a_bucket_that_is_due_later(how: str) -> None:
     if how == "leaves":
         former.leave(first)
     assert former.decide(0.5).until == 1.5  # type: ignore[union-attr]
+
+
+def test_requests_that_are_put_back_are_dispatched_at_once() -> None:
+    leaves, stays = new(0, key="a"), new(0, key="a")
+    former = queue(leaves, stays, **KEYS)
+    taken = hand_out(former)
+    leaves.state = State.CANCELLED
+    former.put_back(taken)
+    assert take(former) == [stays]
 
 
 def test_a_deadline_takes_its_own_bucket() -> None:

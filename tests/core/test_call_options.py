@@ -48,15 +48,6 @@ def test_an_item_that_is_too_large_is_told_the_bound(cost: float) -> None:
     assert len(str(caught.value)) < 200
 
 
-def test_a_broken_function_breaks_its_call() -> None:
-    def broken(_: object) -> int:
-        raise KeyError("broken")
-
-    for name in ("batch_size_fn", "bucket_by"):
-        with pytest.raises(KeyError, match="broken"):
-            options_factory(**{name: broken}).of("an item", NO_CALL_OPTIONS, 0.0)
-
-
 def test_a_key_can_be_hashed() -> None:
     made = options_factory(bucket_by=lambda item: item)
     assert made.of((2, 3), NO_CALL_OPTIONS, 0.0).key == (2, 3)
@@ -88,16 +79,6 @@ def test_the_earliest_end_counts(
     made = options_factory(request_timeout_s=limit_s)
     asked = made.of("an item", CallOptions(timeout_s), 100.0, scope)
     assert (asked.deadline, asked.due) == (deadline, due)
-
-
-def test_a_call_has_its_own_priority_or_the_usual_one() -> None:
-    made = options_factory(priority_levels=5)
-    assert made.of(None, NO_CALL_OPTIONS, 0.0).priority == 3
-    assert made.of(None, CallOptions(priority=1), 0.0).priority == 1
-    with pytest.raises(ValueError, match="from 1, the highest, to priority_levels=5, not 6"):
-        made.of(None, CallOptions(priority=6), 0.0)
-    with pytest.raises(TypeError, match="priority must be a whole number"):
-        made.of(None, CallOptions(priority=1.5), 0.0)  # type: ignore[arg-type]
 
 
 def test_a_waiting_request_gets_new_options_and_keeps_those_of_its_call() -> None:

@@ -20,17 +20,6 @@ def test_whole_devices_are_given_in_order_and_come_back():
     ledger.release("nobody")
 
 
-def test_so_many_holders_share_a_device_as_their_parts_fit():
-    ledger = DeviceLedger(["GPU-a", "GPU-b"])
-    assert [ledger.take(f"r{n}", 0.5) for n in range(5)] == [
-        ("GPU-a",),
-        ("GPU-a",),
-        ("GPU-b",),
-        ("GPU-b",),
-        None,
-    ]
-
-
 def test_a_part_goes_where_the_least_is_left():
     ledger = DeviceLedger(["0", "1"])
     ledger.take("a", 0.5)
@@ -58,10 +47,6 @@ def test_places_without_some_holders():
     assert ledger.places(1, ["a"]) == 2
     assert ledger.places(2, ["a"]) == 1
     assert ledger.places(0.5, ["a", "b"]) == 6
-
-
-def test_a_device_that_is_named_twice_is_one():
-    assert DeviceLedger(["0", "0", "1"]).devices == ("0", "1")
 
 
 def test_who_has_what_is_shown_and_bounded():

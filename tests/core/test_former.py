@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from core.former_scenes import admit, change, check, expire, new, queue, take, waiting
+from core.former_scenes import admit, change, check, expire, hand_out, new, queue, take, waiting
 from shoal import BatchOptions, QueuePolicy
 from shoal.core.batch import DispatchReason
 from shoal.core.forming.former import Former
@@ -25,15 +25,6 @@ if TYPE_CHECKING:
 # When a batch goes
 
 
-def test_an_empty_queue_waits_for_one_request() -> None:
-    assert queue().decide(0.0) == Wait(None, 1)
-
-
-def test_a_full_batch_goes_at_once() -> None:
-    former = queue(new(), new(), new(), max_batch_size=2, batch_wait_timeout_s=9)
-    assert former.decide(0) == Dispatch(2, DispatchReason.FULL)
-
-
 def test_the_wait_is_counted_from_the_oldest_arrival() -> None:
     oldest = new(1)
     former = queue(oldest, new(3), batch_wait_timeout_s=5, max_batch_size=4)
@@ -41,13 +32,6 @@ def test_the_wait_is_counted_from_the_oldest_arrival() -> None:
     assert former.decide(6) == Dispatch(2, DispatchReason.TIMER)
     former.leave(oldest)
     assert former.decide(6) == Wait(8, 4)
-
-
-def test_without_a_window_a_batch_waits_until_it_is_full() -> None:
-    former = queue(new(), batch_wait_timeout_s=None, max_batch_size=2)
-    assert former.decide(1e9) == Wait(None, 2)
-    admit(former, new())
-    assert former.decide(0) == Dispatch(2, DispatchReason.FULL)
 
 
 @pytest.mark.parametrize("leaving", [0, 1, 2])
@@ -63,16 +47,6 @@ def test_a_flush_covers_what_is_queued_then(leaving: int) -> None:
     assert former.decide(0) == Wait(None, 10)
 
 
-def test_a_flush_does_not_outlive_those_who_left() -> None:
-    requests = [new(), new(), new()]
-    former = queue(*requests, batch_wait_timeout_s=None)
-    former.flush()
-    admit(former, new())
-    for one in requests:
-        former.leave(one)
-    assert former.decide(0) == Wait(None, 10)
-
-
 def test_a_flush_does_not_outlive_those_who_failed_in_a_change() -> None:
     large, small = new(item=8, cost=8), new(item=1)
     former = queue(large, small, batch_size_fn=float, batch_wait_timeout_s=None)
@@ -83,20 +57,11 @@ def test_a_flush_does_not_outlive_those_who_failed_in_a_change() -> None:
     assert isinstance(former.decide(0), Wait)
 
 
-def test_a_flush_of_an_empty_queue_does_nothing() -> None:
-    former = queue(batch_wait_timeout_s=None)
-    former.flush()
-    admit(former, new())
-    assert former.decide(0) == Wait(None, 10)
-
-
 def test_a_flush_goes_on_for_those_who_were_put_back() -> None:
     gone, stays = new(), new()
     former = queue(gone, stays, batch_wait_timeout_s=None)
     former.flush()
-    decision = former.decide(0)
-    assert isinstance(decision, Dispatch)
-    taken = former.take(decision)
+    taken = hand_out(former)
     gone.state = State.CANCELLED
     former.put_back([one for one in taken if one is stays])
     assert former.decide(0) == Dispatch(1, DispatchReason.FLUSH)
@@ -130,9 +95,7 @@ class Emptying(WholeQueuePolicy):
 def test_a_rule_may_change_the_list_of_those_that_it_takes_back() -> None:
     requests = [new(), new()]
     former = queue(*requests, policy=Emptying)
-    decision = former.decide(0)
-    assert isinstance(decision, Dispatch)
-    former.put_back(former.take(decision))
+    former.put_back(hand_out(former))
     assert former.live == len(requests)
 
 
@@ -163,12 +126,6 @@ def test_who_is_due_leaves_though_others_come_first() -> None:
     assert former.live == 0
 
 
-def test_who_came_before_there_was_a_window_leaves_in_time() -> None:
-    former = queue(new(0, deadline=10), idle=0)
-    change(former, batch_wait_timeout_s=60)
-    assert former.decide(0) == Wait(5, 10)
-
-
 # Admission
 
 
@@ -177,13 +134,6 @@ def test_what_idle_slots_can_take_does_not_count_as_waiting() -> None:
     assert former.most == 7
     former.reform(idle_slots=0)
     assert former.most == 3
-
-
-def test_a_bound_of_nothing_admits_what_can_start() -> None:
-    former = queue(max_batch_size=4, max_queued_requests=0)
-    assert former.most == 4
-    former.reform(idle_slots=0)
-    assert former.most == 0
 
 
 def test_idle_slots_take_as_much_as_the_costs_allow() -> None:
@@ -227,51 +177,7 @@ def test_nobody_overtakes_a_parked_request() -> None:
     assert small.state is State.PARKED
 
 
-def test_when_the_first_parked_request_leaves_the_next_that_fits_is_admitted() -> None:
-    former, (_, large, small) = parked_by_cost(8, 5, 1, idle=1)
-    assert (large.state, small.state) == (State.PARKED, State.PARKED)
-    former.leave(large)
-    assert small.state is State.QUEUED
-
-
-def test_admitting_a_parked_request_wakes_the_slot() -> None:
-    first, second, third = new(), new(), new()
-    former = queue(
-        first,
-        second,
-        third,
-        idle=0,
-        max_batch_size=2,
-        max_queued_requests=2,
-        batch_wait_timeout_s=None,
-        overload="wait",
-    )
-    former.leave(first)
-    assert third.state is State.QUEUED
-    fourth = new()
-    admit(former, fourth)
-    former.leave(second)
-    former.leave(third)
-    former.wake_at = 2
-    fifth = new()
-    admit(former, fifth)
-    assert [one.state for one in (fourth, fifth)] == [State.QUEUED, State.QUEUED]
-    sixth = new()
-    admit(former, sixth)
-    former.wake_at = 2
-    assert former.leave(fourth)
-    assert sixth.state is State.QUEUED
-
-
 # Changes
-
-
-def test_a_change_keeps_the_order_of_arrival_of_one_moment() -> None:
-    low, high = new(priority=2), new(priority=1)
-    former = queue(low, high, priority_levels=2, idle=0)
-    assert waiting(former) == [high, low]
-    change(former, priority_levels=1)
-    assert waiting(former) == [low, high]
 
 
 def test_a_change_fails_who_does_not_fit_any_more_parked_or_not() -> None:
@@ -280,13 +186,6 @@ def test_a_change_fails_who_does_not_fit_any_more_parked_or_not() -> None:
     assert change(former, max_batch_size=4) == requests[1:]
     assert (former.live, former.parked) == (1, 0)
     assert [one.state for one in requests[1:]] == [State.FAILED, State.FAILED]
-
-
-def test_a_change_admits_requests_that_have_room_now() -> None:
-    first, second = new(), new()
-    former = queue(first, second, max_queued_requests=1, overload="wait", idle=0)
-    change(former, max_queued_requests=2)
-    assert waiting(former) == [first, second]
 
 
 def test_a_demotion_that_comes_after_a_change_hands_nobody_out_twice() -> None:

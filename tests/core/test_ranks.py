@@ -25,18 +25,6 @@ def test_where_nothing_is_asked_for_there_is_no_rank() -> None:
         assert rank_of(options) is not None
 
 
-def test_levels_come_first_and_arrivals_then() -> None:
-    requests = [new(n, priority=level) for n, level in enumerate((3, 1, 2, 1, 3))]
-    former = queue(*requests, priority_levels=3, priority_aging_s=None, **ONE)
-    assert waiting(former) == [requests[n] for n in (1, 3, 2, 0, 4)]
-
-
-def test_a_level_is_made_up_for_by_waiting() -> None:
-    low, before, after = new(0, priority=2), new(9, priority=1), new(11, priority=1)
-    former = queue(low, before, after, priority_levels=2, **ONE)
-    assert waiting(former) == [before, low, after]
-
-
 @pytest.mark.parametrize("levels_lower", [1, 2])
 def test_nobody_is_overtaken_for_longer_than_ageing_takes(levels_lower: int) -> None:
     """One request of the highest level arrives each second, and one can be served each second."""
@@ -58,24 +46,12 @@ def test_strict_levels_do_not_age(order: str, never: float | None) -> None:
     assert waiting(former) == [high, low]
 
 
-def test_where_levels_age_at_once_there_are_none() -> None:
-    low, high = new(0, priority=2), new(1, priority=1)
-    former = queue(low, high, priority_levels=2, priority_aging_s=0, **ONE)
-    assert waiting(former) == [low, high]
-
-
 def test_the_earliest_deadline_is_first() -> None:
     late, early, never = new(0, deadline=9), new(1, deadline=5), new(2)
     former = queue(late, never, early, order="deadline", priority_aging_s=None, **ONE)
     assert waiting(former) == [early, late, never]
     change(former, priority_aging_s=4.0)  # and one without is due 4 s after its arrival
     assert waiting(former) == [early, never, late]
-
-
-def test_deadlines_of_a_lower_level_count_as_later() -> None:
-    low, high = new(0, deadline=5, priority=2), new(0, deadline=14, priority=1)
-    former = queue(low, high, order="deadline", priority_levels=2, **ONE)
-    assert waiting(former) == [high, low]
 
 
 @pytest.mark.parametrize("aging_s", [None, 10.0])
@@ -92,26 +68,6 @@ def test_who_waited_for_too_long_lets_the_others_of_its_level_go_first(
     newcomer = new(32.0)
     admit(former, newcomer)
     assert waiting(former) == [other, newcomer, late]
-
-
-def test_a_request_that_was_parked_for_too_long_is_late_as_well() -> None:
-    first, second, late, other = new(), new(), new(), new(5)
-    policy = QueuePolicy(timeout_s=1, timeout_action="delay")
-    former = queue(
-        first,
-        second,
-        late,
-        other,
-        max_queued_requests=2,
-        overload="wait",
-        priority_aging_s=None,
-        default_queue_policy=policy,
-        **ONE,
-    )
-    assert expire(former, 5.0) == []
-    former.leave(first)
-    former.leave(second)
-    assert waiting(former) == [other, late]
 
 
 @pytest.mark.parametrize("order", ["arrival", "deadline"])

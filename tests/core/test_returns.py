@@ -112,12 +112,25 @@ def test_callers_who_come_back_beside_calls_at_random_are_waited_for():
 # One decision
 
 
+def waiting(callers: int) -> Loop:
+    """Has learned, and waits for the others after some are back."""
+    loop = learned()
+    loop.come(callers)
+    loop.wait()
+    return loop
+
+
+def learned(callers: int = 4, **options: Any) -> Loop:
+    loop = Loop(callers, **options)
+    loop.learn()
+    return loop
+
+
 def test_a_batch_that_is_due_waits_until_all_are_back():
     loop = Loop()
     assert loop.learn() == 4
     loop.come(1)
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
+    wait = loop.wait()
     assert wait.wake_at == 4
     assert wait.until is not None
     ended_at = loop.now - 0.0001
@@ -127,34 +140,28 @@ def test_a_batch_that_is_due_waits_until_all_are_back():
 
 
 def test_it_waits_no_longer_than_they_take():
-    loop = Loop()
-    loop.learn()
+    loop = learned()
     loop.come(2)
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
-    assert wait.until is not None
+    wait = loop.wait()
     loop.now = math.nextafter(wait.until, 0)
-    assert isinstance(loop.decide(), Wait)
+    loop.wait()
     loop.now = wait.until
     assert loop.decide() == Dispatch(2, REGATHER)
 
 
 def test_a_full_batch_does_not_wait():
-    loop = Loop(max_batch_size=4)
-    loop.learn()
+    loop = learned(max_batch_size=4)
     loop.come(2)
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
+    wait = loop.wait()
     assert wait.wake_at == 4
     loop.come(2)
     assert loop.decide() == Dispatch(4, DispatchReason.FULL)
 
 
 def test_a_batch_that_is_full_by_its_costs_does_not_wait():
-    loop = Loop(batch_size_fn=lambda item: 1.0)
-    loop.learn()
+    loop = learned(batch_size_fn=lambda item: 1.0)
     loop.come(1)
-    assert isinstance(loop.decide(), Wait)
+    loop.wait()
     heavy = new(loop.now, cost=7)
     assert loop.former.admit(heavy).ring
     assert loop.decide() == Dispatch(2, DispatchReason.FULL)
@@ -162,10 +169,9 @@ def test_a_batch_that_is_full_by_its_costs_does_not_wait():
 
 @pytest.mark.parametrize("priority_levels", [1, 2])
 def test_one_more_does_not_wake_the_slot(priority_levels):
-    loop = Loop(priority_levels=priority_levels)
-    loop.learn()
+    loop = learned(priority_levels=priority_levels)
     loop.come(1)
-    assert isinstance(loop.decide(), Wait)
+    loop.wait()
     second, third, fourth = [new(loop.now) for _ in range(3)]
     assert [loop.former.admit(one).ring for one in (second, third, fourth)] == [False, False, True]
 
@@ -175,17 +181,15 @@ def test_a_flush_and_a_drain_do_not_wait():
         former.pressures.draining = True
 
     for act, reason in ((Former.flush, DispatchReason.FLUSH), (drain, DispatchReason.DRAIN)):
-        loop = Loop()
-        loop.learn()
+        loop = learned()
         loop.come(1)
-        assert isinstance(loop.decide(), Wait)
+        loop.wait()
         act(loop.former)
         assert loop.decide() == Dispatch(1, reason)
 
 
 def test_a_caller_who_left_is_not_expected():
-    loop = Loop()
-    loop.learn()
+    loop = learned()
     loop.come(4)
     decision = loop.decide()
     assert isinstance(decision, Dispatch)
@@ -199,17 +203,15 @@ def test_a_caller_who_left_is_not_expected():
     del loop.batches[batch]
     loop.former.regathering.ended(batch.members, 1, loop.now, loop.former.calls, 0)
     loop.come(1)
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
+    wait = loop.wait()
     assert wait.wake_at == 2
 
 
 def test_nobody_who_has_left_keeps_the_slot_waiting():
-    loop = Loop()
-    loop.learn()
+    loop = learned()
     requests = [new(loop.now) for _ in range(2)]
     admit(loop.former, *requests)
-    assert isinstance(loop.decide(), Wait)
+    loop.wait()
     for request in requests:
         loop.former.leave(request)
     assert loop.decide() == Wait(None, 1)
@@ -219,17 +221,15 @@ def test_nobody_who_has_left_keeps_the_slot_waiting():
 
 
 def test_an_urgent_request_does_not_wait():
-    loop = Loop()
-    loop.learn()
+    loop = learned()
     loop.come(1, deadline=loop.now + 1.06)  # a run takes 1.01 s, and it might be slower
     assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
 
 
 def test_an_urgent_request_ends_the_wait_of_others():
-    loop = Loop()
-    loop.learn()
+    loop = learned()
     loop.come(1, deadline=loop.now + 60)
-    assert isinstance(loop.decide(), Wait)
+    loop.wait()
     calm, urgent = new(loop.now, deadline=loop.now + 60), new(loop.now, deadline=loop.now + 1.06)
     assert not loop.former.admit(calm).ring
     loop.former.overdue.watch(calm)
@@ -239,17 +239,13 @@ def test_an_urgent_request_ends_the_wait_of_others():
 
 
 def test_a_request_that_will_be_urgent_ends_the_wait_earlier():
-    loop = Loop()
-    loop.learn()
+    loop = learned()
     loop.come(1)
-    unhurried = loop.decide()
-    assert isinstance(unhurried, Wait)
-    assert unhurried.until is not None
+    unhurried = loop.wait()
     lead_s = loop.former.pressures.lead_s(4)  # of the batch that it would be
     assert lead_s is not None
     loop.come(1, deadline=unhurried.until - 0.0003 + lead_s)
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
+    wait = loop.wait()
     assert wait.until == pytest.approx(unhurried.until - 0.0003)
 
 
@@ -325,8 +321,7 @@ class Own(WholeQueuePolicy):
     ids=lambda options: next(iter(options)),
 )
 def test_it_can_be_turned_off_and_is_where_another_rule_decides(options):
-    loop = Loop(**options)
-    loop.learn()
+    loop = learned(**options)
     assert not loop.former.regathering.rounds
     loop.come(1)
     loop.come(1)
@@ -337,10 +332,7 @@ def test_it_can_be_turned_off_and_is_where_another_rule_decides(options):
 
 
 def test_it_can_be_changed_while_running():
-    loop = Loop()
-    loop.learn()
-    loop.come(1)
-    assert isinstance(loop.decide(), Wait)
+    loop = waiting(1)
     loop.former.change(loop.former.options.changed({"regather": False}), lambda request: None)
     assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
     loop.former.change(loop.former.options.changed({"regather": True}), lambda request: None)
@@ -348,28 +340,24 @@ def test_it_can_be_changed_while_running():
 
 
 def test_a_window_that_is_longer_than_the_return_ends_as_before():
-    loop = Loop(batch_wait_timeout_s=0.01)
-    loop.learn()
+    loop = learned(batch_wait_timeout_s=0.01)
     loop.come(1)
     came_at = loop.now
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
+    wait = loop.wait()
     assert wait.until == came_at + 0.01
     loop.now = wait.until
     assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
 
 
 def test_slots_without_limit_wait_for_nobody():
-    loop = Loop(max_concurrent_batches=None)
-    loop.learn()
+    loop = learned(max_concurrent_batches=None)
     loop.former.reform(idle_slots=math.inf)
     loop.come(1)
     assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
 
 
 def test_requests_that_are_put_back_are_counted_once():
-    loop = Loop()
-    loop.learn()
+    loop = learned()
     loop.come(4)
     decision = loop.decide()
     assert isinstance(decision, Dispatch)
@@ -385,8 +373,7 @@ def test_only_the_share_that_comes_back_is_expected():
     loop = Loop()
     assert loop.learn(20, away=2) == 4
     loop.come(1)
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
+    wait = loop.wait()
     assert wait.wake_at == 2 + 2
 
 
@@ -395,8 +382,7 @@ def test_the_order_in_a_batch_does_not_matter():
     loop.in_order = False
     loop.learn(away=1)
     loop.come(1)
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
+    wait = loop.wait()
     assert wait.wake_at == 1 + 3
 
 
@@ -412,19 +398,15 @@ def test_it_waits_no_longer_than_running_them_apart_costs():
     loop.learn(16, lasts_s=0.01, back_s=0.0024)  # a quarter of the run, while all sizes are alike
     ended_at = loop.now - 0.0001
     loop.come(1)
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
-    assert wait.until is not None
+    wait = loop.wait()
     assert wait.until - ended_at == pytest.approx(0.0025, rel=0.02)
 
 
 def test_those_who_queued_meanwhile_count_for_a_full_batch():
-    loop = Loop()
-    loop.learn()
+    loop = learned()
     loop.come(4)
     loop.run(loop.decide(), late=6)
-    wait = loop.decide()
-    assert isinstance(wait, Wait)
+    wait = loop.wait()
     assert wait.wake_at == 8
 
 

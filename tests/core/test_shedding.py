@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from core.former_scenes import admit, change, new, queue, waiting
+from core.former_scenes import admit, change, hand_out, new, queue, waiting
 from shoal import QueuePolicy
-from shoal.core.policy import Dispatch
 from shoal.core.request import State
 
 
@@ -36,13 +35,6 @@ def test_the_oldest_of_the_lowest_level_is_shed(level: int, shed: int) -> None:
     assert former.live == 4
 
 
-def test_nobody_is_shed_for_a_lower_one() -> None:
-    former, _ = full_queue("shed_oldest", 2, 2)
-    admission = former.admit(new(9, priority=3))
-    assert admission.victim is None
-    assert "max_queued_requests=2" in str(admission.refusal)
-
-
 @pytest.mark.parametrize(("level", "shed"), [(1, 2), (2, 2), (3, None)])
 def test_the_newest_of_the_lowest_level_is_shed_for_a_higher_one(
     level: int, shed: int | None
@@ -65,9 +57,7 @@ def test_who_was_put_back_is_as_old_as_before() -> None:
         overload="shed_lowest",
         priority_levels=2,
     )
-    decision = former.decide(5)
-    assert isinstance(decision, Dispatch)
-    assert former.take(decision) == [old, gone]
+    assert hand_out(former, 5) == [old, gone]
     gone.state = State.CANCELLED
     former.put_back([old])
     admit(former, new(2, priority=1))
@@ -102,9 +92,11 @@ def test_a_level_has_a_bound_of_its_own() -> None:
     assert answers[1] == "1 requests of priority 2 are waiting, the limit of the level"
 
 
-def test_who_leaves_gives_its_place_in_the_level_back() -> None:
-    one = new()
-    former = queue(one, idle=0, default_queue_policy=QueuePolicy(max_queued_requests=1))
-    assert former.admit(new()).refusal is not None
-    former.leave(one)
-    assert former.admit(new()).refusal is None
+def test_a_request_that_is_put_back_counts_for_its_level() -> None:
+    gone, stays = new(), new()
+    policy = QueuePolicy(max_queued_requests=2)
+    former = queue(gone, stays, idle=0, default_queue_policy=policy)
+    taken = hand_out(former)
+    gone.state = State.CANCELLED
+    former.put_back(taken)
+    assert [former.admit(new()).refusal is None for _ in range(2)] == [True, False]

@@ -7,8 +7,6 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, reject, settings
-from hypothesis import strategies as st
 
 from core.played_traces import Item, assert_the_same, played, played_by_callers
 from shoal.core.batch import DispatchReason
@@ -225,66 +223,6 @@ SCENES: dict[str, tuple[dict[str, Any], dict[str, Sequence[Any]]]] = {
 def test_a_simulation_does_what_the_engine_does(scene, backend):
     options, call_options = SCENES[scene]
     compared(backend, some_trace(**call_options), options)
-
-
-def one_of(*values: Any) -> st.SearchStrategy[Any]:
-    return st.sampled_from(values)
-
-
-CHOICES: dict[str, tuple[Any, ...]] = {
-    "batch_wait_timeout_s": (0.0103, 0.0407),
-    "idle_timeout_s": (0.0031, 0.0113),
-    "max_concurrent_batches": (2, 3),
-    "max_queued_requests": (0, 3, 9),
-    "overload": ("wait", "shed_oldest", "shed_lowest"),
-    "batch_size_fn": (cost,),
-    "bucket_by": (bucket,),
-    "allowed_batch_sizes": ((2, 3, 8),),
-    "preferred_batch_sizes": ((2, 3), (4,)),
-    "priority_levels": (2, 3),
-    "priority_aging_s": (None, 0.0501),
-    "priority_mixing": ("isolate",),
-    "default_queue_policy": (
-        QueuePolicy(timeout_s=0.0307),
-        QueuePolicy(timeout_s=0.0203, timeout_action="delay"),
-        QueuePolicy(max_queued_requests=2, batch_wait_timeout_s=None),
-    ),
-    "order": ("deadline",),
-    "refuse_late": (True,),
-    "adaptive": (LatencyTarget(p99_s=0.08),),
-    "cancel_abandoned": (False,),
-    "handler_timeout_s": (0.0217,),
-    "request_timeout_s": (0.1501,),
-}
-
-
-@st.composite
-def mixes(draw: st.DrawFn) -> dict[str, Any]:
-    names = draw(st.lists(st.sampled_from(sorted(CHOICES)), max_size=6, unique=True))
-    options = {"max_batch_size": 8} | {name: draw(st.sampled_from(CHOICES[name])) for name in names}
-    if "overload" in options:
-        options.setdefault("max_queued_requests", 9)
-    if "priority_mixing" in options:
-        options.setdefault("priority_levels", 3)
-    try:
-        BatchOptions.of(options)
-    except ValueError:
-        reject()  # they do not go together
-    return options
-
-
-@pytest.mark.slow
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
-@given(options=mixes(), seed=st.integers(0, 1000), rate=st.sampled_from([100.0, 250.0, 600.0]))
-def test_a_simulation_does_what_the_engine_does_with_any_mix_of_options(options, seed, rate):
-    levels = range(1, options.get("priority_levels", 1) + 1)
-    call_options = {
-        "priority": (None, *levels),
-        "timeout_s": (None, None, 0.0437, 0.1007),
-        "queue_timeout_s": (None, None, 0.0301),
-    }
-    trace = some_trace(rate=rate, requests=60, seed=seed, **call_options)
-    compared("trio", trace, options)
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])

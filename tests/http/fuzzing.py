@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 from server_in_memory import Wire, serving
 from trio._core._run import GLOBAL_RUN_CONTEXT
 
-from shoal.server.http1 import answer
+from shoal.server.http1 import call as http1_call
 from shoal.testing import run_virtually
 from shoal.testing.asgi import Answer, Call
 
@@ -265,7 +265,7 @@ def fuzz_at_length(new_app: Callable[[], shoal.App], cases: Any, check: Check) -
                         make(one)
                     portal.call(target.nothing_is_kept)
                     portal.call(prune_deadlines)
-                    answer._lines.clear()
+                    http1_call._lines.clear()
                     gc.collect()
                     kept.append(tracemalloc.get_traced_memory()[0])
                 tracemalloc.stop()

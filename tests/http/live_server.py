@@ -198,6 +198,12 @@ class Http2Client:
         self.connection.send_headers(stream_id, headers, end_stream=end)
         return stream_id
 
+    async def fetch(self, path=b"/"):
+        """Asks, and waits for the end of the answer."""
+        asked = self.ask(path)
+        await self.flush()
+        await self.wait_for(h2.events.StreamEnded, asked)
+
     async def wait_for(self, kind, stream_id=None):
         """The next event of this kind; what came before it is dropped."""
         while True:
@@ -207,3 +213,10 @@ class Http2Client:
                 if isinstance(event, kind) and (stream_id is None or event.stream_id == stream_id):
                     return event
             await self.flush()
+
+
+@asynccontextmanager
+async def http2(server):
+    """A client that speaks HTTP/2; it has sent nothing yet."""
+    async with await server.connect() as stream:
+        yield Http2Client(stream)

@@ -6,8 +6,8 @@ import anyio
 import httpx
 import pytest
 from served import served
+from simple_app import app_of
 
-import shoal
 from shoal.http_client import HttpClient
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -30,12 +30,6 @@ class Steps:
             self.ended.set()
 
 
-def app_of(steps):
-    app = shoal.App()
-    app.endpoint("/steps")(steps)
-    return app
-
-
 def over_http2():
     return httpx.AsyncClient(http1=False, http2=True)
 
@@ -43,7 +37,7 @@ def over_http2():
 @pytest.mark.parametrize("read", [0, 1, 3])
 async def test_a_stream_is_left_at_once_and_the_connection_stays(read):
     async with (
-        served(app_of(Steps(waits=False)), keep_alive_timeout_s=60) as url,
+        served(app_of(steps=Steps(waits=False)), keep_alive_timeout_s=60) as url,
         HttpClient(url, client=over_http2()) as client,
     ):
         for _ in range(2):
@@ -56,7 +50,7 @@ async def test_a_stream_is_left_at_once_and_the_connection_stays(read):
 
 async def test_a_stream_that_is_left_ends_with_the_client():
     steps = Steps(waits=True)
-    async with served(app_of(steps), keep_alive_timeout_s=60) as url:
+    async with served(app_of(steps=steps), keep_alive_timeout_s=60) as url:
         async with HttpClient(url, client=over_http2()) as client:
             async with client.stream("/steps", 1) as stream:
                 assert await anext(stream) == 0

@@ -7,6 +7,7 @@ import pytest
 import shoal
 from observe import traced_code
 from observe.test_tracing_batches import Spans, ids
+from serving.scenes import deployed
 from shoal.observe import instrument
 from shoal.serving.controller.controller import Controller
 
@@ -29,8 +30,7 @@ async def test_code_in_a_replica_runs_within_the_span_of_its_batch(spans, placem
         pytest.skip("a replica in a thread has plain code")
     async with Controller() as client:
         instrument(client, tracer_provider=spans.provider)
-        await client.create_backend("inner", code, config={"placement": placement})
-        await client.create_endpoint("inner", backend="inner")
+        await deployed(client, "inner", code, config={"placement": placement})
         await client.create_backend(
             "outer", code, await client.get_handle("inner"), config={"placement": placement}
         )
@@ -47,8 +47,7 @@ async def test_code_in_a_replica_runs_within_the_span_of_its_batch(spans, placem
 async def test_the_calls_of_a_remote_handle_are_in_the_trace_of_their_caller(spans):
     async with shoal.start(http={"port": 0, "token": "t"}) as client:
         instrument(client, tracer_provider=spans.provider)
-        await client.create_backend("inner", traced_code.Async)
-        await client.create_endpoint("inner", backend="inner")
+        await deployed(client, "inner", traced_code.Async)
         async with shoal.connect(client.url, token="t") as remote:
             handle = await remote.get_handle("inner")
             with spans.tracer.start_as_current_span("caller"):
@@ -60,8 +59,7 @@ async def test_the_calls_of_a_remote_handle_are_in_the_trace_of_their_caller(spa
 async def test_so_does_each_step_of_a_stream(spans, placement):
     async with Controller() as client:
         instrument(client, tracer_provider=spans.provider)
-        await client.create_backend("steps", traced_code.Plainly, config={"placement": placement})
-        await client.create_endpoint("steps", backend="steps")
+        await deployed(client, "steps", traced_code.Plainly, config={"placement": placement})
         async with (await client.get_handle("steps")).stream(1) as steps:
             found = [tuple(step) async for step in steps]
     assert found == [ids(spans.one("steps batch"))] * 2
@@ -70,7 +68,6 @@ async def test_so_does_each_step_of_a_stream(spans, placement):
 async def test_without_tracing_nothing_is_sent(spans):
     async with Controller() as client:
         config = {"placement": "process"}
-        await client.create_backend("plain", traced_code.Plain, config=config)
-        await client.create_endpoint("plain", backend="plain")
+        await deployed(client, "plain", traced_code.Plain, config=config)
         with spans.tracer.start_as_current_span("caller"):
             assert tuple(await (await client.get_handle("plain")).call(1)) == (0, 0)

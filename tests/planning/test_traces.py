@@ -1,4 +1,4 @@
-"""Traffic that is made up: its rate, its shape, and that chance can be repeated."""
+"""Traffic that is made up, and traffic that is read from files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from shoal.planning.traces import bursty, constant, diurnal, poisson
+from shoal.core.simulation.results import Arrival
+from shoal.planning.traces import Item, bursty, constant, diurnal, poisson, read_trace
 
 MAKERS = [constant, poisson, bursty, diurnal]
 
@@ -74,3 +75,121 @@ def test_pauses_and_swings_that_are_none_are_refused():
         bursty(1, 1, off_s=-1)
     with pytest.raises(ValueError, match="swing must be from 0 to 1"):
         diurnal(1, 1, swing=1.5)
+
+
+# Files
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """Writes a file and reads it as a trace."""
+
+    def read(text, name="trace.csv"):
+        path = tmp_path / name
+        path.write_text(text)
+        return read_trace(path)
+
+    return read
+
+
+def test_columns_are_read_by_their_names(recorded):
+    recording = recorded("priority, at,timeout_s,cost,bucket,queue_timeout_s\n2,1.5,0.1,3,a,0.2\n")
+    assert recording.arrivals == [Arrival(0.0, Item(3.0, "a"), 2, 0.1, 0.2)]
+    assert recording.columns == {
+        "at",
+        "priority",
+        "timeout_s",
+        "cost",
+        "bucket",
+        "queue_timeout_s",
+    }
+
+
+def test_an_empty_cell_says_nothing(recorded):
+    recording = recorded("at,priority,cost\n0,,\n1,2,\n")
+    assert recording.arrivals == [Arrival(0.0), Arrival(1.0, priority=2)]
+
+
+def test_times_alone_need_no_header(recorded):
+    assert recorded("10.5\n10\n\n12\n", "times.txt").arrivals == [
+        Arrival(0.0),
+        Arrival(0.5),
+        Arrival(2.0),
+    ]
+
+
+def test_objects_are_read_line_by_line(recorded):
+    text = '{"at": 2, "priority": null}\n\n{"at": 1, "bucket": 7, "user": "x"}\n'
+    recording = recorded(text, "trace.ndjson")
+    assert recording.arrivals == [Arrival(0.0, Item(bucket="7")), Arrival(1.0)]
+    assert recording.unknown == ("user",)
+
+
+@pytest.mark.parametrize("name", ["x.trace", "trace", "monday.csv", "trace.json"])
+def test_objects_are_read_whatever_the_file_is_called(recorded, name):
+    arrivals = recorded('\n{"at": 1}\n{"at": 1.5, "priority": 2}\n', name).arrivals
+    assert [one.at for one in arrivals] == [0, 0.5]
+    assert arrivals[1].priority == 2
+
+
+@pytest.mark.parametrize("name", ["trace.csv", "trace.ndjson"])
+def test_a_byte_order_mark_is_not_part_of_the_text(recorded, name):
+    text = {"trace.csv": "at\n1\n2\n", "trace.ndjson": '{"at": 1}\n{"at": 2}\n'}[name]
+    assert len(recorded(f"\ufeff{text}", name).arrivals) == 2
+
+
+def test_dates_are_times(recorded):
+    text = "at\n2026-01-31T12:00:00Z\n2026-01-31T12:00:01.5+00:00\n"
+    assert [one.at for one in recorded(text).arrivals] == [0.0, 1.5]
+
+
+def test_lines_need_not_be_in_order(recorded):
+    assert [one.at for one in recorded("at\n5\n3\n4\n").arrivals] == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("at\n1\nsoon\n", "line 3: at must be a time in seconds, or like 2026-01-31T12:00:00, not"),
+        ("at\nnan\n", "line 2: at must be a time"),
+        ("at,priority\n1,0\n", "line 2: priority must be a whole number from 1 on, not '0'"),
+        ("at,priority\n1,1.5\n", "line 2: priority must be a whole number"),
+        ("at,timeout_s\n1,-1\n", "line 2: timeout_s must be a number of seconds from 0 on"),
+        ("at,cost\n1,much\n", "line 2: cost must be a number from 0 on, not 'much'"),
+        ("at,cost\n1\n", r"line 2: want 2 cells \(at, cost\), got 1"),
+        ("time\nx\n", "line 2: no time; want a column 'at'"),
+        ("at\n", "has no requests"),
+        ("", "has no requests"),
+    ],
+)
+def test_a_mistake_in_a_table_is_told_with_its_line(recorded, text, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        recorded(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('{"at": 1}\n{"at": \n', "line 2: not JSON"),
+        ("[1]\n", r"line 1: want an object like {\"at\": 0.25}, got \[1\]"),
+        ('{"at": true}\n', "line 1: at must be a time"),
+        ('{"at": [1]}\n', "line 1: at must be a time"),
+        ('{"at": 1, "priority": true}\n', "line 1: priority must be a whole number"),
+        ('{"at": 1, "cost": false}\n', "line 1: cost must be a number"),
+    ],
+)
+def test_a_mistake_in_an_object_is_told_with_its_line(recorded, text, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        recorded(text, "trace.jsonl")
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(ValueError, match=r"can't read .*: No such file or directory"):
+        read_trace(tmp_path / "absent.csv")
+
+
+def test_a_file_that_is_no_text_is_told(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"at\n\xff\xfe\n")
+    with pytest.raises(ValueError, match="not UTF-8 text"):
+        read_trace(path)

@@ -8,7 +8,7 @@ import logging
 import anyio
 import h2.events
 import pytest
-from live_server import Http2Client, live, read_until, request, upgrade
+from live_server import http2, live, read_until, request, upgrade
 from server_in_memory import serving
 
 import shoal
@@ -79,12 +79,10 @@ async def test_each_request_is_a_line(app, lines):
 
 @pytest.mark.real_time
 async def test_http2_and_websockets_are_logged_as_such(app, lines):
-    async with live(app, access_log=True) as server:
-        client = Http2Client(await server.connect())
+    async with live(app, access_log=True) as server, http2(server) as client:
         stream = client.ask(b"/-/healthz")
         await client.flush()
         await client.wait_for(h2.events.StreamEnded, stream)
-        await client.stream.aclose()
         await server.talk(upgrade())
     assert [(one["protocol"], one["status"]) for one in lines()] == [
         ("HTTP/2", 200),

@@ -298,21 +298,14 @@ async def goes_on_after_its_answer(scope, receive, send):
         await anyio.sleep(60)
 
 
-async def test_a_client_need_not_wait_for_what_an_application_does_after_its_answer():
+@pytest.mark.parametrize("pipelines", [False, True])
+async def test_a_client_need_not_wait_for_what_an_application_does_after_its_answer(pipelines):
     async with serving(goes_on_after_its_answer) as server:
         client = server.connect()
         client.ask("/slow")
-        await settle()
+        if not pipelines:
+            await settle()
         client.ask("/next")
-        await settle()
-        assert client.answers == [(200, b"/slow"), (200, b"/next")]
-        assert server.counts() == (2, 1)
-
-
-async def test_nor_does_one_that_pipelines():
-    async with serving(goes_on_after_its_answer) as server:
-        client = server.connect()
-        client.say(asked("/slow") + asked("/next"))
         await settle()
         assert client.answers == [(200, b"/slow"), (200, b"/next")]
         assert server.counts() == (2, 1)

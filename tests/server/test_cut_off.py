@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import asynccontextmanager
 
 import anyio
 import h2.events
 import pytest
 from echo_app import EchoApp
-from live_server import HANG_S, Http2Client, live, read_all, read_until, request, upgrade
+from live_server import HANG_S, Http2Client, http2, live, read_all, read_until, request, upgrade
 from wsproto.connection import Connection as WebSocket
 from wsproto.connection import ConnectionType
 from wsproto.events import CloseConnection
@@ -135,28 +136,34 @@ async def say_nothing(_app, _receive, _send):
     pass
 
 
-@on_sockets
-@pytest.mark.parametrize("path", ["/forever", "/disconnect"])
-async def test_a_call_that_is_cut_off_is_answered_with_503(speaking, path):
-    app = EchoApp()
+@asynccontextmanager
+async def cut_off(app, speaking, path="/", *, whole=True):
+    """A client whose call is cut off, and the server, where that is told once the call runs."""
     async with live(app, graceful_timeout_s=GRACEFUL_S) as server, await server.connect() as client:
         asker = speaking(client)
-        await asker.ask(path)
+        await asker.ask(path, whole=whole)
         await app.entered.wait()
         server.stop.set()
+        yield asker, server
+
+
+@on_sockets
+@pytest.mark.parametrize("path", ["/forever", "/disconnect"])
+async def test_a_call_that_is_cut_off_is_answered_with_503(speaking, path, monkeypatch):
+    """And the server goes on as soon as its client was told."""
+    monkeypatch.setattr(Shared, "last_words_s", HANG_S * 2)
+    app = EchoApp()
+    async with cut_off(app, speaking, path) as (asker, server):
         assert await asker.answer() == (503, b"")
     assert app.running == 0
     assert (server.drained.finished, server.drained.cut) == (0, 1)
+    assert app.lifespan_events == ["lifespan.startup", "lifespan.shutdown"]
 
 
 @on_sockets
 async def test_a_request_whose_body_is_incomplete_is_answered_with_503(speaking):
     app = EchoApp()
-    async with live(app, graceful_timeout_s=GRACEFUL_S) as server, await server.connect() as client:
-        asker = speaking(client)
-        await asker.ask(whole=False)
-        await app.entered.wait()
-        server.stop.set()
+    async with cut_off(app, speaking, whole=False) as (asker, _):
         assert await asker.answer() == (503, b"")
         await app.left.wait()
 
@@ -164,11 +171,7 @@ async def test_a_request_whose_body_is_incomplete_is_answered_with_503(speaking)
 @on_sockets
 async def test_an_application_that_is_told_may_answer(speaking):
     app = Told(say_goodbye)
-    async with live(app, graceful_timeout_s=GRACEFUL_S) as server, await server.connect() as client:
-        asker = speaking(client)
-        await asker.ask()
-        await app.entered.wait()
-        server.stop.set()
+    async with cut_off(app, speaking) as (asker, _):
         status, body = await asker.answer()
     assert status == 503
     assert b"goodbye" in body
@@ -190,11 +193,7 @@ async def test_an_application_that_is_told_may_end_its_answer(speaking):
 @on_sockets
 async def test_for_an_application_that_is_told_and_does_not_answer_the_server_does(speaking):
     app = Told(say_nothing)
-    async with live(app, graceful_timeout_s=GRACEFUL_S) as server, await server.connect() as client:
-        asker = speaking(client)
-        await asker.ask()
-        await app.entered.wait()
-        server.stop.set()
+    async with cut_off(app, speaking) as (asker, _):
         assert await asker.answer() == (503, b"")
 
 
@@ -208,11 +207,7 @@ async def test_a_callback_that_is_set_after_the_cut_is_called_at_once(speaking):
         await say_goodbye(app, receive, send)
 
     app = Told(ask_again)
-    async with live(app, graceful_timeout_s=GRACEFUL_S) as server, await server.connect() as client:
-        asker = speaking(client)
-        await asker.ask()
-        await app.entered.wait()
-        server.stop.set()
+    async with cut_off(app, speaking) as (asker, _):
         status, body = await asker.answer()
     assert status == 503
     assert b"goodbye" in body
@@ -240,26 +235,10 @@ async def test_a_client_that_leaves_after_the_cut_is_not_told_of_twice(speaking)
         assert not app.is_cut_off()
 
     app, was_told = Told(go_on), anyio.Event()
-    async with live(app, graceful_timeout_s=GRACEFUL_S) as server, await server.connect() as client:
-        await speaking(client).ask()
-        await app.entered.wait()
-        server.stop.set()
+    async with cut_off(app, speaking):
         await was_told.wait()
     assert app.ended.is_set()
     assert app.tellings == 1
-
-
-@on_sockets
-async def test_the_server_goes_on_as_soon_as_all_clients_were_told(monkeypatch, speaking):
-    monkeypatch.setattr(Shared, "last_words_s", HANG_S * 2)
-    app = EchoApp()
-    async with live(app, graceful_timeout_s=GRACEFUL_S) as server, await server.connect() as client:
-        asker = speaking(client)
-        await asker.ask("/forever")
-        await app.entered.wait()
-        server.stop.set()
-        assert await asker.answer() == (503, b"")
-    assert app.lifespan_events == ["lifespan.startup", "lifespan.shutdown"]
 
 
 @on_sockets
@@ -349,8 +328,7 @@ async def test_a_websocket_that_is_accepted_during_the_drain_is_told_of_it():
 @on_sockets
 async def test_a_websocket_over_http2_that_is_accepted_during_the_drain_is_told_of_it():
     app = Accepting()
-    async with live(app) as server, await server.connect() as stream:
-        client = Http2Client(stream)
+    async with live(app) as server, http2(server) as client:
         fields = {
             b":method": b"CONNECT",
             b":protocol": b"websocket",

@@ -13,6 +13,7 @@ from echo_app import EchoApp
 from live_server import (
     HANG_S,
     Http2Client,
+    http2,
     live,
     read_all,
     read_until,
@@ -37,12 +38,6 @@ def brief_drains(monkeypatch):
     monkeypatch.setattr(Shared, "late_request_s", 0.05)
 
 
-async def open_http2(server):
-    client = Http2Client(await server.connect())
-    await client.flush()
-    return client
-
-
 # A drain waits for work, and for no client that has none.
 
 
@@ -62,8 +57,7 @@ async def test_shutdown_does_not_wait_for_a_client_without_a_request(sent):
 async def test_shutdown_does_not_wait_for_an_http2_client_whose_requests_have_ended(path):
     """It has cancelled its call, or has its answer."""
     app = EchoApp()
-    async with live(app, **PATIENT) as server:
-        client = await open_http2(server)
+    async with live(app, **PATIENT) as server, http2(server) as client:
         asked = client.ask(path)
         await client.flush()
         await app.entered.wait()
@@ -76,14 +70,12 @@ async def test_shutdown_does_not_wait_for_an_http2_client_whose_requests_have_en
         server.stop.set()
         with anyio.fail_after(HANG_S / 4):
             await read_all(client.stream)
-        await client.stream.aclose()
     assert server.drained.cut == 0
 
 
 async def test_shutdown_does_not_wait_for_an_unfinished_request_that_was_cancelled():
     app = EchoApp()
-    async with live(app, body_timeout_s=HANG_S * 2, **PATIENT) as server:
-        client = await open_http2(server)
+    async with live(app, body_timeout_s=HANG_S * 2, **PATIENT) as server, http2(server) as client:
         asked = client.ask(b"/disconnect", method=b"POST", end=False)
         client.connection.send_data(asked, b"half")
         await client.flush()
@@ -94,7 +86,6 @@ async def test_shutdown_does_not_wait_for_an_unfinished_request_that_was_cancell
         server.stop.set()
         with anyio.fail_after(HANG_S / 4):
             await read_all(client.stream)
-        await client.stream.aclose()
 
 
 # A client that does not read leaves its answer to the application, and not to the kernel.
@@ -124,8 +115,10 @@ async def test_the_kernel_takes_little_of_what_a_client_does_not_read():
 
 
 async def test_a_connection_whose_body_does_not_come_ends_with_its_time():
-    async with live(EchoApp(), body_timeout_s=0.1, keep_alive_timeout_s=HANG_S * 2) as server:
-        client = await open_http2(server)
+    async with (
+        live(EchoApp(), body_timeout_s=0.1, keep_alive_timeout_s=HANG_S * 2) as server,
+        http2(server) as client,
+    ):
         asked = client.ask(method=b"POST", end=False)
         await client.flush()
         answer = await client.wait_for(h2.events.ResponseReceived, asked)
@@ -133,25 +126,27 @@ async def test_a_connection_whose_body_does_not_come_ends_with_its_time():
         with anyio.fail_after(HANG_S / 4):
             await client.wait_for(h2.events.ConnectionTerminated)
             await read_all(client.stream)
-        await client.stream.aclose()
 
 
 async def test_a_connection_whose_client_takes_no_data_ends_with_its_time():
-    async with live(EchoApp(), send_timeout_s=0.1, keep_alive_timeout_s=HANG_S * 2) as server:
-        client = Http2Client(await server.connect())
+    async with (
+        live(EchoApp(), send_timeout_s=0.1, keep_alive_timeout_s=HANG_S * 2) as server,
+        http2(server) as client,
+    ):
         client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
         asked = client.ask()
         await client.flush()
         with anyio.fail_after(HANG_S / 4):
             await client.wait_for(h2.events.StreamReset, asked)
             await read_all(client.stream)
-        await client.stream.aclose()
 
 
 async def test_other_requests_of_such_a_connection_are_answered():
     app = EchoApp()
-    async with live(app, body_timeout_s=0.1, keep_alive_timeout_s=HANG_S * 2) as server:
-        client = await open_http2(server)
+    async with (
+        live(app, body_timeout_s=0.1, keep_alive_timeout_s=HANG_S * 2) as server,
+        http2(server) as client,
+    ):
         held = client.ask(b"/hold")
         late = client.ask(method=b"POST", end=False)
         await client.flush()
@@ -160,7 +155,6 @@ async def test_other_requests_of_such_a_connection_are_answered():
         await client.wait_for(h2.events.StreamEnded, held)
         with anyio.fail_after(HANG_S / 4):
             await read_all(client.stream)
-        await client.stream.aclose()
 
 
 # A busy event loop does not drop what has arrived: before it gives up a connection, it reads.
@@ -197,19 +191,14 @@ async def test_a_request_that_came_in_time_is_answered_however_late_it_is_read(i
 
 @pytest.mark.parametrize("is_kept", [True, False])
 async def test_a_stream_that_came_in_time_is_answered_however_late_it_is_read(is_kept, busy):
-    async with live(EchoApp(), keep_alive_timeout_s=0.2) as server:
-        client = await open_http2(server)
+    async with live(EchoApp(), keep_alive_timeout_s=0.2) as server, http2(server) as client:
         if is_kept:
-            asked = client.ask(b"/")
-            await client.flush()
-            await client.wait_for(h2.events.StreamEnded, asked)
+            await client.fetch(b"/")
         else:
+            await client.flush()
             await until_quiet()
         busy()
-        asked = client.ask(b"/")
-        await client.flush()
-        await client.wait_for(h2.events.StreamEnded, asked)
-        await client.stream.aclose()
+        await client.fetch(b"/")
 
 
 # What is held of a client is bounded.
@@ -250,7 +239,7 @@ async def test_incomplete_bodies_of_one_http2_client_are_bounded():
     statuses = {}
     brief = live(app, graceful_timeout_s=0.05)
     async with brief as server, anyio.create_task_group() as tasks:
-        client = await open_http2(server)
+        client = Http2Client(await server.connect())
         tasks.start_soon(read)
         asked = [client.ask(b"/size", method=b"POST", end=False) for _ in range(5)]
         for stream_id in asked:
@@ -289,15 +278,13 @@ async def test_answers_to_a_closed_window_are_bounded():
                 sends.append(scope["path"])
 
     streams = 50
-    async with live(app, graceful_timeout_s=0.05) as server:
-        client = Http2Client(await server.connect())
+    async with live(app, graceful_timeout_s=0.05) as server, http2(server) as client:
         client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
         for _ in range(streams):
             client.ask(b"/")
         await client.flush()
         await until_quiet()
         assert len(sends) <= streams
-        await client.stream.aclose()
 
 
 # What is given back.

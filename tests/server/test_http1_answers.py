@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import struct
-from contextvars import ContextVar
 
 import anyio
 import anyio.lowlevel
@@ -99,7 +98,7 @@ def refusal(received):
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 20])
-async def test_requests_in_one_send_are_answered_in_order(count):
+async def test_requests_in_one_send_are_answered_in_order(count, each_poller):
     paths = [f"/{number}" for number in range(count)]
     sent = b"".join(map(request, paths[:-1])) + request(paths[-1], close=True)
     app = App()
@@ -127,7 +126,7 @@ async def test_requests_that_come_while_another_is_answered_wait_for_its_answer(
     assert received == b"".join(expected)
 
 
-async def test_more_requests_than_are_held_in_memory_are_all_answered():
+async def test_more_requests_than_are_held_in_memory_are_all_answered(each_poller):
     async def send_all(client):
         for _ in range(count - 1):
             await client.send_all(request("/", headers=[f"X: {'a' * 200}"]))
@@ -159,7 +158,7 @@ async def test_a_request_that_is_cut_off_behind_another_is_awaited():
     assert app.paths == ["/a", "/b"] * (len(second) - 1)
 
 
-async def test_a_client_that_leaves_is_noticed_and_what_is_held_of_it_forgotten():
+async def test_a_client_that_leaves_is_noticed_and_what_is_held_of_it_forgotten(each_poller):
     async def wait(app, scope, receive, send):
         await app.read(receive)
         await app.read(receive)
@@ -302,33 +301,16 @@ async def test_an_answer_before_the_body_has_come_is_the_last():
 
 
 async def test_a_refused_upload_that_goes_on_does_not_cost_the_client_its_answer():
-    async with live(App(early=early)) as server, await server.connect() as client:
-        await client.send_all(
-            request("/early", method="POST", headers=["Content-Length: 99999999"])
-        )
-        for _ in range(20):
-            await client.send_all(bytes(2**14))
-        received = undated(await read_all(client))
+    async with live(App(early=early), max_connections=1) as server:
+        async with await server.connect() as client:
+            await client.send_all(
+                request("/early", method="POST", headers=["Content-Length: 99999999"])
+            )
+            for _ in range(20):
+                await client.send_all(bytes(2**14))
+            received = undated(await read_all(client))
+        assert await server.answers()
     assert received == whole(b"early", b"413 Content Too Large", closes=True)
-
-
-async def test_an_application_that_goes_on_after_its_answer_does_not_hold_up_the_next_request():
-    async def go_on(app, scope, receive, send):
-        await answer(send, b"on")
-        await app.release.wait()
-        app.left.set()
-
-    app = App(go_on=go_on)
-    async with live(app) as server, await server.connect() as client:
-        for _ in range(3):
-            await client.send_all(request("/go_on"))
-            await read_until(client, b"on")
-            await client.send_all(request("/a"))
-            await read_until(client, b"/a")
-        app.release.set()
-        await app.left.wait()
-        await client.send_all(request("/b", close=True))
-        assert (await read_all(client)).endswith(b"/b")
 
 
 async def test_an_application_is_told_once_that_nothing_more_comes():
@@ -367,23 +349,6 @@ async def test_an_application_that_returns_without_an_answer_is_an_error_of_the_
     async with live(App(nothing=nothing, head=head)) as server:
         for path in ("/nothing", "/head"):
             assert refusal(await server.talk(request(path) + request("/a"))) == 500
-
-
-async def test_context_variables_of_one_request_are_not_seen_by_the_next():
-    async def context(app, scope, receive, send):
-        seen.append(variable.get(None))
-        variable.set(scope["path"])
-        await answer(send, b"seen")
-
-    seen = []
-    variable = ContextVar("variable")
-    async with live(App(context=context)) as server, await server.connect() as client:
-        for _ in range(3):
-            await client.send_all(request("/context"))
-            await read_until(client, b"seen")
-        await client.send_all(request("/context") * 3 + request("/a", close=True))
-        await read_all(client)
-    assert seen == [None] * 6
 
 
 # What is refused, and deadlines.

@@ -7,7 +7,7 @@ import pytest
 from live_server import HANG_S, live, read_all, read_until, request, until_quiet
 
 from shoal.asgi.guard import BadRequest
-from shoal.server.http1.body import ChunkedBody, SizedBody, reader_of
+from shoal.server.http1.body import ChunkedBody, SizedBody
 from shoal.server.shared import Shared
 from shoal.server.sockets.transport import Transport
 
@@ -46,11 +46,6 @@ def refused(data):
         found.add(caught.value.status)
     (status,) = found
     return status
-
-
-def test_a_reader_is_chosen_by_the_length():
-    assert isinstance(reader_of(None), ChunkedBody)
-    assert isinstance(reader_of(1), SizedBody)
 
 
 # A length.
@@ -292,7 +287,7 @@ async def test_what_is_behind_a_request_that_ends_in_one_way_is_the_next():
 
 
 @on_a_socket
-async def test_a_request_may_come_byte_by_byte():
+async def test_a_request_may_come_byte_by_byte(each_poller):
     sent = request("/", method="POST", body=b"12")
     sent += post(CHUNKED, "Connection: close", body=b"1\r\n3\r\n0\r\nX: a\r\n\r\n")
     app = Noting()
@@ -305,7 +300,9 @@ async def test_a_request_may_come_byte_by_byte():
 
 @on_a_socket
 @pytest.mark.parametrize("is_chunked", [False, True])
-async def test_a_body_that_is_read_late_waits_in_the_kernel_and_comes_whole(is_chunked):
+async def test_a_body_that_is_read_late_waits_in_the_kernel_and_comes_whole(
+    is_chunked, each_poller
+):
     async def send_all():
         await client.send_all(sent + request("/", close=True))
         is_sent.set()

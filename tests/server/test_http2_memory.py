@@ -10,7 +10,7 @@ import h2.events
 import h2.settings
 import pytest
 from echo_app import EchoApp
-from live_server import HANG_S, Http2Client, live, read_until, until_quiet
+from live_server import HANG_S, Http2Client, http2, live, read_until, until_quiet
 
 from shoal.server.shared import Turns
 from shoal.server.sockets.transport import Transport
@@ -202,8 +202,7 @@ async def test_a_send_that_is_cancelled_is_sent_whole():
 @pytest.mark.real_time
 async def test_bodies_that_are_not_received_take_no_window_from_others():
     app = EchoApp()
-    async with live(app) as server:
-        client = Http2Client(await server.connect())
+    async with live(app) as server, http2(server) as client:
         await client.flush()
         await client.wait_for(h2.events.RemoteSettingsChanged)
         held = [client.ask(b"/hold", method=b"POST", end=False) for _ in range(50)]
@@ -217,7 +216,6 @@ async def test_bodies_that_are_not_received_take_no_window_from_others():
         assert (await client.wait_for(h2.events.DataReceived, other)).data == b"sent"
         app.release.set()
         await client.wait_for(h2.events.StreamEnded, held[-1])
-        await client.stream.aclose()
 
 
 PART = {"type": "http.response.body", "more_body": True}
@@ -251,8 +249,7 @@ async def test_a_response_ends_although_its_window_has_become_negative():
 @pytest.mark.real_time
 async def test_the_settings_of_a_client_may_change():
     codes = h2.settings.SettingCodes
-    async with live(EchoApp()) as server:
-        client = Http2Client(await server.connect())
+    async with live(EchoApp()) as server, http2(server) as client:
         for values in (
             {codes.HEADER_TABLE_SIZE: 100, codes.MAX_FRAME_SIZE: 2**15},
             {codes.HEADER_TABLE_SIZE: 200},
@@ -266,7 +263,6 @@ async def test_the_settings_of_a_client_may_change():
         await client.flush()
         await client.wait_for(h2.events.StreamEnded, asked)
         assert client.connection.remote_settings.enable_connect_protocol == 1
-        await client.stream.aclose()
 
 
 @pytest.mark.real_time
@@ -288,16 +284,10 @@ async def test_what_a_task_sends_after_the_end_of_its_call_is_dropped():
                 await send({"type": "http.response.start", "status": 200, "headers": []})
                 await send({"type": "http.response.body", "body": b"answer"})
 
-        async with live(app) as server:
-            client = Http2Client(await server.connect())
-            asked = client.ask()
-            await client.flush()
-            await client.wait_for(h2.events.StreamEnded, asked)
+        async with live(app) as server, http2(server) as client:
+            await client.fetch()
             await until_quiet()
             ended.set()
             with anyio.fail_after(HANG_S / 4):
                 await sent.wait()
-            again = client.ask()
-            await client.flush()
-            await client.wait_for(h2.events.StreamEnded, again)
-            await client.stream.aclose()
+            await client.fetch()

@@ -7,7 +7,7 @@ from collections import Counter
 import anyio
 import h2.events
 import pytest
-from live_server import Http2Client, counted, live, read_until, request, upgrade
+from live_server import Http2Client, counted, http2, live, read_until, request, upgrade
 
 import shoal
 from shoal.server.shared import Shared
@@ -137,24 +137,26 @@ async def test_a_body_that_is_wrong_or_late_is_no_client_that_left(app, logged, 
 
 
 async def test_what_is_refused_over_http2_is_counted(app, logged, workers):
-    async with live(app, workers=workers, **{**OPTIONS, "allowed_hosts": ["other.test"]}) as server:
-        client = Http2Client(await server.connect())
+    async with (
+        live(app, workers=workers, **{**OPTIONS, "allowed_hosts": ["other.test"]}) as server,
+        http2(server) as client,
+    ):
         stream = client.ask(b"/double")
         await client.flush()
         await client.wait_for(h2.events.StreamEnded, stream)
-        await client.stream.aclose()
         await counted_once(app)
     [line] = logged()
     assert shown(line) == ("HTTP/2", "GET", "/double", 421)
 
 
 async def test_a_body_that_does_not_come_over_http2_is_counted(app, logged, workers):
-    async with live(app, workers=workers, body_timeout_s=0.2, **OPTIONS) as server:
-        client = Http2Client(await server.connect())
+    async with (
+        live(app, workers=workers, body_timeout_s=0.2, **OPTIONS) as server,
+        http2(server) as client,
+    ):
         stream = client.ask(b"/double", method=b"POST", end=False)
         await client.flush()
         await client.wait_for(h2.events.StreamEnded, stream)
-        await client.stream.aclose()
         await counted_once(app, "double", "json", "timeout")
     [line] = logged()
     assert shown(line) == ("HTTP/2", "POST", "/double", 408)
@@ -204,8 +206,7 @@ async def test_an_application_that_fails_as_its_client_has_left_was_not_answered
             left.set()
             raise ValueError
 
-    async with live(failing, access_log=True) as server:
-        client = Http2Client(await server.connect())
+    async with live(failing, access_log=True) as server, http2(server) as client:
         client.ask(b"/x")
         await client.flush()
         await began.wait()

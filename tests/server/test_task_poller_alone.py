@@ -12,9 +12,14 @@ import pytest
 from live_server import HANG_S, until_quiet
 
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.server.sockets import poller
-from shoal.server.sockets.poller import EpollPoller, TaskPoller, new_poller
-from shoal.server.sockets.transport import Receiver, Transport
+from shoal.server.sockets import transport
+from shoal.server.sockets.transport import (
+    EpollPoller,
+    Receiver,
+    TaskPoller,
+    Transport,
+    new_poller,
+)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -184,5 +189,5 @@ def test_a_server_without_epoll_serves():
 
 async def test_platforms_without_epoll_have_it(monkeypatch):
     assert isinstance(new_poller(parking_of_this_loop()), EpollPoller)
-    monkeypatch.delattr(poller.select, "epoll")
+    monkeypatch.delattr(transport.select, "epoll")
     assert isinstance(new_poller(parking_of_this_loop()), TaskPoller)

@@ -11,8 +11,7 @@ import pytest
 from live_server import HANG_S
 
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.server.sockets.poller import EpollPoller, TaskPoller
-from shoal.server.sockets.transport import Receiver, Transport
+from shoal.server.sockets.transport import EpollPoller, Receiver, TaskPoller, Transport
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

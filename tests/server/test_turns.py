@@ -7,7 +7,7 @@ import anyio.lowlevel
 import h2.events
 import pytest
 from echo_app import EchoApp
-from live_server import Http2Client, live
+from live_server import http2, live
 
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.server.shared import Turns
@@ -151,8 +151,7 @@ async def test_how_much_is_handled_in_a_turn_depends_on_how_long_it_takes(
     turn_s, last_size, handled, monkeypatch
 ):
     monkeypatch.setattr(connection, "_TURN_S", turn_s)
-    async with live(EchoApp()) as server:
-        client = Http2Client(await server.connect())
+    async with live(EchoApp()) as server, http2(server) as client:
         for _ in range(2**14):  # 272 KiB
             client.connection.ping(bytes(8))
         sent = client.connection.data_to_send()
@@ -167,7 +166,6 @@ async def test_how_much_is_handled_in_a_turn_depends_on_how_long_it_takes(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(read)
             await client.stream.send_all(sent)
-        await client.stream.aclose()
     assert sum(handled) >= len(sent)
     if turn_s:
         assert max(handled) > 2**12  # as much as there is, which the kernel decides

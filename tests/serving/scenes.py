@@ -288,9 +288,17 @@ async def serving(
     """Opens a controller with a backend ``b`` of some code, and an endpoint ``e`` of it."""
     stage = stage or Stage()
     async with Controller() as controller:
-        await controller.create_backend("b", code, config={"placement": stage, **config})
-        await controller.create_endpoint("e", backend="b")
-        yield controller, await controller.get_handle("e"), stage
+        both = {"placement": stage, **config}
+        yield controller, await deployed(controller, "b", code, config=both, endpoint="e"), stage
+
+
+async def deployed(
+    client: Any, tag: str, code: Any, *args: Any, endpoint: str | None = None, **more: Any
+) -> Any:
+    """Makes a backend and an endpoint of it, by default of the same name; returns its handle."""
+    await client.create_backend(tag, code, *args, **more)
+    await client.create_endpoint(endpoint or tag, backend=tag)
+    return await client.get_handle(endpoint or tag)
 
 
 async def echo(items: list[int]) -> list[int]:

@@ -11,6 +11,7 @@ import pytest
 
 import shoal
 from batching.scenes import settle
+from serving.scenes import deployed
 from serving.watched_code import (
     Thing,
     failing,
@@ -65,9 +66,7 @@ async def test_what_was_answered_is_kept_by_nobody(code: Any, placement: str, re
     streams = "steps" in code.__name__
     config: dict[str, Any] = {"placement": placement, "retries": retries}
     async with shoal.start() as client:
-        await client.create_backend("b", code, config=config)
-        await client.create_endpoint("e", backend="b")
-        handle = await client.get_handle("e")
+        handle = await deployed(client, "b", code, config=config, endpoint="e")
         async with anyio.create_task_group() as tasks:
             for _ in range(6):
                 tasks.start_soon(lambda: call_with(handle, references, streams=streams))
@@ -86,9 +85,7 @@ async def test_what_was_left_is_kept_by_nobody() -> None:
 
     references: list[weakref.ref[Any]] = []
     async with shoal.start() as client:
-        await client.create_backend("b", hanging)
-        await client.create_endpoint("e", backend="b")
-        handle = await client.get_handle("e")
+        handle = await deployed(client, "b", hanging, endpoint="e")
         async with anyio.create_task_group() as tasks:
             for _ in range(6):
                 tasks.start_soon(lambda: call_with(handle, references, streams=False))

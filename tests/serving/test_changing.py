@@ -13,7 +13,7 @@ import pytest
 
 import shoal
 from batching.scenes import PENDING, Held, line_up, outcome, outcomes, settle
-from serving.scenes import Gated, ScriptedReplica, Stage, echo, failing, serving, slowly
+from serving.scenes import Gated, ScriptedReplica, Stage, deployed, echo, failing, serving, slowly
 from shoal.errors import NoSuchName, ReplicaDied, ReplicaNotStarted
 from shoal.serving.controller.controller import Controller
 
@@ -473,8 +473,7 @@ async def test_plain_code_that_hangs_in_reconfigure_loses_its_replica_and_holds_
     config = {"placement": placement, "user_config": 1, "cancel_grace_s": 0.01}
     hangs = {"user_config": "hangs", "start_timeout_s": 0.1}
     async with Controller() as controller:
-        await controller.create_backend("b", Hangs, config=config)
-        await controller.create_endpoint("e", backend="b")
+        await deployed(controller, "b", Hangs, config=config, endpoint="e")
         try:
             with (
                 mock.patch("shoal.serving.backends.managed._MARGIN_S", 0.01),
@@ -538,20 +537,6 @@ async def test_a_replica_that_gets_ready_meanwhile_has_the_new_user_config() -> 
         assert len(stage.alive) == 2
 
 
-async def test_a_replica_that_was_being_started_gets_the_new_user_config() -> None:
-    stage = Stage()
-    stage.start = gated = Gated(first=1)
-    async with serving(Configured, stage, num_replicas=2, user_config=1) as (controller, _, _):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(controller.update_backend_config, "b", {"user_config": 2})
-            await settle()
-            for number in range(1, 5):
-                gated.let(number)
-            await anyio.sleep(1)
-        assert {replica.told[-1] for replica in stage.alive} == {2}
-        assert len(stage.alive) == 2
-
-
 async def test_a_user_config_for_code_that_takes_none_is_refused() -> None:
     async with serving(echo) as (controller, handle, _):
         with pytest.raises(ValueError, match="reconfigure"):
@@ -602,32 +587,6 @@ async def test_a_placement_that_is_not_there_is_refused() -> None:
         stage.replicas[0].die()
         await anyio.sleep(10)
         assert await handle.call(1) == 1
-
-
-async def test_an_update_that_fails_leaves_no_option_behind() -> None:
-    stage = Stage()
-    stage.start = failing("no room", lambda number: number == 1)
-    async with serving(echo, stage) as (controller, handle, _):
-        with pytest.raises(ReplicaNotStarted):
-            await change(controller, batch_wait_timeout_s=50.0, retries=4, num_replicas=2)
-        config = await controller.get_backend_config("b")
-        assert config.given() == {"placement": stage}
-        await handle.call(1)
-        assert anyio.current_time() < 50
-
-
-async def test_an_update_that_fails_at_its_last_step_undoes_the_first() -> None:
-    stage = Stage()
-    stage.start = failing("no room", lambda number: number == 2)
-    async with serving(Configured, stage, user_config=1) as (controller, handle, _):
-        before = await controller.get_backend_config("b")
-        with pytest.raises(ReplicaNotStarted):
-            await change(controller, shared_memory_bytes=7, user_config=2, num_replicas=2)
-        await anyio.sleep(100)
-        assert await controller.get_backend_config("b") == before
-        [replica] = stage.alive
-        assert replica.blueprint.placement_options == {}
-        assert await handle.call(0) == 1
 
 
 @pytest.mark.parametrize(
@@ -789,15 +748,6 @@ async def test_it_warns_once_of_a_bound_below_what_batches_need(
         assert "max_batch_size * max_concurrent_batches = 8" in said[0].getMessage()
 
 
-async def test_an_autoscaled_backend_takes_no_number_by_hand() -> None:
-    async with serving(echo, autoscaling={"max_replicas": 3}) as (controller, _, _):
-        try:
-            await controller.scale_backend("b", 2)
-        except ValueError:
-            return
-        assert (await controller.status()).backends["b"].wanted == 2
-
-
 async def test_a_backend_that_is_gone_can_not_be_changed() -> None:
     async with serving(echo) as (controller, _, _):
         await controller.delete_endpoint("e")
@@ -882,9 +832,9 @@ async def test_a_user_config_that_kills_processes_loses_no_call_and_changes_noth
     answers: list[Any] = []
     async with Controller() as controller, anyio.create_task_group() as tasks:
         config = {"placement": "process", "num_replicas": 2, "user_config": 1, "retries": 2}
-        await controller.create_backend("b", "serving.plain_code:Tellable", config=config)
-        await controller.create_endpoint("e", backend="b")
-        handle = await controller.get_handle("e")
+        handle = await deployed(
+            controller, "b", "serving.plain_code:Tellable", config=config, endpoint="e"
+        )
 
         async def call_on() -> None:
             while True:

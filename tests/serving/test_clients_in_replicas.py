@@ -9,6 +9,7 @@ import pytest
 
 import shoal
 from serving import composed_code
+from serving.scenes import deployed
 from shoal import errors
 from shoal.serving.clients.in_replica import ChildClient
 from shoal.serving.controller.controller import Controller
@@ -20,10 +21,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 @asynccontextmanager
 async def up(code, **config):
     async with Controller() as client:
-        await client.create_backend("inner", composed_code.double)
-        await client.create_endpoint("inner", backend="inner")
-        await client.create_backend("outer", code, config=config)
-        await client.create_endpoint("outer", backend="outer")
+        await deployed(client, "inner", composed_code.double)
+        await deployed(client, "outer", code, config=config)
         yield client, await client.get_handle("outer")
 
 
@@ -82,8 +81,7 @@ async def test_leaving_the_client_inside_ends_nothing():
 async def test_code_may_make_and_change_what_is_beside_it():
     async def grow(tag: str):
         async with shoal.connect() as client:
-            await client.create_backend(tag, "serving.composed_code:double")
-            await client.create_endpoint(tag, backend=tag)
+            await deployed(client, tag, "serving.composed_code:double")
             return sorted(await client.list_backends())
 
     async with up(grow) as (client, handle):
@@ -98,8 +96,7 @@ async def test_code_whose_backend_was_restored_connects_as_well(tmp_path, state)
         async with shoal.start(state=path) as client:
             if "outer" not in await client.list_backends():
                 for tag, name in (("inner", "double"), ("outer", "Connecting")):
-                    await client.create_backend(tag, f"serving.composed_code:{name}")
-                    await client.create_endpoint(tag, backend=tag)
+                    await deployed(client, tag, f"serving.composed_code:{name}")
             assert await (await client.get_handle("outer")).call(3) == 6
 
 
@@ -130,13 +127,10 @@ async def test_calls_of_code_in_a_process_have_the_deadline_of_its_batch(code):
         return request.deadline and request.deadline - anyio.current_time()
 
     async with Controller() as client:
-        await client.create_backend("inner", left)
-        await client.create_endpoint("inner", backend="inner")
-        inner = await client.get_handle("inner")
+        inner = await deployed(client, "inner", left)
         config = {"placement": "process"}
         for tag, given in (("outer", inner), ("shorter", inner.options(timeout_s=50.0))):
-            await client.create_backend(tag, code, given, config=config)
-            await client.create_endpoint(tag, backend=tag)
+            await deployed(client, tag, code, given, config=config)
         outer = await client.get_handle("outer")
         assert await outer.call(1) is None
         assert 900 < await outer.options(timeout_s=1000.0).call(1) <= 1000.01

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
 from contextlib import asynccontextmanager
 
 import anyio
 import pytest
 
-import shoal
 from serving import composed_code
 from serving.composed_code import Calling, PlainCalling
-from serving.scenes import Stage, echo
+from serving.scenes import Stage, deployed, echo
 from shoal import errors
 from shoal.serving.controller.controller import Controller
 from shoal.testing import settle
@@ -22,11 +20,8 @@ real_time = pytest.mark.real_time  # threads and processes
 
 async def join(client, code, *args, inner=echo, config=None, inner_config=None):
     """Makes ``inner``, and ``outer`` that is given its handle; returns that of ``outer``."""
-    await client.create_backend("inner", inner, config=inner_config)
-    await client.create_endpoint("inner", backend="inner")
-    handle = await client.get_handle("inner")
-    await client.create_backend("outer", code, handle, *args, config=config)
-    await client.create_endpoint("outer", backend="outer")
+    handle = await deployed(client, "inner", inner, config=inner_config)
+    await deployed(client, "outer", code, handle, *args, config=config)
     return await client.get_handle("outer")
 
 
@@ -148,8 +143,7 @@ async def test_a_handle_is_given_in_an_item_and_handed_on(placement):
         config = {"placement": placement}
         for tag in ("double", "use"):
             code = f"serving.composed_code:{tag}"
-            await client.create_backend(tag, code, config=config)
-            await client.create_endpoint(tag, backend=tag)
+            await deployed(client, tag, code, config=config)
         double, use = [await client.get_handle(tag) for tag in ("double", "use")]
         assert await use.call(double) == 8
         await client.create_backend(
@@ -167,12 +161,10 @@ async def test_a_blocking_handle_is_handed_on_from_a_process(placement):
     async with Controller() as client:
         for tag in ("double", "plain_use"):
             config = {"placement": placement if tag == "plain_use" else "task"}
-            await client.create_backend(tag, f"serving.composed_code:{tag}", config=config)
-            await client.create_endpoint(tag, backend=tag)
+            await deployed(client, tag, f"serving.composed_code:{tag}", config=config)
         double, use = [await client.get_handle(tag) for tag in ("double", "plain_use")]
         code, config = composed_code.PlainForwarding, {"placement": "process"}
-        await client.create_backend("forward", code, use, double, config=config)
-        await client.create_endpoint("forward", backend="forward")
+        await deployed(client, "forward", code, use, double, config=config)
         assert await (await client.get_handle("forward")).call(0) == 8
 
 
@@ -187,29 +179,6 @@ async def test_a_deadline_holds_for_what_is_called_inside():
         assert anyio.current_time() == pytest.approx(5)
         await inner.left.wait()
         assert inner.left_at == pytest.approx(5)
-
-
-async def test_what_is_called_inside_is_told_the_deadline():
-    deadlines = []
-
-    async def noting(items: list[int]) -> list[int]:
-        deadlines.extend(request.deadline for request in shoal.current_batch().requests)
-        return items
-
-    async with joined(inner=noting) as (_client, handle):
-        await handle.options(timeout_s=5).call(1)
-        await handle.call(1)
-    assert deadlines == [pytest.approx(5), None]
-
-
-async def test_a_caller_that_leaves_takes_the_inner_call_along():
-    inner = Hanging()
-    async with joined(inner=inner) as (client, handle):
-        with anyio.move_on_after(3):
-            await handle.call(1)
-        await inner.left.wait()
-        assert inner.left_at == pytest.approx(3)
-        assert client.backends["inner"].running == 0
 
 
 @real_time
@@ -247,9 +216,7 @@ async def test_code_that_calls_itself_waits_for_its_own_replica_until_the_deadli
             return 0 if depth == 0 else 1 + await handle.call(depth - 1)
 
     async with Controller() as client:
-        await client.create_backend("b", Recursive, config={"placement": Stage()})
-        await client.create_endpoint("e", backend="b")
-        handle = await client.get_handle("e")
+        handle = await deployed(client, "b", Recursive, config={"placement": Stage()}, endpoint="e")
         with pytest.raises(errors.DeadlineExceeded):
             await handle.options(timeout_s=5).call(2)
         assert anyio.current_time() == pytest.approx(5)
@@ -265,9 +232,7 @@ async def test_code_that_calls_itself_without_a_deadline_ends_with_its_backend()
 
     config = {"placement": Stage(), "graceful_shutdown_timeout_s": 7}
     async with Controller() as client, anyio.create_task_group() as tasks:
-        await client.create_backend("b", Recursive, config=config)
-        await client.create_endpoint("e", backend="b")
-        handle = await client.get_handle("e")
+        handle = await deployed(client, "b", Recursive, config=config, endpoint="e")
 
         async def call() -> None:
             with pytest.raises(errors.BatcherClosed):
@@ -290,31 +255,6 @@ class Counting(Calling):
     async def __call__(self, item):
         Counting.runs += 1
         return await self.handle.call(item)
-
-
-async def test_the_death_of_an_inner_replica_does_not_run_the_outer_batch_again():
-    Counting.runs = 0
-    inner, inner_stage, outer_stage = Hanging(), Stage(), Stage()
-    async with Controller() as client, anyio.create_task_group() as tasks:
-        handle = await join(
-            client,
-            Counting,
-            inner=inner,
-            config={"placement": outer_stage, "retries": 3},
-            inner_config={"placement": inner_stage},
-        )
-
-        async def call() -> None:
-            with pytest.raises(errors.ReplicaDied) as caught:
-                await handle.call(1)
-            assert caught.value.replica == "inner#0"
-
-        tasks.start_soon(call)
-        await inner.called.wait()
-        inner_stage.replicas[0].die()
-        await settle()
-        assert Counting.runs == 1
-        assert [replica.tag for replica in outer_stage.alive] == ["outer#0"]
 
 
 async def test_the_inner_backend_may_run_its_batch_again_unseen():
@@ -413,28 +353,8 @@ async def test_shutdown_ends_plain_code_that_waits_for_another_backend():
 # Handles
 
 
-async def test_a_handle_is_good_for_whatever_endpoint_has_its_name():
-    async with joined() as (client, handle):
-        inner = await client.get_handle("inner")
-        await client.delete_endpoint("inner")
-        for one in (inner, handle):
-            with pytest.raises(errors.NoSuchName):
-                await one.call(1)
-        with pytest.raises(errors.NoSuchName):
-            inner.stream(1)
-        await client.create_endpoint("inner", backend="inner")
-        assert [await one.call(1) for one in (inner, handle)] == [1, 1]
-
-
 async def test_a_method_that_is_not_there_is_no_such_name():
     async with joined() as (_client, handle):
         for method in ("absent", "_private", "__init__", "reconfigure"):
             with pytest.raises(errors.NoSuchName):
                 await handle.options(method_name=method).call(1)
-
-
-async def test_a_handle_that_was_pickled_leads_nowhere_outside_of_replicas():
-    async with joined() as (_client, handle):
-        data = pickle.dumps(handle)
-    with pytest.raises(RuntimeError, match=r"shoal\.connect"):
-        await pickle.loads(data).call(1)

@@ -16,6 +16,7 @@ import sniffio
 
 import shoal
 from batching.scenes import outcome
+from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:
@@ -103,8 +104,7 @@ async def test_the_constructor_of_an_async_class_runs_in_the_event_loop(
 ) -> None:
     async with Controller() as controller:
         config = {"placement": placement}
-        await controller.create_backend("code", f"{__name__}:{code.__name__}", config=config)
-        await controller.create_endpoint("code", backend="code")
+        await deployed(controller, "code", f"{__name__}:{code.__name__}", config=config)
         made, called = await (await controller.get_handle("code")).call(1)
     assert made == called
     assert made[2] is not None
@@ -112,8 +112,7 @@ async def test_the_constructor_of_an_async_class_runs_in_the_event_loop(
 
 async def test_that_of_a_class_with_an_async_generator_does_too() -> None:
     async with Controller() as controller:
-        await controller.create_backend("code", Steps)
-        await controller.create_endpoint("code", backend="code")
+        await deployed(controller, "code", Steps)
         async with (await controller.get_handle("code")).stream(1) as stream:
             made, called = [item async for item in stream]
     assert made == called
@@ -141,8 +140,7 @@ class PlainWithAsyncHook(Plain):
 @pytest.mark.parametrize("code", [Plain, PlainBatched, PlainWithAsyncHook])
 async def test_the_constructor_of_a_plain_class_runs_in_a_worker_thread(code: type[_Made]) -> None:
     async with Controller() as controller:
-        await controller.create_backend("code", code)
-        await controller.create_endpoint("code", backend="code")
+        await deployed(controller, "code", code)
         pid, thread, loop = await (await controller.get_handle("code")).call(1)
     assert (pid, loop) == (os.getpid(), None)
     assert thread != threading.get_ident()
@@ -242,9 +240,7 @@ class Database:
 
 async def test_a_connection_of_another_thread_is_told_of_warm_up_and_of_threads() -> None:
     async with Controller() as controller:
-        await controller.create_backend("code", Database, config={"max_concurrent_batches": 2})
-        await controller.create_endpoint("code", backend="code")
-        handle = await controller.get_handle("code")
+        handle = await deployed(controller, "code", Database, config={"max_concurrent_batches": 2})
         results = await handle.map([1, 2], return_exceptions=True)
     errors = [result for result in results if isinstance(result, Exception)]
     assert errors

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from serving.context_code import Async, Plain, user
+from serving.scenes import deployed
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.ray.actor import ReplicaActor
 from shoal.serving.controller.controller import Controller
@@ -36,9 +37,7 @@ async def test_a_variable_that_code_sets_holds_until_its_call_ends(
 ) -> None:
     async with Controller() as controller:
         config = {"placement": placement, "user_config": {"version": 1}, "max_batch_size": 4}
-        await controller.create_backend("code", code, config=config)
-        await controller.create_endpoint("code", backend="code")
-        handle = await controller.get_handle("code")
+        handle = await deployed(controller, "code", code, config=config)
         one = handle.options(method_name="one")
         steps = handle.options(method_name="steps")
         for name in "ab":

@@ -11,7 +11,7 @@ import anyio.to_thread
 import pytest
 
 from batching.scenes import line_up, outcome
-from shoal.errors import InUse, NameTaken, NotDurable, ReplicaNotStarted, ShutDown
+from shoal.errors import ShutDown
 from shoal.serving.controller.controller import Controller
 from shoal.serving.controller.journal import Journal
 from shoal.serving.state.file import StateFile
@@ -97,94 +97,6 @@ async def declared(path: Path) -> tuple[Any, Any]:
         )
 
 
-async def test_all_of_it_is_there_again(path: Path) -> None:
-    async with opened(path) as (controller, _):
-        await controller.create_backend(
-            "a", ADDING, 1, config={"user_config": 5}, init_kwargs={"right": 2}
-        )
-        await controller.create_backend("b", ECHO, config={"max_batch_size": 3})
-        await controller.create_endpoint("e", backend="a", route="/e", methods=["POST"])
-        await controller.create_endpoint("held", backend=None)
-        await controller.set_traffic("e", {"a": 1, "b": 0})
-        await controller.shadow_traffic("e", "b", 0.5, compare="operator:eq")
-        await controller.update_backend_config("a", {"user_config": 10})
-        before = await controller.list_endpoints()
-    async with opened(path) as (controller, _):
-        assert await controller.list_endpoints() == before
-        handle = await controller.get_handle("e")
-        assert await handle.call(100) == 113
-        assert (await controller.get_backend_config("b")).batching["max_batch_size"] == 3
-        [shadow] = (await controller.status()).endpoints["e"].shadows
-        assert (shadow.backend, shadow.proportion, shadow.compare) == ("b", 0.5, "operator:eq")
-        assert controller.endpoints["e"].route == "/e"
-
-
-async def test_what_was_deleted_is_gone(path: Path) -> None:
-    async with opened(path) as (controller, _):
-        for tag in ("a", "b"):
-            await controller.create_backend(tag, ECHO)
-            await controller.create_endpoint(tag, backend=tag)
-        await controller.delete_endpoint("a")
-        await controller.delete_backend("a")
-        await controller.shadow_traffic("b", "b", 0.5)
-        await controller.shadow_traffic("b", "b", 0)
-    backends, endpoints = await declared(path)
-    assert [*backends] == ["b"]
-    assert endpoints == {
-        "b": {"route": None, "methods": ["GET", "POST"], "traffic": {"b": 1}, "shadows": {}}
-    }
-
-
-async def test_an_object_can_not_be_kept_and_nothing_begins(path: Path) -> None:
-    async with opened(path) as (controller, state):
-        with pytest.raises(NotDurable, match=r"package\.module:echo"):
-            await controller.create_backend("b", echo)
-        with pytest.raises(NotDurable):
-            await controller.create_backend("b", ADDING, object(), init_kwargs={"right": 2})
-        with pytest.raises(NotDurable):
-            await controller.create_backend("b", ECHO, config={"batch_size_fn": len})
-        assert await controller.list_backends() == {}
-        assert state.written == 0
-        await controller.create_backend("b", ECHO)
-
-
-async def test_a_change_that_can_not_be_kept_changes_nothing(path: Path) -> None:
-    async with opened(path) as (controller, _):
-        await controller.create_backend("b", ECHO)
-        await controller.create_endpoint("e", backend="b")
-        with pytest.raises(NotDurable, match="batch_size_fn"):
-            await controller.update_backend_config("b", {"batch_size_fn": len, "retries": 2})
-        with pytest.raises(NotDurable, match="compare"):
-            await controller.shadow_traffic("e", "b", 1, compare=lambda first, second: True)
-        assert (await controller.get_backend_config("b")).given() == {}
-        assert (await controller.list_endpoints())["e"]["shadows"] == {}
-    backends, endpoints = await declared(path)
-    assert backends == {"b": {}}
-    assert endpoints["e"]["shadows"] == {}
-
-
-async def test_a_change_that_is_refused_is_not_written(path: Path) -> None:
-    async with opened(path) as (controller, state):
-        await controller.create_backend(
-            "a", ADDING, 1, init_kwargs={"right": 2}, config={"user_config": 1}
-        )
-        await controller.create_endpoint("e", backend="a")
-        written = state.written
-        with pytest.raises(ZeroDivisionError):
-            await controller.update_backend_config("a", {"user_config": -1})
-        with pytest.raises(InUse):
-            await controller.delete_backend("a")
-        with pytest.raises(NameTaken):
-            await controller.create_backend("a", ECHO)
-        with pytest.raises(NameTaken):
-            await controller.create_endpoint("e", backend="a")
-        with pytest.raises(ValueError, match="sum to 1"):
-            await controller.set_traffic("e", {"a": 0.5})
-        with pytest.raises((ValueError, ReplicaNotStarted), match="no module"):
-            await controller.create_backend("x", "no.such:thing")
-        assert state.written == written
-
-
 async def test_what_can_not_be_written_does_not_take_effect(path: Path) -> None:
     async with opened(path) as (controller, state):
         await controller.create_backend(
@@ -231,28 +143,6 @@ async def test_a_change_that_is_cancelled_is_kept_whole_or_not_at_all(path: Path
                 caller.leave()
         there = await controller.list_endpoints()
     assert (await declared(path))[1] == there
-
-
-async def test_a_backend_that_can_not_start_is_there_when_the_server_comes_back(
-    path: Path,
-) -> None:
-    async with opened(path) as (controller, _):
-        await controller.create_backend("a", ADDING, 1, init_kwargs={"right": 2})
-        await controller.create_backend("b", ECHO)
-        await controller.create_endpoint("e", backend="b")
-        await controller.update_backend_config("b", {"retries": 1})
-    async with opened(path) as (controller, _):
-        assert sorted(await controller.list_backends()) == ["a", "b"]
-        assert (await controller.get_backend_config("b")).retries == 1
-        handle = await controller.get_handle("e")
-        assert await handle.call(1) == 1
-
-
-async def test_without_a_file_objects_will_do() -> None:
-    async with Controller() as controller:
-        await controller.create_backend("b", echo, config={"batch_size_fn": lambda _: 1})
-        await controller.create_endpoint("e", backend="b")
-        await controller.shadow_traffic("e", "b", 1, compare=lambda first, second: True)
 
 
 async def test_the_file_is_not_closed_while_a_change_is_being_written(

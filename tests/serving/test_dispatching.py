@@ -9,7 +9,7 @@ import pytest
 
 import shoal
 from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, settle
-from serving.scenes import Gated, Stage, echo, failing, serving, slowly
+from serving.scenes import Gated, Stage, deployed, echo, failing, serving, slowly
 from shoal.core.policies.rule import SizeOrWait
 from shoal.core.policy import Dispatch
 from shoal.errors import BackendUnavailable, BatcherClosed, ReplicaDied, WrongResultType
@@ -106,6 +106,13 @@ async def test_a_busy_replica_does_not_hold_up_an_idle_one() -> None:
             await handle.call(1.0)
         assert anyio.current_time() == pytest.approx(5)
         tasks.cancel_scope.cancel()
+
+
+async def test_a_replica_takes_any_number_of_batches_where_none_is_said() -> None:
+    config: Any = {"max_batch_size": 1, "max_concurrent_batches": None}
+    async with serving(slowly, **config) as (_, handle, stage):
+        await outcomes(*[handle.call(5.0) for _ in range(50)])
+        assert (anyio.current_time(), stage.replicas[0].most_batches) == (5, 50)
 
 
 async def test_code_knows_its_replica() -> None:
@@ -285,9 +292,9 @@ async def test_the_death_of_another_backends_replica_is_no_reason_to_run_again()
             return [await inner.call(item) for item in items]
 
         others = Stage()
-        await controller.create_backend("o", code, config={"placement": others, "retries": 5})
-        await controller.create_endpoint("oe", backend="o")
-        outer = await controller.get_handle("oe")
+        outer = await deployed(
+            controller, "o", code, config={"placement": others, "retries": 5}, endpoint="oe"
+        )
         async with anyio.create_task_group() as tasks:
             [caller] = await line_up(tasks, outer.call(1))
             await settle()
@@ -508,25 +515,6 @@ async def test_a_reader_that_leaves_closes_the_stream_of_the_code() -> None:
         await settle()
         assert closed == [[7]]
         assert (await controller.status()).backends["b"].ongoing == 0
-
-
-async def test_callers_fail_when_no_replica_can_be_started() -> None:
-    stage = Stage()
-    async with serving(echo, stage) as (controller, handle, _):
-        stage.start = failing("no GPU is left")
-        stage.replicas[0].die()
-        await settle()
-        error = await outcome(handle.call(1))
-        assert isinstance(error, BackendUnavailable)
-        assert "no GPU is left" in str(error)
-        assert (await controller.status()).backends["b"].state == "unavailable"
-        at = anyio.current_time()
-        assert isinstance(await outcome(handle.call(2)), BackendUnavailable)
-        assert anyio.current_time() == at
-        stage.start = Gated(first=100)
-        await anyio.sleep(100)
-        assert await handle.call(3) == 3
-        assert (await controller.status()).backends["b"].state == "ready"
 
 
 async def test_a_batch_that_runs_again_fails_when_no_replica_can_be_started() -> None:

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from serving.composed_code import plain_until_draining, until_draining
+from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -42,9 +43,9 @@ async def test_streams_without_an_end_end_with_their_backend(
     got: list[Any] = []
     with anyio.fail_after(10):
         async with Controller() as controller, anyio.create_task_group() as tasks:
-            await controller.create_backend("b", code, config={"placement": placement})
-            await controller.create_endpoint("e", backend="b")
-            handle = await controller.get_handle("e")
+            handle = await deployed(
+                controller, "b", code, config={"placement": placement}, endpoint="e"
+            )
             begun = anyio.Event()
             tasks.start_soon(read, handle, 1, begun, got)
             await begun.wait()

@@ -12,6 +12,7 @@ import pytest
 
 import shoal
 from serving.composed_code import Dropping, PlainDropping, endless, plain_endless
+from serving.scenes import deployed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -40,8 +41,7 @@ async def serving(
                 "slow_reader_timeout_s": None,
                 "graceful_shutdown_timeout_s": 0,
             }
-            await client.create_backend("inner", code, config=config)
-            await client.create_endpoint("inner", backend="inner")
+            await deployed(client, "inner", code, config=config)
             yield client, await client.get_handle("inner")
 
 
@@ -137,8 +137,7 @@ async def test_one_of_a_thread() -> None:
 async def test_one_of_code_in_a_backend(code: Any, placement: str, method: str) -> None:
     async with serving() as (client, handle):
         config = {"placement": placement}
-        await client.create_backend("outer", code, handle, config=config)
-        await client.create_endpoint("outer", backend="outer")
+        await deployed(client, "outer", code, handle, config=config)
         outer = (await client.get_handle("outer")).options(method_name=method)
         for _ in range(2):
             assert await outer.call(1) == 1

@@ -176,26 +176,6 @@ async def test_the_only_replica_is_replaced_and_its_requests_wait():
             assert (restarting.outcome, call.outcome) == (None, 5)
 
 
-async def test_an_update_that_fails_brings_the_old_ones_back():
-    async with serving(echo, num_replicas=4, gpus=1) as (controller, handle, stage):
-        await settle()
-        stage.start = broken_with(3.0)
-        with pytest.raises(ReplicaNotStarted, match="no luck"):
-            await controller.update_backend_config("b", {"cancel_grace_s": 3.0})
-        assert len(stage.alive) == 4
-        assert {one.blueprint.options.cancel_grace_s for one in stage.alive} == {1.0}
-        assert sorted(devices_of(stage.alive)) == [("0",), ("1",), ("2",), ("3",)]
-        assert (await controller.get_backend_config("b")).replica.cancel_grace_s == 1.0
-        assert await handle.call(1) == 1
-
-
-def broken_with(grace_s: float) -> Any:
-    async def start(replica: Any) -> str | None:
-        return "no luck" if replica.blueprint.options.cancel_grace_s == grace_s else None
-
-    return start
-
-
 async def test_an_update_that_fails_late_brings_the_old_ones_back():
     async with serving(echo, num_replicas=4, gpus=1) as (controller, handle, stage):
         await settle()

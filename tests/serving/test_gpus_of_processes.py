@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import shoal
 from replicas.fake_nvml import installed
+from serving.scenes import deployed
 from shoal.commands.support.output import status_listed
 from shoal.serving.clients.wire import from_json, written
 from shoal.serving.controller.controller import Controller
@@ -26,9 +27,7 @@ async def test_each_process_sees_its_own_from_before_its_code_is_imported(monkey
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-8f2c")
     async with Controller() as controller:
         config = {"placement": "process", "num_replicas": 2, "gpus": 1}
-        await controller.create_backend("b", CODE, config=config)
-        await controller.create_endpoint("e", backend="b")
-        handle = await controller.get_handle("e")
+        handle = await deployed(controller, "b", CODE, config=config, endpoint="e")
         while controller.status_now().backends["b"].state != "ready":  # noqa: ASYNC110 - they are processes
             await anyio.sleep(0.01)
         seen: dict[str, int] = {}
@@ -59,18 +58,18 @@ async def test_it_has_one_thread_for_the_cpu_unless_its_options_say_otherwise(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     async with Controller() as controller:
-        await controller.create_backend("b", CODE, config={"placement": "process", **options})
-        await controller.create_endpoint("e", backend="b")
-        handle = await controller.get_handle("e")
+        handle = await deployed(
+            controller, "b", CODE, config={"placement": "process", **options}, endpoint="e"
+        )
         assert (await handle.call("OMP_NUM_THREADS"))[0] == expected
 
 
 async def test_one_that_is_killed_gives_its_own_to_the_next_process(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     async with Controller() as controller:
-        await controller.create_backend("b", CODE, config={"placement": "process", "gpus": 1})
-        await controller.create_endpoint("e", backend="b")
-        handle = await controller.get_handle("e")
+        handle = await deployed(
+            controller, "b", CODE, config={"placement": "process", "gpus": 1}, endpoint="e"
+        )
         device, before = await handle.call("CUDA_VISIBLE_DEVICES")
         with pytest.raises(shoal.errors.ReplicaDied):
             await handle.call("die")

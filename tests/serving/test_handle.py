@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import PENDING, Held, line_up, outcome, outcomes, settle
-from serving.scenes import Stage, echo, serving, slowly
+from batching.scenes import Held, line_up, outcome, outcomes, settle
+from serving.scenes import Stage, deployed, echo, serving, slowly
 from shoal.errors import DeadlineExceeded, NoSuchName, Overloaded, ShutDown
 from shoal.replicas.code.definition import accept_batch
 from shoal.serving.controller.controller import Controller
@@ -58,8 +58,7 @@ async def controller() -> AsyncGenerator[Controller, None]:
 async def endpoint_of(controller: Controller, name: str, code: Any, **config: Any) -> Stage:
     """Adds a backend, and an endpoint of the same name."""
     stage = Stage()
-    await controller.create_backend(name, code, config={"placement": stage, **config})
-    await controller.create_endpoint(name, backend=name)
+    await deployed(controller, name, code, config={"placement": stage, **config})
     return stage
 
 
@@ -118,30 +117,6 @@ async def test_options_lie_over_each_other() -> None:
         assert await first.call(0) == (5, "POST", {})
         assert await second.call(0) == (5, "POST", {"a": "b"})
         assert await second.options(timeout_s=2).call(0) == (2, "POST", {"a": "b"})
-
-
-@pytest.mark.parametrize(
-    ("option", "error"),
-    [
-        ({"method_name": 5}, TypeError),
-        ({"shard_key": 5}, TypeError),
-        ({"http_method": b"GET"}, TypeError),
-        ({"http_headers": [("a", "b")]}, TypeError),
-        ({"timeout_s": "1"}, TypeError),
-        ({"timeout_s": -1}, ValueError),
-        ({"timeout_s": float("nan")}, ValueError),
-        ({"priority": 0}, ValueError),
-        ({"priority": 1.5}, TypeError),
-        ({"priority": True}, TypeError),
-        ({"metadata": {}}, TypeError),
-    ],
-)
-async def test_options_that_make_no_sense_are_refused(
-    option: dict[str, Any], error: type[Exception]
-) -> None:
-    async with serving(echo) as (_, handle, _):
-        with pytest.raises(error, match=next(iter(option))):
-            handle.options(**option)
 
 
 @pytest.mark.parametrize(
@@ -487,25 +462,6 @@ async def test_a_handle_finds_the_endpoint_that_has_its_name_now() -> None:
         assert await handle.call(1) == 1
 
 
-async def test_a_handle_of_an_endpoint_that_is_yet_to_come_works_once_it_is_there() -> None:
-    async with serving(echo) as (controller, _, _):
-        with pytest.raises(NoSuchName, match="there are: e"):
-            await controller.get_handle("x")
-        handle = await controller.get_handle("x", missing_ok=True)
-        assert handle.endpoint == "x"
-        assert isinstance(await outcome(handle.call(1)), NoSuchName)
-        await controller.create_endpoint("x", backend="b")
-        assert await handle.options(timeout_s=5).call(1) == 1
-
-
-async def test_what_ray_has_on_a_call_is_answered_with_what_to_write() -> None:
-    async with serving(echo) as (_, handle, _):
-        call = handle.remote(1)
-        assert "result = await handle.remote(...)" in repr(call)
-        with pytest.raises(TypeError, match=r"(?s)'e'.*await handle\.remote.*handle\.sync\.call"):
-            call.result(timeout_s=1)
-
-
 async def test_a_call_in_rays_spelling_can_be_a_task() -> None:
     held = Held()
     async with serving(held) as (_, handle, _):
@@ -632,25 +588,6 @@ async def test_streams_pass_through_code() -> None:
             assert [item async for item in stream] == [-20, -21, -22]
 
 
-async def test_code_that_runs_when_it_is_shut_down_still_gets_its_answers() -> None:
-    async with serving(echo) as (controller, inner, _):
-        gate = anyio.Event()
-
-        async def outer(items: list[int]) -> list[int]:
-            await gate.wait()
-            return [await inner.call(item) for item in items]
-
-        await endpoint_of(controller, "o", outer)
-        handle = await controller.get_handle("o")
-        async with anyio.create_task_group() as tasks:
-            calling, ending = await line_up(tasks, handle.call(3), controller.shutdown())
-            await settle()
-            assert (calling.outcome, ending.outcome) == (PENDING, PENDING)
-            gate.set()
-        assert calling.outcome == 3
-        assert ending.outcome is None
-
-
 class Opened:
     """Code that takes its requests while it runs."""
 
@@ -666,18 +603,14 @@ class Opened:
 
 @pytest.mark.parametrize("fill", ["open", "continuous"])
 async def test_code_takes_open_batches(fill: str, controller: Controller) -> None:
-    await controller.create_backend("b", Opened(), config={"fill": fill})
-    await controller.create_endpoint("e", backend="b")
-    handle = await controller.get_handle("e")
+    handle = await deployed(controller, "b", Opened(), config={"fill": fill}, endpoint="e")
     assert await outcomes(*[handle.call(item) for item in range(4)]) == [0, -1, -2, -3]
     backend = controller.status_now().backends["b"]
     assert (backend.requests, backend.errors) == (4, 0)
 
 
 async def test_a_second_method_of_open_batches_waits_for_its_turn(controller: Controller) -> None:
-    await controller.create_backend("b", Opened(), config={"fill": "open"})
-    await controller.create_endpoint("e", backend="b")
-    handle = await controller.get_handle("e")
+    handle = await deployed(controller, "b", Opened(), config={"fill": "open"}, endpoint="e")
     async with anyio.create_task_group() as tasks:
         [caller] = await line_up(tasks, handle.call(1))
         await settle()
@@ -693,8 +626,7 @@ async def test_open_batches_answer_by_streams(controller: Controller) -> None:
             request.finish()
 
     config = {"fill": "continuous", "streams": True}
-    await controller.create_backend("b", code, config=config)
-    await controller.create_endpoint("e", backend="b")
+    await deployed(controller, "b", code, config=config, endpoint="e")
     handle: EndpointHandle = await controller.get_handle("e")
     async with handle.stream(3) as stream:
         assert [item async for item in stream] == [3, -3]
@@ -714,9 +646,7 @@ async def test_an_open_batch_is_cancelled_when_its_callers_have_left(
             ends.append("cancelled")
             raise
 
-    await controller.create_backend("b", code, config={"fill": "open"})
-    await controller.create_endpoint("e", backend="b")
-    handle = await controller.get_handle("e")
+    handle = await deployed(controller, "b", code, config={"fill": "open"}, endpoint="e")
     with anyio.move_on_after(2):
         await handle.call(1)
     await settle()

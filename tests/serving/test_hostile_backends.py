@@ -14,6 +14,7 @@ import pytest
 
 import shoal
 from base_exceptions import Panic
+from serving.scenes import deployed
 from shoal.errors import BatcherClosed, HandlerFailed, ReplicaDied, ReplicaNotStarted
 from shoal.replicas.local.task import TaskReplica
 from shoal.serving.controller.controller import Controller
@@ -91,8 +92,7 @@ async def served(
     """Serves some code, beside a neighbour that must be well in the end."""
     with anyio.fail_after(15):
         async with Controller() as controller:
-            await controller.create_backend("n", neighbour, config={"placement": "task"})
-            await controller.create_endpoint("n", backend="n")
+            await deployed(controller, "n", neighbour, config={"placement": "task"})
             await controller.create_backend(
                 "b", code, *args, config={"placement": placement, **config}
             )
@@ -297,8 +297,7 @@ async def test_an_error_says_what_raised_it(
     told: list[Exception] = []
     async with Controller() as controller:
         try:
-            await controller.create_backend("c", code, *args, config=config)
-            await controller.create_endpoint("e", backend="c")
+            await deployed(controller, "c", code, *args, config=config, endpoint="e")
             await (await controller.get_handle("e")).call(item)
         except Exception as error:
             told.append(error)
@@ -704,9 +703,7 @@ class Busy:
 SCRIPT = """
 async def main():
     async with shoal.start() as client:
-        await client.create_backend("b", Busy, config={"placement": "task"})
-        await client.create_endpoint("e", backend="b")
-        handle = await client.get_handle("e")
+        handle = await deployed(client, "b", Busy, config={"placement": "task"}, endpoint="e")
         print("begins", flush=True)
         print("answered", await handle.call(1), flush=True)
         await anyio.sleep(5)

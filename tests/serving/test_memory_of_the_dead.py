@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from serving.mortal_code import Mortal
+from serving.scenes import deployed
 from shoal.core.replicas import restarts
 from shoal.errors import HandlerTimeout, ReplicaDied
 from shoal.replicas.process.calls import Conversation
@@ -78,9 +79,7 @@ async def test_a_dead_replica_is_freed_without_a_collection(
     config = {"placement": "process", "retries": retries, "cancel_grace_s": 0.05}
     config |= {"health_check_period_s": 0.1, "handler_timeout_s": 1, "max_memory_bytes": 10**9}
     async with Controller() as client:
-        await client.create_backend("b", Mortal, str(flag), config=config)
-        await client.create_endpoint("e", backend="b")
-        handle = await client.get_handle("e")
+        handle = await deployed(client, "b", Mortal, str(flag), config=config, endpoint="e")
         pid = await handle.call("lives")
         gc.collect()
         gc.disable()

@@ -9,6 +9,7 @@ import pytest
 
 import shoal  # noqa: TC001 - annotations are looked at
 from batching.scenes import PENDING, line_up, outcome, settle
+from serving.scenes import deployed
 from shoal.replicas.local.task import TaskReplica
 from shoal.serving.controller.controller import Controller
 
@@ -32,9 +33,7 @@ async def test_no_request_is_lost_when_replicas_of_a_continuous_batch_go(verb: s
     found: list[Any] = []
 
     async with Controller() as controller:
-        await controller.create_backend("b", each_takes_a_second, config=config)
-        await controller.create_endpoint("e", backend="b")
-        handle = await controller.get_handle("e")
+        handle = await deployed(controller, "b", each_takes_a_second, config=config, endpoint="e")
 
         async def call_on(item: int) -> None:
             for _ in range(50):
@@ -75,9 +74,9 @@ async def test_another_method_waits_for_a_replica_that_is_started_again() -> Non
     gate = anyio.Event()
     gate.set()
     async with Controller() as controller:
-        await controller.create_backend("b", Code(), config={"fill": "open", "placement": placed})
-        await controller.create_endpoint("e", backend="b")
-        handle = await controller.get_handle("e")
+        handle = await deployed(
+            controller, "b", Code(), config={"fill": "open", "placement": placed}, endpoint="e"
+        )
         assert await handle.call(1) == 1
         gate = anyio.Event()
         made[0].kill("for the test")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import shoal
+from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -73,9 +74,7 @@ async def test_a_size_that_can_not_be_reached_warns_at_start(
 
 async def test_a_setter_warns_of_a_size_that_can_not_be_reached(caplog: Any) -> None:
     async with Controller() as client:
-        await client.create_backend("m", Model, config={"max_ongoing_requests": 80})
-        await client.create_endpoint("m", backend="m")
-        handle = await client.get_handle("m")
+        handle = await deployed(client, "m", Model, config={"max_ongoing_requests": 80})
         assert (await handle.call(80), warnings(caplog)) == (80, [])
         assert await handle.call(81) == 81
         (message,) = warnings(caplog)
@@ -88,8 +87,7 @@ async def test_a_worker_process_warns_at_start_and_in_the_setter(caplog: Any) ->
     caplog.set_level(logging.INFO, "shoal")
     async with Controller() as client:
         config = {"max_ongoing_requests": 8, "placement": "process"}
-        await client.create_backend("m", Model, config=config)
-        await client.create_endpoint("m", backend="m")
+        await deployed(client, "m", Model, config=config)
         assert await (await client.get_handle("m")).call(9) == 9
     found = warnings(caplog)
     assert [size in " ".join(found) for size in ("max_batch_size=64", "max_batch_size=9")] == [

@@ -16,6 +16,7 @@ import pytest
 
 import shoal
 from serving.cuda_code import HELD_BYTES
+from serving.scenes import deployed
 from shoal.replicas.gpus import GpuMeter, Nvml, has_nvml
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
@@ -59,8 +60,7 @@ async def ready(controller: Controller, backend: str) -> None:
 
 
 async def opened(controller: Controller, **config: Any) -> Any:
-    await controller.create_backend("b", CODE, config=HOLDS | config)
-    await controller.create_endpoint("e", backend="b")
+    await deployed(controller, "b", CODE, config=HOLDS | config, endpoint="e")
     await ready(controller, "b")
     return await controller.get_handle("e")
 

@@ -96,41 +96,6 @@ def served_in_a_thread(app):
 
 
 @pytest.mark.anyio
-async def test_backends_are_made_shown_changed_and_deleted(fake):
-    async with connected(fake) as client:
-        config = BackendConfig(retries=1, batch_size_fn="models:cost")
-        await client.create_backend(
-            "a", "models:Model", 1, "x", config=config, init_kwargs={"n": 2}
-        )
-        assert ("create_backend", "a", "models:Model", (1, "x"), {"n": 2}) in fake.asked
-        assert await client.get_backend_config("a") == config
-        await client.update_backend_config("a", {"autoscaling": {"max_replicas": 3}})
-        assert fake.backends["a"].autoscaling.max_replicas == 3
-        await client.scale_backend("a", 2)
-        await client.restart_backend("a")
-        assert await client.list_backends() == fake.backends
-        await client.delete_backend("a", force=True)
-        assert fake.asked[-1] == ("delete_backend", "a", True)
-
-
-@pytest.mark.anyio
-async def test_endpoints_are_made_given_traffic_and_shadows_and_deleted(fake):
-    async with connected(fake) as client:
-        await client.create_endpoint("f", backend="a", route="/f", methods=("GET", "POST"))
-        await client.set_traffic("f", {"a": 0.5, "b": 0.5})
-        await client.shadow_traffic("f", "c", 0.1, compare="checks:alike")
-        assert fake.asked[-1] == ("shadow_traffic", "f", "c", 0.1, "checks:alike")
-        assert (await client.list_endpoints())["f"] == {
-            "route": "/f",
-            "methods": ["GET", "POST"],
-            "traffic": {"a": 0.5, "b": 0.5},
-            "shadows": {},
-        }
-        await client.delete_endpoint("f")
-        assert fake.endpoints.keys() == {"e"}
-
-
-@pytest.mark.anyio
 async def test_the_status_is_that_of_the_server(fake):
     async with connected(fake) as client:
         assert await client.status() == full_status()
@@ -388,18 +353,6 @@ async def test_neither_a_client_nor_a_handle_can_be_pickled(fake):
 
 
 @pytest.mark.anyio
-async def test_after_a_shutdown_every_verb_but_that_says_so(fake):
-    async with connected(fake) as client:
-        handle = await client.get_handle("e")
-        await client.shutdown()
-        assert fake.is_shut_down
-        await client.shutdown()
-        for verb in (client.status, handle.call, client.list_backends):
-            with pytest.raises(errors.ShutDown, match="was shut down"):
-                await verb()
-
-
-@pytest.mark.anyio
 async def test_a_client_that_is_closed_leaves_the_server_alone(fake):
     async with connected(fake) as client:
         pass
@@ -498,17 +451,6 @@ async def test_the_deadline_of_a_scope_is_told_by_the_scope(fake):
         with anyio.move_on_after(5) as scope, pytest.raises(errors.DeadlineExceeded):
             await handle.options(timeout_s=1).call()
         assert not scope.cancelled_caught
-
-
-@pytest.mark.anyio
-async def test_a_call_fails_as_the_code_did(fake):
-    async def answer():
-        raise LookupError("no such word")
-
-    fake.answer = answer
-    async with connected(fake) as client:
-        with pytest.raises(LookupError, match="no such word"):
-            await (await client.get_handle("e")).call()
 
 
 @pytest.mark.anyio

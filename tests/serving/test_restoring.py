@@ -13,7 +13,7 @@ import anyio.to_thread
 import pytest
 
 import shoal
-from serving.scenes import Stage
+from serving.scenes import Stage, deployed
 from shoal import errors
 from shoal.http.app.app import App
 from shoal.serving.state.file import StateFile
@@ -90,8 +90,7 @@ async def test_all_that_was_declared_comes_back_as_it_was(path):
 async def test_the_options_of_a_placement_of_ones_own_come_back(path):
     own = {"placement": f"{CODE}:FactorReplica", "placement_options": {"factor": 5}}
     async with shoal.start(state=path) as client:
-        await client.create_backend("s", f"{CODE}:Scaled", 3, config=own)
-        await client.create_endpoint("e", backend="s")
+        await deployed(client, "s", f"{CODE}:Scaled", 3, config=own, endpoint="e")
     async with shoal.start(state=path) as client:
         assert await (await client.get_handle("e")).call(2) == 10
         assert await client.get_backend_config("s") == shoal.BackendConfig.of(own)
@@ -222,8 +221,7 @@ async def test_what_compares_answers_may_be_gone(path, module):
     name, file = module
     file.write_text("def alike(first, second): return True\n")
     async with shoal.start(state=path) as client:
-        await client.create_backend("b", f"{CODE}:double")
-        await client.create_endpoint("e", backend="b")
+        await deployed(client, "b", f"{CODE}:double", endpoint="e")
         await client.shadow_traffic("e", "b", 1.0, compare=f"{name}:alike")
     del sys.modules[name]
     file.unlink()

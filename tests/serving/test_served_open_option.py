@@ -11,6 +11,7 @@ import pytest
 
 import shoal
 from batching.scenes import outcome
+from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ class Service:
 async def serving(code: Any, **config: Any) -> AsyncGenerator[Any]:
     """Serves some code, and yields its handle."""
     async with Controller() as controller:
-        await controller.create_backend("code", code, config=config)
-        await controller.create_endpoint("code", backend="code")
+        await deployed(controller, "code", code, config=config)
         yield await controller.get_handle("code")
 
 
@@ -106,8 +106,7 @@ async def test_whatever_it_raises_fails_the_creation_alone(error: BaseException,
         yield
 
     async with Controller() as controller:
-        await controller.create_backend("other", lists, config={"open": connected})
-        await controller.create_endpoint("other", backend="other")
+        await deployed(controller, "other", lists, config={"open": connected})
         failure = await outcome(controller.create_backend("code", lists, config={"open": fails}))
         assert isinstance(failure, (ValueError, shoal.errors.HandlerFailed))
         assert "7" in str(failure)
@@ -133,8 +132,7 @@ async def test_whatever_it_raises_when_it_is_left_is_logged(
 @pytest.mark.anyio
 async def test_it_can_not_be_changed_while_the_backend_serves() -> None:
     async with Controller() as controller:
-        await controller.create_backend("code", lists, config={"open": connected})
-        await controller.create_endpoint("code", backend="code")
+        await deployed(controller, "code", lists, config={"open": connected})
         with pytest.raises(ValueError, match=r"open= can't be changed.*make another backend"):
             await controller.update_backend_config("code", {"open": None})
         await controller.update_backend_config("code", {"max_batch_size": 2})

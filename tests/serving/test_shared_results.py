@@ -10,6 +10,7 @@ import pytest
 
 import shoal
 from batching.scenes import PENDING, line_up
+from serving.scenes import deployed
 from shoal.testing import settle
 
 if TYPE_CHECKING:
@@ -116,9 +117,7 @@ class Versioned:
 async def test_a_new_user_config_makes_new_results():
     async with shoal.start() as client:
         config = {"dedupe": True, "cache": CACHE, "user_config": "one"}
-        await client.create_backend("b", Versioned, config=config)
-        await client.create_endpoint("e", backend="b")
-        handle = await client.get_handle("e")
+        handle = await deployed(client, "b", Versioned, config=config, endpoint="e")
         assert await handle.call(1) == "one 1"
         await client.update_backend_config("b", {"user_config": "two"})
         assert await handle.call(1) == "two 1"

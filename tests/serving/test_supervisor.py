@@ -31,20 +31,6 @@ def numbers(replicas: list[Any]) -> list[int]:
     return [replica.number for replica in replicas]
 
 
-async def test_replicas_start_side_by_side() -> None:
-    stage = Stage()
-
-    async def start(_: Any) -> None:
-        await anyio.sleep(10)
-
-    stage.start = start
-    async with serving(echo, stage, num_replicas=5) as (controller, _, _):
-        assert anyio.current_time() == pytest.approx(10)
-        await settle()
-        assert len(stage.alive) == 5
-        assert status_of(controller).state == "ready"
-
-
 async def test_a_backend_is_there_when_its_first_replica_is_ready() -> None:
     stage = Stage()
     stage.start = gated = Gated()
@@ -391,21 +377,6 @@ async def test_a_change_whose_caller_leaves_while_the_old_replicas_drain_stays()
         assert (await controller.get_backend_config("b")).placed == changed
 
 
-async def test_another_config_waits_for_no_failure_of_the_one_before() -> None:
-    stage = Stage()
-    async with serving(echo, stage) as (controller, handle, _):
-        stage.start = failing("no luck")
-        stage.replicas[0].die()
-        await anyio.sleep(100)
-        assert status_of(controller).state == "unavailable"
-        stage.start = in_turn
-        before = anyio.current_time()
-        await controller.update_backend_config("b", {"retries": 1})
-        await anyio.sleep(0.01)
-        assert await handle.call(1) == 1
-        assert anyio.current_time() - before < 0.1
-
-
 async def test_a_replacement_that_is_cancelled_leaves_the_old_replicas() -> None:
     stage = Stage()
     async with serving(echo, stage, num_replicas=2) as (controller, handle, _):
@@ -416,22 +387,6 @@ async def test_a_replacement_that_is_cancelled_leaves_the_old_replicas() -> None
         await settle()
         assert numbers(stage.alive) == [0, 1]
         assert [r.number for r in stage.ended] == [2]
-        assert await handle.call(1) == 1
-
-
-async def test_a_backend_that_can_not_start_is_mended_by_another_config() -> None:
-    stage = Stage()
-    async with serving(echo, stage) as (controller, handle, _):
-
-        async def start(replica: Any) -> str | None:
-            return None if replica.blueprint.placement_options else "wrong size"
-
-        stage.start = start
-        stage.replicas[0].die()
-        await anyio.sleep(60)
-        assert status_of(controller).state == "unavailable"
-        with anyio.fail_after(100):
-            await controller.update_backend_config("b", {"shared_memory_bytes": 7})
         assert await handle.call(1) == 1
 
 
@@ -529,20 +484,6 @@ async def test_work_that_does_not_end_in_its_grace_is_killed() -> None:
         ends = [type(caller.outcome).__name__ for caller in callers]
         assert sorted(ends) == ["ReplicaDied", "str"]  # the other one is pending
         tasks.cancel_scope.cancel()
-
-
-async def test_a_number_that_can_not_be_reached_stays_as_it_was() -> None:
-    stage = Stage()
-    async with serving(echo, stage, num_replicas=2) as (controller, handle, _):
-        await settle()
-        stage.start = failing("no room")
-        with pytest.raises(ReplicaNotStarted, match="no room"):
-            await controller.scale_backend("b", 4)
-        await settle()
-        status = status_of(controller)
-        assert (status.wanted, len(status.replicas)) == (2, 2)
-        assert (await controller.get_backend_config("b")).num_replicas == 2
-        assert await handle.call(1) == 1
 
 
 async def test_a_scaling_that_is_cancelled_leaves_the_number_as_it_was() -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shoal.batching.calls.entry import Entry
     from shoal.batching.calls.stream import Answer, BatchableModel, ListAnswer, ListSteps, N, Steps
     from shoal.batching.open.batch import OpenBatch
-    from shoal.batching.running.slots import Room
+    from shoal.batching.running.slots import Capacity
     from shoal.core.batch import Batch
     from shoal.core.counters import BatcherState, BatcherStatistics
     from shoal.core.events import Observers
@@ -71,7 +71,7 @@ class Batcher(Generic[C_co]):
             takes requests between its steps for as long as the batcher is open. For both it is an
             async function of an `OpenBatch`.
         streams: Whether an open or continuous handler answers calls with streams.
-        room: The capacity of the handler; None if it takes a batch whenever a slot is free.
+        capacity: What the handler can take now; None if it takes a batch whenever a slot is free.
         observers: The observers of its batches, if batchers share them; None for its own.
         **options: As in `BatchOptions`.
 
@@ -126,7 +126,7 @@ class Batcher(Generic[C_co]):
     @overload
     def __init__(self: Batcher[UnaryCall[P, R]], handler: Callable[..., Answer[Any]], *, signature: Callable[P, R], name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
-    def __init__(self: Batcher[Any], handler: Callable[..., Any] | Handler, *, signature: Callable[..., Any] | None = None, name: str | None = None, fill: Fill = "closed", streams: bool = False, room: Room | None = None, observers: Observers | None = None, **options: Unpack[OptionKeywords]) -> None: ...
+    def __init__(self: Batcher[Any], handler: Callable[..., Any] | Handler, *, signature: Callable[..., Any] | None = None, name: str | None = None, fill: Fill = "closed", streams: bool = False, capacity: Capacity | None = None, observers: Observers | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     # fmt: on
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Batcher(Generic[C_co]):
         name: str | None = None,
         fill: Fill = "closed",
         streams: bool = False,
-        room: Room | None = None,
+        capacity: Capacity | None = None,
         observers: Observers | None = None,
         **options: Any,
     ) -> None:
@@ -149,7 +149,7 @@ class Batcher(Generic[C_co]):
         self._options = checked_options(held_as_handler(options, handler), handler)
         self._counters = Counters(observers)
         self.observers = self._counters.observers
-        self._room = room
+        self._capacity = capacity
         self._session: Session | None = None
         self._closed_unopened = False
         self._scope: anyio.CancelScope | None = None
@@ -208,7 +208,9 @@ class Batcher(Generic[C_co]):
     def _new_session(self) -> Session:
         self._refuse_second_opening()
         self._log_oddity()
-        self._session = Session(self.name, self._handler, self._options, self._counters, self._room)
+        self._session = Session(
+            self.name, self._handler, self._options, self._counters, self._capacity
+        )
         return self._session
 
     def stop(

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 
     from shoal.batching.handlers.handler import Handler
-    from shoal.batching.running.slots import Room
+    from shoal.batching.running.slots import Capacity
     from shoal.core.batch import Batch
     from shoal.core.counters import BatcherState, BatcherStatistics, Counters
     from shoal.core.options.options import BatchOptions
@@ -79,7 +79,7 @@ class Session:
         handler: Handler,
         options: BatchOptions,
         counters: Counters,
-        room: Room | None = None,
+        capacity: Capacity | None = None,
     ) -> None:
         self.state: BatcherState = "open"
         self.failure: BaseException | None = None
@@ -87,7 +87,7 @@ class Session:
         self._handler = handler
         self._options = self._in_force = options
         self._counters = counters
-        self._room = room
+        self._capacity = capacity
         self._parking = parking_of_this_loop()
         self._bell = Bell(self._parking)
         self._batches: dict[Batch, float] = {}
@@ -119,7 +119,11 @@ class Session:
     async def run(self, on_open: Callable[[], object]) -> None:
         """Serves calls until it is closed. Cancellation: waiting callers fail at once."""
         self._task = anyio.get_current_task()
-        unsubscribe = None if self._room is None else self._room.subscribe(self.slots.room_changed)
+        unsubscribe = (
+            None
+            if self._capacity is None
+            else self._capacity.subscribe(self.slots.capacity_changed)
+        )
         try:
             async with self._opened(), anyio.create_task_group() as tasks:
                 self.slots.start(tasks)
@@ -303,9 +307,9 @@ class Session:
         made_of = (self._name, handler, self._options, parking, counters, self._limits, hold_log)
         if handler.fill != "closed":
             run = OpenRun(*made_of)
-            return OpenSlots(parts, run, self._task_died, self._room, handler.fill)
+            return OpenSlots(parts, run, self._task_died, self._capacity, handler.fill)
         closed_run = StreamRun(*made_of) if handler.streams else UnaryRun(*made_of)
-        return ClosedSlots(parts, closed_run, self._task_died, self._room)
+        return ClosedSlots(parts, closed_run, self._task_died, self._capacity)
 
     async def _watch(self, watch: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import SUPPRESS
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -27,7 +27,7 @@ from shoal.server.listeners import NO_SOCKETS, Inherited, PassedSockets, passed_
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.types import ASGIApp
 
@@ -64,7 +64,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_server_options(parser)
     parser.add_argument(
         "--admin-socket",
-        type=Path,
         metavar="PATH",
         help="serve the admin API at this UNIX socket, which only this user can open",
     )
@@ -96,7 +95,7 @@ def _run(arguments: Namespace) -> int:
         raise CommandError("--reload-dir needs --reload")
     passed = _passed(arguments)
     app = _imported(arguments)
-    options = _at(passed, _options(arguments, server_settings(app)))
+    options = _at(passed, server_options(arguments, server_settings(app)))
     return _process(arguments, app, options, passed=passed).to_its_end()
 
 
@@ -112,7 +111,7 @@ def _reload(arguments: Namespace) -> int:
     passed = _passed(arguments)
     if passed.admin is not None or len(passed.public) > 1:
         raise CommandError("--reload takes one socket from systemd, for the application")
-    options = _at(passed, _options(arguments, file_settings(arguments.application)))
+    options = _at(passed, server_options(arguments, file_settings(arguments.application)))
     return serve_versions(
         arguments.argv,
         address_of(options),
@@ -124,7 +123,7 @@ def _reload(arguments: Namespace) -> int:
 def _serve_version(arguments: Namespace, listening: Sequence[int], turn: Turn) -> int:
     """Serves one version of the application, at sockets that `serve_versions` holds."""
     app = _imported(arguments)
-    options = _options(arguments, server_settings(app))
+    options = server_options(arguments, server_settings(app))
     if not turn.wait():
         return 0
     passed = PassedSockets(tuple(map(Inherited, listening)))
@@ -151,10 +150,6 @@ def _at(passed: PassedSockets, options: HttpOptions) -> HttpOptions:
     if not passed.public:
         return options
     return replace(options, uds=None, fd=passed.public[0].fd)
-
-
-def _options(arguments: Namespace, from_file: Mapping[str, Any]) -> HttpOptions:
-    return server_options(arguments, from_file, arguments.admin_socket)
 
 
 def _process(

@@ -70,6 +70,7 @@ def _run(arguments: Namespace) -> int:
         return show(arguments, ready, facts([(name, str(one)) for name, one in ready.items()]))
     collect_less_often()
     need("shoal.server.server")
+    arguments.admin_socket = str(location.socket)
     with being_server(location):
         return _serve(arguments, location)
 
@@ -89,7 +90,7 @@ def _serve(arguments: Namespace, location: ServerLocation) -> int:
     return ServerProcess(
         app=app,
         spec=spec or location.name,
-        options=server_options(arguments, server_settings(app), location.socket),
+        options=server_options(arguments, server_settings(app)),
         started=started,
         **process_options(arguments, server_settings(app)),
     ).to_its_end()

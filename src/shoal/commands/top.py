@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from shoal.serving.clients.remote_client import RemoteClient
 
-_Row: TypeAlias = dict[str, object]  # the cells of a line of a table, by the heads of its columns
+_Row: TypeAlias = dict[str, object]  # the values of a row, by the heads of their columns
 
 _DESCRIPTION: Final = """\
 Show a running server, each second: throughput, latencies, batches and their dispatch reasons,
@@ -59,6 +59,7 @@ _LESS_IMPORTANT: Final = frozenset(
 _MOST_ROWS: Final = 20
 _FEWEST_ROWS: Final = 2
 _MOST_FAILURES: Final = 5
+_UNLIMITED: Final = 1000
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -192,8 +193,8 @@ def picture(view: ServerView, source: str, status: str, width: int, height: int 
     ends = [] if state["backends"] else ["no backends"]
     if state["hidden"]:
         ends.append(f"{state['hidden']:,} more are not shown")
-    room = None if height is None else height - parts[0].count("\n") - 1 - 2 * len(ends)
-    lines = lines_of_tables([min(len(rows), _MOST_ROWS) for rows in tables], room)
+    room = (height or _UNLIMITED) - parts[0].count("\n") - 1 - 2 * len(ends)
+    lines = _lines_of_tables([min(len(rows), _MOST_ROWS) for rows in tables], room)
     parts += [
         _drawn(rows, count, is_wide) for rows, count in zip(tables, lines, strict=True) if count
     ]
@@ -201,25 +202,15 @@ def picture(view: ServerView, source: str, status: str, width: int, height: int 
     return "\n".join([line[:width].rstrip() for line in text.split("\n")])
 
 
-def lines_of_tables(rows: Sequence[int], room: int | None) -> list[int]:
+def _lines_of_tables(rows: Sequence[int], room: int) -> list[int]:
     """Divides the lines of a screen among tables, the most important first."""
     # Each table needs an empty line and a head as well. A table with 0 lines is not shown.
-    if room is None:
-        return list(rows)
-    lines = [0] * len(rows)
+    lines: list[int] = []
     for number, count in enumerate(rows):
-        fewest = min(count, _FEWEST_ROWS)
-        if fewest and room < fewest + 2:
-            break
-        lines[number] = fewest
-        room -= fewest + 2 if fewest else 0
-    while room > 0:
-        short = [number for number, count in enumerate(rows) if 0 < lines[number] < count]
-        if not short:
-            break
-        for number in short[:room]:
-            lines[number] += 1
-        room -= len(short)
+        later = sum(min(one, _FEWEST_ROWS) + 2 for one in rows[number + 1 :] if one)
+        shown = min(count, max(room - 2 - later, _FEWEST_ROWS))
+        lines.append(shown if shown + 2 <= room else 0)
+        room -= lines[-1] + 2 if lines[-1] else 0
     return lines
 
 

@@ -37,23 +37,19 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 from itertools import accumulate, combinations
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Iterable
 
 _Sample = tuple[float, float]
 """The size of a batch, and how long it ran, in seconds."""
-_Key = TypeVar("_Key", bound="Hashable")
-_Kept = TypeVar("_Kept")
 
 _UNREAD: Final = 64
 _RECENT: Final = 11
 _BLOCK: Final = 8
 _CLASSES: Final = 24
 _IN_CLASS: Final = 9
-_SIZES: Final = 64
-_OF_SIZE: Final = 15
 _RATIOS: Final = 128
 # With fewer batches than this, the line is fitted after each, and the spread is not measured yet.
 _FEW: Final = 16
@@ -98,9 +94,8 @@ class LatencyModel:
         self._ratios: deque[float] = deque(maxlen=_RATIOS)
         # Batches of known classes that are not part of the fit yet.
         self._block: list[_Sample] = []
-        # The last samples of each class, and of each exact size; the least recently used is first.
+        # The last samples of each class; the least recently used is first.
         self._classes: dict[int, deque[_Sample]] = {}
-        self._sizes: dict[float, deque[float]] = {}
         self._a = self._b = 0.0
         self._level = 1.0
         self._spread = _SPREAD_OF_FEW
@@ -119,7 +114,7 @@ class LatencyModel:
 
     def run_s(self, size: float) -> float | None:
         """Returns the usual run time of a batch, in seconds; None before the first."""
-        return self._level * self._on_line(size) if self._is_known() else None
+        return self._level * (self._a * size + self._b) if self._is_known() else None
 
     def bound_s(self, size: float) -> float | None:
         """Returns a bound in seconds on about 99% of the runs of a size; None before the first."""
@@ -145,8 +140,9 @@ class LatencyModel:
     def mean_s_of(self, size: float) -> float | None:
         """Returns the median time of the last batches of exactly this size; None without any."""
         self._is_known()
-        measured = self._sizes.get(size)
-        return None if measured is None else _median(measured)
+        samples = [*self._classes.get(_class_of(size), ()), *self._block]
+        measured = [seconds for other, seconds in samples if other == size]
+        return _median(measured) if measured else None
 
     def per_size_s(self) -> tuple[float, float]:
         """Returns the current `a` and `b`, in seconds; zeros before the first batch."""
@@ -178,18 +174,13 @@ class LatencyModel:
             self._read(size, max(seconds, _GRAIN_S))
         return self._samples > 0
 
-    def _on_line(self, size: float) -> float:
-        return self._a * size + self._b
-
     def _read(self, size: float, seconds: float) -> None:
         self._samples += 1
-        _keep(seconds, self._sizes, size, keys=_SIZES, each=_OF_SIZE)
         sample = size, seconds
         self._recent.append(sample)
-        class_ = _class_of(size)
-        if class_ not in self._classes:
+        if _class_of(size) not in self._classes:
             # A new class has most influence on the line, and there is nothing to compare it with.
-            _keep(sample, self._classes, class_, keys=_CLASSES, each=_IN_CLASS)
+            self._classify(sample)
             self._draw()
         else:
             self._block.append(sample)
@@ -197,7 +188,7 @@ class LatencyModel:
                 self._learn()
                 self._draw()
             else:
-                self._paces.append(seconds / self._on_line(size))
+                self._paces.append(seconds / (self._a * size + self._b))
         self._level = _median(self._paces)
         if len(self._paces) == _RECENT:
             # The middle one of the ratios that the level is the median of, so that a step up or
@@ -212,7 +203,15 @@ class LatencyModel:
                 for place, (size, seconds) in enumerate(kept):
                     kept[place] = size, seconds * pace
         for sample in block:
-            _keep(sample, self._classes, _class_of(sample[0]), keys=_CLASSES, each=_IN_CLASS)
+            self._classify(sample)
+
+    def _classify(self, sample: _Sample) -> None:
+        class_ = _class_of(sample[0])
+        kept = self._classes.pop(class_, None) or deque[_Sample](maxlen=_IN_CLASS)
+        kept.append(sample)
+        if len(self._classes) >= _CLASSES:
+            del self._classes[next(iter(self._classes))]
+        self._classes[class_] = kept
 
     def _new_pace(self, block: list[_Sample]) -> float | None:
         """Returns by which factor batches run slower than before; None for no clear change."""
@@ -237,7 +236,7 @@ class LatencyModel:
         b = _weighted_median([(seconds - a * size, weight) for size, seconds, weight in points])
         self._b = max(b, _GRAIN_S)  # if this makes the line too high, the level is below 1
         self._paces.clear()
-        self._paces.extend(seconds / self._on_line(size) for size, seconds in self._recent)
+        self._paces.extend([seconds / (a * size + self._b) for size, seconds in self._recent])
         if len(self._ratios) >= _FEW:
             falling = sorted(self._ratios, reverse=True)
             normal = 1 + (falling[len(falling) // 10] - 1) * _NORMAL_TAIL
@@ -246,17 +245,6 @@ class LatencyModel:
 
 def _class_of(size: float) -> int:
     return round(2 * math.log2(size)) if size > 0 else -1_000_000
-
-
-def _keep(
-    value: _Kept, by_key: dict[_Key, deque[_Kept]], key: _Key, *, keys: int, each: int
-) -> None:
-    """Adds to the last `each` values of a key; drops the least recently used of `keys`."""
-    kept = by_key.pop(key) if key in by_key else deque[_Kept](maxlen=each)
-    kept.append(value)
-    if len(by_key) >= keys:
-        del by_key[next(iter(by_key))]
-    by_key[key] = kept
 
 
 def _median(values: Iterable[float]) -> float:

@@ -128,7 +128,7 @@ class FrontEnds:
                     number,
                     self.shared,
                     self._options.command,
-                    self.bound.fileno,
+                    self.bound.bound_socket.socket.fileno(),
                     self._options.start,
                 )
             except OSError as error:

@@ -16,10 +16,9 @@ import anyio.lowlevel
 from shoal.asgi.connections import SERVER
 from shoal.asgi.extensions import DISCONNECT
 from shoal.front_ends.wire import MESSAGES_AHEAD, WINDOW, size_of
-from shoal.server.connection_task import TaskState, run_contained
 from shoal.server.log_errors import contained, log_failure
-from shoal.server.served_call import ServedCall
-from shoal.server.shared import Change
+from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall
+from shoal.server.shared import Change, TaskState, run_contained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from shoal.front_ends.wire import Channel, Head
     from shoal.server.shared import Shared
 
-_SENDS_WITHOUT_CHECKPOINT: Final = 16
 _MOST_IDLE: Final = 256  # tasks
 _FAILED: Final = "a callback of the application failed"
 _GONE: Final = 1006  # WebSocket's code for a connection that was lost
@@ -106,7 +104,6 @@ class RemoteCall(ServedCall):
     _has_sent_disconnect = False
     _on_drain: Callable[[], object] | None = None
     _is_draining = False
-    _sends = 0
     _unread = 0  # bytes of the response that the client has not taken
     _wanted = 0  # messages of the client that the front end may send
 
@@ -326,7 +323,7 @@ class RemoteCall(ServedCall):
     async def _room(self) -> bool:
         """Waits until the client has taken enough; returns False if it is gone."""
         self._sends += 1
-        if self._sends % _SENDS_WITHOUT_CHECKPOINT == 0:
+        if self._sends % SENDS_WITHOUT_CHECKPOINT == 0:
             await anyio.lowlevel.checkpoint()
         while not (self.has_room() or self.is_over):
             await self._change()

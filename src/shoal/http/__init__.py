@@ -6,8 +6,7 @@ describes the endpoints, `admin` operates them, and `dashboard` shows them. The 
 ASGI, and no server.
 
 `MediaType` annotates the media type of a result. A protocol of your own implements `HttpProtocol`
-and `ProtocolRoutes`. `merged_openapi` adds the OpenAPI document of a mounted application to that of
-the application around it.
+and `ProtocolRoutes`.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -16,21 +15,18 @@ from shoal.core.extras import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from shoal.http.json.codec import MediaType
-    from shoal.http.openapi.merge import merged_openapi
     from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 
 __all__ = [
     "HttpProtocol",
     "MediaType",
     "ProtocolRoutes",
-    "merged_openapi",
 ]
 
 _WHERE: Final = {
     "HttpProtocol": "shoal.http.requests.protocol",
     "MediaType": "shoal.http.json.codec",
     "ProtocolRoutes": "shoal.http.requests.protocol",
-    "merged_openapi": "shoal.http.openapi.merge",
 }
 
 __getattr__, __dir__ = _lazy_names(__name__, _WHERE)

@@ -18,10 +18,10 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.trace import trace_headers
-from shoal.core.options.checks import one_of, seconds, whole
+from shoal.core.options.checks import checked_token, one_of, seconds, whole
 from shoal.errors import DeadlineExceeded
 from shoal.http_client.bodies import ACCEPTED, JSON_LINES, RESULT_TYPES, body_of, result_of
-from shoal.http_client.connection import SILENCE_S, Connection, checked_token
+from shoal.http_client.connection import SILENCE_S, Connection
 from shoal.http_client.problems import FailedResponse, error_of, failure_of
 from shoal.http_client.stream import HttpStream
 from shoal.replicas.portal import BlockingStream, PortalThread

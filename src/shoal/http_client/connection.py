@@ -213,15 +213,6 @@ class StreamingAnswer:
             raise self._connection.broken(error) from error
 
 
-def checked_token(token: str) -> str:
-    """Checks a bearer token."""
-    if not isinstance(token, str):  # pyright: ignore[reportUnnecessaryIsInstance] (users' mistakes)
-        raise TypeError(f"a token must be text, not of type {type(token).__name__}")
-    if not token.isascii() or not token.isprintable() or not token or " " in token:
-        raise ValueError("a token must be printable ASCII characters, without spaces")
-    return token
-
-
 def _split_url(url: str) -> tuple[str, str | None]:
     """Returns the base of the requests' URLs, and the path of the UNIX socket, if it is one."""
     right = "write http://127.0.0.1:8000 or unix:/run/shoal.sock"

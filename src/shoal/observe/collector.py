@@ -48,7 +48,7 @@ COUNTER: Final = CounterMetricFamily
 GAUGE: Final = GaugeMetricFamily
 Kind: TypeAlias = type[CounterMetricFamily] | type[GaugeMetricFamily]
 if TYPE_CHECKING:
-    _Rows: TypeAlias = Sequence[tuple[Kind, str, str, Callable[[T], float | None]]]
+    Rows: TypeAlias = Sequence[tuple[Kind, str, str, Callable[[T], float | None]]]
 
 
 class StartTimes(NamedTuple):
@@ -85,7 +85,7 @@ class ShoalCollector(Collector):
         if (status := self._sources.status()) is not None:
             yield from _of_controller(status, self._sources.starts())
         listeners = [((word,), counts.totals()) for word, counts in self.listeners.items()]
-        yield from _metrics(("listener",), listeners, _OF_LISTENERS)
+        yield from metrics(("listener",), listeners, _OF_LISTENERS)
 
     def _request_times(self) -> Metric:
         family = HistogramMetricFamily(
@@ -101,7 +101,7 @@ class ShoalCollector(Collector):
     def _of_batchers(self) -> Iterator[Metric]:
         labels = ("backend", "method")
         batchers = [((tag, method), one) for tag, method, one in self._sources.batchers()]
-        yield from _metrics(labels, batchers, _OF_BATCHERS)
+        yield from metrics(labels, batchers, _OF_BATCHERS)
         yield _family(
             COUNTER,
             "requests",
@@ -128,7 +128,7 @@ class ShoalCollector(Collector):
             found = [(where, snapshot(one)) for where, one in batchers]
             yield _histogram(name, help_, labels, found)
         joined = [(where, s.occupancy) for where, s in batchers if s.occupancy is not None]
-        yield from _metrics(labels, joined, _OF_JOINED)
+        yield from metrics(labels, joined, _OF_JOINED)
         steps = [(where, one.steps) for where, one in joined]
         help_ = "Requests in a continuous batch at each step of its handler."
         yield _histogram("batch_step_size", help_, labels, steps)
@@ -140,8 +140,8 @@ def _of_controller(status: Status, starts: Mapping[str, StartTimes]) -> Iterator
     backends = status.backends.items()
     replicas = [((tag, one.tag), one) for tag, backend in backends for one in backend.replicas]
     shadows = [((name, one.backend), one) for name, by in endpoints for one in by.shadows]
-    yield from _metrics(("endpoint",), [((name,), one) for name, one in endpoints], _OF_ENDPOINTS)
-    yield from _metrics(("backend",), [((tag,), one) for tag, one in backends], _OF_BACKENDS)
+    yield from metrics(("endpoint",), [((name,), one) for name, one in endpoints], _OF_ENDPOINTS)
+    yield from metrics(("backend",), [((tag,), one) for tag, one in backends], _OF_BACKENDS)
     yield _family(
         GAUGE,
         "replicas",
@@ -154,17 +154,17 @@ def _of_controller(status: Status, starts: Mapping[str, StartTimes]) -> Iterator
         ),
     )
     started = [((tag,), one) for tag, one in starts.items()]
-    yield from _metrics(("backend",), started, _OF_STARTS)
+    yield from metrics(("backend",), started, _OF_STARTS)
     times = [(where, one.times) for where, one in started]
     yield _histogram("replica_start_seconds", "Start time of a replica.", ("backend",), times)
-    yield from _metrics(("backend", "replica"), replicas, _OF_REPLICAS)
-    yield from _metrics(("endpoint", "backend"), shadows, _OF_SHADOWS)
+    yield from metrics(("backend", "replica"), replicas, _OF_REPLICAS)
+    yield from metrics(("endpoint", "backend"), shadows, _OF_SHADOWS)
 
 
-def _metrics(
+def metrics(
     labels: Sequence[str],
     found: Sequence[tuple[Sequence[str], T]],
-    rows: _Rows[T],
+    rows: Rows[T],
 ) -> Iterator[Metric]:
     """Yields a metric for each row of a table, with a sample for each of the labelled objects."""
     for kind, name, help_, value in rows:
@@ -217,7 +217,7 @@ def _add(
 
 _OUTCOMES: Final = ("finished", "failed", "declined", "cancelled", "expired", "rejected", "shed")
 
-_OF_BATCHERS: Final[_Rows[BatcherStatistics]] = (
+_OF_BATCHERS: Final[Rows[BatcherStatistics]] = (
     (GAUGE, "queued_requests", "Requests in the queue.", lambda s: s.queued),
     (GAUGE, "parked_requests", "Requests that wait for room in the queue.", lambda s: s.parked),
     (GAUGE, "running_requests", "Requests in the handler.", lambda s: s.running),
@@ -249,7 +249,7 @@ _HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[BatcherStatistics], Histog
     ("batch_run_seconds", "Run time of the handler for a batch.", lambda s: s.run_s),
 )
 
-_OF_JOINED: Final[_Rows[OccupancyStatistics]] = (
+_OF_JOINED: Final[Rows[OccupancyStatistics]] = (
     (COUNTER, "batch_joins", "Requests that joined a batch.", lambda o: o.joined),
     (COUNTER, "batch_leaves", "Requests that left a batch.", lambda o: o.left),
     (
@@ -266,22 +266,22 @@ _STREAM_HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[ItemTimes], Histogr
     ("stream_item_gap_seconds", "From an item of a stream to the next one.", lambda t: t.between),
 )
 
-_OF_ENDPOINTS: Final[_Rows[EndpointStatus]] = (
+_OF_ENDPOINTS: Final[Rows[EndpointStatus]] = (
     (GAUGE, "endpoint_held_requests", "Requests held until traffic is set.", lambda e: e.held),
 )
 
-_OF_BACKENDS: Final[_Rows[BackendStatus]] = (
+_OF_BACKENDS: Final[Rows[BackendStatus]] = (
     (GAUGE, "wanted_replicas", "Target number of replicas.", lambda b: b.wanted),
     (COUNTER, "replica_starts", "Started replicas.", lambda b: b.starts),
     (COUNTER, "replica_deaths", "Replicas that died or were killed.", lambda b: b.deaths),
     (COUNTER, "replica_restarts", "Replicas started to replace a dead one.", lambda b: b.restarts),
 )
 
-_OF_STARTS: Final[_Rows[StartTimes]] = (
+_OF_STARTS: Final[Rows[StartTimes]] = (
     (COUNTER, "replica_start_failures", "Failed starts of replicas.", lambda s: s.failures),
 )
 
-_OF_LISTENERS: Final[_Rows[ConnectionTotals]] = (
+_OF_LISTENERS: Final[Rows[ConnectionTotals]] = (
     (GAUGE, "connections", "Open connections.", lambda c: c.open),
     (GAUGE, "connection_limit", "How many connections may be open.", lambda c: c.limit),
     (COUNTER, "accepted_connections", "Accepted connections.", lambda c: c.accepted),
@@ -289,13 +289,13 @@ _OF_LISTENERS: Final[_Rows[ConnectionTotals]] = (
     (COUNTER, "sent_bytes", "Bytes that went out.", lambda c: c.sent),
 )
 
-_OF_REPLICAS: Final[_Rows[ReplicaStatus]] = (
+_OF_REPLICAS: Final[Rows[ReplicaStatus]] = (
     (GAUGE, "replica_running_requests", "Requests a replica runs.", lambda r: r.ongoing),
     (COUNTER, "replica_batches", "Batches a replica was given.", lambda r: r.batches),
     (GAUGE, "replica_memory_bytes", "Resident memory of a replica.", lambda r: r.memory_bytes),
 )
 
-_OF_SHADOWS: Final[_Rows[ShadowStatus]] = (
+_OF_SHADOWS: Final[Rows[ShadowStatus]] = (
     (COUNTER, "shadow_requests", "Copied requests.", lambda s: s.sent),
     (COUNTER, "shadow_dropped", "Requests not copied: too many copies ran.", lambda s: s.dropped),
     (COUNTER, "shadow_errors", "Failed copies.", lambda s: s.failed),

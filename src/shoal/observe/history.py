@@ -66,13 +66,7 @@ class BatcherHistory:
         return taken
 
     def since(self, number: int) -> list[Row]:
-        found: list[Row] = []
-        for row in reversed(self.rows):
-            if row[0] <= number:
-                break
-            found.append(row)
-        found.reverse()
-        return found
+        return [row for row in self.rows if row[0] > number]
 
     def now(self, *, is_open: bool) -> list[Row]:
         """Returns the batches that run now, or the requests in open batches.

@@ -8,11 +8,14 @@ from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from shoal.observe.collector import GAUGE, metrics
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from prometheus_client.metrics_core import Metric
 
+    from shoal.observe.collector import Rows
     from shoal.serving.status import GpuStatus
 
 
@@ -21,49 +24,36 @@ class GpuCollector(Collector):
         self.gpus: Mapping[str, GpuStatus] = {}  # by name; set before each scrape
 
     def collect(self) -> Iterator[Metric]:
-        for name, help_, value in _OF_GPUS:
-            known = {gpu: value(one) for gpu, one in self.gpus.items()}
-            yield from _gauge(name, help_, ("gpu",), {(gpu,): one for gpu, one in known.items()})
-        yield from _gauge(
-            "replica_gpu_share",
-            "Which part of a GPU a replica was given.",
-            ("backend", "replica", "gpu"),
-            {
-                (replica.rpartition("#")[0], replica, gpu): part
-                for gpu, one in self.gpus.items()
-                for replica, part in one.replicas.items()
-            },
-        )
+        gpus = [((name,), one) for name, one in self.gpus.items()]
+        shares = [
+            ((replica.rpartition("#")[0], replica, name), part)
+            for name, one in self.gpus.items()
+            for replica, part in one.replicas.items()
+        ]
+        where = ("backend", "replica", "gpu")
+        found = [*metrics(("gpu",), gpus, _OF_GPUS), *metrics(where, shares, _OF_SHARES)]
+        yield from (family for family in found if family.samples)
 
 
-def _gauge(
-    name: str,
-    help_: str,
-    labels: tuple[str, ...],
-    samples: Mapping[tuple[str, ...], float | None],
-) -> Iterator[Metric]:
-    family = GaugeMetricFamily(f"shoal_{name}", help_, labels=labels)
-    for where, value in samples.items():
-        if value is not None:
-            family.add_metric(where, value)
-    if family.samples:
-        yield family
-
-
-_OF_GPUS: tuple[tuple[str, str, Callable[[GpuStatus], float | None]], ...] = (
+_OF_GPUS: Final[Rows[GpuStatus]] = (
     (
+        GAUGE,
         "gpu_memory_used_bytes",
         "Memory of a GPU in use, by all programs.",
         lambda g: g.memory_used_bytes,
     ),
-    ("gpu_memory_bytes", "Memory of a GPU.", lambda g: g.memory_total_bytes),
+    (GAUGE, "gpu_memory_bytes", "Memory of a GPU.", lambda g: g.memory_total_bytes),
     (
+        GAUGE,
         "gpu_utilization_ratio",
         "The share of the last moment in which a GPU ran anything.",
         lambda g: g.utilization,
     ),
 )
 
+_OF_SHARES: Final[Rows[float]] = (
+    (GAUGE, "replica_gpu_share", "Which part of a GPU a replica was given.", lambda part: part),
+)
 
 _OF_PROCESS: Final = {
     "process_cpu_seconds": ("shoal_worker_cpu_seconds", "Processor time of a worker."),

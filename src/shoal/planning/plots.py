@@ -10,7 +10,6 @@ from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.core.batch import DispatchReason
 from shoal.core.extras import needing
 from shoal.planning.figures import duration, percentile
 
@@ -23,14 +22,6 @@ if TYPE_CHECKING:
     from shoal.planning.recordings import MeasuredRunTimes
     from shoal.planning.tuning import Candidate, Search
 
-# Readable on white and on black.
-_REASON_COLORS: Final = dict(
-    zip(
-        DispatchReason,
-        ("#1596a6", "#d9843b", "#9b7bc4", "#cf5470", "#6f9f4a", "#7f8790", "#b09030", "#4a6fd0"),
-        strict=True,
-    )
-)
 _MOMENTS: Final = 60
 _BARS: Final = 40
 _SHARES: Final = (50, 99)
@@ -75,14 +66,8 @@ def _tidy(axes: Any) -> None:
 
 
 def _draw_latencies(axes: Any, answered: Sequence[float]) -> None:
-    count = len(answered)
-    # More than a thousand points can't be distinguished.
-    indices = sorted({round(at * (count - 1) / 1000) for at in range(1001)})
-    axes.plot(
-        [answered[index] * 1e3 for index in indices],
-        [(index + 1) / count for index in indices],
-        color=_REASON_COLORS[DispatchReason.FULL],
-    )
+    shares = [(index + 1) / len(answered) for index in range(len(answered))]
+    axes.plot([latency * 1e3 for latency in answered], shares)
     for share, style in zip(_SHARES, (":", "--"), strict=True):
         latency = percentile(answered, share)
         label = f"p{share} {duration(latency)}"
@@ -108,8 +93,8 @@ def _draw_course(axes: Any, simulation: Simulation) -> None:
         moments.append(first_at + (moment + 0.5) * step_s)
         for share in _SHARES:
             drawn[share].append(percentile(ordered, share) * 1e3)
-    for (share, heights), color in zip(drawn.items(), ("#0f7c8a", "#d9843b"), strict=True):
-        axes.plot(moments, heights, color=color, label=f"p{share}", linewidth=1.4)
+    for share, heights in drawn.items():
+        axes.plot(moments, heights, label=f"p{share}")
     axes.set(xlabel="time of arrival, seconds", ylabel="milliseconds", ylim=(0, None))
     axes.set_title("Latency over time")
     _tidy(axes)
@@ -130,7 +115,6 @@ def _draw_sizes(axes: Any, simulation: Simulation) -> None:
         edges,
         weights=[[1 / len(batches)] * len(sizes) for sizes in by_reason.values()],
         stacked=True,
-        color=[_REASON_COLORS[reason] for reason in by_reason],
         label=[f"{reason}: {len(sizes):,}" for reason, sizes in by_reason.items()],
     )
     axes.set(xlabel="size of a batch", ylabel="share of batches")

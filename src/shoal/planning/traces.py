@@ -19,9 +19,10 @@ import csv
 import json
 import math
 import random
+from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain
+from io import StringIO
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal.core.simulation.results import Arrival
@@ -79,37 +80,23 @@ def read_trace(path: Path, batcher: str | None = None) -> Recording:
     """
     reading = _Reading()
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            opening = list(_up_to_text(file))
-            lines = chain(opening, file)
-            is_ndjson = path.suffix in (".ndjson", ".jsonl") or "".join(opening).lstrip()[:1] == "{"
-            for where, row in _objects(path, lines) if is_ndjson else _csv_rows(path, lines):
-                reading.add(where, row)
+        text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise ValueError(f"can't read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8 text") from None
+    is_ndjson = path.suffix in (".ndjson", ".jsonl") or text.lstrip()[:1] == "{"
+    rows = _objects if is_ndjson else _csv_rows
+    for where, row in rows(path, StringIO(text, newline="")):
+        reading.add(where, row)
     return reading.recording(path, batcher)
-
-
-def _up_to_text(lines: Iterable[str]) -> Iterator[str]:
-    """Returns the first lines, up to one that is not blank."""
-    for line in lines:
-        yield line
-        if line.strip():
-            return
-
-
-class _Requests:
-    def __init__(self) -> None:
-        self.arrivals: list[Arrival] = []
-        self.columns: dict[str, None] = {}
 
 
 class _Reading:
     def __init__(self) -> None:
         self._is_recorded = False
-        self._requests: dict[str, _Requests] = {}
+        self._arrivals: defaultdict[str, list[Arrival]] = defaultdict(list)
+        self._columns: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._batchers: dict[str, RecordedBatcher] = {}
         self._lost = self._unfinished = 0
 
@@ -157,27 +144,22 @@ class _Reading:
             self._add_request(name, where, row)
 
     def _add_request(self, name: str, where: str, row: dict[str, Any]) -> None:
-        arrival = _arrival(where, row)
-        requests = self._requests.get(name)
-        if requests is None:
-            requests = self._requests[name] = _Requests()
-        requests.arrivals.append(arrival)
-        if not row.keys() <= requests.columns.keys():
-            requests.columns |= dict.fromkeys(row)
+        self._arrivals[name].append(_arrival(where, row))
+        self._columns[name] |= dict.fromkeys(row)
 
     def recording(self, path: Path, batcher: str | None) -> Recording:
-        requests = self._requests
+        requests = self._arrivals
         if not requests:
             raise ValueError(f"{path} has no requests")
-        name = max(requests, key=lambda one: len(requests[one].arrivals))
+        name = max(requests, key=lambda one: len(requests[one]))
         if batcher is not None:
             if batcher not in requests:
                 there = ", ".join(filter(None, requests))
                 why = f"it has those for {there}" if there else "it names no backends"
                 raise ValueError(f"{path} has no requests for {batcher}; {why}")
             name = batcher
-        arrivals = sorted(requests[name].arrivals, key=lambda one: one.at)
-        columns = requests[name].columns
+        arrivals = sorted(requests[name], key=lambda one: one.at)
+        columns = self._columns[name]
         known = COLUMNS.keys() | (_OF_RECORDINGS if self._is_recorded else ())
         first_at = arrivals[0].at
         return Recording(

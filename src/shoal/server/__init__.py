@@ -5,9 +5,9 @@ application. Read its files in this order:
 
 - `server`: one run, from binding to the last connection; `listeners` and `connection_limit` are its
   addresses, `config` its outcome.
-- `shared`: the state that the connections at one address share.
-- `sockets`, then `http1`, then `streams` (HTTP/2 and WebSocket): connections, from bytes to calls.
-- `served_call` and `connection_task`: the base of all calls, and the task that calls the
+- `shared`: the state that the connections at one address share, and the tasks that call the
   application.
+- `sockets`, then `http1`, then `streams` (HTTP/2 and WebSocket): connections, from bytes to calls.
+- `served_call`: the base of all calls.
 - `proxies`, `access_log` and `log_errors`: the headers of proxies, and the logs.
 """

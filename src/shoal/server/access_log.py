@@ -103,11 +103,6 @@ class AccessLogLine:
         self._request_id: str | None = None
         self._bytes = 0
 
-    def note_answer(self, status: int, request_id: bytes, size: int) -> None:
-        self._status = status
-        self._request_id = request_id.decode("latin-1") or None
-        self._bytes += size
-
     def note_trace(self, ids: tuple[str, str]) -> None:
         self.trace_ids = ids
 
@@ -186,6 +181,6 @@ class Refusals:
             if self._proxies is not None and scope["path"] is not None:
                 self._proxies.complete(scope)
             entry = AccessLogLine(took_s)
-            entry.note_answer(status, b"", size)
+            entry.note_status(status, size)
             method = scope.get("method", "GET")
             entry.write(protocol_of(scope), method, scope["path"], scope["client"])

@@ -102,27 +102,21 @@ class FrontEndListener(Protocol):
 
     async def run(self) -> None:
         """Keeps the workers running until the server drains and they have ended."""
-        ...
 
     async def open(self) -> None:
         """Lets the workers accept clients; raises `OSError` if it can't listen."""
-        ...
 
     async def accept(self) -> None:
         """Waits until it is cancelled: the workers accept."""
-        ...
 
     def announce_end(self) -> None:
         """Closes this process's socket, and lets the workers drain."""
-        ...
 
     def drain(self) -> None:
         """Does nothing: the workers close their sockets."""
-        ...
 
     def abort(self) -> None:
         """Lets the workers close all connections by force."""
-        ...
 
 
 # Makes the listener. The arguments: the socket, the state that requests share, a function for the

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import resource
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -75,41 +75,34 @@ class LimitedListener:
 
     def __init__(self, bound: BoundSocket, max_connections: int, exhaustion: Exhaustion) -> None:
         self._exhaustion = exhaustion
-        self._bound = bound
+        self.bound_socket = bound
         self._max_connections = max_connections
         # Invariant: permits in use == sockets returned and not yet released.
         self._permits = anyio.Semaphore(max_connections, max_value=max_connections)
         self._has_warned = False
 
-    @property
-    def url(self) -> str:
-        return self._bound.url
-
-    @property
-    def name(self) -> Any:
-        return self._bound.socket.getsockname()
-
-    @property
-    def fileno(self) -> int:
-        return self._bound.socket.fileno()
-
     def listen(self) -> None:
-        self._bound.socket.listen(_BACKLOG)
+        self.bound_socket.socket.listen(_BACKLOG)
 
     async def accept(self) -> socket.socket:
-        while True:
-            await self._acquire()
-            try:
-                return await self._accept()
-            except OSError as error:
-                self.release()
-                if error.errno not in _EXHAUSTED:
-                    raise
-                self._exhaustion.note(error)
-                await anyio.sleep(_RETRY_S)
-            except BaseException:
-                self.release()
-                raise
+        await self._acquire()
+        try:
+            while True:
+                try:
+                    accepted, _ = self.bound_socket.socket.accept()
+                except OSError as error:
+                    if error.errno in _EXHAUSTED:
+                        self._exhaustion.note(error)
+                        await anyio.sleep(_RETRY_S)
+                    elif error.errno in _NOBODY:
+                        await anyio.wait_readable(self.bound_socket.socket)
+                    else:
+                        raise
+                else:
+                    return accepted
+        except BaseException:
+            self.release()
+            raise
 
     def accept_waiting(self) -> socket.socket | None:
         """Returns a client that has connected already, if the limit allows it."""
@@ -118,7 +111,7 @@ class LimitedListener:
         except anyio.WouldBlock:
             return None
         try:
-            accepted, _ = self._bound.socket.accept()
+            accepted, _ = self.bound_socket.socket.accept()
         except OSError:
             self.release()
             return None
@@ -128,18 +121,7 @@ class LimitedListener:
         self._permits.release()
 
     def close(self) -> None:
-        self._bound.close()
-
-    async def _accept(self) -> socket.socket:
-        while True:
-            try:
-                accepted, _ = self._bound.socket.accept()
-            except OSError as error:
-                if error.errno not in _NOBODY:
-                    raise
-                await anyio.wait_readable(self._bound.socket)
-            else:
-                return accepted
+        self.bound_socket.close()
 
     async def _acquire(self) -> None:
         if self._permits.value == 0 and not self._has_warned:

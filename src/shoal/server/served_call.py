@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
@@ -11,6 +11,9 @@ from shoal.server.log_errors import contained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+# A stream whose client keeps up must not hold the event loop.
+SENDS_WITHOUT_CHECKPOINT: Final = 16
 
 
 class ServedCall(Mapping[str, Any]):
@@ -30,6 +33,7 @@ class ServedCall(Mapping[str, Any]):
     is_over = is_complete = has_begun = False
     # The status that the server has sent in place of the application, and the size of its body.
     refusal = refused_size = 0
+    _sends = 0
     _is_cut_off = False
     _on_left: Callable[[], object] | None = None
 
@@ -50,7 +54,7 @@ class ServedCall(Mapping[str, Any]):
     @property
     def send_timeout_s(self) -> float:
         """How long the client may take to accept a message, in seconds."""
-        seconds: float = self._shared.send_timeout_s
+        seconds: float = self._shared.options.send_timeout_s
         return seconds
 
     @property

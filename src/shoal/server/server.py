@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -37,10 +36,9 @@ from shoal.server.http1.connection import Http1Connection
 from shoal.server.listeners import AppListener, bind_all
 from shoal.server.proxies import ProxyHeaders
 from shoal.server.shared import Shared
-from shoal.server.sockets.poller import new_poller
 from shoal.server.sockets.timeouts import Timeouts
 from shoal.server.sockets.tls import TlsTransport, tls_of
-from shoal.server.sockets.transport import Transport
+from shoal.server.sockets.transport import Transport, new_poller
 
 if TYPE_CHECKING:
     import socket
@@ -54,7 +52,7 @@ if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
     from shoal.server.config import FrontEndListener, StartFrontEnds
     from shoal.server.http1.head import HeadParser
-    from shoal.server.sockets.transport import Poller
+    from shoal.server.sockets.transport import EpollPoller, TaskPoller
 
 __all__ = ["Drained", "serve"]
 
@@ -134,10 +132,6 @@ async def serve(
     return server.drained()
 
 
-def _url(bound: LimitedListener, shared: Shared) -> str:
-    return bound.url.replace("http:", f"{shared.scheme}:", 1)
-
-
 def _ignore(_url: str) -> None:
     pass
 
@@ -168,30 +162,18 @@ def switch_protocol(
         WebSocketConnection(shared, transport, released, parser).start(received)
 
 
+@dataclass(eq=False)
 class _OpenListener:
     """One address: its application, its socket, and the state that its connections share."""
 
-    def __init__(
-        self,
-        listener: AppListener,
-        bound: LimitedListener,
-        shared: Shared,
-        poller: Poller,
-        tls: SSLContext | None,
-        counts: ConnectionCounts,
-        accepts_at_once: int,
-    ) -> None:
-        self._tls = tls
-        self._accepts_at_once = accepts_at_once
-        self.started = listener.started
-        self.bound = bound
-        self.shared = shared
-        self._poller = poller
-        self._counts = counts
-
-    @property
-    def url(self) -> str:
-        return _url(self.bound, self.shared)
+    started: Callable[[str], object]
+    url: str
+    bound: LimitedListener
+    shared: Shared
+    poller: EpollPoller | TaskPoller
+    tls: SSLContext | None
+    counts: ConnectionCounts
+    accepts_at_once: int
 
     async def open(self) -> None:
         self.bound.listen()
@@ -200,7 +182,7 @@ class _OpenListener:
         while True:
             self._open(await self.bound.accept())
             # Several in one pass of the event loop, since handlers may hold the loop for long.
-            for _ in range(self._accepts_at_once - 1):
+            for _ in range(self.accepts_at_once - 1):
                 client = self.bound.accept_waiting()
                 if client is None:
                     break
@@ -223,9 +205,9 @@ class _OpenListener:
             connection.abort()
 
     def _open(self, client: socket.socket) -> None:
-        transport = Transport(client, self._poller, self._counts)
+        transport = Transport(client, self.poller, self.counts)
         try:
-            top = transport if self._tls is None else TlsTransport(transport, self._tls)
+            top = transport if self.tls is None else TlsTransport(transport, self.tls)
             Http1Connection(self.shared, top, self.bound.release, switch_protocol).start()
         except OSError:  # the client is gone
             transport.close()
@@ -310,13 +292,12 @@ class _Server:
         self, listener: AppListener, bound: LimitedListener, connections: TaskGroup
     ) -> _OpenListener | FrontEndListener:
         tls = self._tls if listener.may_have_tls else None
-        guard = RequestGuard(self._options, bound.name)
+        guard = RequestGuard(self._options, bound.bound_socket.socket.getsockname())
         is_main = listener.app is self._to_open[0][0].app
-        has_state = self._lifespan is not None and is_main
         shared = Shared(
             listener.app,
             self._options,
-            self._lifespan.state if self._lifespan is not None and has_state else {},
+            self._lifespan.state if self._lifespan is not None and is_main else {},
             self._parking,
             self._timeouts,
             connections,
@@ -326,17 +307,18 @@ class _Server:
             self._counts,
             guard.is_local,
         )
+        started = listener.started
+        url = bound.bound_socket.url.replace("http:", f"{shared.scheme}:", 1)
         # Further addresses of the application are served by this process.
         if is_main and self._to_start is not None and self._front_ends is None:
-            url = _url(bound, shared)
-            self._front_ends = self._to_start(bound, shared, listener.started, url, self._shut_down)
+            self._front_ends = self._to_start(bound, shared, started, url, self._shut_down)
             self._counts["main"] = self._front_ends.connections
             return self._front_ends
         word = "main" if is_main else "admin"
         counts = self._own_counts.setdefault(word, ConnectionCounts(self._options.max_connections))
         self._counts.setdefault(word, counts)
         at_once = self._accepts_at_once
-        return _OpenListener(listener, bound, shared, self._poller, tls, counts, at_once)
+        return _OpenListener(started, url, bound, shared, self._poller, tls, counts, at_once)
 
     async def _wait_for(self, shutdown: Callable[[], Awaitable[object]]) -> None:
         await shutdown()
@@ -350,14 +332,13 @@ class _Server:
         self._until_shutdown.cancel()
 
     async def _start(self, tasks: TaskGroup, accepting: TaskGroup) -> None:
-        steps: list[Callable[[], Awaitable[bool]]] = [
-            self._outcome.application_started,
-            partial(self._listen, accepting),
-        ]
-        for step in reversed(steps) if self._answers_early else steps:
-            if not await step():
-                self._shut_down()
-                return
+        if self._answers_early:
+            is_up = await self._listen(accepting) and await self._outcome.application_started()
+        else:
+            is_up = await self._outcome.application_started() and await self._listen(accepting)
+        if not is_up:
+            self._shut_down()
+            return
         self._outcome.is_up = True
         if self._front_ends is None:
             check_descriptors(self._options.max_connections)

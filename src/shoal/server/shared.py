@@ -1,15 +1,16 @@
-"""The state that the connections at one address share, and how their tasks wait for each other."""
+"""The state that the connections at one address share, and their tasks."""
 
 from __future__ import annotations
 
-import time
+import logging
 from collections import deque
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 import anyio.lowlevel
 
+from shoal.failures.exceptions import goes_on
 from shoal.server.access_log import Refusals
 from shoal.server.log_errors import ClientFaults
 
@@ -29,11 +30,9 @@ if TYPE_CHECKING:
 
 NO_COUNTS: Final[Mapping[str, CountedConnections]] = {}
 
-_WEEKDAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_MONTHS: Final = (
-    *("Jan", "Feb", "Mar", "Apr", "May", "Jun"),
-    *("Jul", "Aug", "Sep", "Oct", "Nov", "Dec"),
-)
+_log = logging.getLogger("shoal.server")
+
+_LEFT_OPEN: Final = "the application has left a cancel scope open"
 
 
 class Shared:
@@ -76,18 +75,12 @@ class Shared:
         self.counts = counts  # of all addresses of the server, by "main" or "admin"
         self.is_local = is_local  # it listens at a loopback address or a UNIX socket
         self.idle_s = options.keep_alive_timeout_s
-        self.head_timeout_s = options.head_timeout_s
-        self.body_timeout_s = options.body_timeout_s
-        self.ping_interval_s = options.ping_interval_s
-        self.send_timeout_s = options.send_timeout_s
         self.faults = ClientFaults(timeouts.now)
         self.connections: set[Any] = set()
         self.started = 0  # calls of the application since the server started
         self.finished = 0
         self.is_draining = False  # connections close after their current responses
         self._closed: anyio.Event | None = None
-        self._date = b""
-        self._date_at = 0
 
     @property
     def running(self) -> int:
@@ -122,23 +115,6 @@ class Shared:
             self._closed.set()
             self._closed = None
 
-    def date_now(self) -> bytes:
-        """Returns the header line with the current date, and a line break before it."""
-        at = int(time.time())
-        if at != self._date_at:
-            self._date_at = at
-            self._date = f"\r\ndate: {http_date(at)}".encode("ascii")
-        return self._date
-
-
-def http_date(at: int) -> str:
-    # `time.strftime` depends on the locale, and `email.utils` takes longer to load than HTTP/1.1.
-    year, month, day, hour, minute, second, weekday, *_ = time.gmtime(at)
-    return (
-        f"{_WEEKDAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04}"
-        f" {hour:02}:{minute:02}:{second:02} GMT"
-    )
-
 
 class Change:
     """Wakes tasks; each task then checks for itself whether its condition holds."""
@@ -160,6 +136,62 @@ class Change:
             await waiter
         finally:
             self._waiters.remove(waiter)
+
+
+class ServedConnection(Protocol):
+    shared: Shared
+
+    async def run(self) -> bool:
+        """Serves some requests; returns False if another task must continue."""
+        ...
+
+    def ended(self, *, is_reusable: bool) -> None:
+        """Handles the end of the task; with False, another task must continue."""
+
+
+class TaskState:
+    """The state of a task that the application it calls can change."""
+
+    __slots__ = ("_context", "_innermost_scope", "_scope")
+
+    def __init__(self, parking: Parking) -> None:
+        self._innermost_scope = parking.innermost_scope()
+        self._context, self._scope = copy_context(), self._innermost_scope()
+
+    def is_unchanged(self) -> bool:
+        try:
+            return copy_context() == self._context and self._innermost_scope() is self._scope
+        except Exception:  # two values of a context variable can't be compared
+            return False
+
+
+async def run_contained(connection: ServedConnection) -> None:
+    # An error of the application, a cancellation of its call, or a scope that it leaves open ends
+    # no other connection. Errors that end the program or the server propagate.
+    parking = connection.shared.parking
+    failure: BaseException | None = None
+    is_reusable = True
+    scope = parking.new_scope()
+    try:
+        with scope:
+            try:
+                is_reusable = await connection.run()
+            except BaseException as error:
+                failure = error
+                raise
+            finally:
+                if parking.leave_scopes_in(scope):
+                    _log.warning(_LEFT_OPEN)
+    except BaseException as error:
+        if failure is None:
+            _log.warning(_LEFT_OPEN, exc_info=error)
+        elif goes_on(failure, parking):
+            raise failure from failure.__cause__
+        else:  # for example a cancellation that nobody has requested
+            _log.error("the application has ended a connection", exc_info=failure)
+    finally:
+        del failure  # its traceback holds this frame
+        connection.ended(is_reusable=is_reusable)
 
 
 # Parsing a frame of HTTP/2 takes a tenth of a millisecond, and each connection has a task for it. A

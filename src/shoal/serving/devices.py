@@ -7,7 +7,6 @@ backend asks for some.
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -34,16 +33,11 @@ _LIMIT_S: Final = 10.0
 """How long NVML may take to count the GPUs."""
 
 
-@dataclass(frozen=True)
-class _Found:
-    ledger: DeviceLedger
-    source: str
-
-
 class Devices:
     def __init__(self, meter: GpuMeter | None = None) -> None:
         self.meter = GpuMeter() if meter is None else meter
-        self._found: _Found | None = None
+        self._found: DeviceLedger | None = None
+        self._source = ""  # of the GPUs, for messages
         self._giving = anyio.Lock()
 
     async def find(self, config: BackendConfig) -> None:
@@ -60,7 +54,7 @@ class Devices:
             ours = tuple(map(str, range(number or 0)))
             source = "this machine has"
         if self._found is None:
-            self._found = _Found(DeviceLedger(ours), source)
+            self._found, self._source = DeviceLedger(ours), source
 
     @asynccontextmanager
     async def checked(self, backend: str, config: BackendConfig) -> AsyncGenerator[None]:
@@ -122,20 +116,19 @@ class Devices:
     @property
     def _ledger(self) -> DeviceLedger:
         assert self._found is not None, "`find` comes first"
-        return self._found.ledger
+        return self._found
 
     def _refusal(self, asked: str) -> NotEnoughGpus:
-        assert self._found is not None
-        ledger = self._found.ledger
+        ledger = self._ledger
         count = len(ledger.devices)
         if count == 0:
             return NotEnoughGpus(
-                f"{asked}, and {self._found.source} none; {VISIBLE} in the environment of the "
+                f"{asked}, and {self._source} none; {VISIBLE} in the environment of the "
                 "server names them, if it can't find them"
             )
         named = f"{count}: {', '.join(ledger.devices[:16])}{', ...' if count > 16 else ''}"
         taken = ledger.shown() or "nobody has any"
-        return NotEnoughGpus(f"{asked}, and {self._found.source} {named}; {taken}")
+        return NotEnoughGpus(f"{asked}, and {self._source} {named}; {taken}")
 
 
 def _wanted(config: BackendConfig) -> float | None:

@@ -70,15 +70,14 @@ class ImportRule:
         if name == "user_config":
             return value  # only the user's code interprets it
         _refuse_code(name, value)
-        if name == _OF_OWN_PLACEMENT:
-            for inner, one in _options_within(value):
-                _refuse_code(inner, one)  # it may pass them on to a placement of Shoal's
         if isinstance(value, str):
             return self.checked(value) if _is_import_path(value) else value
-        for text in _texts(value):
-            if _is_import_path(text):
-                self.checked(text)
-        return value  # pyright: ignore[reportUnknownVariableType] (checked with the option)
+        for inner, one in _within(value):
+            if name == _OF_OWN_PLACEMENT:
+                _refuse_code(inner, one)  # it may pass them on to a placement of Shoal's
+            if isinstance(one, str) and _is_import_path(one):
+                self.checked(one)
+        return value
 
 
 def _refuse_code(name: str, value: Any) -> None:
@@ -94,25 +93,16 @@ def _chooses_code(name: str) -> NotAllowed:
     )
 
 
-def _options_within(value: Any) -> Iterator[tuple[str, Any]]:
+def _within(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields all values in mappings and lists, with their keys; elements of lists have none."""
+    inner: Iterable[tuple[str, Any]] = ()
     if isinstance(value, Mapping):
-        for name, one in cast("Mapping[str, Any]", value).items():
-            yield name, one
-            yield from _options_within(one)
+        inner = cast("Mapping[str, Any]", value).items()
     elif isinstance(value, list):
-        for one in cast("Iterable[Any]", value):
-            yield from _options_within(one)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in cast("Mapping[str, Any]", value).values():
-            yield from _texts(one)
-    elif isinstance(value, list):
-        for one in cast("Iterable[Any]", value):
-            yield from _texts(one)
+        inner = (("", one) for one in cast("Iterable[Any]", value))
+    for name, one in inner:
+        yield name, one
+        yield from _within(one)
 
 
 def _is_import_path(text: str) -> bool:

@@ -445,6 +445,20 @@ async def test_with_a_token_any_host_name_is_accepted(client):
     assert answer.status == 200
 
 
+@pytest.mark.parametrize(
+    "header", ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via"]
+)
+async def test_without_a_token_a_request_through_a_proxy_is_refused(client, header):
+    for value in ("for=192.0.2.1", ""):
+        answer = await talk(admin_app(client), "GET", "status", headers=(LOCAL, (header, value)))
+        assert (answer.status, kind_of(answer)) == (403, "forwarded")
+    assert client.asked == []
+    headers = (LOCAL, (header, "192.0.2.1"), BEARER)
+    assert (
+        await talk(admin_app(client, token=TOKEN), "GET", "status", headers=headers)
+    ).status == 200
+
+
 # Import paths
 
 

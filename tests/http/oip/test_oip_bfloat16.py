@@ -98,19 +98,3 @@ async def test_an_annotation_of_bfloat16_is_told_of():
         told = (await ask(app, "/v2/models/m", method="GET")).json()
     assert told["inputs"] == [{"name": "x", "datatype": "BF16", "shape": [-1, -1]}]
     assert told["outputs"] == [{"name": "output", "datatype": "BF16", "shape": [-1, -1]}]
-
-
-async def test_what_comes_as_bf16_goes_back_so_where_the_model_says_it():
-    app = shoal.App(protocols=["oip"])
-
-    async def model(x):
-        return [one.astype(BF16) for one in x]
-
-    model.__annotations__ = {"x": list[np.ndarray], "return": list[np.ndarray]}
-    app.endpoint("/m", name="m")(model)
-    values = [1.5, -2.0, 0.10009765625, LARGEST]
-    tensor = {"name": "x", "shape": [2, 2], "datatype": "BF16", "data": values}
-    async with app.lifespan():
-        answer = await ask(app, "/v2/models/m/infer", {"inputs": [tensor]})
-    [output] = answer.json()["outputs"]
-    assert output == {**tensor, "name": "output"}

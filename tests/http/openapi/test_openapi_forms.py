@@ -70,12 +70,6 @@ async def test_a_result_that_is_encoded_by_a_function_may_be_anything():
     assert found["components"]["schemas"]["Comment"]["required"] == ["text"]
 
 
-async def test_without_a_body_the_item_is_in_the_query():
-    get, _found = await described(of_comment, method="get")
-    assert set(places(get)) == {("query", "text"), ("query", "limit")}
-    assert "requestBody" not in get
-
-
 @pytest.mark.parametrize("raw", [bytes, Request])
 async def test_a_raw_body_may_be_of_any_media_type(raw):
     def of_raw(body: raw) -> int:

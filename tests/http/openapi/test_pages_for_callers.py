@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount
 
 import shoal
-from shoal.http.openapi.page import VIEWER_FILES
+from shoal.http.app.pages import VIEWER_FILES
 from shoal.http.requests.protocol import ProtocolRoutes
 from shoal.testing.asgi import ask
 

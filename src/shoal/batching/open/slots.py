@@ -17,7 +17,7 @@ from shoal.core.counters import Occupancy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.batching.running.slots import Room, SlotParts
+    from shoal.batching.running.slots import Capacity, SlotParts
     from shoal.core.batch import Batch
     from shoal.core.events import Outcomes
     from shoal.core.options.options import BatchOptions
@@ -34,11 +34,11 @@ class OpenSlots(Slots[OpenRun]):
         parts: SlotParts,
         run: OpenRun,
         on_death: Callable[[BaseException], None],
-        room: Room | None,
+        capacity: Capacity | None,
         fill: str,
     ) -> None:
         self._open: dict[Batch, Joining] = {}
-        super().__init__(parts, run, on_death, room)
+        super().__init__(parts, run, on_death, capacity)
         parts.counters.occupancy = occupancy = Occupancy(parts.batches)
         self._queue = OpenQueue(parts, self._pass_turn, occupancy)
         self._are_endless = fill == "continuous"
@@ -103,9 +103,9 @@ class OpenSlots(Slots[OpenRun]):
             if former.live and self._open:
                 await self._parking.one_pass()  # a running batch may take them first
             is_due = bool(former.live)
-            if self._room is not None and not is_due:
-                self._room.rest()
-            is_full = is_due and self._room is not None and self._room.is_full()
+            if self._capacity is not None and not is_due:
+                self._capacity.rest()
+            is_full = is_due and self._capacity is not None and self._capacity.is_full()
             room = NOTHING if is_full else former.limit
             requests = self._queue.taken_within(room)
             if requests:
@@ -120,7 +120,7 @@ class OpenSlots(Slots[OpenRun]):
         return None
 
     async def _run_open(self, batch: Batch, scope: Scope) -> None:
-        joining = self._joining_of(batch, self._queue, self.room_changed, self._gets_no_more)
+        joining = self._joining_of(batch, self._queue, self.capacity_changed, self._gets_no_more)
         self._open[batch] = joining
         self.run.began(batch, joining)
         self._report_idle()
@@ -139,7 +139,7 @@ class OpenSlots(Slots[OpenRun]):
             if not self._are_endless:
                 self._counters.batch_size.gather((batch.size,))
             self._queue.occupancy.note(self._parking.now())
-            self.room_changed()
+            self.capacity_changed()
 
     async def _run_and_feed(self, batch: Batch, joining: OpenJoining, scope: Scope) -> None:
         failure: BaseException | None = None

@@ -93,7 +93,9 @@ class ClosedSlots(Slots[Run]):
             self._intake.deadlines.expire_all()
         decision = former.decide(now)
         batch = None
-        if isinstance(decision, Dispatch) and (self._room is None or not self._room.is_full()):
+        if isinstance(decision, Dispatch) and (
+            self._capacity is None or not self._capacity.is_full()
+        ):
             batch = self._dispatch(decision, now)
         self._bell.ring()  # another slot may wait, by a decision that is outdated now
         return batch
@@ -113,7 +115,7 @@ class ClosedSlots(Slots[Run]):
                 self._intake.deadlines.expire_all()
             decision = former.decide(now)
             if isinstance(decision, Dispatch):
-                if self._room is not None and self._room.is_full():
+                if self._capacity is not None and self._capacity.is_full():
                     await self._listen(None)
                     free_at = self._parking.now()
                     continue
@@ -125,8 +127,8 @@ class ClosedSlots(Slots[Run]):
                 if batch is not None:
                     return batch
                 continue
-            if self._room is not None:
-                self._room.rest()
+            if self._capacity is not None:
+                self._capacity.rest()
             if former.closed and former.live == 0:
                 return None
             await self._listen(decision.until)

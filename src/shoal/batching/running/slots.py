@@ -16,9 +16,9 @@ task switch per batch, and has permits to manage.
 The slot that has the turn registers how many requests it waits for. The arrival that reaches this
 number wakes it, so filling a batch wakes the slot at most twice, and an idle slot is never woken.
 
-A handler that forwards batches to replicas has a `Room` in place of a number of slots. A batch is
-formed only when a replica can take it. Until then its requests stay in the queue, where others join
-them, and callers that leave cost nothing.
+A handler that forwards batches to replicas has a `Capacity` in place of a number of slots. A batch
+is formed only when a replica can take it. Until then its requests stay in the queue, where others
+join them, and callers that leave cost nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from shoal.loops.parking import Bell, Parking, Scope
 
 
-class Room(Protocol):
+class Capacity(Protocol):
     """The free capacity of a handler, which a batcher checks before it forms a batch."""
 
     # The handler must take up capacity for its batch before its first wait.
@@ -119,7 +119,7 @@ class Slots(ABC, Generic[RunT]):
         parts: SlotParts,
         run: RunT,
         on_death: Callable[[BaseException], None],
-        room: Room | None,
+        capacity: Capacity | None,
     ) -> None:
         self._intake = parts.intake
         self._former = parts.former
@@ -132,7 +132,7 @@ class Slots(ABC, Generic[RunT]):
         # Replaced when the options change.
         self.run = run
         self._on_death = on_death
-        self._room = room
+        self._capacity = capacity
         self._most = self._allowed()
         self._tasks: TaskGroup | None = None
         self._count = 0
@@ -177,14 +177,14 @@ class Slots(ABC, Generic[RunT]):
             return
         if self._tasks is not None and not self._turn_is_taken:
             self._pass_turn()
-        self.room_changed()
+        self.capacity_changed()
 
     @property
     @abstractmethod
     def is_gathering(self) -> bool:
         """Whether a batch is filling, with the options with which it began."""
 
-    def room_changed(self) -> None:
+    def capacity_changed(self) -> None:
         self._report_idle()
         self._bell.ring()
 
@@ -399,7 +399,7 @@ class Slots(ABC, Generic[RunT]):
         return batch
 
     def _report_idle(self) -> None:
-        idle = self._most - len(self.batches) if self._room is None else self._room.free
+        idle = self._most - len(self.batches) if self._capacity is None else self._capacity.free
         if idle < 0:  # fewer are allowed than run
             idle = 0
         open_room = self._open_room() if self._are_open else NOTHING
@@ -416,5 +416,5 @@ class Slots(ABC, Generic[RunT]):
         """Runs batches until the scope is used up; returns False when the slot is not needed."""
 
     def _allowed(self) -> float:
-        """Returns the maximum number of slots; with a `Room`, only it limits running batches."""
-        return math.inf if self._room is not None else self._former.options.slots
+        """Returns the maximum number of slots; a `Capacity`, if any, is the only limit."""
+        return math.inf if self._capacity is not None else self._former.options.slots

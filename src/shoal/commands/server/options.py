@@ -150,17 +150,13 @@ def _number(text: str) -> int | float | str:
     return text
 
 
-def server_options(
-    arguments: Namespace, from_file: Mapping[str, Any], admin_socket: Path | None
-) -> HttpOptions:
+def server_options(arguments: Namespace, from_file: Mapping[str, Any]) -> HttpOptions:
     """Returns the server's options: of the command line first, then of the file."""
     chosen = {name: one for name, one in vars(arguments).items() if one is not None}
     values: dict[str, Any] = {**from_file, **chosen}
-    values["admin_socket"] = None if admin_socket is None else str(admin_socket)
-    known = {name: values[name] for name in HTTP_OPTIONS if name in values}
-    token = token_of(arguments)
+    known = {name: one for name, one in values.items() if name in HTTP_OPTIONS}
     with as_mistakes():
-        return HttpOptions(**known, token=token)
+        return HttpOptions(**known, token=token_of(arguments))
 
 
 def process_options(arguments: Namespace, from_file: Mapping[str, Any]) -> dict[str, Any]:

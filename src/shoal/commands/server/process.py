@@ -10,10 +10,9 @@ import signal
 import socket
 import threading
 import time
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -105,8 +104,19 @@ class ServerProcess:
 
 
 def run_in(event_loop: EventLoop, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    options = {"use_uvloop": find_spec("uvloop") is not None} if event_loop == "asyncio" else {}
-    return anyio.run(main, backend=event_loop, backend_options=options)
+    if event_loop == "trio":
+        return anyio.run(main, backend="trio")
+    # anyio's runner would mark the context of all tasks and of the threads that copy it, so that
+    # code in a thread could not run a loop of its own.
+    import asyncio
+
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    with suppress(ModuleNotFoundError):
+        import uvloop
+
+        new_loop = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(main())
 
 
 def _open_state(app: App, path: Path, options: HttpOptions) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from typing_extensions import override
 
 from shoal.commands.support.mistake import CommandError
+from shoal.core.options.checks import checked_token
 from shoal.core.options.names import nearest
 from shoal.serving.names import TAG_FORM, is_tag
 
@@ -47,14 +48,11 @@ def token_of(arguments: Namespace) -> str | None:
     if path is None:
         return None
     try:
-        token = path.read_text().strip()
+        return checked_token(path.read_text().strip())
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"can't read {path}: {getattr(error, 'strerror', error)}") from None
-    if not token.isascii() or not token.isprintable() or not token or " " in token:
-        raise CommandError(
-            f"{path} must contain one token: printable ASCII characters, without spaces"
-        )
-    return token
+    except ValueError as error:
+        raise CommandError(f"{path}: {error}") from None
 
 
 def add_init_arguments(parser: ArgumentParser) -> None:

@@ -53,6 +53,13 @@ def more_than_0(name: str, value: Any) -> float:
     return found
 
 
+def above_0(name: str, value: Any, *, wanted: str, unit: str = "") -> float:
+    found = number(name, value, wanted)
+    if not 0 < found < math.inf:
+        raise ValueError(f"{name} must be above 0{unit}, and finite, not {found!r}")
+    return found
+
+
 def yes_or_no(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")
@@ -99,3 +106,15 @@ def sizes_in_order(name: str, value: Any) -> tuple[int, ...]:
 
 def _as_int(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def checked_token(token: Any) -> str:
+    """Checks a bearer token."""
+    if not isinstance(token, str):
+        raise TypeError(f"a token must be text, not {type(token).__name__}")
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(
+            "a token must consist of printable ASCII characters, without spaces; generate one by: "
+            "python -c 'import secrets; print(secrets.token_urlsafe())'"
+        )
+    return token

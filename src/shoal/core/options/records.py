@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, get_args
 
-from shoal.core.options.checks import number, one_of, seconds, whole
+from shoal.core.options.checks import above_0, number, one_of, seconds, whole
 
 TimeoutAction = Literal["reject", "delay"]
 
@@ -77,9 +77,10 @@ class Cache:
     def __post_init__(self) -> None:
         put = object.__setattr__  # the record is frozen
         put(self, "max_size", whole("max_size", self.max_size, least=1))
-        put(self, "ttl_s", number("ttl_s", self.ttl_s, "a number of seconds, such as 60"))
-        if not 0 < self.ttl_s < math.inf:
-            raise ValueError(f"ttl_s must be above 0 seconds, and finite, not {self.ttl_s!r}")
+        ttl_s = above_0(
+            "ttl_s", self.ttl_s, wanted="a number of seconds, such as 60", unit=" seconds"
+        )
+        put(self, "ttl_s", ttl_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +105,12 @@ class LatencyTarget:
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the record is frozen
-        put(self, "p99_s", number("p99_s", self.p99_s, "a number of seconds, such as 0.1"))
+        p99_s = above_0(
+            "p99_s", self.p99_s, wanted="a number of seconds, such as 0.1", unit=" seconds"
+        )
+        put(self, "p99_s", p99_s)
         put(self, "headroom", number("headroom", self.headroom, "a number, such as 0.9"))
         put(self, "growth", number("growth", self.growth, "a number, such as 4"))
-        if not 0 < self.p99_s < math.inf:
-            raise ValueError(f"p99_s must be above 0 seconds, and finite, not {self.p99_s!r}")
         if not 0 < self.headroom <= 1:
             raise ValueError(f"headroom must be above 0 and at most 1, not {self.headroom!r}")
         if not 1 < self.growth < math.inf:

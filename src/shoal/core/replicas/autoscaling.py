@@ -17,16 +17,21 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Final, Self
 
-from shoal.core.options.checks import number, seconds, whole
+from shoal.core.options.checks import above_0, seconds, whole
 from shoal.core.options.names import not_an_option
+from shoal.core.options.option import check_options, option
 
 # Rounding errors of the quotients below; they must not cost a replica.
 _TINY: Final = 1e-9
 
 
 _MOST: Final = 4096
+
+_factor: Final = partial(above_0, wanted="a number, such as 1")
+_period: Final = partial(above_0, wanted="a number of seconds, such as 30")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,26 +55,20 @@ class AutoscalingOptions:
         metrics_interval_s: The interval between measurements, in seconds, above 0.
     """
 
-    min_replicas: int = 1
-    max_replicas: int = 10
-    target_ongoing_requests: float = 2.0
-    upscale_delay_s: float = 30.0
-    downscale_delay_s: float = 600.0
-    upscaling_factor: float = 1.0
-    downscaling_factor: float = 1.0
-    look_back_period_s: float = 30.0
-    metrics_interval_s: float = 10.0
+    min_replicas: int = option(1, partial(whole, least=0))
+    max_replicas: int = option(10, partial(whole, least=1))
+    target_ongoing_requests: float = option(2.0, partial(above_0, wanted="a number, such as 2"))
+    upscale_delay_s: float = option(30.0, seconds)
+    downscale_delay_s: float = option(600.0, seconds)
+    upscaling_factor: float = option(1.0, _factor)
+    downscaling_factor: float = option(1.0, _factor)
+    look_back_period_s: float = option(30.0, _period)
+    metrics_interval_s: float = option(10.0, _period)
 
     def __post_init__(self) -> None:
-        put = object.__setattr__  # the record is frozen
-        put(self, "min_replicas", whole("min_replicas", self.min_replicas, least=0))
-        put(self, "max_replicas", whole("max_replicas", self.max_replicas, least=1))
+        check_options(self)
         if self.max_replicas > _MOST:
             raise ValueError(f"max_replicas must be at most {_MOST}, not {self.max_replicas!r}")
-        for name in ("upscale_delay_s", "downscale_delay_s"):
-            put(self, name, seconds(name, getattr(self, name)))
-        for name, what in _ABOVE_ZERO.items():
-            put(self, name, _above_zero(name, getattr(self, name), what))
         if self.min_replicas > self.max_replicas:
             raise ValueError(
                 f"min_replicas={self.min_replicas} must not be above "
@@ -97,7 +96,7 @@ class AutoscalingOptions:
             )
         options: dict[Any, Any] = dict(given)  # pyright: ignore[reportUnknownArgumentType]
         if "smoothing_factor" in options:
-            both = _above_zero("smoothing_factor", options.pop("smoothing_factor"), "a number")
+            both = _factor("smoothing_factor", options.pop("smoothing_factor"))
             options = {"upscaling_factor": both, "downscaling_factor": both} | options
         known = [field.name for field in fields(cls)]
         for name in options:
@@ -173,22 +172,6 @@ class Autoscaler:
         if wanted == replicas and math.ceil(load - _TINY) < replicas:
             wanted -= 1  # otherwise rounding would keep the number constant with a small factor
         return options.bounded(wanted)
-
-
-_ABOVE_ZERO = {
-    "target_ongoing_requests": "a number, such as 2",
-    "upscaling_factor": "a number, such as 1",
-    "downscaling_factor": "a number, such as 1",
-    "look_back_period_s": "a number of seconds, such as 30",
-    "metrics_interval_s": "a number of seconds, such as 10",
-}
-
-
-def _above_zero(name: str, value: Any, what: str) -> float:
-    checked = number(name, value, what)
-    if not 0 < checked < math.inf:
-        raise ValueError(f"{name} must be above 0, and finite, not {value!r}")
-    return checked
 
 
 def _sign(number: int) -> int:

@@ -73,7 +73,6 @@ class SimulatedBatcher:
             or not self._former.takes_anyone
         )
         self._timers = self._former.overdue.timers
-        self._is_timed = False
         # When each batch ends, its number, which orders equal times, and whether the handler times
         # out then.
         self._running: list[tuple[float, int, Batch, bool]] = []
@@ -174,9 +173,7 @@ class SimulatedBatcher:
         if admission.ring:
             self._ring(request.arrived_at)
         until = former.overdue.watch(request)
-        if until < _NEVER:
-            self._is_timed = True
-            self._next_at = min(self._next_at, until)
+        self._next_at = min(self._next_at, until)
 
     def _resolve_options(self, request: Request, arrival: float | Arrival) -> bool:
         """Sets the item and the options of a request; returns False if it has ended already."""
@@ -205,17 +202,15 @@ class SimulatedBatcher:
             _, _, batch, interrupted = heapq.heappop(running)
             if batch in self._since:  # else it was abandoned
                 self._end(batch, now, interrupted=interrupted)
-        if self._is_timed:
-            for request, _ in former.overdue.pop(now):
-                self._expire(request, now)
+        for request, _ in former.overdue.pop(now):
+            self._expire(request, now)
         if self._idle and (not self._listens or self._listens_until <= now):
             self._look_at_queue(now)
-        next_at = self._timers.next_at() if self._is_timed else _NEVER
-        if self._listens and self._listens_until < next_at:
-            next_at = self._listens_until
-        if running and running[0][0] < next_at:
-            next_at = running[0][0]
-        self._next_at = next_at
+        self._next_at = min(
+            self._timers.next_at(),
+            self._listens_until if self._listens else _NEVER,
+            running[0][0] if running else _NEVER,
+        )
 
     def _look_at_queue(self, now: float) -> None:
         former = self._former

@@ -18,6 +18,7 @@ import hmac
 import ipaddress
 from typing import TYPE_CHECKING, Final
 
+from shoal.core.options.checks import checked_token
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Guard:
     """Authorizes requests; without a token only for a host of the loopback."""
 
     def __init__(self, token: str | None) -> None:
-        self._token = None if token is None else _checked(token)
+        self._token = None if token is None else checked_token(token).encode("ascii")
 
     def check(self, scope: Scope, *, changes: bool, is_page: bool = False) -> None:
         """Refuses a request that is not authorized."""
@@ -92,17 +93,6 @@ def _is_local(header: bytes) -> bool:
         return False
     name = name.removesuffix(".")
     return name == "localhost" or _is_loopback(name)
-
-
-def _checked(token: str) -> bytes:
-    if not isinstance(token, str):  # pyright: ignore[reportUnnecessaryIsInstance] (users' mistakes)
-        raise TypeError(f"a token must be text, not {type(token).__name__}")
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise ValueError(
-            "a token must consist of printable ASCII characters, without spaces; generate one by: "
-            "python -c 'import secrets; print(secrets.token_urlsafe())'"
-        )
-    return token.encode("ascii")
 
 
 def _password(credentials: bytes) -> bytes:

@@ -7,7 +7,7 @@ at the public one with a token.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from shoal.asgi.extensions import DISCONNECT
 from shoal.asgi.http_options import HttpOptions
@@ -17,23 +17,12 @@ from shoal.http.requests.dispatch import Page, PathMatch, Route, RouteDispatcher
 from shoal.http.requests.exchange import split_path
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.http.admin.api import AdminApi
     from shoal.http.requests.exchange import Exchange
-
-
-class ReadablePages(Protocol):
-    """Pages for callers with access to the admin API, such as the dashboard."""
-
-    @property
-    def pages(self) -> Mapping[str, Page]: ...
-
-    def is_public_to(self, scope: Scope) -> bool:
-        """Returns whether the application behind answers such a request itself."""
-        ...
 
 
 class AdminListener:
@@ -46,11 +35,14 @@ class AdminListener:
         api: AdminApi,
         behind: ASGIApp | None = None,
         settings: HttpOptions | None = None,
-        reader: ReadablePages | None = None,
+        pages: Mapping[str, Page] | None = None,
+        is_public_to: Callable[[Scope], bool] | None = None,
     ) -> None:
-        self._reader = reader
-        pages: Mapping[str, Page] = {} if reader is None else reader.pages
-        self._pages = {path: Page(partial(self._answer_page, page)) for path, page in pages.items()}
+        # Pages for callers with access to the API, and whether the application behind answers them.
+        self._pages = {
+            path: Page(partial(self._answer_page, page)) for path, page in (pages or {}).items()
+        }
+        self._is_public_to = is_public_to
         self._behind = behind
         self._dispatcher = RouteDispatcher(HttpOptions() if settings is None else settings)
         self._api = api
@@ -63,7 +55,7 @@ class AdminListener:
             # The API checks the methods of its paths itself.
             match = PathMatch[Route]({scope["method"]: self._api_page}, {})
             await self._answer(scope, receive, send, match)
-        elif path in self._pages and self._reader and not self._reader.is_public_to(scope):
+        elif path in self._pages and not (self._is_public_to and self._is_public_to(scope)):
             match = PathMatch[Route]({"GET": self._pages[path]}, {})
             await self._answer(scope, receive, send, match)
         elif self._behind is not None and scope["type"] != "lifespan":

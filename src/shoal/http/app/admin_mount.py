@@ -54,7 +54,8 @@ class AppAdmin:
                 allowed_modules=self._allowed_modules,
                 settings=settings,
             )
+            dashboard = self._app.own_pages.dashboard
             self._admin_listener = AdminListener(
-                api, self._behind, settings, reader=self._app.own_pages.dashboard
+                api, self._behind, settings, dashboard.pages, dashboard.is_public_to
             )
         return self._admin_listener

@@ -317,7 +317,7 @@ class App:
         return self.own_pages.registry
 
     def openapi(self) -> dict[str, Any]:
-        """Returns the current OpenAPI document, without a prefix; `merged_openapi` adds one."""
+        """Returns the current OpenAPI document, without a prefix."""
         return self.own_pages.document()
 
     def _endpoint_to_change(self, name: str) -> EndpointDeclaration:

@@ -28,7 +28,6 @@ import orjson
 from shoal.asgi.connections import SERVER
 from shoal.http.app.lifespan import unwrapped
 from shoal.http.dashboard.dashboard import DASHBOARD, Dashboard
-from shoal.http.openapi.page import VIEWER_FILES, root_of
 from shoal.http.openapi.served import Documented, ServedEndpoint, text_of
 from shoal.http.requests.dispatch import Page
 from shoal.http.requests.exchange import JSON
@@ -58,6 +57,8 @@ if TYPE_CHECKING:
 OUTSIDE: Final = frozenset(
     f"{RESERVED}/{name}" for name in ("healthz", "readyz", "metrics", "routes")
 )
+
+VIEWER_FILES: Final = ("swagger-ui-bundle.js", "swagger-ui.css", "start.js")
 
 _FRESH = ((b"cache-control", b"no-store"),)
 
@@ -218,30 +219,30 @@ class Pages:
         return Document(self._settings), Document(self._settings)
 
     async def _answer_viewer(self, exchange: Exchange) -> None:
-        from shoal.http.openapi.viewer import viewer_page
+        from shoal.http.openapi.pages import viewer_page
 
         root = root_of(exchange.scope)
         mounted = {prefix: unwrapped(app) for prefix, app in self._mounts.by_prefix.items()}
         await exchange.answer(200, *viewer_page(self._settings.title, mounted, root))
 
     async def _answer_file(self, exchange: Exchange) -> None:
-        from shoal.http.openapi.viewer import viewer_file
+        from shoal.http.openapi.pages import page_file
 
         accept = exchange.headers.get(b"accept-encoding", b"")
         name = exchange.scope["path"].rpartition("/")[2]
-        await exchange.answer(200, *viewer_file(name, accept))
+        await exchange.answer(200, *page_file("shoal.http.openapi", name, accept, 3600))
 
     async def _answer_landing(self, exchange: Exchange) -> None:
-        from shoal.http.openapi.landing import landing_page
+        from shoal.http.openapi.pages import landing_page
 
+        scope = exchange.scope
         host = exchange.headers.get(b"host", b"")
         page = landing_page(
             self._settings.title,
-            dict(self._links(exchange.scope)),
+            dict(self._links(scope)),
             self._routes(),
             self.document()["paths"] if self._settings.openapi else {},
-            exchange.scope,
-            host,
+            (scope.get("scheme", "http"), host, root_of(scope)),
         )
         await exchange.answer(200, *page)
 
@@ -258,6 +259,12 @@ class Pages:
                 yield getattr(protocol, "title", "") or type(protocol).__name__, start
         for prefix in self._prefixes():
             yield prefix, prefix
+
+
+def root_of(scope: Scope) -> str:
+    """Returns the path at which the application is mounted, without a slash at its end."""
+    root: str = scope.get("root_path", "")
+    return root.rstrip("/")
 
 
 def _route_of(endpoint: ServedEndpoint) -> dict[str, Any]:

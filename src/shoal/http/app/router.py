@@ -230,9 +230,7 @@ _NEEDED_LATER: Final = (
     "shoal.observe.collector",
     "shoal.observe.machine",
     "shoal.http.openapi.document",
-    "shoal.http.openapi.viewer",
-    "shoal.http.openapi.landing",
-    "shoal.http.dashboard.page",
+    "shoal.http.openapi.pages",
     "shoal.http.dashboard.feed",
 )
 

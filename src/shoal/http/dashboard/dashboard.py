@@ -36,6 +36,14 @@ FILES: Final = (
     *("timeline.js", "watch.js", "uPlot.iife.min.js", "uPlot.min.css"),
 )
 
+# Its page may load its files and its feed, and nothing else. Its scripts set styles on elements by
+# the object model, which needs no permission.
+_POLICY: Final = (
+    "script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
+    "require-trusted-types-for 'script'"
+)
+_PACKAGE: Final = "shoal.http.dashboard"
+_KEPT_S: Final = 3600  # how long browsers may keep the files of others, which rarely change
 _FEED: Final = f"{DASHBOARD}/feed"
 _LOCAL: Final = Guard(None)
 
@@ -70,9 +78,9 @@ class Dashboard:
     def public_pages(self) -> dict[str, Page]:
         """Returns the page for each path at the application's own address."""
         pages = {**self.pages, _FEED: Page(self._answer_public_feed)}
-        return {path: Page(partial(self._answer_public, page)) for path, page in pages.items()}
+        return {path: Page(partial(self._answer_public, one)) for path, one in pages.items()}
 
-    async def _answer_public(self, page: Page, exchange: Exchange) -> None:
+    async def _answer_public(self, public: Page, exchange: Exchange) -> None:
         if not self.is_public_to(exchange.scope):
             title = "The dashboard is not public here"
             detail = (
@@ -80,19 +88,20 @@ class Dashboard:
                 "dashboard=True."
             )
             raise Refused(Problem(403, "dashboard-not-public", title, detail))
-        await page.answer(exchange)
+        await public.answer(exchange)
 
     async def _answer_page(self, exchange: Exchange) -> None:
-        from shoal.http.dashboard.page import dashboard_page
+        from shoal.http.openapi.pages import index_page
 
-        await exchange.answer(200, *dashboard_page(self._settings.title))
+        await exchange.answer(200, *index_page(_PACKAGE, self._settings.title, _POLICY))
 
     async def _answer_file(self, exchange: Exchange) -> None:
-        from shoal.http.dashboard.page import dashboard_file
+        from shoal.http.openapi.pages import page_file
 
         accept = exchange.headers.get(b"accept-encoding", b"")
         name = exchange.scope["path"].rpartition("/")[2]
-        await exchange.answer(200, *dashboard_file(name, accept))
+        max_age_s = _KEPT_S if name.startswith("uPlot") else 0
+        await exchange.answer(200, *page_file(_PACKAGE, name, accept, max_age_s))
 
     async def _answer_feed(self, exchange: Exchange) -> None:
         await self._feed.answer(exchange)

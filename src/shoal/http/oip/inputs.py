@@ -18,13 +18,11 @@ The only input of a model with one parameter may have any name.
 from __future__ import annotations
 
 import importlib
-from abc import ABC, abstractmethod
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
 from pydantic import ValidationError
 from starlette.requests import Request
-from typing_extensions import override
 
 from shoal.batching.handlers.array_types import ArrayType, is_array
 from shoal.batching.handlers.list_types import is_unannotated
@@ -56,7 +54,7 @@ class ModelInputs:
             self._required: set[str] = set()  # pydantic knows them
             keys = keys_of(adapter_of(parameters[0].annotation).core_schema)
             self._annotations = {keys.get(n, [n])[0]: one for n, one in fields.items()}
-            self._columns: dict[str, _Column] = {
+            self._columns: dict[str, _Values | _ArrayValues] = {
                 key: _ArrayValues(one) if is_array(one) else _Values(one, checks=False)
                 for name, one in fields.items()
                 for key in keys.get(name, [name])
@@ -76,10 +74,8 @@ class ModelInputs:
     def items(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Returns the item of each row; a tuple, in order, if the code has several parameters."""
         if self._only is not None and len(tensors) == 1:
-            tensor = tensors[0]
-            if tensor.shape[0] != 1:
-                _check_rows(tensor.shape[0])
-            return self._only.values(tensor)
+            _check_rows(tensors[0].shape[0])
+            return self._only.values(tensors[0])
         by_name = {tensor.name: tensor for tensor in tensors}
         self._check_names(by_name)
         if not self._parameters:
@@ -104,21 +100,13 @@ class ModelInputs:
             raise Refused(not_fitting(f"The model has the inputs {names}; {what}."))
 
 
-class _Column(ABC):
-    """Makes the values of one parameter, one for each row."""
-
-    @abstractmethod
-    def values(self, tensor: Tensor) -> list[Any]: ...
-
-
-class _Values(_Column):
+class _Values:
     def __init__(self, annotation: Any, *, checks: bool = True) -> None:
         self._is_scalar = form_of(annotation).dimensions == ()
         checks = checks and not is_unannotated(annotation)
         self._validator = _validator_of(annotation) if checks else None
         self._exact = _exact(annotation)
 
-    @override
     def values(self, tensor: Tensor) -> list[Any]:
         if self._exact == (tensor.datatype.element, len(tensor.shape)):
             return tensor.rows
@@ -129,7 +117,7 @@ class _Values(_Column):
         return _checked(self._validator, values, f"The input {tensor.name!r}")
 
 
-class _ArrayValues(_Column):
+class _ArrayValues:
     def __init__(self, annotation: Any) -> None:
         self._np: Any = importlib.import_module("numpy")  # installed: the annotation uses it
         self._arrays = ArrayType(annotation)
@@ -137,7 +125,6 @@ class _ArrayValues(_Column):
         self._needs_dimension = form_of(annotation).dimensions is None
         self._takes_text = form_of(annotation).datatype in (None, BYTES)
 
-    @override
     def values(self, tensor: Tensor) -> list[Any]:
         if len(tensor.shape) == 1 and self._needs_dimension:
             sizes = tensor.shape
@@ -175,7 +162,7 @@ class _ArrayValues(_Column):
         return np.frombuffer(data, datatype.numpy_name).astype(native)
 
 
-def _column_of(annotation: Any) -> _Column:
+def _column_of(annotation: Any) -> _Values | _ArrayValues:
     if annotation is Request:
         raise TypeError("its items are whole HTTP requests")
     return _ArrayValues(annotation) if is_array(annotation) else _Values(annotation)

@@ -156,8 +156,6 @@ def _joined(
 ) -> tuple[str, list[int], Any]:
     """Returns the datatype, the shape and the elements (a list or an array) of joined rows."""
     # `is_plain` says that the values are JSON's own.
-    if len(values) == 1 and type(values[0]) in _LISTS and set(map(type, values[0])) == _FLOAT:
-        return "FP64", [1, len(values[0])], list(values[0])  # the usual case
     shape = [len(values)]
     flat: Any = values
     kinds = set(map(type, flat))

@@ -152,8 +152,6 @@ class Tensor:
     def rows(self) -> list[Any]:
         """Its rows as Python values: elements, or nested lists of them."""
         shape = self.shape
-        if len(shape) == 2 and shape[0] == 1:
-            return [self._flat or self.elements]
         lists = count = 1
         for size in shape[:-1]:
             count *= size or 1
@@ -177,8 +175,6 @@ class Tensor:
     def _of_json(self, data: list[Any], count: int) -> list[Any]:
         kinds = set(map(type, data))
         datatype = self.datatype
-        if kinds == _FLOAT and datatype.code == "d" and len(data) == count:
-            return data  # the usual case
         if list in kinds:
             data = self._flattened(data)
             kinds = set(map(type, data))
@@ -250,5 +246,4 @@ def check_supported(what: str, parameters: Mapping[str, Any]) -> None:
         raise Refused(malformed(f"{what} has the parameter {name}, which is not supported."))
 
 
-_FLOAT: Final = {float}
 _NOT_SUPPORTED: Final = frozenset({"sequence_id", "shared_memory_region", "classification"})

@@ -7,7 +7,8 @@ text has ended, so that it frees its slot before the next step.
 from __future__ import annotations
 
 from collections import deque
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,7 +29,7 @@ from shoal.loops.this_loop import parking_of_this_loop
 from shoal.serving.endpoints.shadow import ComparedStream
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import AsyncGenerator, Generator
     from types import TracebackType
 
     from anyio.abc import TaskGroup
@@ -43,19 +44,15 @@ if TYPE_CHECKING:
     from shoal.serving.backends.method_batcher import MethodBatcher
 
 
+@dataclass(slots=True)
 class TextCall:
     """The call for one text."""
 
-    __slots__ = ("_batcher", "_job", "call", "end", "item")
-
-    def __init__(
-        self, job: TextJob, call: EndpointCall, batcher: MethodBatcher, item: Any, end: TextEnd
-    ) -> None:
-        self._job = job
-        self.call = call
-        self._batcher = batcher
-        self.item = item
-        self.end = end
+    job: TextJob
+    call: EndpointCall
+    batcher: MethodBatcher
+    item: Any
+    end: TextEnd
 
     def stream(self) -> ItemStream:
         """Returns the stream of its pieces; of one piece if the model does not stream."""
@@ -68,8 +65,8 @@ class TextCall:
         if not self.call.streams:
             result = await self.call.result(self.item)
             return self.end.whole(text_of(result))
-        limit_s = self._job.exchange.settings.answer_timeout_s
-        if self._batcher.batcher.options.request_timeout_s is not None:
+        limit_s = self.job.exchange.settings.answer_timeout_s
+        if self.batcher.batcher.options.request_timeout_s is not None:
             limit_s = None  # the call has a deadline
         with anyio.move_on_after(limit_s):
             return await self._read()
@@ -80,7 +77,7 @@ class TextCall:
         end = self.end
         stream = self.call.stream(self.item)
         results = None if isinstance(stream, ComparedStream) else stream
-        tick = self._job.times.clock(parking_of_this_loop().now)
+        tick = self.job.times.clock(parking_of_this_loop().now)
 
         def take(piece: Any) -> bool:
             """Takes a piece in the handler's task, which saves a switch to this one."""
@@ -105,11 +102,6 @@ class TextCall:
                     break
         texts.append(end.rest())
         return text_of("".join(texts))
-
-
-async def _found_text(job: TextJob, call: EndpointCall, nth: int) -> TextCall:
-    batcher = await call.find(call_headers(job.exchange.headers))
-    return TextCall(job, call, batcher, *job.item(call, batcher, nth))
 
 
 class _OneResult:
@@ -150,6 +142,22 @@ def refusing() -> Generator[None]:
         raise refused("The model gives no texts, perhaps embeddings", param="model") from None
 
 
+@asynccontextmanager
+async def _one_of_several(job: TextJob, nth: int) -> AsyncGenerator[TextCall]:
+    """Makes one of several calls, once they fit into the queue."""
+    with EndpointCall(job.model.calls, job.exchange, unwatched) as call:
+        batcher = await call.find(call_headers(job.exchange.headers))
+        text = TextCall(job, call, batcher, *job.item(call, batcher, nth))
+        if job.turns is None:
+            job.turns = anyio.CapacityLimiter(call.most_at_once)
+        is_first = job.turns.available_tokens > 0
+        async with job.turns:
+            if not is_first:
+                call.wait_for_room()
+            with refusing():
+                yield text
+
+
 async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
     """Makes the calls of all texts at once; the first failure cancels the others."""
     texts: dict[int, tuple[str, TextEnd]] = {}
@@ -157,11 +165,8 @@ async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
 
     async def run(nth: int) -> None:
         try:
-            with EndpointCall(job.model.calls, job.exchange, unwatched) as call:
-                text = await _found_text(job, call, nth)
-                async with job.turn(call):
-                    with refusing():
-                        texts[nth] = await text.collected(), text.end
+            async with _one_of_several(job, nth) as text:
+                texts[nth] = await text.collected(), text.end
         except Exception as error:
             failures.append(error)
             tasks.cancel_scope.cancel()
@@ -233,11 +238,8 @@ class MergedTexts:
 
     async def _run(self, nth: int) -> None:
         try:
-            with EndpointCall(self._job.model.calls, self._job.exchange, unwatched) as call:
-                text = await _found_text(self._job, call, nth)
-                async with self._job.turn(call):
-                    with refusing():
-                        await self._pass_on(text, nth)
+            async with _one_of_several(self._job, nth) as text:
+                await self._pass_on(text, nth)
         except Exception as error:
             self._failure = self._failure or error
         self._running -= 1

@@ -6,11 +6,10 @@ are not supported here, are refused.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired
 
-import anyio
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
@@ -20,9 +19,11 @@ from shoal.http.openai.text import TextEnd, count_words
 from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from shoal.http.openai.messages import MessageForm
+    import anyio
+
+    from shoal.http.openai.messages import AnswerForms, MessageForm
     from shoal.http.openai.models import Models, OpenAIModel
     from shoal.http.requests.call import EndpointCall
     from shoal.http.requests.exchange import Exchange
@@ -67,60 +68,37 @@ def check_supported(params: Mapping[str, Any], n: int, fields: frozenset[str]) -
             )
 
 
+@dataclass(slots=True)
 class TextJob:
     """One request for texts, and the data that its calls share."""
 
-    # In `params`, null is as if the parameter were absent. `prompts` are empty for a chat, and
-    # `messages` None for a completion. `n` texts are for each prompt, `texts` in total.
+    exchange: Exchange
+    model: OpenAIModel
+    params: Mapping[str, Any]  # null is as if the parameter were absent
+    prompts: Sequence[str]  # empty for a chat
+    messages: Sequence[Mapping[str, Any]] | None  # None for a completion
+    stops: Sequence[str]
+    n: int  # texts for each prompt
+    texts: int  # in total
+    chat_prompt: str | None = None
+    turns: anyio.CapacityLimiter | None = None  # for several calls
 
-    __slots__ = (
-        *("_chat_prompt", "_params", "_messages", "_n", "_prompts", "_stops", "exchange", "forms"),
-        *("_turns", "model", "streams", "texts"),
-    )
+    @property
+    def streams(self) -> bool:
+        return self.params.get("stream") or False
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        model: OpenAIModel,
-        params: Mapping[str, Any],
-        prompts: Sequence[str],
-        messages: Sequence[Mapping[str, Any]] | None,
-        stops: Sequence[str],
-        n: int,
-        texts: int,
-    ) -> None:
-        self.exchange = exchange
-        self.model = model
-        self.forms = model.completions if messages is None else model.chats
-        self.streams: bool = params.get("stream") or False
-        self.texts = texts
-        self._params = params
-        self._prompts = prompts
-        self._messages = messages
-        self._chat_prompt: str | None = None
-        self._n = n
-        self._stops = stops
-        self._turns: anyio.CapacityLimiter | None = None
+    @property
+    def forms(self) -> AnswerForms:
+        return self.model.completions if self.messages is None else self.model.chats
 
     @property
     def with_usage(self) -> bool:
-        options = self._params.get("stream_options")
+        options = self.params.get("stream_options")
         return options is not None and bool(options.get("include_usage"))
 
     @property
     def times(self) -> ItemTimes:
         return self.exchange.item_times(self.model.endpoint.name)
-
-    @asynccontextmanager
-    async def turn(self, call: EndpointCall) -> AsyncGenerator[None]:
-        """Waits before one of several calls, so that no more are made than fit into the queue."""
-        if self._turns is None:
-            self._turns = anyio.CapacityLimiter(call.most_at_once)
-        is_first = self._turns.available_tokens > 0
-        async with self._turns:
-            if not is_first:
-                call.wait_for_room()
-            yield
 
     def form(self) -> MessageForm:
         return self.forms.messages(self.exchange.id)
@@ -134,28 +112,28 @@ class TextJob:
 
     def _counted(self) -> Sequence[str]:
         """Returns the texts that make up the prompts."""
-        if self._messages is None:
-            return self._prompts
-        if self._chat_prompt is not None:
-            return (self._chat_prompt,)
-        return [str(message["content"]) for message in self._messages]
+        if self.messages is None:
+            return self.prompts
+        if self.chat_prompt is not None:
+            return (self.chat_prompt,)
+        return [str(message["content"]) for message in self.messages]
 
     def item(self, call: EndpointCall, batcher: MethodBatcher, nth: int = 0) -> tuple[Any, TextEnd]:
         """Returns the item of the call for one of the texts, and the `TextEnd` of that text."""
-        model, params = self.model, self._params
+        model, params = self.model, self.params
         maker = model.maker(batcher)
         if not SPECIAL.isdisjoint(params):
-            check_supported(params, self._n, maker.fields)
-        which, sample = divmod(nth, self._n) if nth else (0, 0)
+            check_supported(params, self.n, maker.fields)
+        which, sample = divmod(nth, self.n) if nth else (0, 0)
         prompt: str | None
-        if self._messages is None:
-            prompt = self._prompts[which]
+        if self.messages is None:
+            prompt = self.prompts[which]
         elif maker.takes_messages:
             prompt = None
         else:
-            if self._chat_prompt is None:
-                self._chat_prompt = model.prompt(self._messages)
-            prompt = self._chat_prompt
+            if self.chat_prompt is None:
+                self.chat_prompt = model.prompt(self.messages)
+            prompt = self.chat_prompt
         if (
             sample and (seed := params.get("seed")) is not None
         ):  # otherwise all texts would be the same
@@ -168,7 +146,7 @@ class TextJob:
             count = count_words
             if "max_tokens" in maker.fields:
                 most = None  # the model counts its own tokens, which are not words
-        return item, TextEnd(self._stops, most, count)
+        return item, TextEnd(self.stops, most, count)
 
 
 MOST_STOPS: Final = 4
@@ -221,28 +199,25 @@ def _type(*, chat: bool) -> JsonType:
     return JsonType(adapter_of(_Chat if chat else _Completion))
 
 
+@dataclass(frozen=True)
 class TextReader:
     """Reads the bodies of one of the two paths."""
 
-    def __init__(
-        self, models: Models, *, chat: bool, most_messages: int, most_choices: int
-    ) -> None:
-        self._models = models
-        self._chat = chat
-        self._most_messages = most_messages
-        self._most_choices = most_choices
-        self._type = _type(chat=chat)
+    models: Models
+    chat: bool
+    most_messages: int
+    most_choices: int
 
     def read(self, exchange: Exchange, body: bytes) -> TextJob:
         """Raises `Refused` if the body is malformed or asks for too much."""
         try:
-            params: dict[str, Any] = self._type.parsed(exchange, body)
+            params: dict[str, Any] = _type(chat=self.chat).parsed(exchange, body)
         except Refused as refusal:
             raise of_invalid_item(refusal) from None
         n: int = params.get("n") or 1
         prompts: Sequence[str] = ()
         messages: Sequence[Mapping[str, Any]] | None = None
-        if self._chat:
+        if self.chat:
             messages = self._messages(params)
             if (most := params.get("max_completion_tokens")) is not None:
                 params["max_tokens"] = most
@@ -252,34 +227,27 @@ class TextReader:
         stops: Sequence[str] = ()
         if (stop := params.get("stop")) is not None:
             stops = params["stop"] = _stops(stop)
-        model = self._models.of(params["model"])
+        model = self.models.of(params["model"])
         return TextJob(exchange, model, params, prompts, messages, stops, n, texts)
 
     def _texts(self, n: int, prompts: int) -> int:
         texts = n * max(1, prompts)
-        if texts > self._most_choices:
+        if texts > self.most_choices:
             param = "n" if n > 1 else "prompt"
-            detail = f"An answer has {self._most_choices} choices at most, and {texts} are wanted"
+            detail = f"An answer has {self.most_choices} choices at most, and {texts} are wanted"
             raise refused(detail, param=param)
         return texts
 
     def _messages(self, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         messages: list[dict[str, Any]] = params["messages"]
-        if (count := len(messages)) > self._most_messages:
-            detail = f"A chat has {self._most_messages} messages at most, and there are {count}"
+        if (count := len(messages)) > self.most_messages:
+            detail = f"A chat has {self.most_messages} messages at most, and there are {count}"
             raise refused(detail, param="messages")
-        for message in messages:
-            if type(message.get("content")) is not str:
-                _make_texts(messages)
-                break
+        for nth, message in enumerate(messages):
+            content = message.get("content")
+            if not isinstance(content, str):
+                message["content"] = _text_of(content, f"messages.{nth}.content")
         return messages
-
-
-def _make_texts(messages: Sequence[dict[str, Any]]) -> None:
-    for nth, message in enumerate(messages):
-        content = message.get("content")
-        if not isinstance(content, str):
-            message["content"] = _text_of(content, f"messages.{nth}.content")
 
 
 def _text_of(content: list[dict[str, Any]] | None, param: str) -> str:

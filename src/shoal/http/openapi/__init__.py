@@ -1,6 +1,6 @@
 """The description of an application for its callers: OpenAPI, a page with it, and ``/``.
 
 `document` makes the OpenAPI document, from the schemas of items and results (`schemas`), and the
-forms of requests (`inputs`) and of responses (`answers`, `problems`). `viewer` is the page that
-shows it, and `landing` the page at ``/``.
+forms of requests (`inputs`) and of responses (`answers`). `pages` has the page that shows it, and
+the page at ``/``.
 """

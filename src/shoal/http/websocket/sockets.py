@@ -31,23 +31,48 @@ class WebSockets:
 
     def __init__(self, dispatcher: RouteDispatcher) -> None:
         self._dispatcher = dispatcher
-        self._table: _SocketTable | None = None
+        self._controller: Controller | None = None
+        # The endpoints by their paths, rebuilt when they change.
+        self._table: PathTable[EndpointCalls] = PathTable()
+        self._version: object = None
 
     def set_controller(self, controller: Controller | None) -> None:
         """Sets the controller whose endpoints are called; None while the application is closed."""
-        self._table = None if controller is None else _SocketTable(controller, self._dispatcher)
+        self._controller = controller
+        self._version = None
+
+    def _at(self, path: str) -> PathMatch[EndpointCalls] | None:
+        controller = self._controller
+        if controller is None:
+            return None
+        if controller.registry.version != self._version:
+            self._version = controller.registry.version
+            self._table = self._table_of(controller)
+        return self._table.at(path, _METHOD)
+
+    def _table_of(self, controller: Controller) -> PathTable[EndpointCalls]:
+        table: PathTable[EndpointCalls] = PathTable()
+        placed = [one for one in controller.endpoints.values() if one.route is not None]
+        for endpoint in sorted(placed, key=lambda one: _METHOD not in one.methods):
+            # Here, as an application without endpoints starts sooner without them.
+            from shoal.http.requests.call import EndpointCalls
+
+            assert endpoint.route is not None
+            calls = EndpointCalls(endpoint, self._dispatcher.settings)
+            table.add(endpoint.route, (_METHOD,), calls)
+        return table
 
     def is_at(self, path: str) -> bool:
-        return self._table is not None and self._table.at(path) is not None
+        return self._at(path) is not None
 
     async def answer(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         """Refuses a WebSocket, or answers its requests; `path` is below the mount point."""
         if (await receive())["type"] != "websocket.connect":
             return
-        if self._table is None:
+        if self._controller is None:
             await self.refuse(scope, send, not_open(self._dispatcher.settings))
             return
-        found = self._table.at(path)
+        found = self._at(path)
         if found is None:
             await self.refuse(scope, send, not_found())
             return
@@ -90,34 +115,6 @@ class WebSockets:
             {"type": "websocket.http.response.start", "status": problem.status, "headers": headers}
         )
         await send({"type": "websocket.http.response.body", "body": body})
-
-
-class _SocketTable:
-    """The endpoints of one controller by their paths, rebuilt when they change."""
-
-    def __init__(self, controller: Controller, dispatcher: RouteDispatcher) -> None:
-        self._controller = controller
-        self._dispatcher = dispatcher
-        self._version = controller.registry.version
-        self._routes = self._current()
-
-    def at(self, path: str) -> PathMatch[EndpointCalls] | None:
-        if self._controller.registry.version != self._version:
-            self._version = self._controller.registry.version
-            self._routes = self._current()
-        return self._routes.at(path, _METHOD)
-
-    def _current(self) -> PathTable[EndpointCalls]:
-        routes: PathTable[EndpointCalls] = PathTable()
-        placed = [one for one in self._controller.endpoints.values() if one.route is not None]
-        for endpoint in sorted(placed, key=lambda one: _METHOD not in one.methods):
-            # Here, as an application without endpoints starts sooner without them.
-            from shoal.http.requests.call import EndpointCalls
-
-            assert endpoint.route is not None
-            calls = EndpointCalls(endpoint, self._dispatcher.settings)
-            routes.add(endpoint.route, (_METHOD,), calls)
-        return routes
 
 
 def _other_subprotocol() -> Problem:

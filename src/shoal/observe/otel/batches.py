@@ -66,25 +66,20 @@ class Surroundings:
         detach(self._token)
 
 
-class _Clock:
-    """Converts times of an event loop to nanoseconds since the epoch."""
-
-    __slots__ = ("_offset",)
+class _BatchSpans:
+    __slots__ = ("_offset", "batch", "requests")
 
     def __init__(self, now: float) -> None:
+        self.set_clock(now)
+        self.batch: Span | None = None  # None while none of its requests is sampled
+        self.requests: dict[Request, Span | None] = {}  # None for one that is not sampled
+
+    def set_clock(self, now: float) -> None:
         self._offset = time.time_ns() - int(now * 1e9)
 
     def at(self, when: float) -> int:
+        """Converts a time of the event loop to nanoseconds since the epoch."""
         return self._offset + int(when * 1e9)
-
-
-class _BatchSpans:
-    __slots__ = ("batch", "clock", "requests")
-
-    def __init__(self, clock: _Clock) -> None:
-        self.clock = clock
-        self.batch: Span | None = None  # None while none of its requests is sampled
-        self.requests: dict[Request, Span | None] = {}  # None for one that is not sampled
 
 
 class BatchTracer(BatchObserver):
@@ -94,7 +89,7 @@ class BatchTracer(BatchObserver):
 
     @override
     def batch_began(self, batcher: str, batch: Batch, now: float) -> None:
-        spans = self._open[batcher, batch.id] = _BatchSpans(_Clock(now))
+        spans = self._open[batcher, batch.id] = _BatchSpans(now)
         own = self._add(spans, batcher, batch, batch.requests, now)
         if batch.is_continuous or own is None:
             return
@@ -111,7 +106,7 @@ class BatchTracer(BatchObserver):
         if spans is not None:
             is_new = not spans.requests
             if is_new:  # a continuous batch was empty
-                spans.clock = _Clock(now)
+                spans.set_clock(now)
             self._add(spans, batcher, batch, requests, now)
             if not is_new:
                 self._note(spans, "join", len(requests), now)
@@ -121,7 +116,7 @@ class BatchTracer(BatchObserver):
         spans = self._open.get((batcher, batch.id))
         if spans is None or request not in spans.requests:
             return
-        at = spans.clock.at(now)
+        at = spans.at(now)
         _end(spans.requests.pop(request), request, None, at)
         self._note(spans, "leave", 1, now)
         if batch.is_continuous and not spans.requests and spans.batch is not None:
@@ -133,7 +128,7 @@ class BatchTracer(BatchObserver):
         spans = self._open.pop((record.batcher, record.id), None)
         if spans is None:
             return
-        at = spans.clock.at(record.ended_at)
+        at = spans.at(record.ended_at)
         for request, span in spans.requests.items():
             _end(span, request, record.error, at)
         if (span := spans.batch) is not None:
@@ -146,11 +141,11 @@ class BatchTracer(BatchObserver):
 
     @override
     def request_left(self, batcher: str, request: Request, why: Unserved, now: float) -> None:
-        clock = _Clock(now)
+        spans = _BatchSpans(now)
         context, is_decided = _context_of(request)
         if is_decided:
             return
-        arrived_at = clock.at(request.arrived_at)
+        arrived_at = spans.at(request.arrived_at)
         attributes = {BACKEND: batcher, OUTCOME: why}
         span = self._tracer.start_span(
             batcher, context, start_time=arrived_at, attributes=attributes
@@ -161,7 +156,7 @@ class BatchTracer(BatchObserver):
                 span.add_event("queue", timestamp=arrived_at)
             if why in _REFUSED:
                 _fail(span, _REFUSED[why]())
-        span.end(clock.at(max(now, request.arrived_at)))
+        span.end(spans.at(max(now, request.arrived_at)))
 
     def end(self) -> None:
         """Ends all open spans; no more events follow."""
@@ -190,7 +185,7 @@ class BatchTracer(BatchObserver):
                 spans.requests[request] = None
                 unsampled = unsampled or context
                 continue
-            span = self._request_span(batcher, batch, request, context, spans.clock, now)
+            span = self._request_span(batcher, batch, request, context, spans, now)
             if not span.is_recording():
                 spans.requests[request] = None
                 unsampled = unsampled or trace.set_span_in_context(span, context)
@@ -205,7 +200,7 @@ class BatchTracer(BatchObserver):
                 f"{batcher} batch",
                 _bare(begun[0]),
                 links=[Link(one) for one in sampled],
-                start_time=spans.clock.at(now),
+                start_time=spans.at(now),
                 attributes={
                     BACKEND: batcher,
                     BATCH: batch.id,
@@ -227,10 +222,10 @@ class BatchTracer(BatchObserver):
         batch: Batch,
         request: Request,
         context: Context,
-        clock: _Clock,
+        spans: _BatchSpans,
         now: float,
     ) -> Span:
-        arrived_at = clock.at(request.arrived_at)
+        arrived_at = spans.at(request.arrived_at)
         span = self._tracer.start_span(
             batcher, context, start_time=arrived_at, attributes={BACKEND: batcher, BATCH: batch.id}
         )
@@ -238,14 +233,14 @@ class BatchTracer(BatchObserver):
             _note_id(span, request)
             span.add_event("queue", timestamp=arrived_at)
             free_at = max(request.arrived_at, min(batch.free_at, now))
-            span.add_event("wait", timestamp=clock.at(free_at))
-            span.add_event("run", timestamp=clock.at(now))
+            span.add_event("wait", timestamp=spans.at(free_at))
+            span.add_event("run", timestamp=spans.at(now))
         return span
 
     def _note(self, spans: _BatchSpans, event: str, requests: int, now: float) -> None:
         if spans.batch is not None:
             attributes = {"shoal.requests": requests, "shoal.batch.active": len(spans.requests)}
-            spans.batch.add_event(event, attributes, spans.clock.at(now))
+            spans.batch.add_event(event, attributes, spans.at(now))
 
 
 def _context_of(request: Request) -> tuple[Context, bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.propagators.textmap import TextMapPropagator
     from opentelemetry.trace import Tracer, TracerProvider
 
-    from shoal.core.events import BatchObserver, Observers
+    from shoal.core.events import Observers
 
 
 SCOPE: Final = "shoal"
@@ -34,25 +34,12 @@ class Observed(Protocol):
     def observers(self) -> Observers: ...
 
 
-@runtime_checkable
-class OfBatchers(Protocol):
-    """Observes batchers that are opened and closed as a program runs."""
-
-    def begin(self, kind: object, new_observer: Callable[[], BatchObserver]) -> None:
-        """Adds an observer to each; raises `KeyError` if they have one of the kind."""
-        ...
-
-    def end(self, kind: object) -> list[BatchObserver]:
-        """Removes these observers, and returns them."""
-        ...
-
-
 class Batched(Protocol):
     """A function that is decorated with `shoal.batch`."""
 
     @property
-    def watches(self) -> OfBatchers | None:
-        """None for a method of one instance."""
+    def watches(self) -> Any:
+        """Observes its batchers, also later ones; None for a method of one instance."""
         ...
 
 
@@ -120,7 +107,7 @@ def instrument(
 
 
 def _instrument_batchers(target: Any, tracer: Tracer) -> Instrumentation:
-    watches: OfBatchers | None = target.watches
+    watches = target.watches
     if watches is None:
         raise TypeError(
             f"instrument() takes a method of all instances, such as\n    instrument("

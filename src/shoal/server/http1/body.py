@@ -7,10 +7,7 @@ them, and servers and proxies have disagreed on where they end.
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from typing import Final
-
-from typing_extensions import override
 
 from shoal.asgi.guard import BadRequest
 from shoal.asgi.header_check import is_sendable
@@ -22,22 +19,13 @@ _START_OF_SIZE_LINE: Final = re.compile(rb"(?:0{0,64}[0-9A-Fa-f]{1,15}\r?)?")
 MAX_TRAILERS: Final = 2**13
 
 
-class BodyReader(ABC):
-    """Separates the body of one request from the bytes after it."""
+class SizedBody:
+    """A body of a known length. `feed` returns the body's part of the data, and the rest."""
 
-    is_complete: bool
-
-    @abstractmethod
-    def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """Returns the body's part of the data, and the rest; raises `BadRequest`."""
-
-
-class SizedBody(BodyReader):
     def __init__(self, length: int) -> None:
         self._remaining = length  # more than 0
         self.is_complete = False
 
-    @override
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
         if len(data) < self._remaining:
             self._remaining -= len(data)
@@ -46,8 +34,8 @@ class SizedBody(BodyReader):
         return data[: self._remaining], data[self._remaining :]
 
 
-class ChunkedBody(BodyReader):
-    """A body in chunks. Its trailers are checked and dropped."""
+class ChunkedBody:
+    """A body in chunks. Its trailers are checked and dropped. `feed` raises `BadRequest`."""
 
     def __init__(self) -> None:
         self.is_complete = False
@@ -56,7 +44,6 @@ class ChunkedBody(BodyReader):
         self._needs_break = False  # the line break after a chunk comes next
         self._trailers = -1  # bytes of trailers so far; negative before the last chunk
 
-    @override
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
         if self._incomplete_line:
             data, self._incomplete_line = self._incomplete_line + data, b""
@@ -118,7 +105,3 @@ def check_trailer(name: bytes, value: bytes) -> None:
     """Checks a trailer of a request; raises `BadRequest`."""
     if not is_sendable(name, value):
         raise BadRequest(400, "a malformed trailer")
-
-
-def reader_of(length: int | None) -> BodyReader:
-    return ChunkedBody() if length is None else SizedBody(length)

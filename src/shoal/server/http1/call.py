@@ -1,4 +1,4 @@
-"""One request of a connection and its response: the application's `receive` and `send`.
+"""One request of a connection and its response: the application's `receive` and `send`, as bytes.
 
 Both are made for the common case, in which nothing has to be waited for: the body is there, and the
 kernel takes the response at once. Then neither is a checkpoint, except for every 16th `send`, so
@@ -7,29 +7,60 @@ that a stream whose client keeps up does not hold the event loop.
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio.lowlevel
 
 from shoal.asgi.guard import BadRequest
-from shoal.asgi.header_check import WRONG_LENGTH
-from shoal.server.http1.answer import CONTINUE, END, LAST_CHUNK, WITHOUT_BODY, answer_head
-from shoal.server.http1.body import reader_of
-from shoal.server.served_call import ServedCall
+from shoal.asgi.header_check import FRAMING, WRONG_LENGTH, is_sendable, is_value, not_sendable
+from shoal.server.http1.body import ChunkedBody, SizedBody
+from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall
 from shoal.server.sockets.timeouts import Heartbeat, time_to_receive_s
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from starlette.types import Message
 
-    from shoal.server.http1.body import BodyReader
     from shoal.server.http1.head import HeadParser
     from shoal.server.shared import Change, Shared
+    from shoal.server.sockets.tls import TlsTransport
+    from shoal.server.sockets.transport import Transport
 
-_SENDS_WITHOUT_CHECKPOINT: Final = 16
 _JOINED: Final = 2**16  # the head and the first part of a body are sent together up to this size
 _CLOSE: Final = b"\r\nconnection: close"
+
+# These have the phrases of RFC 9110, which Python has from 3.13 on.
+_PHRASES: Final = {
+    **{int(status): status.phrase for status in HTTPStatus if status >= 200},
+    413: "Content Too Large",
+    414: "URI Too Long",
+    416: "Range Not Satisfiable",
+    422: "Unprocessable Content",
+}
+_STATUS_LINES: Final = {
+    status: f"HTTP/1.1 {status} {phrase}".encode("ascii") for status, phrase in _PHRASES.items()
+}
+# The lines of checked headers, since most responses have the same few. Long lines, and headers that
+# the server reads, are not kept.
+_lines: Final[dict[tuple[bytes, bytes], bytes]] = {}
+_MOST_LINES: Final = 512
+_LONGEST_LINE: Final = 256
+
+# The statuses of responses without a body.
+WITHOUT_BODY: Final = frozenset({204, 304})
+END: Final = b"\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_WEEKDAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS: Final = (
+    *("Jan", "Feb", "Mar", "Apr", "May", "Jun"),
+    *("Jul", "Aug", "Sep", "Oct", "Nov", "Dec"),
+)
 
 
 class CallConnection(Protocol):
@@ -38,13 +69,12 @@ class CallConnection(Protocol):
     received: bytes | bytearray
     shared: Shared
     changed: Change
+    transport: Transport | TlsTransport
 
-    @property
-    def is_sending(self) -> bool: ...
+    def send(self, data: bytes) -> None: ...
 
-    def send(self, data: bytes) -> bool:
-        """Sends bytes; returns whether the kernel has taken all of them."""
-        ...
+    def limit_send(self) -> None:
+        """Gives the client a time to take the unsent data."""
 
     def awaits(self, awaited: str, limit_s: float) -> bool:
         """Lets the client send its next bytes; returns whether to wait for them."""
@@ -52,11 +82,9 @@ class CallConnection(Protocol):
 
     def refuse(self, error: BadRequest) -> None:
         """Ends the connection of a client that sends a malformed request."""
-        ...
 
     async def continue_without(self, call: Any) -> None:
         """Continues without waiting for the application, once its response is complete."""
-        ...
 
 
 class Http1Call(ServedCall):
@@ -68,7 +96,7 @@ class Http1Call(ServedCall):
     # Few requests change these. `__init__` sets the attributes that each request reads, since
     # attributes of instances are found sooner.
     _expects = _has_sent_disconnect = _is_chunked = False
-    _received = _sends = 0
+    _received = 0
     _waited_s = 0.0  # for the body
     _to_send: int | None = None  # the bytes of the body that are left, if it has a length
     # The part of the body that the application has not received; None after its end.
@@ -87,14 +115,14 @@ class Http1Call(ServedCall):
         # The result of `answer_head`, once the application has begun its response.
         self._head: tuple[bytes, int | None, bool] | None = None
         self._sends_body = True
-        self._body: BodyReader | None = None  # while more of the body is to come
+        self._body: SizedBody | ChunkedBody | None = None  # while more of the body is to come
         self._heartbeat: Heartbeat | None = None
         received = connection.received
         if len(received) == parser.length:
             self._unread = bytes(received)
             connection.received = b""
         elif parser.length != 0:
-            self._body = reader_of(parser.length)
+            self._body = ChunkedBody() if parser.length is None else SizedBody(parser.length)
             self._expects = parser.expects
 
     # The application's side.
@@ -135,7 +163,7 @@ class Http1Call(ServedCall):
             if expects:
                 connection.send(CONTINUE)  # which may find the client gone
                 continue
-            allowed_s = time_to_receive_s(self._received, self._shared.body_timeout_s)
+            allowed_s = time_to_receive_s(self._received, self._shared.options.body_timeout_s)
             began = now()
             if connection.awaits("a body", allowed_s - self._waited_s):
                 await connection.changed.wait()
@@ -153,7 +181,7 @@ class Http1Call(ServedCall):
             if head is not None:
                 raise RuntimeError("the answer has begun already")
             status = message["status"]
-            self._head = answer_head(status, message.get("headers", ()), self._shared.date_now())
+            self._head = answer_head(status, message.get("headers", ()))
             if status in WITHOUT_BODY or self.line.method == "HEAD":
                 self._sends_body = False
             return
@@ -194,7 +222,8 @@ class Http1Call(ServedCall):
             data = lines + data
         elif lines:
             connection.send(lines)
-        if data and not connection.send(data):
+        if data and not connection.transport.send(data):
+            connection.limit_send()
             await self._sent()
 
     # Extensions of ASGI.
@@ -205,7 +234,7 @@ class Http1Call(ServedCall):
 
     def has_room(self) -> bool:
         """Returns whether the client takes a part of the body at once."""
-        return not self._connection.is_sending
+        return not self._connection.transport.unsent
 
     def put(self, data: bytes) -> None:
         """Sends a part of a body at once; does nothing before its begin and after its end."""
@@ -297,10 +326,10 @@ class Http1Call(ServedCall):
 
     async def _has_sent_all(self) -> bool:
         """Waits until the kernel has taken all data; returns whether to send more."""
-        if self._connection.is_sending:
+        if self._connection.transport.unsent:
             return await self._sent()
         self._sends += 1
-        if self._sends % _SENDS_WITHOUT_CHECKPOINT == 0:
+        if self._sends % SENDS_WITHOUT_CHECKPOINT == 0:
             await anyio.lowlevel.checkpoint()
         return True
 
@@ -308,6 +337,89 @@ class Http1Call(ServedCall):
         """Waits until the kernel has taken all data; returns False if the client is gone."""
         connection = self._connection
         # The connection may be sending the next response already when this task runs.
-        while connection.is_sending and not (self.is_over or self.is_left_behind):
+        while connection.transport.unsent and not (self.is_over or self.is_left_behind):
             await connection.changed.wait()
         return not self.is_over
+
+
+def answer_head(
+    status: int, headers: Iterable[tuple[bytes, bytes]]
+) -> tuple[bytes, int | None, bool]:
+    """Returns the lines before framing and `END`, the Content-Length, and whether it closes."""
+    # Raises ValueError for an invalid status, or a header that could be read in another way.
+    text = _STATUS_LINES.get(status) or status_line(status)
+    date = b"\r\ndate: " + http_date(int(time.time()))
+    length: int | None = None
+    closes = False
+    for header in headers:
+        try:
+            line = _lines.get(header)
+        except TypeError:  # the header is a list, or contains a bytearray
+            line = None
+        if line is not None:
+            text += line
+            continue
+        name, value = header
+        # First the two that differ between responses.
+        if name == b"content-length" and length is None and status != 204 and value.isdigit():
+            length = int(value)
+            text += b"\r\ncontent-length: " + value
+            continue
+        if name == b"x-request-id" and is_value(value):
+            text += b"\r\nx-request-id: " + value
+            continue
+        name, value = bytes(name), bytes(value)
+        # A line break in a value would make the rest of it a header.
+        if not is_sendable(name, value):
+            raise not_sendable(name, value)
+        line = b"\r\n%b: %b" % (name, value)
+        match name.lower():
+            case b"content-length":
+                if not value.isdigit() or length is not None:
+                    raise not_sendable(name, value)
+                length = int(value)
+                line = line if status != 204 else b""
+            case b"connection":
+                closes = closes or b"close" in value.lower()
+                line = b""
+            case lower if lower in FRAMING:
+                line = b""
+            case b"date":
+                date = b""
+            case _ if len(line) <= _LONGEST_LINE:
+                if len(_lines) >= _MOST_LINES:
+                    _lines.clear()
+                _lines[name, value] = line
+            case _:
+                pass
+        text += line
+    return text + date, length, closes
+
+
+def status_line(status: int) -> bytes:
+    """Returns the first line without its line break; raises `ValueError` for a bad status."""
+    known = _STATUS_LINES.get(status)
+    if known is not None:
+        return known
+    if not 200 <= status <= 999:
+        raise ValueError(f"an answer has a status from 200 to 999, not {status}")
+    return b"HTTP/1.1 %d " % status
+
+
+def error_answer(status: int, text: str) -> bytes:
+    """Returns a whole response, after which the connection ends."""
+    body = f"{text}\n".encode() if text else b""
+    headers = [(b"content-type", b"text/plain; charset=utf-8")] if text else []
+    lines, _, _ = answer_head(status, headers)
+    return lines + b"\r\ncontent-length: %d\r\nconnection: close" % len(body) + END + body
+
+
+@lru_cache(maxsize=1)
+def http_date(at: int) -> bytes:
+    # `time.strftime` depends on the locale, and `email.utils` takes longer to load than HTTP/1.1.
+    year, month, day, hour, minute, second, weekday, *_ = time.gmtime(at)
+    text = (
+        f"{_WEEKDAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04}"
+        f" {hour:02}:{minute:02}:{second:02} GMT"
+    )
+    return text.encode("ascii")

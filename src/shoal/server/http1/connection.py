@@ -20,13 +20,11 @@ from shoal.asgi.connections import SERVER
 from shoal.asgi.extensions import DISCONNECT
 from shoal.asgi.guard import BadRequest
 from shoal.server.access_log import AccessLog
-from shoal.server.connection_task import TaskState, run_contained
-from shoal.server.http1.answer import error_answer
-from shoal.server.http1.call import Http1Call
+from shoal.server.http1.call import Http1Call, error_answer
 from shoal.server.http1.head import HeadParser, find_end, scope_at, scope_of_refused
 from shoal.server.listeners import host_and_port
 from shoal.server.log_errors import log_failure
-from shoal.server.shared import Change
+from shoal.server.shared import Change, TaskState, run_contained
 from shoal.server.sockets.timeouts import Timeout, time_to_send_s
 from shoal.server.sockets.transport import Receiver
 
@@ -55,7 +53,7 @@ class Http1Connection(Receiver):
     __slots__ = (
         *("_awaited", "_began_at", "_call", "_is_closed", "_is_ending", "_known_host", "_name"),
         *("_parser", "_peer", "_released", "_scope", "_switch_protocol", "_tasks", "_timeout"),
-        *("_transport", "changed", "received", "shared", "waiter"),
+        *("changed", "received", "shared", "transport", "waiter"),
     )
 
     def __init__(
@@ -66,7 +64,7 @@ class Http1Connection(Receiver):
         switch_protocol: SwitchProtocol,
     ) -> None:
         self.shared = shared
-        self._transport = transport
+        self.transport = transport
         self._released: Callable[[], object] | None = released
         self._switch_protocol = switch_protocol
         self.changed = Change(shared)  # data has arrived, the kernel has room, or an end
@@ -86,9 +84,9 @@ class Http1Connection(Receiver):
         self._name = host_and_port(transport.name)
 
     def start(self) -> None:
+        self.transport.receiver = self
+        self.transport.start()
         self.shared.connections.add(self)
-        self._transport.receiver = self
-        self._transport.start()
         self._start_task()
 
     def drain(self) -> None:
@@ -106,7 +104,7 @@ class Http1Connection(Receiver):
 
     def abort(self) -> None:
         """Closes by force; data that the client has not received is discarded."""
-        self._transport.abort()
+        self.transport.abort()
         self._close()
 
     # Reports of the transport.
@@ -122,7 +120,7 @@ class Http1Connection(Receiver):
         else:
             self.received = data
         if len(self.received) >= _MOST_HELD:
-            self._transport.pause()
+            self.transport.pause()
         call = self._call
         if call is not None:
             if call.is_complete:
@@ -134,7 +132,7 @@ class Http1Connection(Receiver):
     def client_ended(self) -> None:
         """Treats a client that has ended its side as gone."""
         call = self._call
-        if call is None or not (self._transport.is_paused and call.reads_body):
+        if call is None or not (self.transport.is_paused and call.reads_body):
             self._close()
 
     def all_sent(self) -> None:
@@ -145,24 +143,22 @@ class Http1Connection(Receiver):
 
     # Methods for a call.
 
-    @property
-    def is_sending(self) -> bool:
-        return bool(self._transport.unsent)
+    def send(self, data: bytes) -> None:
+        if not self.transport.send(data):
+            self.limit_send()
 
-    def send(self, data: bytes) -> bool:
-        if self._transport.send(data):
-            return True
-        size = len(self._transport.unsent)
-        self._timeout.set(time_to_send_s(size, self.shared.send_timeout_s))
-        return False
+    def limit_send(self) -> None:
+        """Sets the deadline of data that the kernel has not taken."""
+        size = len(self.transport.unsent)
+        self._timeout.set(time_to_send_s(size, self.shared.options.send_timeout_s))
 
     def awaits(self, awaited: str, limit_s: float) -> bool:
         """Waits for "a head" or "a body"; False if input has come at once (over TLS)."""
         self._awaited = awaited
-        if not self._transport.unsent:  # else the deadline is that of the send
+        if not self.transport.unsent:  # else the deadline is that of the send
             self._timeout.set(limit_s)
-        if self._transport.is_paused:
-            self._transport.resume()
+        if self.transport.is_paused:
+            self.transport.resume()
         return bool(self._awaited)
 
     def refuse(self, error: BadRequest) -> None:
@@ -186,7 +182,7 @@ class Http1Connection(Receiver):
         self.shared.context.run(self.shared.tasks.start_soon, run_contained, self)
 
     async def run(self) -> bool:
-        shared, parser, transport = self.shared, self._parser, self._transport
+        shared, parser, transport = self.shared, self._parser, self.transport
         before = TaskState(shared.parking)
         await self._end_last()
         while True:
@@ -266,7 +262,7 @@ class Http1Connection(Receiver):
         last = self._call
         if last is not None:
             last.is_left_behind = True  # whether it has returned or not
-        while self.is_sending and not self._is_ending:
+        while self.transport.unsent and not self._is_ending:
             await self.changed.wait()
         self._call = None
         if last is not None and not last.keeps_alive:
@@ -288,7 +284,7 @@ class Http1Connection(Receiver):
                     self._take_head(bytes(data), end)
                     return
                 searched = len(data)
-                left_s = self._began_at + shared.head_timeout_s - shared.timeouts.now()
+                left_s = self._began_at + parser.options.head_timeout_s - shared.timeouts.now()
                 if self.awaits("a head", left_s):
                     await shared.parking.park(self)
         except BadRequest as error:
@@ -320,7 +316,7 @@ class Http1Connection(Receiver):
         released = self._released
         assert released is not None
         try:
-            self._switch_protocol(self.shared, self._transport, released, received, parser)
+            self._switch_protocol(self.shared, self.transport, released, received, parser)
         except OSError:  # the client is gone
             self._close()
         else:
@@ -332,7 +328,7 @@ class Http1Connection(Receiver):
     def _answer_with_error(self, status: int, text: str = "") -> None:
         """Answers in place of the application, and ends the connection."""
         call, self._call = self._call, None
-        self.send(error_answer(status, text, self.shared.date_now()))
+        self.send(error_answer(status, text))
         size = len(text) + 1 if text else 0
         if call is not None:
             call.refuse(status, size)
@@ -351,13 +347,13 @@ class Http1Connection(Receiver):
         """Ends the connection once all data was sent."""
         self._is_ending = True
         self.received = b""
-        self._transport.resume()
-        while self._transport.unsent and not self._is_closed:
+        self.transport.resume()
+        while self.transport.unsent and not self._is_closed:
             await self.changed.wait()
         # If it closed at once while input is unread, the kernel would discard the response, and a
         # client whose upload is refused would not see why.
-        if not self._is_closed and (not is_client_done or self._transport.has_unread()):
-            self._transport.end_sending()
+        if not self._is_closed and (not is_client_done or self.transport.has_unread()):
+            self.transport.end_sending()
             self._timeout.set(self.shared.linger_s)
             while not self._is_closed:
                 await self.changed.wait()
@@ -366,7 +362,7 @@ class Http1Connection(Receiver):
     def _close(self) -> None:
         if self._is_closed:
             return
-        self._transport.close()
+        self.transport.close()
         self._leave_transport()
         call, self._call = self._call, None
         if call is not None:
@@ -381,15 +377,15 @@ class Http1Connection(Receiver):
         self.shared.remove(self)
 
     def _expire(self) -> None:
-        if self._transport.unsent:
+        if self.transport.unsent:
             _log.info("closed a connection by force: its client does not read")
             self.abort()
         elif self._is_ending:
             self._close()
         elif self._awaited:
-            if self._transport.has_unread():
+            if self.transport.has_unread():
                 # A busy event loop may not have read data that arrived before the deadline.
-                self._transport.read_now()
+                self.transport.read_now()
             if self._awaited == "a request":
                 self._close()
             elif self._awaited:  # else there will be another deadline

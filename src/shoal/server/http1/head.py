@@ -80,7 +80,6 @@ class HeadParser:
     __slots__ = (
         "_allowed_host",
         "_hosts",
-        "_long",
         "_needs_new_parser",
         "_parser",
         "expects",
@@ -104,8 +103,6 @@ class HeadParser:
 
     def __init__(self, options: HttpOptions) -> None:
         self.options = options
-        # A shorter head has no more headers, and no longer target.
-        self._long = min(3 * options.max_headers, options.max_target_bytes)
         self._parser: HttpRequestParser | None = None
         self._allowed_host = b""
         self.forget()
@@ -133,8 +130,10 @@ class HeadParser:
         else:
             self._parse_unknown(text, head)
         self._check_hosts()
-        if len(head) > self._long:
-            self._check_size()
+        if len(self.line.target) > self.options.max_target_bytes:
+            raise BadRequest(414, f"a target of more than {self.options.max_target_bytes} bytes")
+        if len(self.headers) > self.options.max_headers:
+            raise BadRequest(431, f"more than {self.options.max_headers} headers")
         if self.length != 0 or self._needs_new_parser or not self.keeps_alive:
             self._parser = None  # it waits for the body, or accepts no further request
             self._check_length()
@@ -224,13 +223,6 @@ class HeadParser:
     def _check_length(self) -> None:
         if self.length is None and not self.line.is_http_1_1:
             raise BadRequest(400, "a chunked body in HTTP/1.0")
-
-    def _check_size(self) -> None:
-        options = self.options
-        if len(self.line.target) > options.max_target_bytes:
-            raise BadRequest(414, f"a target of more than {options.max_target_bytes} bytes")
-        if len(self.headers) > options.max_headers:
-            raise BadRequest(431, f"more than {options.max_headers} headers")
 
     def _take_special(self, name: bytes, value: bytes) -> None:
         match name:

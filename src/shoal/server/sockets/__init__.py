@@ -1,4 +1,4 @@
 """Sockets and time-outs of a server, with the same code on trio and asyncio.
 
-Read `transport` first, then `poller`, `timeouts` and `tls`.
+Read `transport` first, then `timeouts` and `tls`.
 """

@@ -129,10 +129,8 @@ class BodyTimeout:
         self._timeout = Timeout(timeouts, self._expire)
         self.resume()
 
-    def received(self, size: int, *, is_last: bool) -> None:
+    def received(self, size: int) -> None:
         self._received += size
-        if is_last:
-            self.close()
 
     def pause(self) -> None:
         self._timeout.stop()

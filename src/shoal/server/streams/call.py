@@ -7,7 +7,7 @@ interrupt a step. Only `receive` and `send` of the application wait.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import anyio.lowlevel
 
@@ -15,10 +15,10 @@ from shoal.asgi.connections import SERVER
 from shoal.asgi.extensions import DISCONNECT
 from shoal.asgi.header_check import FRAMING, WRONG_LENGTH, length_of
 from shoal.server.access_log import AccessLog
-from shoal.server.http1.answer import status_line
+from shoal.server.http1.call import status_line
 from shoal.server.http1.head import scope_at
 from shoal.server.log_errors import contained
-from shoal.server.served_call import ServedCall
+from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall
 from shoal.server.shared import Change
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from shoal.server.streams.connection import StreamConnection
 
 Fields = list[tuple[bytes, bytes]]
-
-_SENDS_WITHOUT_CHECKPOINT: Final = 16
 
 
 class Wire(Protocol):
@@ -43,27 +41,21 @@ class Wire(Protocol):
 
     def head(self, status: int, fields: Fields, *, is_last: bool) -> None:
         """Sends the head of a response, with the next `send` unless it is the last."""
-        ...
 
     async def ready(self) -> None:
         """Waits until the data that was sent before is on its way."""
-        ...
 
     async def send(self, data: bytes, *, is_last: bool = False) -> None:
         """Sends data and waits until it is on its way; a cancelled `send` sends it as well."""
-        ...
 
     def post(self, frame: bytes, *, is_last: bool = False) -> None:
         """Sends a control frame soon. While it waits, a later one may replace it."""
-        ...
 
     def reset(self, *, is_clients_fault: bool = False) -> None:
         """Ends it without an end mark."""
-        ...
 
     def taken(self, size: int) -> None:
         """Lets the client send `size` more bytes."""
-        ...
 
 
 class AppCall(ServedCall):
@@ -72,7 +64,6 @@ class AppCall(ServedCall):
     _head: tuple[int, Fields] | None = None
     _length: int | None = None  # of the rest of the body, if it is known
     _not_acknowledged = 0
-    _sends = 0
 
     def __init__(self, wire: Wire, method: str, disconnect: Message) -> None:
         self._wire = wire
@@ -129,7 +120,7 @@ class AppCall(ServedCall):
     async def send(self, message: Message) -> None:
         """Sends a message of ASGI, whole or (if it is cancelled) not at all."""
         self._sends += 1
-        if self.is_over or self._has_returned or self._sends % _SENDS_WITHOUT_CHECKPOINT == 0:
+        if self.is_over or self._has_returned or self._sends % SENDS_WITHOUT_CHECKPOINT == 0:
             await anyio.lowlevel.checkpoint()
         else:
             await anyio.lowlevel.checkpoint_if_cancelled()

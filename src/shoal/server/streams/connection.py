@@ -351,12 +351,12 @@ class StreamConnection(Receiver):
             if not self._is_sending:
                 self._is_sending = True
                 self._timeout.set(
-                    time_to_send_s(len(self._transport.unsent), shared.send_timeout_s)
+                    time_to_send_s(len(self._transport.unsent), shared.options.send_timeout_s)
                 )
         elif not self._is_idle:
             self._idle_since = None
             self._has_late_chance = False
-            self._timeout.set(shared.ping_interval_s)
+            self._timeout.set(shared.options.ping_interval_s)
         else:
             # Frames that the client sends without opening a stream do not extend it.
             now = shared.timeouts.now()
@@ -397,4 +397,4 @@ class StreamConnection(Receiver):
         if is_silent and self._is_pinged:
             self.abort()
         else:
-            self._timeout.set(self.shared.ping_interval_s)
+            self._timeout.set(self.shared.options.ping_interval_s)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from shoal.asgi.guard import BadRequest
-from shoal.server.http1.answer import END, LAST_CHUNK, WITHOUT_BODY, answer_head, error_answer
+from shoal.server.http1.call import END, LAST_CHUNK, WITHOUT_BODY, answer_head, error_answer
 from shoal.server.http1.head import scope_of_refused
 from shoal.server.streams.connection import StreamConnection
 from shoal.server.streams.websocket import WebSocketCall, check_handshake, header
@@ -54,7 +54,7 @@ class WebSocketConnection(StreamConnection):
         except BadRequest as error:
             scope = {**scope_of_refused(parser, self.peer), "type": "websocket"}
             text = str(error)
-            self.write(error_answer(error.status, text, self.shared.date_now()))
+            self.write(error_answer(error.status, text))
             self.shared.refusals.note(scope, error.status, len(text) + 1, 0.0)
             self.finish()
             return
@@ -104,7 +104,7 @@ class WebSocketConnection(StreamConnection):
             lines = b"".join(b"\r\n%b: %b" % field for field in fields)
             self.write(_UPGRADED + lines + _UPGRADE)
             return
-        lines, length, _ = answer_head(status, fields, self.shared.date_now())
+        lines, length, _ = answer_head(status, fields)
         framing = b"\r\nconnection: close"
         if length is None and status not in WITHOUT_BODY:
             self._is_chunked = not is_last

@@ -6,6 +6,7 @@ once the application has received it.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -15,6 +16,7 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from typing_extensions import override
 
+from shoal.server.http1.call import http_date
 from shoal.server.shared import Change
 from shoal.server.sockets.timeouts import BodyTimeout, time_to_send_s
 from shoal.server.streams.call import AppCall
@@ -75,7 +77,7 @@ class Http2Stream:
             return
         fields = [(b":status", b"%d" % status), *fields]
         if all(name != b"date" for name, _ in fields):
-            fields.append((b"date", self.connection.shared.date_now().partition(b": ")[2]))
+            fields.append((b"date", http_date(int(time.time()))))
         with suppress(ProtocolError):  # the client has reset it, and the event follows
             self._h2.send_headers(self._id, fields, end_stream=is_last)
         if is_last:
@@ -133,7 +135,7 @@ class Http2Stream:
 
     async def _send_rest(self) -> None:
         """Sends unsent messages; resets the stream if the client does not take them in time."""
-        timeout_s = self.connection.shared.send_timeout_s
+        timeout_s = self.connection.shared.options.send_timeout_s
         async with self._order:
             size = sum(map(len, self._rest))
             with anyio.move_on_after(time_to_send_s(size, timeout_s)) as scope:
@@ -195,7 +197,9 @@ class Http2Call(AppCall):
         self._timeout: BodyTimeout | None = None
         if has_body:
             shared = self._shared
-            self._timeout = BodyTimeout(shared.timeouts, shared.body_timeout_s, self._time_out)
+            self._timeout = BodyTimeout(
+                shared.timeouts, shared.options.body_timeout_s, self._time_out
+            )
 
     async def data_received(self, data: bytes, size: int) -> None:
         """Adds a part of the body; `size` is its share of the flow-control window."""
@@ -207,7 +211,7 @@ class Http2Call(AppCall):
                 return
         self._body += data
         if self._timeout is not None:
-            self._timeout.received(len(data), is_last=False)
+            self._timeout.received(len(data))
             if len(self._body) >= _MUCH_UNREAD:
                 self._timeout.pause()
         self._changed.signal()

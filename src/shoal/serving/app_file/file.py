@@ -21,21 +21,38 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.serving.app_file.backends import checked_backend
-from shoal.serving.app_file.endpoints import EndpointChecks
+from shoal.core.json_text import exact_json
+from shoal.core.traffic import Shadow, Traffic
+from shoal.replicas.code.definition import split_import_path
 from shoal.serving.app_file.flaws import AppFileRefused, Flaw, Flaws
 from shoal.serving.app_file.positions import lines_of_keys
 from shoal.serving.app_file.server import checked_server
+from shoal.serving.config.config import BackendConfig
+from shoal.serving.config.options import NAMES, RENAMED
+from shoal.serving.names import (
+    DEFAULT_METHODS,
+    checked_methods,
+    checked_route,
+    checked_tag,
+    not_there,
+    without_names,
+)
+from shoal.serving.state.records import BackendRecord, EndpointRecord, ShadowRecord
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
-    from shoal.serving.state.records import BackendRecord, EndpointRecord
+    from shoal.serving.app_file.positions import Path as Keys
 
 _TABLES: Final = ("server", "backends", "endpoints")
+_OF_BACKEND: Final = ("code", "init_args", "init_kwargs")  # beside the options
+_OF_ENDPOINT: Final = ("route", "methods", "backend", "traffic", "shadows")
+_OF_SHADOW: Final = ("backend", "proportion", "compare")
+_SHADOW_FORM: Final = 'write backend = "TAG" and proportion = 0.1'
+_ANY_TEXT: Final = ("user_config",)
 _PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 
@@ -59,8 +76,8 @@ def read_app_file(path: str | os.PathLike[str]) -> AppFile:
     given = flaws.table((), data, _TABLES)
     server = checked_server(flaws, given.get("server", {}))
     named = flaws.table(("backends",), given.get("backends", {}))
-    backends = {tag: checked_backend(flaws, tag, one) for tag, one in named.items()}
-    checks = EndpointChecks(flaws, named.keys())
+    backends = {tag: _backend(flaws, tag, one) for tag, one in named.items()}
+    checks = _EndpointChecks(flaws, named.keys())
     paths = flaws.table(("endpoints",), given.get("endpoints", {}))
     endpoints = {name: checks.checked(name, one) for name, one in paths.items()}
     flaws.refuse()
@@ -87,3 +104,220 @@ def _not_toml(name: str, text: str, message: str) -> Flaw:
     found = _PLACE.search(message)
     line = int(found[1]) if found and found[1] else text.rstrip().count("\n") + 1
     return Flaw(name, line, "", f"is not TOML: {_PLACE.sub('', message)}")
+
+
+def _backend(flaws: Flaws, tag: str, value: Any) -> BackendRecord | None:
+    """Returns None if it has errors."""
+    path = ("backends", tag)
+    before = len(flaws.found)
+    flaws.checked(path, checked_tag, "a backend's tag", tag)
+    given = flaws.table(path, value, (*_OF_BACKEND, *NAMES, *RENAMED))
+    if not isinstance(value, dict):
+        return None
+    code = _checked_code(flaws, path, given)
+    init_args, init_kwargs = _checked_arguments(flaws, path, given)
+    options = {name: one for name, one in given.items() if name not in _OF_BACKEND}
+    config = _checked_options(flaws, path, options)
+    if len(flaws.found) > before or code is None:
+        return None
+    return BackendRecord(
+        tag=tag,
+        import_path=code,
+        init_args=tuple(init_args),
+        init_kwargs=init_kwargs,
+        config=config,
+    )
+
+
+def _checked_code(flaws: Flaws, path: Keys, given: Mapping[str, Any]) -> str | None:
+    code = given.get("code")
+    if code is None:
+        flaws.add(path, 'has no code; write code = "package.module:Name"')
+    elif not isinstance(code, str):
+        flaws.add((*path, "code"), f'must be text, as "package.module:Name", not {code!r}')
+    elif flaws.checked((*path, "code"), split_import_path, code) is not None:
+        return code
+    return None
+
+
+def _checked_arguments(
+    flaws: Flaws, path: Keys, given: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    args, kwargs = given.get("init_args", []), given.get("init_kwargs", {})
+    if not isinstance(args, list):
+        flaws.add((*path, "init_args"), f'must be an array, as ["small", 2], not {args!r}')
+    elif not isinstance(kwargs, dict):
+        flaws.add((*path, "init_kwargs"), f'must be a table, as {{size = "small"}}, not {kwargs!r}')
+    else:
+        found: tuple[list[Any], dict[str, Any]] = cast("Any", (args, kwargs))
+        for name, one in zip(("init_args", "init_kwargs"), found, strict=True):
+            flaws.checked((*path, name), exact_json, name, one)
+        return found
+    return [], {}
+
+
+def _checked_options(flaws: Flaws, path: Keys, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Checks all options, again and again, each time without the one refused before."""
+    left = {name: _of_toml(name, one) for name, one in given.items()}
+    refused: list[str] = []
+    while True:
+        error = _refusal(left)
+        if error is None:
+            return BackendConfig.of(left).durable()
+        at = _to_blame(left, error)
+        # An error that only follows from leaving out a refused option is not reported.
+        if not any(_names(name, error) for name in refused if name != at):
+            flaws.add((*path, *_place(left, at, error)), error)
+        if at is None:
+            return {}
+        refused.append(at)
+        del left[at]
+
+
+def _refusal(options: Mapping[str, Any]) -> str | None:
+    try:
+        BackendConfig.of(options).durable()
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def _to_blame(options: Mapping[str, Any], error: str) -> str | None:
+    """Returns the option without which the error would not occur."""
+    suspects = [
+        name
+        for name in options
+        if _refusal({other: one for other, one in options.items() if other != name}) != error
+    ]
+    return min(suspects, key=lambda name: _where_named(name, error), default=None)
+
+
+def _where_named(name: str, error: str) -> int:
+    found = re.search(rf"\b{re.escape(RENAMED.get(name, name))}\b", error)
+    return len(error) if found is None else found.start()
+
+
+def _names(name: str, error: str) -> bool:
+    return _where_named(name, error) < len(error)
+
+
+def _place(options: Mapping[str, Any], at: str | None, error: str) -> Keys:
+    """Returns the path of an option, or of the key in its table that the error names."""
+    if at is None:
+        return ()
+    path: Keys = (at,)
+    value = options[at]
+    while isinstance(value, dict):
+        table = cast("dict[str, Any]", value)
+        inner = next((key for key in table if _names(key, error)), None)
+        if inner is None:
+            break
+        path, value = (*path, inner), table[inner]
+    return path
+
+
+def _of_toml(name: str, value: Any) -> Any:
+    # TOML has no None, so "none" stands for it.
+    return None if value == "none" and name not in _ANY_TEXT else value
+
+
+class _EndpointChecks:
+    def __init__(self, flaws: Flaws, backends: Collection[str]) -> None:
+        self._flaws = flaws
+        self._backends = backends
+        self._routes: dict[tuple[str, str], Keys] = {}
+
+    def checked(self, name: str, value: Any) -> EndpointRecord | None:
+        """Returns None if it has errors."""
+        flaws, path = self._flaws, ("endpoints", name)
+        before = len(flaws.found)
+        self._flaws.checked(path, checked_tag, "an endpoint's name", name)
+        given = flaws.table(path, value, _OF_ENDPOINT)
+        if not isinstance(value, dict):
+            return None
+        route = self._flaws.checked((*path, "route"), checked_route, given.get("route"))
+        methods = self._flaws.checked(
+            (*path, "methods"), checked_methods, given.get("methods", DEFAULT_METHODS)
+        )
+        traffic = self._traffic(path, given)
+        shadows = self._shadows((*path, "shadows"), given.get("shadows", []))
+        self._check_free(path, route, methods or ())
+        if len(flaws.found) > before:
+            return None
+        return EndpointRecord(
+            name=name, route=route, methods=methods or (), traffic=traffic, shadows=shadows
+        )
+
+    def _traffic(self, path: Keys, given: dict[str, Any]) -> dict[str, float]:
+        if ("backend" in given) == ("traffic" in given):
+            both = "has both backend and traffic; leave one out"
+            none = (
+                'has no backend; write backend = "TAG", or traffic = {a = 0.9, b = 0.1}, or '
+                "traffic = {} to hold its requests until traffic is set"
+            )
+            self._flaws.add(path, both if "backend" in given else none)
+            return {}
+        if "backend" in given:
+            tag = given["backend"]
+            return {tag: 1.0} if self._is_backend((*path, "backend"), tag) else {}
+        path = (*path, "traffic")
+        weights = self._flaws.table(path, given["traffic"])
+        known = [tag for tag in weights if self._is_backend((*path, tag), tag)]
+        if not weights or len(known) < len(weights):
+            return {}
+        checked = self._flaws.checked(path, Traffic.checked, weights, known)
+        return {} if checked is None else dict(checked.weights)
+
+    def _shadows(self, path: Keys, value: Any) -> dict[str, ShadowRecord]:
+        if not isinstance(value, list):
+            self._flaws.add(path, f"must be an array of tables, as [[{'.'.join(map(str, path))}]]")
+            return {}
+        found: dict[str, ShadowRecord] = {}
+        for place, one in enumerate(cast("Any", value)):
+            at = (*path, place)
+            given = self._flaws.table(at, one, _OF_SHADOW)
+            for missing in [key for key in _OF_SHADOW[:2] if isinstance(one, dict)]:
+                if missing not in given:
+                    self._flaws.add(at, f"has no {missing}; {_SHADOW_FORM}")
+            tag: Any = given.get("backend")
+            proportion: Any = given.get("proportion")
+            if tag is not None and not self._is_backend((*at, "backend"), tag):
+                tag = None
+            if tag in found:
+                self._flaws.add((*at, "backend"), f"{tag!r} has a shadow of this endpoint already")
+            shadow = proportion is not None and self._flaws.checked(
+                (*at, "proportion"), Shadow, "a backend", proportion
+            )
+            compare = self._compare(at, given)
+            if tag is not None and shadow:
+                found[tag] = ShadowRecord(proportion=shadow.proportion, compare=compare)
+        return found
+
+    def _compare(self, at: Keys, given: dict[str, Any]) -> str | None:
+        compare = given.get("compare")
+        if compare is None:
+            return None
+        if not isinstance(compare, str):
+            self._flaws.add(
+                (*at, "compare"), f'must be text, as "package.module:a_function", not {compare!r}'
+            )
+            return None
+        self._flaws.checked((*at, "compare"), split_import_path, compare)
+        return compare
+
+    def _check_free(self, path: Keys, route: str | None, methods: Collection[str]) -> None:
+        for method in methods if route is not None else ():
+            taken = self._routes.setdefault((without_names(str(route)), method), path)
+            if taken != path:
+                self._flaws.add(
+                    (*path, "route"),
+                    f"{method} {route} is answered by the endpoint {taken[1]!r} already, on line "
+                    f"{self._flaws.line(taken)}",
+                )
+                break
+
+    def _is_backend(self, path: Keys, tag: Any) -> bool:
+        if isinstance(tag, str) and tag in self._backends:
+            return True
+        self._flaws.add(path, not_there("backend", tag, self._backends))
+        return False

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal.core.options.names import suggested
+from shoal.errors import NotDurable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from shoal.serving.app_file.positions import Path
 
@@ -46,6 +47,14 @@ class Flaws:
         while path and path not in self._lines:
             path = path[:-1]
         self.found.append(Flaw(self.file, self.line(path), written(path), text))
+
+    def checked(self, path: Path, check: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns the result of a check; if that raises, adds a flaw and returns None."""
+        try:
+            return check(*arguments)
+        except (TypeError, ValueError, NotDurable) as error:
+            self.add(path, str(error))
+            return None
 
     def line(self, path: Path) -> int:
         """Returns 1 for the file as a whole."""

@@ -8,7 +8,7 @@
 Each method that has been called has its own batcher.
 
 The batchers, the pool and the supervisor depend on each other in two ways only: the pool is the
-batchers' `Room`, and the supervisor adds replicas to the pool and withdraws them.
+batchers' `Capacity`, and the supervisor adds replicas to the pool and withdraws them.
 """
 
 from __future__ import annotations

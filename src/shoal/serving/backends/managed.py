@@ -48,10 +48,6 @@ _STATUS: Final[dict[LifeState, ReplicaState]] = {
     LifeState.STARTING: "starting",
     LifeState.READY: "ready",
     LifeState.DRAINING: "draining",
-    LifeState.STOPPING: "stopping",
-    LifeState.ENDED: "stopping",
-    LifeState.FAILED: "stopping",
-    LifeState.DIED: "stopping",
 }
 
 _MARGIN_S: Final = 5.0
@@ -102,7 +98,7 @@ class ManagedReplica:
 
     @property
     def state(self) -> ReplicaState:
-        return _STATUS[self.life.state]
+        return _STATUS.get(self.life.state, "stopping")
 
     def _end(self) -> None:
         self._ended.set()

@@ -4,9 +4,9 @@ A batch is one call of one method, so each method that is called has its own bat
 that is only ``__call__``. The batchers share the backend's replicas.
 
 The handler runs a batch on a replica, and on another one if that dies and ``retries`` allows it. It
-takes its replica before it first waits, as `Room` requires. A request runs again only if no part of
-its answer has reached the caller. In a batch that streams, the requests without an item run again,
-and the others fail.
+takes its replica before it first waits, as `Capacity` requires. A request runs again only if no
+part of its answer has reached the caller. In a batch that streams, the requests without an item run
+again, and the others fail.
 
 A batcher that breaks (because a policy of the user's raises, for example) must not end the others,
 so its error stops here and is logged. Its callers have failed by then, and later calls fail with
@@ -30,7 +30,7 @@ from shoal.batching.handlers.handler import Handler
 from shoal.batching.options import checked_options, refuse_change
 from shoal.errors import ReplicaDied
 from shoal.failures.exceptions import own_copy
-from shoal.serving.backends.pool import PoolRoom
+from shoal.serving.backends.pool import PoolCapacity
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -65,11 +65,11 @@ class MethodBatcher:
         self.method = method
         self.convert_with(converters)
         self._handler = handler
-        self._room = PoolRoom(pool, 1)
+        self._capacity = PoolCapacity(pool, 1)
         self.batcher: Batcher[Any] = Batcher(
-            handler, name=name, room=self._room, observers=observers, **options
+            handler, name=name, capacity=self._capacity, observers=observers, **options
         )
-        self._fit_room()
+        self._fit_capacity()
         self.streams = self.batcher.streams
         # None if no parameter has an array type
         self.check_arrays = array_check(self.batcher.signature)
@@ -106,12 +106,12 @@ class MethodBatcher:
 
     def configure(self, options: dict[str, Any]) -> None:
         self.batcher.configure(**options)
-        self._fit_room()
+        self._fit_capacity()
 
-    def _fit_room(self) -> None:
+    def _fit_capacity(self) -> None:
         # An open batch begins with one request.
         is_closed = self.batcher.fill == "closed"
-        self._room.size = self.batcher.options.max_batch_size if is_closed else 1
+        self._capacity.size = self.batcher.options.max_batch_size if is_closed else 1
 
     def forget_results(self) -> None:
         if self.batcher.is_alive:

@@ -1,9 +1,9 @@
 """The pool: the replicas of a backend that can take work, and the choice among them.
 
-A batch is dispatched only when a replica can take it: through `PoolRoom`, the pool is the batchers'
-`Room`. The batch goes to the replica with the fewest batches; among equals, to the least recently
-used one. Replicas have no queues of their own, so no request waits for a busy replica while another
-one is idle.
+A batch is dispatched only when a replica can take it: through `PoolCapacity`, the pool is the
+batchers' `Capacity`. The batch goes to the replica with the fewest batches; among equals, to the
+least recently used one. Replicas have no queues of their own, so no request waits for a busy
+replica while another one is idle.
 
 A batcher reads its free capacity several times per batch, so the pool computes it at each change.
 """
@@ -64,9 +64,9 @@ class Pool:
         self._on_wait = on_wait  # called when a due batch finds no room
         # The least recently used one comes first.
         self._members: dict[Replica, Member] = {}
-        self._rooms: list[PoolRoom] = []
+        self._capacities: list[PoolCapacity] = []
         # The batchers with a due batch, in the order in which they found no room.
-        self.queue: dict[PoolRoom, None] = {}
+        self.queue: dict[PoolCapacity, None] = {}
         self._run_again = 0
         self._change: anyio.Event | None = None  # set only while a task waits for it
         # Why there is no replica and none is expected soon.
@@ -152,21 +152,21 @@ class Pool:
             self.on_batch(member)
         self.changed()
 
-    def enter(self, room: PoolRoom) -> None:
-        self._rooms.append(room)
+    def enter(self, capacity: PoolCapacity) -> None:
+        self._capacities.append(capacity)
         self.changed()
 
-    def leave(self, room: PoolRoom) -> None:
-        self._rooms.remove(room)
-        room.rest()
+    def leave(self, capacity: PoolCapacity) -> None:
+        self._capacities.remove(capacity)
+        capacity.rest()
 
-    def enqueue(self, room: PoolRoom) -> None:
+    def enqueue(self, capacity: PoolCapacity) -> None:
         """Adds a batcher to the queue for room; one that is queued keeps its place."""
         if not self.queue:
-            for other in self._rooms:
-                if other is not room:
+            for other in self._capacities:
+                if other is not capacity:
                     other.free = 0
-        self.queue.setdefault(room)
+        self.queue.setdefault(capacity)
         self._on_wait()
 
     def changed(self) -> None:
@@ -178,19 +178,19 @@ class Pool:
         if self._change is not None:
             self._change.set()
             self._change = None
-        for room in tuple(self._rooms):
+        for capacity in tuple(self._capacities):
             free: float = 0
             if self.failure is not None and not self._members:
                 free = 1
-            elif not self._run_again and (not self.queue or next(iter(self.queue)) is room):
+            elif not self._run_again and (not self.queue or next(iter(self.queue)) is capacity):
                 for member in self._members.values():
-                    free += member.room(room.size)
-            room.free = free
-            room.on_change()
+                    free += member.room(capacity.size)
+            capacity.free = free
+            capacity.on_change()
 
 
-class PoolRoom:
-    """The pool as the `Room` of one batcher."""
+class PoolCapacity:
+    """The pool as the `Capacity` of one batcher."""
 
     def __init__(self, pool: Pool, size: int) -> None:
         self._pool = pool

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import anyio
 
 from shoal.batching.trace import trace_headers
-from shoal.core.options.checks import seconds
+from shoal.core.options.checks import checked_token, seconds
 from shoal.errors import ItemTooLarge, NotAllowed
 from shoal.http_client.bodies import JSON, JSON_LINES
-from shoal.http_client.connection import SILENCE_S, Connection, checked_token
+from shoal.http_client.connection import SILENCE_S, Connection
 from shoal.http_client.problems import PROBLEM
 from shoal.serving.clients.wire import WireError, error_from_wire, written
 

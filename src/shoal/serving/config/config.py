@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.handlers.handler import Fill
+from shoal.core.json_text import exact_json
 from shoal.core.options.checks import mapping, more_than_0, named_values, whole, yes_or_no
 from shoal.core.options.option import (
     choice,
@@ -25,6 +26,7 @@ from shoal.core.options.option import (
 )
 from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.replicas.autoscaling import AutoscalingOptions
+from shoal.errors import NotDurable
 from shoal.failures.held import held
 from shoal.replicas.contract import ReplicaOptions
 from shoal.replicas.gpus import VISIBLE
@@ -36,7 +38,6 @@ from shoal.replicas.placements import (
     takes_open_batches,
 )
 from shoal.serving.config.converters import checked_converter
-from shoal.serving.config.json import durable
 from shoal.serving.config.options import (
     NAMES,
     SERVED_DEFAULTS,
@@ -369,7 +370,21 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def durable_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns checked options as JSON, from which the same options can be made."""
-    return {name: durable(name, BACKEND_OPTIONS[name], value) for name, value in given.items()}
+    return {name: _durable(name, value) for name, value in given.items()}
+
+
+def _durable(name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return str(value)  # an import path may be an `OwnPath`
+    option = BACKEND_OPTIONS[name]
+    if option.is_function and not isinstance(value, bool):
+        raise NotDurable(
+            f"{name}={value!r} is an object of this process, which can't be kept or sent; "
+            f'give its import path: {name}="package.module:name"'
+        )
+    return exact_json(name, option.to_plain(value))
 
 
 def _check_gpus(placed: Mapping[str, Any]) -> None:

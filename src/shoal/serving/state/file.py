@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.errors import StateRefused
-from shoal.serving.config.json import encoded
 from shoal.serving.state.records import (
     BackendRecord,
     DeclaredState,
@@ -135,7 +134,7 @@ def write(database: Connection, changes: Iterable[Change]) -> None:
             case Deleted():
                 _forget(database, change.kind, change.name)
                 if change.is_declared:
-                    _write_row(database, _GONE[change.kind], change.name, encoded({}))
+                    _write_row(database, _GONE[change.kind], change.name, {})
     rows = database.execute("SELECT kind, name, checksum FROM declared").fetchall()
     checksums = {(kind, name): checksum for kind, name, checksum in rows}
     database.execute("UPDATE header SET contents_checksum = ?", (_all_of(checksums),))
@@ -143,10 +142,11 @@ def write(database: Connection, changes: Iterable[Change]) -> None:
 
 def _put(database: Connection, kind: str, name: str, body: Mapping[str, Any]) -> None:
     _forget(database, _GONE[kind], name)
-    _write_row(database, kind, name, encoded(body))
+    _write_row(database, kind, name, body)
 
 
-def _write_row(database: Connection, kind: str, name: str, text: str) -> None:
+def _write_row(database: Connection, kind: str, name: str, body: Mapping[str, Any]) -> None:
+    text = json.dumps(body, allow_nan=False, separators=(",", ":"))
     row = (kind, name, text, _row_checksum(kind, name, text))
     # A changed record keeps its row, and so its place in the order of creation.
     database.execute(

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from shoal.core.json_text import exact_json
 from shoal.errors import NotDurable
-from shoal.serving.config.json import exact_json
 from shoal.serving.names import DEFAULT_METHODS
 
 if TYPE_CHECKING:
