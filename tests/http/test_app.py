@@ -170,16 +170,6 @@ async def test_several_parameters_are_named_in_the_body():
 
 
 @anyio_test
-async def test_one_callers_bad_item_does_not_reach_its_neighbours():
-    app = app_of(doubled, max_batch_size=3, batch_wait_timeout_s=1)
-    good, bad = Call(app, "/x", item=1), Call(app, "/x", item="x")
-    async with app.lifespan(), calling(good, bad):
-        await good.returned.wait()
-        await bad.returned.wait()
-    assert (good.status, good.answer.json(), bad.status) == (200, 2, 422)
-
-
-@anyio_test
 async def test_a_handler_sees_what_the_request_was():
     seen = []
 

@@ -163,10 +163,6 @@ async def until(client, endpoint, **counts):
         pass
 
 
-async def received(client, name):
-    return (await client.post("/received", json=name)).json()
-
-
 # Calls, and clients that leave.
 
 
@@ -204,64 +200,7 @@ async def test_a_client_that_leaves_the_handler_cancels_it_and_frees_its_slot(sh
 # Requests that are refused.
 
 
-async def test_a_full_queue_is_answered_at_once(shared, name):
-    taken = [f"{name}{number}" for number in range(3)]
-    async with http_client(shared) as (client, nursery):
-        calls = [Call(client, "/held", item) for item in taken]
-        for call in calls:
-            nursery.start_soon(call.run)
-        await until(client, "held", running=1, queued=2)
-        # They are answered while the handler is held, so nothing waited for a place.
-        for number in range(10):
-            answer = await client.post("/held", json=f"{name} refused {number}")
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-            assert answer.headers["content-type"] == "application/problem+json"
-            assert answer.json()["type"] == "urn:shoal:problem:overloaded"
-        for item in taken:
-            await tell(client, item)
-        for call in calls:
-            await call.ended.wait()
-        assert sorted(await received(client, name)) == taken
-    assert [call.answer.json() for call in calls] == taken
-
-
 JSON = "application/json"
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "media_type", "body", "status", "kind"),
-    [
-        ("POST", "/points", JSON, b"{", 400, "invalid-json"),
-        ("POST", "/points", JSON, b"", 400, "invalid-json"),
-        ("POST", "/points", JSON, b"\xff\xfe", 400, "invalid-json"),
-        ("POST", "/points", JSON, b"[" * 900, 400, "invalid-json"),
-        ("POST", "/points", JSON, b'{"x": "one"}', 422, "invalid-item"),
-        ("POST", "/points", JSON, b'{"y": 1}', 422, "invalid-item"),
-        ("POST", "/points", JSON, b"null", 422, "invalid-item"),
-        ("POST", "/steps", JSON, b"1", 422, "invalid-item"),
-        ("POST", "/points", "text/plain", b'{"x": 1}', 415, "unsupported-media-type"),
-        ("POST", "/points", JSON, b" " * 1001, 413, "body-too-large"),
-        ("POST", "/nowhere", JSON, b'{"x": 1}', 404, "not-found"),
-        ("PUT", "/points", JSON, b'{"x": 1}', 405, "method-not-allowed"),
-        ("GET", "/points", JSON, b"", 422, "invalid-item"),
-        ("POST", "/-/readyz", JSON, b"", 405, "method-not-allowed"),
-    ],
-)
-async def test_rubbish_is_told_what_is_wrong(
-    shared, name, method, path, media_type, body, status, kind
-):
-    headers = {"content-type": media_type, "x-request-id": name}
-    async with http_client(shared) as (client, _):
-        answer = await client.request(method, path, content=body, headers=headers)
-        assert (await client.post("/points", json={"x": 1})).json() == 1
-    assert answer.status_code == status
-    assert answer.headers["content-type"] == "application/problem+json"
-    problem = answer.json()
-    assert problem["type"] == f"urn:shoal:problem:{kind}"
-    assert (problem["status"], problem["instance"]) == (status, name)
-    assert problem["title"]
-    allowed = {"/points": "GET, HEAD, OPTIONS, POST", "/-/readyz": "GET, HEAD, OPTIONS"}
-    assert answer.headers.get("allow") == allowed.get(path if status == 405 else "")
 
 
 async def test_a_body_that_does_not_say_its_length_is_bounded_too(shared):

@@ -121,22 +121,6 @@ async def test_a_cancelled_request_drops_its_call(app, held):
     assert held.cancelled == 1
 
 
-@pytest.mark.parametrize("queued", [False, True])
-async def test_a_call_that_is_late_is_answered_with_504(held, queued):
-    app = shoal.App()
-    app.endpoint("/held", name="held", request_timeout_s=5, max_batch_size=1)(held)
-    before, late = (Call(app, "/held", item=item) for item in (1, 2))
-    async with app.lifespan(), calling(*([before] if queued else [])) as tasks:
-        await settle()
-        before.leave()
-        started = anyio.current_time()
-        tasks.start_soon(late.run)
-        await late.returned.wait()
-        assert anyio.current_time() - started == pytest.approx(5)
-    assert late.status == 504
-    assert statistics(app).expired == 1
-
-
 @pytest.mark.parametrize(("given", "ends"), [({}, 60), ({"answer_timeout_s": 7}, 7)])
 async def test_no_call_with_one_result_waits_without_an_end(held, given, ends):
     app = shoal.App(**given)

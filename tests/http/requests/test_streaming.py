@@ -90,19 +90,6 @@ async def test_an_error_before_the_first_item_has_a_status_of_its_own(steps):
 
 
 @anyio_test
-async def test_a_full_queue_is_told_by_status(steps):
-    app = serving(steps, options={"max_queued_requests": 0, "max_batch_size": 1})
-    first, second = (Call(app, "/steps", item=item) for item in (1, 2))
-    async with app.lifespan(), calling(first) as tasks:
-        await settle()
-        tasks.start_soon(second.run)
-        await second.returned.wait()
-        assert second.status == 503
-        steps.end()
-        await first.returned.wait()
-
-
-@anyio_test
 @pytest.mark.parametrize(
     ("accept", "before", "after"),
     [("text/event-stream", b"event: error\ndata: ", b"\n\n"), (LINES[1], b'{"error":', b"}\n")],
