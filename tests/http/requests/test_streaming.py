@@ -25,7 +25,7 @@ from shoal.testing.asgi import Call, ask, calling
 
 LINES = ("accept", "application/x-ndjson")
 
-anyio_test = pytest.mark.anyio
+pytestmark = pytest.mark.anyio
 
 
 def serving(handler, *, name="steps", options=None, **settings):
@@ -34,7 +34,6 @@ def serving(handler, *, name="steps", options=None, **settings):
     return app
 
 
-@anyio_test
 async def test_server_sent_events_are_sent_as_they_are_produced(steps):
     app, call = serving(steps), Call(None, "/steps", item=1)
     call._app = app
@@ -58,7 +57,6 @@ async def test_server_sent_events_are_sent_as_they_are_produced(steps):
     assert call.headers["x-request-id"]
 
 
-@anyio_test
 async def test_json_lines_name_what_each_line_is(steps):
     app = serving(steps)
     for step in ({"end": True}, None):
@@ -70,7 +68,6 @@ async def test_json_lines_name_what_each_line_is(steps):
     assert answer.body == b'{"item":{"end":true}}\n{"item":null}\n{"end":true}\n'
 
 
-@anyio_test
 async def test_a_stream_without_items_has_its_end(steps):
     app = serving(steps)
     steps.end()
@@ -79,7 +76,6 @@ async def test_a_stream_without_items_has_its_end(steps):
     assert (answer.status, answer.body) == (200, b"event: end\ndata: {}\n\n")
 
 
-@anyio_test
 async def test_an_error_before_the_first_item_has_a_status_of_its_own(steps):
     app = serving(steps)
     steps.step(ValueError("secret"))
@@ -89,7 +85,6 @@ async def test_an_error_before_the_first_item_has_a_status_of_its_own(steps):
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-@anyio_test
 @pytest.mark.parametrize(
     ("accept", "before", "after"),
     [("text/event-stream", b"event: error\ndata: ", b"\n\n"), (LINES[1], b'{"error":', b"}\n")],
@@ -109,7 +104,6 @@ async def test_an_error_in_mid_stream_is_the_last_event(steps, accept, before, a
     assert b"secret" not in answer.body
 
 
-@anyio_test
 async def test_an_item_that_cannot_be_written_ends_its_stream_alone():
     async def mixed(items: list[int]):
         yield [1, 1]
@@ -126,7 +120,6 @@ async def test_an_item_that_cannot_be_written_ends_its_stream_alone():
     assert good.body.endswith(b"event: end\ndata: {}\n\n")
 
 
-@anyio_test
 @pytest.mark.parametrize(
     ("headers", "heartbeat", "end"),
     [([], b":\n", b"event: end\ndata: {}\n\n"), ([LINES], b"\n", b'{"end":true}\n')],
@@ -145,7 +138,6 @@ async def test_silence_is_broken_by_heartbeats(steps, headers, heartbeat, end):
     assert call.body == heartbeat * 2 + end
 
 
-@anyio_test
 async def test_the_first_heartbeat_of_a_get_has_an_id_so_that_none_runs_it_again(steps):
     app = serving(steps, heartbeat_s=4)
     call = Call(app, "/steps?items=1", method="GET")
@@ -159,7 +151,6 @@ async def test_the_first_heartbeat_of_a_get_has_an_id_so_that_none_runs_it_again
     assert steps.batches == [[1]]
 
 
-@pytest.mark.anyio
 @pytest.mark.real_time
 @pytest.mark.parametrize("version", [1, 2])
 async def test_the_first_heartbeat_of_a_server_has_an_id(steps, version):
@@ -178,7 +169,6 @@ async def test_the_first_heartbeat_of_a_server_has_an_id(steps, version):
         await stream.aclose()
 
 
-@anyio_test
 async def test_an_error_after_a_heartbeat_is_an_event(steps):
     app = serving(steps, heartbeat_s=4)
     call = Call(app, "/steps", item=1)
@@ -189,7 +179,6 @@ async def test_an_error_after_a_heartbeat_is_an_event(steps):
     assert b"event: error" in call.body
 
 
-@anyio_test
 async def test_a_client_that_leaves_in_mid_stream_frees_its_slot(steps):
     app = serving(steps, options={"max_batch_size": 2, "batch_wait_timeout_s": 1})
     leaver, mate = (Call(app, "/steps", item=item) for item in (1, 2))
@@ -209,7 +198,6 @@ async def test_a_client_that_leaves_in_mid_stream_frees_its_slot(steps):
     assert mate.body == b'data: "a"\n\ndata: "b"\n\nevent: end\ndata: {}\n\n'
 
 
-@anyio_test
 async def test_when_the_last_reader_leaves_the_generator_is_closed(steps):
     app = serving(steps)
     call = Call(app, "/steps", item=1)
@@ -222,7 +210,6 @@ async def test_when_the_last_reader_leaves_the_generator_is_closed(steps):
         assert steps.closed
 
 
-@anyio_test
 async def test_a_client_that_leaves_the_queue_never_reaches_the_generator(steps):
     app = serving(steps, options={"max_batch_size": 1})
     first, second = (Call(app, "/steps", item=item) for item in (1, 2))
@@ -238,7 +225,6 @@ async def test_a_client_that_leaves_the_queue_never_reaches_the_generator(steps)
     assert second.status == LEFT
 
 
-@anyio_test
 async def test_a_client_that_does_not_read_is_given_up_in_time(steps):
     app = serving(steps, send_timeout_s=3)
     call = Call(app, "/steps", item=1, reads=False)
@@ -253,7 +239,6 @@ async def test_a_client_that_does_not_read_is_given_up_in_time(steps):
     assert call.sent == []
 
 
-@anyio_test
 async def test_a_client_that_stops_reading_in_mid_stream_is_given_up_in_time(steps):
     app = serving(steps, send_timeout_s=3)
     call = Call(app, "/steps", item=1)
@@ -270,7 +255,6 @@ async def test_a_client_that_stops_reading_in_mid_stream_is_given_up_in_time(ste
     assert not call.is_complete
 
 
-@anyio_test
 async def test_a_heartbeat_that_is_not_read_is_the_last(steps):
     app = serving(steps, send_timeout_s=3, heartbeat_s=20)
     call = Call(app, "/steps", item=1)
@@ -314,7 +298,6 @@ def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
     assert call.body == b'{"item":1}\n'
 
 
-@anyio_test
 async def test_a_connection_that_is_lost_in_a_send_frees_the_slot(steps):
     app = serving(steps)
     call = Call(None, "/steps", item=1)
@@ -367,7 +350,6 @@ def test_the_most_accepted_form_is_chosen(accept, media_type):
     assert accepted(accept.encode()) == (media_type and media_type.encode())
 
 
-@anyio_test
 async def test_no_accepted_form_is_refused_before_the_call(steps):
     app = serving(steps)
     async with app.lifespan():
@@ -377,7 +359,6 @@ async def test_no_accepted_form_is_refused_before_the_call(steps):
     assert steps.batches == []
 
 
-@anyio_test
 @pytest.mark.parametrize("values", [[], [1], [1, "a", {"b": [None]}]])
 async def test_a_stream_is_one_json_array_for_who_accepts_json(steps, values):
     app = serving(steps)
@@ -390,7 +371,6 @@ async def test_a_stream_is_one_json_array_for_who_accepts_json(steps, values):
     assert answer.json() == values
 
 
-@anyio_test
 async def test_an_array_that_fails_is_no_json(steps):
     app = serving(steps)
     steps.step(1)
@@ -400,7 +380,6 @@ async def test_an_array_that_fails_is_no_json(steps):
     assert (answer.status, answer.body) == (200, b"[1")
 
 
-@anyio_test
 async def test_events_of_a_get_have_ids_and_the_time_of_the_retry(steps):
     app = serving(steps)
     for value in ("a", "b"):
@@ -413,7 +392,6 @@ async def test_events_of_a_get_have_ids_and_the_time_of_the_retry(steps):
     )
 
 
-@anyio_test
 async def test_a_failed_get_has_an_id_as_well(steps):
     app = serving(steps)
     steps.step(1)
@@ -423,7 +401,6 @@ async def test_a_failed_get_has_an_id_as_well(steps):
     assert b"\n\nid: 2\nevent: error\ndata: {" in answer.body
 
 
-@anyio_test
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_a_reconnection_does_not_run_the_handler_again(steps, method):
     app = serving(steps)
@@ -434,7 +411,6 @@ async def test_a_reconnection_does_not_run_the_handler_again(steps, method):
     assert steps.batches == []
 
 
-@anyio_test
 async def test_an_empty_id_is_as_none(steps):
     app = serving(steps)
     steps.end()
@@ -444,7 +420,6 @@ async def test_an_empty_id_is_as_none(steps):
     assert (answer.status, steps.batches) == (200, [[1]])
 
 
-@anyio_test
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("accept", [EVENTS, NDJSON])
 async def test_no_reader_of_lines_cuts_an_item_or_an_error(steps, method, accept):
@@ -463,7 +438,6 @@ async def test_no_reader_of_lines_cuts_an_item_or_an_error(steps, method, accept
     assert second.get("error", second)["detail"] == {text: [text]}
 
 
-@anyio_test
 async def test_an_id_says_nothing_about_another_form(steps):
     app = serving(steps)
     steps.end()
@@ -472,7 +446,6 @@ async def test_an_id_says_nothing_about_another_form(steps):
     assert answer.body == b'{"end":true}\n'
 
 
-@anyio_test
 @pytest.mark.parametrize(("method", "first"), [("POST", b""), ("GET", b"retry: 1000\nid: 1\n")])
 async def test_events_end_with_done_where_that_is_chosen(steps, method, first):
     app = serving(steps, sse_done=True)
@@ -510,7 +483,6 @@ class Numbered(StreamForm):
         return b"error\n"
 
 
-@anyio_test
 async def test_an_item_that_the_handlers_task_could_not_send_is_written_once():
     sent, left, has_room = [], [], False
     times = ItemTimes()
@@ -528,7 +500,6 @@ async def test_an_item_that_the_handlers_task_could_not_send_is_written_once():
     assert (times.first.snapshot().total, times.between.snapshot().total) == (1, 2)
 
 
-@anyio_test
 async def test_a_form_may_end_a_stream_before_its_call_has_ended(steps, monkeypatch):
     monkeypatch.setattr(JsonCodec, "stream", lambda _self, _exchange: Numbered(2))
     app, call = serving(steps), Call(None, "/steps", item=1)
@@ -543,7 +514,6 @@ async def test_a_form_may_end_a_stream_before_its_call_has_ended(steps, monkeypa
         assert steps.closed
 
 
-@anyio_test
 async def test_of_items_that_are_there_already_none_follows_the_last():
     class Stream:
         items = ("a", "b", "c", "d")

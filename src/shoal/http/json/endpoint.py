@@ -26,7 +26,7 @@ from shoal.http.json.validation import problem_of_validation
 from shoal.http.json.whole_request import WholeRequest
 from shoal.http.requests.call import NO_CALL_HEADERS, CallHeaders, EndpointCall, EndpointCalls
 from shoal.http.requests.dispatch import Route
-from shoal.http.requests.problem import Refused, invalid_timeout
+from shoal.http.requests.problem import Refused
 from shoal.http.requests.streaming import answer_with_stream
 
 if TYPE_CHECKING:
@@ -166,7 +166,11 @@ def call_headers(headers: Mapping[bytes, bytes]) -> CallHeaders:
 
 def _timeout_s(given: bytes) -> float:
     if not _SECONDS.fullmatch(given):
-        raise Refused(invalid_timeout())
+        raise Refused.of(
+            "invalid-timeout",
+            "X-Request-Timeout must be a number of seconds, such as 2.5: digits, with at most one "
+            "dot.",
+        )
     return float(given)
 
 
