@@ -28,12 +28,11 @@ from typing_extensions import override
 
 from shoal.asgi.header_check import headers_of_code
 from shoal.batching.calls.leaving import run_unless_left
-from shoal.http.json.accept import VARIES, prefers, weights
 from shoal.http.json.arrays import NPY, as_npy
 from shoal.http.json.msgpack import MSGPACK, has_msgpack, packed
 from shoal.http.json.payload import reader_for
 from shoal.http.json.queries import WITH_BODY, QueryReader, takes_body
-from shoal.http.json.stream_forms import form_for
+from shoal.http.json.stream_forms import VARIES, form_for, prefers, weights
 from shoal.http.requests.codec import Codec
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.plain import PLAIN, encoded, of_memoryview
