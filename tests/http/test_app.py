@@ -108,14 +108,6 @@ async def test_a_handler_stays_what_it_was():
         assert await batched(1) == 2
 
 
-async def test_a_batched_function_can_be_called_while_it_is_served():
-    batched = shoal.batch(doubled)
-    app = app_of(batched)
-    async with app.lifespan():
-        assert await batched(4) == 8
-        assert (await ask(app, "/x", 4)).json() == 8
-
-
 @real_time
 async def test_a_class_of_async_code_is_instantiated_once_in_the_event_loop_when_the_app_opens():
     made = []
@@ -521,32 +513,12 @@ async def test_a_call_before_the_lifespan_is_told_which_line_opens_it():
     assert "lifespan=app.lifespan" in answer.json()["detail"]
 
 
-async def test_a_call_after_the_lifespan_is_a_503_and_it_can_be_opened_again():
-    app = app_of(doubled)
-    async with app.lifespan():
-        pass
-    assert (await ask(app, "/x", 1)).status == 503
-    async with app.lifespan():
-        assert (await ask(app, "/x", 1)).json() == 2
-
-
 @real_time
 async def test_a_call_in_another_event_loop_is_a_503():
     app = app_of(doubled)
     async with app.lifespan():
         answer = await anyio.to_thread.run_sync(lambda: anyio.run(lambda: ask(app, "/x", 1)))
     assert answer.status == 503
-
-
-async def test_an_open_app_is_not_opened_again_and_takes_no_endpoint():
-    app = app_of(doubled)
-    async with app.lifespan():
-        with pytest.raises(RuntimeError, match="open already"):
-            async with app.lifespan():
-                pass
-        with pytest.raises(RuntimeError, match="before the application is opened"):
-            app.endpoint("/y", name="y")(doubled)
-        assert (await ask(app, "/x", 1)).json() == 2
 
 
 async def test_what_the_body_of_the_lifespan_raises_is_not_wrapped():
@@ -585,16 +557,6 @@ async def test_a_class_that_fails_to_load_fails_the_start_and_says_where(caplog)
     last = message["message"].rstrip().splitlines()[-1]
     assert "/broken could not be opened" in last
     assert "weights.npz" in last
-
-
-async def test_a_function_that_is_open_elsewhere_fails_the_start():
-    batched = shoal.batch(doubled)
-    app = app_of(batched)
-    async with shoal.open_batchers(batched):
-        with pytest.raises(RuntimeError, match="open in this event loop already"):
-            async with app.lifespan():
-                pass
-        assert await batched(1) == 2
 
 
 async def test_the_lifespan_protocol_opens_and_closes():

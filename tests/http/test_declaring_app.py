@@ -167,6 +167,8 @@ async def test_an_application_is_opened_again_with_all_that_it_declares():
             with pytest.raises(RuntimeError, match="open already"):
                 async with app.lifespan():
                     pass
+            with pytest.raises(RuntimeError, match="before the application is opened"):
+                app.endpoint("/late", name="late")(echo)
             with pytest.raises(RuntimeError):
                 app.backend("late", echo)
             with pytest.raises(RuntimeError):

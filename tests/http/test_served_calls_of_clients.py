@@ -109,18 +109,3 @@ async def test_a_body_in_chunks_that_waits_to_be_asked_for_reaches_the_code(app,
         await settle()
         assert client.answers == [(200, b"7"), (200, b"8")]
         assert server.counts() == (2, 2)
-
-
-async def test_the_code_sees_the_parameters_of_the_path_of_a_direct_call():
-    app = shoal.App()
-
-    @app.endpoint("/users/{id:int}/{name}", name="user")
-    async def user(items: list[int]) -> list[dict[str, object]]:
-        requests = shoal.current_batch().requests
-        return [dict(request.metadata["path_params"]) for request in requests]
-
-    async with served(app) as server:
-        client = server.connect()
-        client.ask("/users/7/eel", 1)
-        await settle()
-    assert client.answers == [(200, b'{"id":7,"name":"eel"}')]
