@@ -83,7 +83,7 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
         "JSON",
         "its media type and size are checked; pydantic reads it, orjson writes it",
         (
-            *("json/codec.py", "json/payload.py", "json/validation.py", "json/scan.py"),
+            *("json/payload.py", "json/validation.py", "json/scan.py"),
             *("requests/plain.py", "json/queries.py"),
         ),
     ),

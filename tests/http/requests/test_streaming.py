@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 import shoal
 from shoal.asgi.http_options import HttpOptions
 from shoal.core.histogram import LEFT
-from shoal.http.json.codec import JsonCodec
+from shoal.http.json.endpoint import JsonCodec
 from shoal.http.json.stream_forms import JSON_LINES, accepted
 from shoal.http.requests.codec import StreamForm
 from shoal.http.requests.dispatch import RouteDispatcher

@@ -40,8 +40,7 @@ class _JsonRoutes(ProtocolRoutes):
 
     def __init__(self, options: HttpOptions) -> None:
         # Only with an endpoint: these load pydantic.
-        from shoal.http.json.codec import JsonCodec
-        from shoal.http.json.endpoint import EndpointRoute
+        from shoal.http.json.endpoint import EndpointRoute, JsonCodec
 
         self._route = partial(EndpointRoute, make_codec=JsonCodec, options=options)
 
@@ -226,7 +225,6 @@ _NEEDED_LATER: Final = (
     "shoal.serving.backends.backend",
     "shoal.replicas.local.task",
     "shoal.http.json.endpoint",
-    "shoal.http.json.codec",
     "shoal.observe.collector",
     "shoal.observe.machine",
     "shoal.http.openapi.document",
