@@ -9,6 +9,27 @@ import anyio
 OFFERED = "shoal.disconnect"
 
 
+class Offered:
+    """What the server of this package offers to a WebSocket."""
+
+    def __init__(self):
+        self.left = self.draining = None
+        self.cut_off = False
+
+    def be_offered_to(self, socket):
+        async def send_texts(texts):
+            for text in texts:
+                await socket._send({"type": "websocket.send", "text": text})
+
+        socket.scope["extensions"][OFFERED] = {
+            "send_texts": send_texts,
+            "when_left": lambda callback: setattr(self, "left", callback),
+            "when_draining": lambda callback: setattr(self, "draining", callback),
+            "is_cut_off": lambda: self.cut_off,
+            "send_timeout_s": 10,
+        }
+
+
 class Socket:
     """A client's WebSocket.
 
@@ -92,10 +113,12 @@ class Socket:
 
 
 @asynccontextmanager
-async def opened(app, path, **more):
+async def opened(app, path, offered=None, **more):
     """An open WebSocket to an application that is open."""
     async with anyio.create_task_group() as tasks:
         socket = Socket(app, path, **more)
+        if offered is not None:
+            offered.be_offered_to(socket)
         tasks.start_soon(socket.run)
         accepted = await socket.message()
         assert accepted == {"type": "websocket.accept", "subprotocol": "shoal.v1"}

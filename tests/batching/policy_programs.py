@@ -27,7 +27,7 @@ from batching.programs import (
     Release,
     Settle,
 )
-from shoal.core.options.records import SAME
+from shoal.core.options.option import SAME
 
 LEVELS = 3
 

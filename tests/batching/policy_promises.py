@@ -19,7 +19,7 @@ from batching import policy_programs as ops
 from batching.program_model import FormingWorld, InSlot, Item, Raised, Run
 from batching.program_world import EPSILON, Watched
 from core.former_scenes import check
-from shoal.core.options.records import SAME
+from shoal.core.options.option import SAME
 from shoal.core.request import Request, State
 
 if TYPE_CHECKING:

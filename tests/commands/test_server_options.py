@@ -43,9 +43,9 @@ FLAGS = [
     ("--trusted-peer", "10.0.0.0/8", "trusted_peers", ["10.0.0.0/8"], "(none)"),
     (
         "--proxy-header",
-        "forwarded",
+        "x-forwarded-host",
         "proxy_headers",
-        ["forwarded"],
+        ["x-forwarded-host"],
         "(X-Forwarded-For and X-Forwarded-Proto)",
     ),
 ]
@@ -77,19 +77,9 @@ def test_a_key_goes_with_its_certificate(parser):
     assert server_options(given, {}) == HttpOptions(certfile="c.pem", keyfile="k.pem")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--keyfile", "k.pem"], "keyfile='k.pem' needs certfile"),
-        (
-            ["--proxy-header", "Forwarded", "--proxy-header", "X-Forwarded-For"],
-            "could contradict the proxy",
-        ),
-    ],
-)
-def test_options_that_contradict_each_other_are_a_mistake_in_the_command(parser, words, message):
-    with pytest.raises(CommandError, match=message) as raised:
-        server_options(parser.parse_args(words), {})
+def test_a_key_without_a_certificate_is_a_mistake_in_the_command(parser):
+    with pytest.raises(CommandError, match=r"keyfile='k\.pem' needs certfile") as raised:
+        server_options(parser.parse_args(["--keyfile", "k.pem"]), {})
     assert raised.value.exit_code == 2
 
 

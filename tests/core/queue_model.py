@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.batch import DispatchReason
-from shoal.core.options.records import SAME
+from shoal.core.options.option import SAME
 from shoal.core.request import Request
 
 if TYPE_CHECKING:

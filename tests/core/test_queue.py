@@ -85,3 +85,17 @@ def test_a_queue_is_worth_a_sweep_when_most_of_it_has_left() -> None:
         True,
     ]
     assert [is_worth_a_sweep(queue, live) for live in (101, 100, 99)] == [False, False, True]
+
+
+def test_a_ranked_queue_that_was_swept_is_in_order() -> None:
+    queue = RankedQueue(lambda one: one.cost)
+    requests = [make_request(cost=cost) for cost in (0, 5, 1, 6, 7, 2, 3)]
+    for request in requests:
+        queue.push(request)
+    requests[2].state = State.CANCELLED
+    queue.sweep()
+    order: list[float] = []
+    while (first := queue.first()) is not None:
+        order.append(first.cost)
+        queue.pop()
+    assert order == [0, 2, 3, 5, 6, 7]

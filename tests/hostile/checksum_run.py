@@ -32,16 +32,7 @@ PROGRESS_EVERY: Final = 20_000
 
 @dataclass
 class Checked:
-    """What became of requests whose answers were checked.
-
-    Attributes:
-        asked: How many requests were to be made.
-        answered: How many answers came.
-        took_s: How long that took, in seconds.
-        wrong: The wrong answers, or the first of them.
-        lost: The requests without an answer, or the first of them.
-        grown: By how many bytes the memory grew in the second half.
-    """
+    """What became of requests whose answers were checked."""
 
     asked: int
     answered: int = 0
@@ -197,16 +188,7 @@ def run_checksums(
     answer_s: float = ANSWER_S,
     progress: Callable[[int], object] = lambda _: None,
 ) -> Checked:
-    """Makes requests of all kinds of clients at once, and checks each answer.
-
-    Args:
-        server: The server.
-        count: How many requests.
-        seed: What their texts are made from.
-        kinds: The kinds of clients, of `CLIENTS`.
-        answer_s: How long each answer may take, in seconds.
-        progress: Called with the number of answers, now and then.
-    """
+    """Makes requests of all kinds of clients at once, and checks each answer."""
     checks = _Checks(server, count, seed, answer_s, progress)
     trio.run(checks.run, kinds)
     return checks.found

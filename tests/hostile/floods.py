@@ -26,16 +26,7 @@ CHUNK: Final = b"1\r\nx\r\n"
 
 @dataclass
 class Flood:
-    """What became of a server in a flood.
-
-    Attributes:
-        sent: How many connections, streams or chunks the flood had.
-        took_s: How long it took, in seconds.
-        answer: What the client of the flood was answered first.
-        good_s: How long a good client's requests took meanwhile.
-        grown: By how many bytes the memory had grown at most.
-        left: How many sockets were left of it.
-    """
+    """What became of a server in a flood."""
 
     sent: int = 0
     took_s: float = 0.0

@@ -24,13 +24,7 @@ AWAIT = None
 
 @dataclass(frozen=True)
 class HostileConnection:
-    """What one client does.
-
-    Attributes:
-        protocol: One of `PROTOCOLS`.
-        steps: What it sends, one after another; `AWAIT` where it waits for something to arrive.
-        way: How it leaves, of `WAYS`.
-    """
+    """What one client does."""
 
     protocol: str
     steps: tuple[bytes | None, ...]

@@ -64,16 +64,7 @@ def frame(
     reserved: int = 0,
     declared: int | None = None,
 ) -> bytes:
-    """A frame of a client.
-
-    Args:
-        opcode: What it is.
-        payload: What it carries.
-        mask: The mask; None for a frame without one, which no client may send.
-        is_last: Whether the message ends with it.
-        reserved: The reserved bits, of which none may be set.
-        declared: The length that it says it has, if that is another.
-    """
+    """A frame of a client, which may be malformed: without a mask, or with another length."""
     length = len(payload) if declared is None else declared
     head = bytes([is_last << 7 | reserved << 4 | opcode])
     masked = 0 if mask is None else 0x80

@@ -121,13 +121,7 @@ class GoodClient:
 
 @dataclass
 class Asked:
-    """What a good client measured.
-
-    Attributes:
-        times_s: How long each of its requests took, in seconds.
-        most_memory: The most memory that the server had, in bytes.
-        failure: Why it gave up; empty if it did not.
-    """
+    """What a good client measured."""
 
     times_s: list[float] = field(default_factory=list)
     most_memory: int = 0
@@ -135,11 +129,7 @@ class Asked:
 
 
 class AskingMeanwhile:
-    """A good client in a process of its own, which asks until the block ends.
-
-    Attributes:
-        asked: What it measured, once the block has ended.
-    """
+    """A good client in a process of its own, which asks until the block ends."""
 
     def __init__(self, server: HostileServer) -> None:
         self._command = [sys.executable, __file__, str(server.port), str(server.serving_pid())]

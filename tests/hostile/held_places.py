@@ -41,13 +41,7 @@ def headers(method: bytes, path: bytes, *, ends: bool) -> bytes:
 
 @dataclass(frozen=True)
 class Holder:
-    """A kind of client that holds a place.
-
-    Attributes:
-        opening: What it sends first.
-        trickle: What it sends again and again.
-        reads: Whether it reads what it is sent.
-    """
+    """A kind of client that holds a place."""
 
     opening: bytes
     trickle: bytes = b""
@@ -109,17 +103,7 @@ HOLDERS: Final = {
 
 @dataclass
 class Held:
-    """What became of a server whose places were held.
-
-    Attributes:
-        kept: How many clients of each kind still have their places at the end.
-        back_after_s: When the last place was given back, in seconds from the start.
-        grown: By how many bytes its memory had grown at most.
-        good_s: How long a good client's requests took meanwhile, on a connection that it had.
-        failure: Why that client gave up; empty if it did not.
-        first_s: How long a good client took that came when all places were held, with its
-            connecting; None if it was not answered.
-    """
+    """What became of a server whose places were held."""
 
     kept: Counter[str] = field(default_factory=Counter)
     back_after_s: float = 0.0
@@ -205,17 +189,7 @@ def hold_places(
     at_least_s: float = 0.0,
     watch: Callable[[str, float], object] = lambda _kind, _at: None,
 ) -> Held:
-    """Has clients hold places, and good ones ask meanwhile, until all places are given back.
-
-    Args:
-        server: The server.
-        kinds: The kinds of clients, of `HOLDERS`.
-        each: How many there are of each kind.
-        within_s: How long it may take until all places are given back, in seconds.
-        trickle_s: How long the clients wait before they send more, in seconds.
-        at_least_s: How long the good clients ask at least, in seconds.
-        watch: Called with the kind and the time, when all of a kind have lost their places.
-    """
+    """Has clients hold places, and good ones ask meanwhile, until all places are given back."""
     found = Held()
     memory = server.memory()
     late = GoodClient(server.port)

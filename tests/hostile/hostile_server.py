@@ -47,14 +47,7 @@ _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ [\w.]+: .{1
 
 
 class HostileServer:
-    """A running server.
-
-    Attributes:
-        kind: One of `SERVERS`.
-        process: The process.
-        port: The port that it listens at, on the loopback address.
-        log_path: The file with its standard error.
-    """
+    """A running server."""
 
     def __init__(self, kind: str, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         self.kind = kind
@@ -166,15 +159,7 @@ def serving(
     loop: str = "trio",
     plant: str = "",
 ) -> Iterator[HostileServer]:
-    """Runs a server, and kills it at the end if it is still up.
-
-    Args:
-        folder: Where its log lies.
-        *options: Options of the command ``shoal serve``.
-        kind: One of `SERVERS`.
-        loop: The event loop, of `LOOPS`, for ``shoal serve``.
-        plant: A defect of the application; see `hostile_app`.
-    """
+    """Runs a server, and kills it at the end if it is still up."""
     log = folder / f"{kind}-{loop}-{time.monotonic_ns()}.log"
     port = 0 if kind == "shoal" else _free_port()
     with log.open("wb") as stderr:

@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 class Listening:
-    """A server that listens.
-
-    Attributes:
-        url: Its URL.
-        left: Set once its application has heard that a client has left.
-    """
+    """A server that listens."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch

@@ -28,14 +28,7 @@ CANCEL: Final = http2.frame(http2.RST, 0, 1, b"\0\0\0\x08")
 
 @dataclass(frozen=True)
 class State:
-    """A state in which a client leaves.
-
-    Attributes:
-        opening: What it sends, made from the name of its request.
-        reads: Whether it waits for something to arrive.
-        behind: What it sends once its handler runs.
-        last: What it sends to leave, where it need not close its connection.
-    """
+    """A state in which a client leaves."""
 
     opening: Callable[[str], bytes]
     reads: bool = False

@@ -33,23 +33,7 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 @dataclass
 class Mutated:
-    """What became of a server that hostile connections were made to.
-
-    Attributes:
-        connections: How many were made.
-        sent: How many bytes they sent.
-        is_up: Whether the server is up.
-        probes: How many requests of a good client were made meanwhile, each on a connection of its
-            own.
-        wrong: How many of these were not answered, or not rightly.
-        slowest_s: How long the slowest of them took.
-        grown: By how many bytes its memory has grown since the warm-up.
-        sockets: How many of the sockets are left.
-        tasks: The tasks that are left, by their code.
-        left_after_s: When no socket and no task was left, in seconds.
-        log: The size of its log, in bytes.
-        log_flaws: Lines of its log that should not be there.
-    """
+    """What became of a server that hostile connections were made to."""
 
     connections: int = 0
     sent: int = 0
@@ -144,17 +128,7 @@ def run_mutated(
     probe_every: int = 250,
     progress: Callable[[int], object] = lambda _: None,
 ) -> Mutated:
-    """Makes hostile connections, and then waits until nothing is left of them.
-
-    Args:
-        server: The server.
-        connections: How many.
-        seed: What they are made from.
-        first: The number of the first one.
-        protocols: What they speak.
-        probe_every: After how many of them a good client makes a request.
-        progress: Called with the number of connections, after each probe.
-    """
+    """Makes hostile connections, and then waits until nothing is left of them."""
     found = Mutated()
     try:
         warm_up(server)

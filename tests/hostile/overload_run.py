@@ -32,17 +32,7 @@ MOST_MEMORY: Final = 20 * MIB
 
 @dataclass
 class Overload:
-    """What became of requests that arrived at a rate.
-
-    Attributes:
-        accepted_s: How long the requests took that were answered rightly, in seconds.
-        refused_s: How long those took that were refused.
-        statuses: How many answers had each status.
-        without_retry_after: How many refusals did not say when to come again.
-        lost: The requests without an answer, and how they were sent.
-        wrong: The wrong answers.
-        grown: By how many bytes the memory has grown.
-    """
+    """What became of requests that arrived at a rate."""
 
     accepted_s: list[float] = field(default_factory=list)
     refused_s: list[float] = field(default_factory=list)
@@ -173,11 +163,5 @@ async def _ask_while_blocked(server: HostileServer, clients: int, hold_s: float)
 
 
 def ask_while_blocked(server: HostileServer, clients: int, hold_s: float) -> list[str]:
-    """Sends requests while the event loop is held; returns which of them were not answered.
-
-    Args:
-        server: The server.
-        clients: How many ask on fresh connections, and how many on kept ones.
-        hold_s: How long the loop is held, in seconds; more than the keep-alive time.
-    """
+    """Sends requests while the event loop is held; returns which of them were not answered."""
     return trio.run(_ask_while_blocked, server, clients, hold_s)

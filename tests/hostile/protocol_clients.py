@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 class Lost(Exception):
-    """The connection ended before an answer was whole.
-
-    Args:
-        received: What had come of it.
-    """
+    """The connection ended before an answer was whole."""
 
     def __init__(self, received: bytes) -> None:
         super().__init__(f"lost after {received[:200]!r}")
@@ -36,14 +32,7 @@ class Lost(Exception):
 
 @dataclass
 class Answer:
-    """An answer.
-
-    Attributes:
-        status: Its status; 0 if the server has said that it did not serve the request.
-        headers: Its headers, with their names in lower case.
-        body: Its body.
-        reason: Why it was not served.
-    """
+    """An answer."""
 
     status: int = 0
     headers: dict[bytes, bytes] = field(default_factory=dict)
@@ -254,11 +243,7 @@ def _fields(path: str) -> list[tuple[bytes, bytes]]:
 
 
 class WebSocketClient:
-    """A WebSocket.
-
-    Attributes:
-        close_code: The code with which the server has closed it; 0 if it has not.
-    """
+    """A WebSocket."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream

@@ -55,11 +55,7 @@ LEFT_P99_S: Final = 0.05
 
 @dataclass
 class Table:
-    """What came of the runs.
-
-    Attributes:
-        rows: The server, the run, the figures, and the flaws of each.
-    """
+    """What came of the runs."""
 
     rows: list[tuple[str, str, str, list[str]]] = field(default_factory=list)
 
@@ -81,17 +77,7 @@ class Table:
 
 
 class Runs:
-    """All runs on one server.
-
-    Args:
-        kind: The server, of `SERVERS`.
-        loop: Its event loop.
-        share: How large the runs are, from 0 to 1.
-        loops: How many event loops the long runs are shared by.
-        seed: What the runs are made from.
-        table: Where the results go.
-        folder: Where the logs lie.
-    """
+    """All runs on one server."""
 
     def __init__(
         self,

@@ -35,16 +35,7 @@ ANSWERED, CUT_OFF, REFUSED = "answered", "cut off", "refused"
 
 @dataclass
 class Terminated:
-    """What became of the requests of one run.
-
-    Attributes:
-        signum: The signal.
-        code: The exit code.
-        outcomes: What became of each request, by its name: one of the three, or what its client met
-            in their place.
-        sent_before: The names of the requests that were sent before the signal.
-        began: The names of those that the application began.
-    """
+    """What became of the requests of one run."""
 
     signum: signal.Signals
     code: int = -1
@@ -190,13 +181,7 @@ class _Load:
 
 
 def run_termination(server: HostileServer, *, seed: int, with_http2: bool = True) -> Terminated:
-    """Sends a signal at a random moment of a load, and waits for the end.
-
-    Args:
-        server: The server; it has ended afterwards.
-        seed: What the moment and the signal are drawn from.
-        with_http2: Whether the server speaks HTTP/2.
-    """
+    """Sends a signal at a random moment of a load, and waits for the end."""
     rng = random.Random(seed)
     found = Terminated(SIGNALS[seed % len(SIGNALS)])
     kinds = [kind for kind in CLIENTS if with_http2 or kind != "http2"]

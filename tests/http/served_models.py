@@ -25,16 +25,6 @@ async def upper(prompts: list[str]) -> list[str]:
     return [prompt.upper() for prompt in prompts]
 
 
-@app.endpoint("/embed", name="embed")
-async def embed(texts: list[str]) -> list[list[float]]:
-    return [[float(len(text)), 0.5] for text in texts]
-
-
-@app.endpoint("/fails", name="fails")
-async def fails(prompts: list[str]) -> list[str]:
-    raise RuntimeError("secret")
-
-
 @app.endpoint("/held", name="held", max_batch_size=1, max_concurrent_batches=1)
 async def held(prompts: list[str]):
     """Streams a piece of its only prompt, and then the rest once the prompt is told."""

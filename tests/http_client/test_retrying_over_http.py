@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import gc
 import json
 import math
 import time
@@ -250,6 +251,20 @@ async def test_a_wait_between_two_tries_can_be_cancelled():
         await anyio.sleep(1)
         tasks.cancel_scope.cancel()
     assert len(server.times) == 1
+
+
+async def test_a_wait_that_is_cancelled_keeps_no_error():
+    gc.collect()
+    gc.disable()
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call, Server(httpx.ConnectError("refused")))
+            await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+        kept = [one for one in gc.get_objects() if isinstance(one, ConnectionRefusedError)]
+    finally:
+        gc.enable()
+    assert kept == []
 
 
 async def test_a_stream_that_is_refused_is_entered_again():

@@ -7,11 +7,7 @@ from pathlib import Path
 
 
 class Fragile:
-    """Answers with the process that it runs in.
-
-    Args:
-        flaw: While there is this file, it can't be made; the first try removes it.
-    """
+    """Answers with the process that it runs in."""
 
     def __init__(self, flaw: str) -> None:
         try:

@@ -21,11 +21,7 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 class LoadedServer:
-    """A running server.
-
-    Attributes:
-        url: Its address.
-    """
+    """A running server."""
 
     def __init__(self, url: str) -> None:
         self.url = url

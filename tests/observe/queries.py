@@ -25,13 +25,7 @@ BY = re.compile(r"\bby\s*\((?P<labels>[^)]*)\)\s*\(")
 
 @dataclass(frozen=True)
 class Query:
-    """One query.
-
-    Attributes:
-        where: The panel or the alert that it is of.
-        text: The query.
-        shown: The labels that its legend shows.
-    """
+    """One query."""
 
     where: str
     text: str
@@ -42,12 +36,7 @@ class Query:
         return selectors(self.text)
 
     def flaws(self, there: Mapping[str, set[str]], words: Mapping[str, set[str]]) -> list[str]:
-        """Returns what it asks for that does not exist.
-
-        Args:
-            there: The labels of each metric that exists.
-            words: The values of labels that have a fixed set of them, by ``metric.label``.
-        """
+        """Returns what it asks for that does not exist."""
         found = []
         left: set[str] = set()
         for name, matchers in self.selectors():

@@ -153,20 +153,6 @@ async def test_one_that_dies_when_it_was_to_end_anyway_is_no_restart_and_nothing
     assert (status.state, status.failure) == ("ready", None)
 
 
-async def test_one_that_fails_its_health_checks_is_a_death():
-    stage = Stage()
-
-    async def health(replica):
-        if replica.number == 0:
-            raise RuntimeError
-
-    stage.health = health
-    async with up(stage=stage, health_check_period_s=1) as (app, _):
-        await anyio.sleep(10)
-        figures = await scraped(app)
-    assert figures.counts("b") == (2, 0, 1, 1)
-
-
 async def test_those_that_can_not_be_started_are_failures_and_no_deaths():
     stage = Stage()
     async with up(stage=stage) as (app, _):

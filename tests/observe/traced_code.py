@@ -51,12 +51,7 @@ class Asyncly:
 class Exporting:
     """Makes a span of its own for each batch, and calls by a handle within it.
 
-    Its constructor sets up what exports the span, as where nothing else has set it up.
-
-    Args:
-        url: The collector.
-        handle: What it calls with each number.
-    """
+    Its constructor sets up what exports the span, as where nothing else has set it up."""
 
     def __init__(self, url: str, handle: Any) -> None:
         from opentelemetry import trace

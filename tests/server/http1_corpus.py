@@ -127,11 +127,7 @@ class Parts:
 
 
 class Corpus:
-    """Makes requests.
-
-    Args:
-        seed: Of its random choices.
-    """
+    """Makes requests."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)

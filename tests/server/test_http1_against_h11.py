@@ -265,18 +265,7 @@ def difference(ours, theirs, size):
 
 
 class Sent:
-    """What a client sent from the start of a request on, taken apart without a judgement.
-
-    Attributes:
-        data: All of it.
-        head: Up to the first empty line, whatever its line breaks.
-        words: Those of the request line.
-        lines: Those after it.
-        lengths, codings: The values of Content-Length and Transfer-Encoding.
-        hosts: The values of Host, and the host of a URL.
-        has_extension, has_long_size, has_zeros: Whether a chunk is odd.
-        trailers: What comes after the last chunk, with the first empty line.
-    """
+    """What a client sent from the start of a request on, taken apart without a judgement."""
 
     def __init__(self, data):
         self.data = data

@@ -60,14 +60,6 @@ def test_a_body_of_known_length_ends_there_however_it_arrives(length):
         assert reader.is_complete
 
 
-def test_a_body_of_known_length_is_incomplete_until_its_last_byte():
-    reader = SizedBody(3)
-    assert reader.feed(b"ab") == (b"ab", b"")
-    assert not reader.is_complete
-    assert reader.feed(b"c") == (b"c", b"")
-    assert reader.is_complete
-
-
 # Chunks.
 
 
@@ -114,11 +106,6 @@ def test_a_part_of_a_chunk_is_given_at_once():
 def test_a_chunk_size_is_15_hexadecimal_digits_behind_zeros_at_most_and_nothing_else(size):
     assert refused(size + b"\r\nhello\r\n0\r\n\r\n") == 400
     assert refused(b"1\r\na\r\n" + size + b"\r\nhello\r\n0\r\n\r\n") == 400
-
-
-def test_a_size_line_that_ends_in_a_line_feed_alone_is_refused():
-    assert refused(b"5\nhello\r\n0\r\n\r\n") == 400
-    assert refused(b"5\r\nhello\r\n0\n\r\n") == 400
 
 
 @pytest.mark.parametrize("line_break", [b"", b"\n", b"\r", b"x", b"x\r\n", b"\rx\n", b"\n\r"])

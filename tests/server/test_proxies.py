@@ -175,35 +175,6 @@ def test_the_target_of_a_request_about_the_server_has_no_prefix():
     assert scope_of(path="*", root_path="/ml")[1] == set()
 
 
-@pytest.mark.parametrize(
-    ("value", "client", "scheme", "host"),
-    [
-        ("for=1.2.3.4;proto=https;host=a.test", ("1.2.3.4", 0), "https", b"a.test"),
-        ('For="[2001:db8::1]:47"; Proto=HTTPS', ("2001:db8::1", 47), "https", b"inner"),
-        # the proxy that the client is connected to says how
-        (
-            "for=9.9.9.9;host=evil.test, for=1.2.3.4;host=a.test;proto=https, for=10.0.0.2",
-            ("1.2.3.4", 0),
-            "https",
-            b"a.test",
-        ),
-        ("for=1.2.3.4, for=unknown;proto=https", ("10.0.0.1", 4000), "https", b"inner"),
-        ("for=_hidden", ("10.0.0.1", 4000), "http", b"inner"),
-        # a quote that the client has left open
-        ('for="9.9.9.9, for=1.2.3.4', ("1.2.3.4", 0), "http", b"inner"),
-        ("for=1.2.3.4;for=9.9.9.9", ("10.0.0.1", 4000), "http", b"inner"),
-        ("for", ("10.0.0.1", 4000), "http", b"inner"),
-        ('for="' + '\\"' * 10_000, ("10.0.0.1", 4000), "http", b"inner"),
-        ("", ("10.0.0.1", 4000), "http", b"inner"),
-    ],
-)
-def test_the_header_of_the_standard(value, client, scheme, host):
-    headers = [header("forwarded", value), forwarded_for("7.7.7.7")]
-    scope, _ = scope_of(*headers, proxy_headers=["Forwarded"])
-    assert (scope["client"], scope["scheme"]) == (client, scheme)
-    assert (b"host", host) in scope["headers"]
-
-
 def test_what_it_remembers_is_bounded():
     proxies = ProxyHeaders(HttpOptions(trusted_peers=["10.0.0.0/8"]))
     for number in range(5_000):
@@ -219,7 +190,7 @@ def test_what_it_remembers_is_bounded():
         ({"trusted_peers": ["*"]}, r'networks such as "10\.0\.0\.0/8".*not \'\*\''),
         ({"trusted_peers": ["10.0.0.1/8"]}, "has host bits set"),
         ({"proxy_headers": ["X-Real-IP"]}, "takes x-forwarded-for, .*, not 'x-real-ip'"),
-        ({"proxy_headers": ["forwarded", "x-forwarded-for"]}, "could contradict the proxy"),
+        ({"proxy_headers": ["Forwarded"]}, "takes x-forwarded-for, .*, not 'forwarded'"),
         ({"root_path": "ml"}, "root_path must begin with a slash.*not 'ml'"),
         ({"root_path": "/ml//x"}, "root_path must begin with a slash"),
         ({"root_path": 1}, "root_path must be text"),

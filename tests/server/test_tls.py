@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import ssl
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -22,59 +23,27 @@ from shoal.server.sockets.tls import tls_of
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 
-class Served:
-    """A server of its own URL."""
+@asynccontextmanager
+async def serving(app, **options):
+    """The URL of a server."""
+    stop = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        [url] = await tasks.start(
+            partial(shoal.serve, app, shutdown_trigger=stop.wait, port=0, **options)
+        )
+        yield url
+        stop.set()
 
-    def __init__(self):
-        self.url = ""
-        self.stop = anyio.Event()
+
+def trusting(certificate):
+    return ssl.create_default_context(cafile=certificate["certfile"])
 
 
-async def serving(tasks, app, **options):
-    served = Served()
-    run = partial(shoal.serve, app, shutdown_trigger=served.stop.wait, port=0, **options)
-    [served.url] = await tasks.start(run)
-    return served
+def client_of(certificate):
+    return httpx.AsyncClient(verify=trusting(certificate))
 
 
 async def test_requests_are_answered_over_tls(certificate):
-    context = ssl.create_default_context(cafile=certificate["certfile"])
-    async with anyio.create_task_group() as tasks:
-        served = await serving(tasks, EchoApp(), **certificate)
-        assert served.url.startswith("https://127.0.0.1:")
-        async with httpx.AsyncClient(verify=context) as client:
-            for word in (b"once", b"again"):
-                assert (await client.post(served.url, content=word)).content == word
-        served.stop.set()
-
-
-async def test_a_large_body_goes_both_ways_whole(certificate):
-    body = bytes(range(256)) * 20_000
-    context = ssl.create_default_context(cafile=certificate["certfile"])
-    async with anyio.create_task_group() as tasks:
-        served = await serving(tasks, EchoApp(), **certificate)
-        async with httpx.AsyncClient(verify=context) as client:
-            answer = await client.post(served.url, content=body)
-        served.stop.set()
-    assert hashlib.sha256(answer.content).digest() == hashlib.sha256(body).digest()
-
-
-@pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
-async def test_the_protocol_is_negotiated(certificate, protocol):
-    context = ssl.create_default_context(cafile=certificate["certfile"])
-    context.set_alpn_protocols([protocol])
-    async with anyio.create_task_group() as tasks:
-        served = await serving(tasks, EchoApp(), **certificate)
-        port = int(served.url.rpartition(":")[2])
-        async with await anyio.connect_tcp(
-            "127.0.0.1", port, ssl_context=context, tls_hostname="localhost"
-        ) as stream:
-            agreed = stream.extra(anyio.streams.tls.TLSAttribute.alpn_protocol)
-        served.stop.set()
-    assert agreed == protocol
-
-
-async def test_the_scope_says_https(certificate):
     schemes = []
 
     async def app(scope, receive, send):
@@ -82,13 +51,31 @@ async def test_the_scope_says_https(certificate):
             schemes.append(scope["scheme"])
         await EchoApp()(scope, receive, send)
 
-    context = ssl.create_default_context(cafile=certificate["certfile"])
-    async with anyio.create_task_group() as tasks:
-        served = await serving(tasks, app, **certificate)
-        async with httpx.AsyncClient(verify=context) as client:
-            await client.get(served.url)
-        served.stop.set()
-    assert schemes == ["https"]
+    async with serving(app, **certificate) as url, client_of(certificate) as client:
+        assert url.startswith("https://127.0.0.1:")
+        for word in (b"once", b"again"):
+            assert (await client.post(url, content=word)).content == word
+    assert schemes == ["https", "https"]
+
+
+async def test_a_large_body_goes_both_ways_whole(certificate):
+    body = bytes(range(256)) * 20_000
+    async with serving(EchoApp(), **certificate) as url, client_of(certificate) as client:
+        answer = await client.post(url, content=body)
+    assert hashlib.sha256(answer.content).digest() == hashlib.sha256(body).digest()
+
+
+@pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
+async def test_the_protocol_is_negotiated(certificate, protocol):
+    context = trusting(certificate)
+    context.set_alpn_protocols([protocol])
+    async with serving(EchoApp(), **certificate) as url:
+        port = int(url.rpartition(":")[2])
+        async with await anyio.connect_tcp(
+            "127.0.0.1", port, ssl_context=context, tls_hostname="localhost"
+        ) as stream:
+            agreed = stream.extra(anyio.streams.tls.TLSAttribute.alpn_protocol)
+    assert agreed == protocol
 
 
 async def closed(client):
@@ -102,16 +89,13 @@ async def closed(client):
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello", b"\x16"])
 async def test_what_is_no_tls_is_closed_and_the_server_goes_on(certificate, sent, caplog):
-    context = ssl.create_default_context(cafile=certificate["certfile"])
-    async with anyio.create_task_group() as tasks:
-        served = await serving(tasks, EchoApp(), keep_alive_timeout_s=0.1, **certificate)
-        port = int(served.url.rpartition(":")[2])
+    async with serving(EchoApp(), keep_alive_timeout_s=0.1, **certificate) as url:
+        port = int(url.rpartition(":")[2])
         async with await anyio.connect_tcp("127.0.0.1", port) as rude:
             await rude.send(sent)
             assert await closed(rude)
-        async with httpx.AsyncClient(verify=context) as client:
-            assert (await client.get(served.url)).status_code == 200
-        served.stop.set()
+        async with client_of(certificate) as client:
+            assert (await client.get(url)).status_code == 200
     assert caplog.records == []
 
 
@@ -123,21 +107,6 @@ async def test_a_certificate_that_cannot_be_used_is_named(options, named):
     with pytest.raises(OSError) as caught:
         await shoal.serve(EchoApp(), port=0, **options)
     assert caught.value.filename == named
-
-
-async def test_a_key_without_a_certificate_is_refused():
-    with pytest.raises(ValueError, match=r"keyfile='key\.pem' needs certfile"):
-        await shoal.serve(EchoApp(), keyfile="key.pem")
-
-
-async def test_requests_are_answered_at_a_unix_socket(tmp_path):
-    path = str(tmp_path / "s")
-    async with anyio.create_task_group() as tasks:
-        served = await serving(tasks, EchoApp(), uds=path)
-        assert served.url == f"unix:{path}"
-        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=path)) as client:
-            assert (await client.get("http://any/")).content == b"hello"
-        served.stop.set()
 
 
 async def test_an_unknown_option_is_named():
@@ -168,16 +137,14 @@ async def test_a_shoal_app_turns_not_ready_when_the_shutdown_begins():
     app = shoal.App()
     drains = []
     app.begin_drain = lambda: drains.append(True)
-    async with anyio.create_task_group() as tasks:
-        served = await serving(tasks, app)
-        served.stop.set()
+    async with serving(app):
+        pass
     assert drains == [True]
 
 
 async def test_a_certificate_that_was_read_is_not_read_again(certificate):
     options = HttpOptions(port=0, **certificate)
     gone = replace(options, certfile="gone.pem", keyfile=None)
-    context = ssl.create_default_context(cafile=certificate["certfile"])
     stop, started = anyio.Event(), anyio.Event()
     urls = []
 
@@ -193,6 +160,6 @@ async def test_a_certificate_that_was_read_is_not_read_again(certificate):
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
         await started.wait()
-        async with httpx.AsyncClient(verify=context) as client:
+        async with client_of(certificate) as client:
             assert (await client.post(urls[0], content=b"once")).content == b"once"
         stop.set()

@@ -5,14 +5,10 @@ from __future__ import annotations
 import anyio
 import pytest
 from live_server import live, read_until, until_quiet, upgrade
+from test_websocket_frames import framed
 from test_websocket_limits import both_protocols
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
-
-
-def frame(opcode, payload):
-    """A frame of a client, with a mask of zeros."""
-    return bytes([0x80 | opcode, 0x80 | len(payload)]) + bytes(4) + payload
 
 
 class Listener:
@@ -40,15 +36,15 @@ class Listener:
             self.received.append(message["text"])
 
 
-CLOSE = frame(8, (3001).to_bytes(2) + "gehört".encode())
+CLOSE = framed((3001).to_bytes(2) + "gehört".encode(), 8)
 
 
 @pytest.mark.parametrize(
     ("sent", "end"),
     [
         (CLOSE, (3001, "gehört")),
-        (frame(8, (1000).to_bytes(2)), (1000, "")),
-        (frame(8, b""), (1005, "")),
+        (framed((1000).to_bytes(2), 8), (1000, "")),
+        (framed(b"", 8), (1005, "")),
     ],
     ids=["a code and a reason", "a code", "neither"],
 )
@@ -68,7 +64,7 @@ async def test_messages_just_before_the_end_are_received(workers):
     async with live(app, workers=workers) as server, await server.connect() as client:
         await client.send_all(upgrade())
         await read_until(client, b"\r\n\r\n")
-        await client.send_all(b"".join(frame(1, b"%d" % n) for n in range(5)) + CLOSE)
+        await client.send_all(b"".join(framed(b"%d" % n, 1) for n in range(5)) + CLOSE)
         await read_until(client, b"\x88")
         app.may_read.set()
         await app.has_ended.wait()
@@ -81,7 +77,7 @@ async def test_many_messages_just_before_the_end_of_the_connection_are_received(
     async with live(app) as server:
         peer = await kind.open(server)
         async with peer.stream:
-            await peer.pass_on(b"".join(frame(1, b"%d" % n) for n in range(100)))
+            await peer.pass_on(b"".join(framed(b"%d" % n, 1) for n in range(100)))
             await peer.stream.send_eof()
             await until_quiet()
             app.may_read.set()

@@ -34,12 +34,7 @@ def illness(ledger: str, tag: str) -> Path:
 
 
 class _Served:
-    """What plain and async code share.
-
-    Args:
-        ledger: The file for the numbers of the items that were answered.
-        work_s: How long a batch takes, in seconds.
-    """
+    """What plain and async code share."""
 
     def __init__(self, ledger: str, work_s: float) -> None:
         self._ledger = ledger

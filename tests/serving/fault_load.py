@@ -26,14 +26,7 @@ HANG_S = 40
 
 @dataclass
 class Fault:
-    """A fault that is aimed at a backend.
-
-    Attributes:
-        tag: The backend.
-        errors: What callers may see of it.
-        start: When it begins.
-        end: When it is over, and the backend as it was; None before.
-    """
+    """A fault that is aimed at a backend."""
 
     tag: str
     errors: tuple[type[Exception], ...]
@@ -43,15 +36,7 @@ class Fault:
 
 @dataclass
 class Seen:
-    """What callers saw.
-
-    Attributes:
-        asked: How many calls were made.
-        answered: How many got their own right answer.
-        blamed: The errors that are of a fault aimed at their backend, by their type.
-        stray: The errors that are not.
-        clear: How many calls ended while no fault was aimed at their backend.
-    """
+    """What callers saw."""
 
     asked: int = 0
     answered: int = 0
@@ -61,18 +46,7 @@ class Seen:
 
 
 class FaultLoad:
-    """Callers that call endpoints again and again, and check what they get.
-
-    Args:
-        controller: Whose endpoints.
-        random: Where chance comes from.
-        pause_s: The longest pause between a caller's calls, in seconds.
-        first: The number of the first item.
-
-    Attributes:
-        seen: What they saw.
-        numbers: The items that were answered.
-    """
+    """Callers that call endpoints again and again, and check what they get."""
 
     def __init__(
         self, controller: Controller, random: random.Random, pause_s: float, first: int = 0
@@ -112,11 +86,7 @@ class FaultLoad:
             await self.call(endpoint, streams=streams)
 
     async def call(self, endpoint: str, order: str = "", *, streams: bool = False) -> Any:
-        """Makes one call; it ends once, in time, with its answer or its error.
-
-        Returns:
-            The error; None if it got its own right answer.
-        """
+        """Makes one call; it ends once, in time, with its answer or its error."""
         number = self._next
         self._next += 1
         self.seen.asked += 1

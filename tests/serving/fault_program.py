@@ -60,21 +60,7 @@ def shoot(replica: Replica) -> bool:
 
 
 class FaultProgram:
-    """Aims faults at the backends of a controller while it is under load.
-
-    Args:
-        seed: Which program.
-        faults: How many faults.
-        kinds: Where replicas run and what code they run, for as many backends.
-        ledger: A file for what was answered.
-        work_s: How long a batch takes, in seconds.
-        pause_s: The longest pause between a caller's calls, in seconds.
-
-    Attributes:
-        made: The faults there were, by their names.
-        load: The callers, and what they saw.
-        neighbours: What the callers saw whose backends had no fault.
-    """
+    """Aims faults at the backends of a controller while it is under load."""
 
     def __init__(
         self,

@@ -178,12 +178,7 @@ def short_pauses() -> Generator[None]:
 
 
 class Program:
-    """One run of a program.
-
-    Args:
-        code: Which one of `CODE`.
-        todo: What is done, in this order.
-    """
+    """One run of a program."""
 
     def __init__(self, code: str, todo: list[Operation]) -> None:
         self._code, self._placement = CODE[code]

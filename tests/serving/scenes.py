@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from batching.scenes import line_up, settle
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.instance import Instance
@@ -20,8 +21,9 @@ from shoal.serving.controller.controller import Controller
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
 
-    from anyio.abc import TaskStatus
+    from anyio.abc import TaskGroup, TaskStatus
 
+    from batching.scenes import Caller
     from shoal.replicas.code.description import Description
     from shoal.replicas.contract import Blueprint
     from shoal.serving.controller.endpoints import EndpointHandle
@@ -299,6 +301,25 @@ async def deployed(
     await client.create_backend(tag, code, *args, **more)
     await client.create_endpoint(endpoint or tag, backend=tag)
     return await client.get_handle(endpoint or tag)
+
+
+@asynccontextmanager
+async def serving_tasks(
+    code: Any, stage: Stage | None = None, /, **config: Any
+) -> AsyncGenerator[tuple[Controller, EndpointHandle, Stage, TaskGroup]]:
+    """Does as `serving`, with a task group for callers that ends first."""
+    async with (
+        serving(code, stage, **config) as (controller, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        yield controller, handle, stage, tasks
+
+
+async def under_way(tasks: TaskGroup, *calls: Any) -> list[Caller]:
+    """Makes calls, one after the other, and lets them get as far as they can."""
+    callers = await line_up(tasks, *calls)
+    await settle()
+    return callers
 
 
 async def echo(items: list[int]) -> list[int]:

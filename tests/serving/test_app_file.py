@@ -6,8 +6,6 @@ import tomllib
 from textwrap import dedent
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shoal.serving.app_file.file import read_app_file
 from shoal.serving.app_file.flaws import AppFileRefused, written
@@ -437,43 +435,6 @@ def test_the_second_row_of_an_array_of_tables_stands_on_its_own_line():
     texts = KEYS.splitlines()
     first, second = (at + 1 for at, text in enumerate(texts) if text == "[[rows]]")
     assert (lines["rows", 0], lines["rows", 1]) == (first, second)
-
-
-KEY = st.sampled_from(["a", "b-1", '"c d"', "'e.f'", '"\\u0041"', "1"])
-TEXT = st.sampled_from(
-    ['"x"', "'y'", '"""\n[z]\n"""', "'''\n'a' = 1'''", '"\\"]"', "1", "-1.5", "true", "07:32:00"]
-)
-GAP = st.sampled_from(["", " ", "\n", " # ], } = [\n", "\n\n\t"])
-
-
-@st.composite
-def arrays(draw, values):
-    elements = draw(st.lists(values, max_size=3))
-    gaps = [draw(GAP) for _ in range(2 * len(elements) + 1)]
-    inner = ",".join(f"{gaps[2 * at]}{one}{gaps[2 * at + 1]}" for at, one in enumerate(elements))
-    comma = "," if elements and draw(st.booleans()) else ""
-    return f"[{inner}{comma}{gaps[-1]}]"
-
-
-@st.composite
-def inline_tables(draw, values):
-    pairs = draw(st.dictionaries(KEY, values, max_size=3))
-    return f"{{ {', '.join(f'{key} = {value}' for key, value in pairs.items())} }}"
-
-
-VALUE = st.recursive(TEXT, lambda values: arrays(values) | inline_tables(values), max_leaves=8)
-
-
-@given(pairs=st.dictionaries(KEY, VALUE, max_size=4), table=st.lists(KEY, max_size=2))
-def test_the_keys_of_any_file_are_found_on_lines_that_name_them(pairs, table):
-    header = f"[{'.'.join(table)}]\n" if table else ""
-    text = header + "".join(f"{key} = {value}\n" for key, value in pairs.items())
-    lines = lines_of_keys(text)
-    assert lines.keys() == set(paths_in(tomllib.loads(text)))
-    texts = text.split("\n")
-    for path, line in lines.items():
-        if path[-1] in {"a", "b-1"}:
-            assert path[-1] in texts[line - 1]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from batching.scenes import line_up, settle
-from serving.scenes import Stage, echo, never
+from batching.scenes import settle
+from serving.scenes import Stage, echo, never, under_way
 from shoal.core.events import Observers
 from shoal.errors import ShoalError
 from shoal.replicas.code.definition import Definition
@@ -53,8 +53,7 @@ async def test_who_waits_for_the_first_replica_is_told_that_the_backend_has_ende
     stage.start = never
     async with anyio.create_task_group() as tasks:
         async with running(echo, stage) as backend:
-            [caller] = await line_up(tasks, backend.method_batcher("__call__"))
-            await settle()
+            [caller] = await under_way(tasks, backend.method_batcher("__call__"))
             if closes:
                 with anyio.fail_after(100):
                     await backend.close(at_once=True)

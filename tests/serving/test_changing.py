@@ -13,7 +13,18 @@ import pytest
 
 import shoal
 from batching.scenes import PENDING, Held, line_up, outcome, outcomes, settle
-from serving.scenes import Gated, ScriptedReplica, Stage, deployed, echo, failing, serving, slowly
+from serving.scenes import (
+    Gated,
+    ScriptedReplica,
+    Stage,
+    deployed,
+    echo,
+    failing,
+    serving,
+    serving_tasks,
+    slowly,
+    under_way,
+)
 from shoal.errors import NoSuchName, ReplicaDied, ReplicaNotStarted
 from shoal.serving.controller.controller import Controller
 
@@ -51,12 +62,8 @@ async def test_only_what_is_named_changes() -> None:
 
 async def test_batch_options_hold_from_the_next_batch_on() -> None:
     held = Held()
-    async with (
-        serving(held, max_batch_size=2) as (controller, handle, stage),
-        anyio.create_task_group() as tasks,
-    ):
-        await line_up(tasks, *[handle.call(item) for item in range(9)])
-        await settle()
+    async with serving_tasks(held, max_batch_size=2) as (controller, handle, stage, tasks):
+        await under_way(tasks, *[handle.call(item) for item in range(9)])
         first = len(held.batches[0])
         await change(controller, max_batch_size=4)
         held.gate.set()
@@ -68,9 +75,11 @@ async def test_batch_options_hold_from_the_next_batch_on() -> None:
 
 
 async def test_a_window_changes_for_the_batch_after_the_one_that_gathers() -> None:
-    async with (
-        serving(echo, batch_wait_timeout_s=20, max_batch_size=4) as (controller, handle, _),
-        anyio.create_task_group() as tasks,
+    async with serving_tasks(echo, batch_wait_timeout_s=20, max_batch_size=4) as (
+        controller,
+        handle,
+        _,
+        tasks,
     ):
         first = await line_up(tasks, handle.call(1))
         await anyio.sleep(5)
@@ -87,12 +96,8 @@ async def test_a_window_changes_for_the_batch_after_the_one_that_gathers() -> No
 
 async def test_more_batches_at_once_need_no_new_replica() -> None:
     held = Held()
-    async with (
-        serving(held, max_batch_size=1) as (controller, handle, stage),
-        anyio.create_task_group() as tasks,
-    ):
-        await line_up(tasks, *[handle.call(item) for item in range(3)])
-        await settle()
+    async with serving_tasks(held, max_batch_size=1) as (controller, handle, stage, tasks):
+        await under_way(tasks, *[handle.call(item) for item in range(3)])
         assert len(held.batches) == 1
         await change(controller, max_concurrent_batches=3)
         await settle()
@@ -332,10 +337,7 @@ async def test_old_replicas_serve_while_a_new_one_is_checked_for_the_first_time(
             await checked.wait()
 
     stage.health = health
-    async with (
-        serving(Healthy, stage) as (controller, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
+    async with serving_tasks(Healthy, stage) as (controller, handle, _, tasks):
         [changing] = await line_up(tasks, change(controller, shared_memory_bytes=7))
         await anyio.sleep(5)
         await outcomes(*[handle.call(0) for _ in range(20)])
@@ -645,8 +647,7 @@ async def test_changes_of_two_backends_do_not_wait_for_each_other() -> None:
         await controller.create_backend("other", echo, config={"placement": stage})
         slow.start = Gated()
         async with anyio.create_task_group() as tasks:
-            await line_up(tasks, controller.scale_backend("b", 2))
-            await settle()
+            await under_way(tasks, controller.scale_backend("b", 2))
             await controller.scale_backend("other", 2)
             assert len(stage.alive) == 2
             tasks.cancel_scope.cancel()
@@ -724,12 +725,8 @@ async def test_a_bound_that_is_lowered_holds_from_the_next_batch_on() -> None:
         await anyio.sleep(1)
         return items
 
-    async with (
-        serving(code, max_batch_size=8) as (controller, handle, stage),
-        anyio.create_task_group() as tasks,
-    ):
-        await line_up(tasks, *[handle.call(item) for item in range(30)])
-        await settle()
+    async with serving_tasks(code, max_batch_size=8) as (controller, handle, stage, tasks):
+        await under_way(tasks, *[handle.call(item) for item in range(30)])
         await change(controller, max_ongoing_requests=3)
         await anyio.sleep(100)
         assert max(len(items) for _, items in stage.calls[1:]) == 3

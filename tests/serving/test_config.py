@@ -76,42 +76,6 @@ def test_the_default_of_an_option_may_be_given(name: str) -> None:
     assert BackendConfig.of(json.loads(json.dumps(given.durable()))).given() == given.given()
 
 
-def test_an_option_that_is_not_given_has_its_default() -> None:
-    config = BackendConfig()
-    batching = shoal.BatchOptions(max_queued_requests=1024)
-    assert config.as_dict() == {
-        "num_replicas": 1,
-        "placement": "task",
-        "placement_options": {},
-        "max_ongoing_requests": None,
-        "retries": 0,
-        "user_config": None,
-        "health_check_period_s": 10.0,
-        "health_check_timeout_s": 30.0,
-        "autoscaling": None,
-        "max_batches_per_replica": None,
-        "fill": "closed",
-        "streams": False,
-        "decode": None,
-        "encode": None,
-        "start_timeout_s": 60.0,
-        "cancel_grace_s": 1.0,
-        "python": None,
-        "env": {},
-        "cpu_affinity": None,
-        "max_memory_bytes": None,
-        "shared_memory_bytes": 64 * 2**20,
-        "gpus": None,
-        "place_timeout_s": 600.0,
-        "log_lines": 200,
-        "ray_options": {},
-        **{field.name: getattr(batching, field.name) for field in fields(batching)},
-    }
-    assert config.replica == ReplicaOptions()
-    assert config.batching == {}
-    assert config.given() == {}
-
-
 def test_a_given_option_has_its_value() -> None:
     given: dict[str, Any] = {
         "num_replicas": 3,
@@ -582,26 +546,6 @@ def test_code_that_takes_one_item_has_as_many_at_once_as_a_replica_may_have(
     assert config.slots(batched=False) == slots
     assert config.batch_options(batched=False)["max_batch_size"] == 1
     assert (config.oddity(batched=False) is not None) == (at_once == 8)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"max_batch_size": 2},
-        {"batch_size_fn": cost},
-        {"max_batch_size": 8, "allowed_batch_sizes": (8,)},
-        {"preferred_batch_sizes": (2,)},
-        {"batch_wait_timeout_s": 0.1},
-        {"batch_wait_timeout_s": None},
-        {"idle_timeout_s": 0.1},
-    ],
-)
-def test_code_that_takes_one_item_has_no_options_of_lists(given: dict[str, Any]) -> None:
-    config = BackendConfig.of(given)
-    for ask in (config.batch_options, config.slots, config.oddity):
-        with pytest.raises(ValueError, match=r"@shoal.accept_batch, annotate .* list"):
-            ask(False)
-        ask(True)
 
 
 def test_code_of_open_batches_takes_many_items() -> None:

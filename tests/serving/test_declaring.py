@@ -51,12 +51,7 @@ class Adding:
 
 
 class Refusing:
-    """A state file that refuses to write when it is told to.
-
-    Attributes:
-        refuses: Whether it does.
-        written: How many changes were written.
-    """
+    """A state file that refuses to write when it is told to."""
 
     def __init__(self, file: StateFile) -> None:
         self._file = file
@@ -184,4 +179,4 @@ async def test_nothing_is_written_once_the_file_was_let_go(tmp_path: Path) -> No
     declarations = Journal(StateFile.open(tmp_path / "state.db"))
     declarations.close()
     with pytest.raises(ShutDown):
-        await declarations.delete_backend("b")
+        await declarations.delete("backend", "b")

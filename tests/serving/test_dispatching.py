@@ -9,7 +9,17 @@ import pytest
 
 import shoal
 from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, settle
-from serving.scenes import Gated, Stage, deployed, echo, failing, serving, slowly
+from serving.scenes import (
+    Gated,
+    Stage,
+    deployed,
+    echo,
+    failing,
+    serving,
+    serving_tasks,
+    slowly,
+    under_way,
+)
 from shoal.core.policies.rule import SizeOrWait
 from shoal.core.policy import Dispatch
 from shoal.errors import BackendUnavailable, BatcherClosed, ReplicaDied, WrongResultType
@@ -27,12 +37,7 @@ PAIRS: Any = {"max_batch_size": 2, "batch_wait_timeout_s": None}
 
 
 class Deadly:
-    """Code that kills its replica when it meets a certain item, a second after it has begun.
-
-    Args:
-        stage: Where its replicas are.
-        killers: The items that kill.
-    """
+    """Code that kills its replica when it meets a certain item, a second after it has begun."""
 
     def __init__(self, stage: Stage, *killers: int) -> None:
         self._stage = stage
@@ -80,16 +85,10 @@ async def test_batches_go_to_idle_replicas_in_turn() -> None:
 
 async def test_requests_pile_up_while_all_replicas_are_busy() -> None:
     held = Held()
-    async with (
-        serving(held, num_replicas=2, max_batch_size=4) as (_, handle, stage),
-        anyio.create_task_group() as tasks,
-    ):
-        await line_up(tasks, handle.call(0))
-        await settle()
-        await line_up(tasks, handle.call(1))
-        await settle()
-        await line_up(tasks, *[handle.call(item) for item in range(2, 8)])
-        await settle()
+    async with serving_tasks(held, num_replicas=2, max_batch_size=4) as (_, handle, stage, tasks):
+        await under_way(tasks, handle.call(0))
+        await under_way(tasks, handle.call(1))
+        await under_way(tasks, *[handle.call(item) for item in range(2, 8)])
         assert stage.calls == [(0, [0]), (1, [1])]
         held.gate.set()
         await settle()
@@ -97,10 +96,7 @@ async def test_requests_pile_up_while_all_replicas_are_busy() -> None:
 
 
 async def test_a_busy_replica_does_not_hold_up_an_idle_one() -> None:
-    async with (
-        serving(slowly, num_replicas=2, max_batch_size=1) as (_, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
+    async with serving_tasks(slowly, num_replicas=2, max_batch_size=1) as (_, handle, _, tasks):
         await line_up(tasks, handle.call(100.0))
         for _ in range(5):
             await handle.call(1.0)
@@ -142,10 +138,7 @@ async def test_methods_share_the_replicas_and_none_starves() -> None:
             await handle.options(method_name=method).call(1)
             done[method] += 1
 
-    async with (
-        serving(Code, max_batch_size=1) as (_, handle, stage),
-        anyio.create_task_group() as tasks,
-    ):
+    async with serving_tasks(Code, max_batch_size=1) as (_, handle, stage, tasks):
         for method in done:
             for _ in range(3):
                 tasks.start_soon(call_on, handle, method)
@@ -170,10 +163,7 @@ async def test_a_method_of_lists_does_not_starve_beside_one_of_items() -> None:
         while True:
             await handle.call(item)
 
-    async with (
-        serving(Code, max_ongoing_requests=4) as (_, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
+    async with serving_tasks(Code, max_ongoing_requests=4) as (_, handle, _, tasks):
         for number in range(8):
             tasks.start_soon(call_on, handle, 1 + number / 10)
         await anyio.sleep(5)
@@ -185,12 +175,8 @@ async def test_a_method_of_lists_does_not_starve_beside_one_of_items() -> None:
 
 async def test_a_replica_that_dies_fails_its_batch_and_no_other() -> None:
     held = Held()
-    async with (
-        serving(held, num_replicas=2, **PAIRS) as (_, handle, stage),
-        anyio.create_task_group() as tasks,
-    ):
-        callers = await line_up(tasks, *[handle.call(item) for item in range(4)])
-        await settle()
+    async with serving_tasks(held, num_replicas=2, **PAIRS) as (_, handle, stage, tasks):
+        callers = await under_way(tasks, *[handle.call(item) for item in range(4)])
         stage.replicas[0].die("ran out of luck")
         await settle()
         held.gate.set()
@@ -205,12 +191,8 @@ async def test_a_replica_that_dies_fails_its_batch_and_no_other() -> None:
 
 async def test_a_batch_runs_again_where_retries_allow_it() -> None:
     held = Held()
-    async with (
-        serving(held, num_replicas=2, retries=1, **PAIRS) as (_, handle, stage),
-        anyio.create_task_group() as tasks,
-    ):
-        callers = await line_up(tasks, handle.call(0), handle.call(1))
-        await settle()
+    async with serving_tasks(held, num_replicas=2, retries=1, **PAIRS) as (_, handle, stage, tasks):
+        callers = await under_way(tasks, handle.call(0), handle.call(1))
         stage.replicas[0].die()
         await settle()
         assert stage.calls == [(0, [0, 1]), (1, [0, 1])]
@@ -236,12 +218,8 @@ async def test_a_batch_runs_again_with_all_of_its_items() -> None:
 
 async def test_a_batch_that_runs_again_waits_for_a_replica() -> None:
     held = Held()
-    async with (
-        serving(held, retries=1) as (_, handle, stage),
-        anyio.create_task_group() as tasks,
-    ):
-        [caller] = await line_up(tasks, handle.call(0))
-        await settle()
+    async with serving_tasks(held, retries=1) as (_, handle, stage, tasks):
+        [caller] = await under_way(tasks, handle.call(0))
         stage.replicas[0].die()
         held.gate.set()
         await anyio.sleep(1)
@@ -261,12 +239,8 @@ async def test_a_batch_that_kills_is_run_so_often_and_no_more(retries: int) -> N
 
 async def test_retries_are_those_of_the_config_when_the_replica_dies() -> None:
     held = Held()
-    async with (
-        serving(held, num_replicas=2) as (controller, handle, stage),
-        anyio.create_task_group() as tasks,
-    ):
-        [caller] = await line_up(tasks, handle.call(0))
-        await settle()
+    async with serving_tasks(held, num_replicas=2) as (controller, handle, stage, tasks):
+        [caller] = await under_way(tasks, handle.call(0))
         await controller.update_backend_config("b", {"retries": 1})
         stage.replicas[0].die()
         held.gate.set()
@@ -296,8 +270,7 @@ async def test_the_death_of_another_backends_replica_is_no_reason_to_run_again()
             controller, "o", code, config={"placement": others, "retries": 5}, endpoint="oe"
         )
         async with anyio.create_task_group() as tasks:
-            [caller] = await line_up(tasks, outer.call(1))
-            await settle()
+            [caller] = await under_way(tasks, outer.call(1))
             stage.replicas[0].die()
             await settle()
             assert isinstance(caller.outcome, ReplicaDied)
@@ -317,12 +290,8 @@ async def test_an_error_of_the_code_is_no_reason_to_run_again() -> None:
 
 async def test_a_caller_that_leaves_while_its_batch_waits_for_a_replica_is_let_go() -> None:
     stage, held = Stage(), Held()
-    async with (
-        serving(held, stage, retries=3) as (_, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
-        first, second = await line_up(tasks, handle.call(1), handle.call(2))
-        await settle()
+    async with serving_tasks(held, stage, retries=3) as (_, handle, _, tasks):
+        first, second = await under_way(tasks, handle.call(1), handle.call(2))
         stage.start = gated = Gated()
         stage.replicas[0].die()
         await anyio.sleep(1)
@@ -338,12 +307,8 @@ async def test_a_caller_that_leaves_while_its_batch_waits_for_a_replica_is_let_g
 
 async def test_a_batch_is_given_up_when_all_leave_while_it_waits_for_a_replica() -> None:
     stage, held = Stage(), Held()
-    async with (
-        serving(held, stage, retries=3) as (controller, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
-        callers = await line_up(tasks, handle.call(1), handle.call(2))
-        await settle()
+    async with serving_tasks(held, stage, retries=3) as (controller, handle, _, tasks):
+        callers = await under_way(tasks, handle.call(1), handle.call(2))
         stage.start = gated = Gated()
         stage.replicas[0].die()
         await anyio.sleep(1)
@@ -359,12 +324,8 @@ async def test_a_batch_is_given_up_when_all_leave_while_it_waits_for_a_replica()
 async def test_the_code_is_cancelled_when_all_callers_have_left() -> None:
     held = Held()
     config: Any = {"max_batch_size": 2, "batch_wait_timeout_s": 1}
-    async with (
-        serving(held, **config) as (controller, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
-        callers = await line_up(tasks, handle.call(1), handle.call(2))
-        await settle()
+    async with serving_tasks(held, **config) as (controller, handle, _, tasks):
+        callers = await under_way(tasks, handle.call(1), handle.call(2))
         callers[0].leave()
         await settle()
         assert held.cancelled == []
@@ -378,14 +339,9 @@ async def test_the_code_is_cancelled_when_all_callers_have_left() -> None:
 
 async def test_a_caller_that_leaves_while_it_waits_for_a_replica_costs_nothing() -> None:
     held = Held()
-    async with (
-        serving(held) as (_, handle, stage),
-        anyio.create_task_group() as tasks,
-    ):
-        await line_up(tasks, handle.call(1))
-        await settle()
-        [second] = await line_up(tasks, handle.call(2))
-        await settle()
+    async with serving_tasks(held) as (_, handle, stage, tasks):
+        await under_way(tasks, handle.call(1))
+        [second] = await under_way(tasks, handle.call(2))
         second.leave()
         await settle()
         held.gate.set()
@@ -396,12 +352,8 @@ async def test_a_caller_that_leaves_while_it_waits_for_a_replica_costs_nothing()
 async def test_a_batch_that_runs_again_is_not_stopped_by_a_bound_that_was_lowered() -> None:
     held = Held()
     config: Any = {"max_batch_size": 4, "batch_wait_timeout_s": None, "retries": 1}
-    async with (
-        serving(held, num_replicas=2, **config) as (controller, handle, stage),
-        anyio.create_task_group() as tasks,
-    ):
-        callers = await line_up(tasks, *[handle.call(item) for item in range(4)])
-        await settle()
+    async with serving_tasks(held, num_replicas=2, **config) as (controller, handle, stage, tasks):
+        callers = await under_way(tasks, *[handle.call(item) for item in range(4)])
         await controller.update_backend_config("b", {"max_ongoing_requests": 2})
         held.gate.set()
         stage.replicas[0].die()
@@ -519,12 +471,8 @@ async def test_a_reader_that_leaves_closes_the_stream_of_the_code() -> None:
 
 async def test_a_batch_that_runs_again_fails_when_no_replica_can_be_started() -> None:
     stage, held = Stage(), Held()
-    async with (
-        serving(held, stage, retries=3) as (_, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
-        [caller] = await line_up(tasks, handle.call(1))
-        await settle()
+    async with serving_tasks(held, stage, retries=3) as (_, handle, _, tasks):
+        [caller] = await under_way(tasks, handle.call(1))
         stage.start = failing()
         stage.replicas[0].die()
         await anyio.sleep(100)
@@ -546,16 +494,11 @@ class Two:
 
 async def test_a_method_whose_callers_have_left_keeps_no_place() -> None:
     held = Held()
-    async with (
-        serving(Two(held), max_batch_size=1) as (_, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
+    async with serving_tasks(Two(held), max_batch_size=1) as (_, handle, _, tasks):
         other = handle.options(method_name="other")
         assert await other.call(0) == 0
-        first, second = await line_up(tasks, handle.call(1), handle.call(2))
-        await settle()
-        [leaving] = await line_up(tasks, other.call(3))
-        await settle()
+        first, second = await under_way(tasks, handle.call(1), handle.call(2))
+        [leaving] = await under_way(tasks, other.call(3))
         leaving.leave()
         held.gate.set()
         await settle()
@@ -587,10 +530,8 @@ async def test_a_method_whose_batcher_broke_keeps_no_place() -> None:
         other = handle.options(method_name="other")
         assert await other.call(0) == 0
         policy_of_other = cutters[-1]
-        await line_up(tasks, handle.call(1))
-        await settle()
-        [waiting] = await line_up(tasks, other.call(2))
-        await settle()
+        await under_way(tasks, handle.call(1))
+        [waiting] = await under_way(tasks, other.call(2))
         policy_of_other.is_broken = True
         controller.backends["b"].method_batchers["other"].batcher.flush()
         await settle()
@@ -603,12 +544,8 @@ async def test_a_method_whose_batcher_broke_keeps_no_place() -> None:
 @pytest.mark.parametrize("passes", range(6))
 async def test_a_batch_that_is_given_up_as_it_gets_a_replica_holds_up_nobody(passes: int) -> None:
     stage, held = Stage(), Held()
-    async with (
-        serving(held, stage, retries=3, max_batch_size=1) as (_, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
-        leaving, staying = await line_up(tasks, handle.call(1), handle.call(2))
-        await settle()
+    async with serving_tasks(held, stage, retries=3, max_batch_size=1) as (_, handle, _, tasks):
+        leaving, staying = await under_way(tasks, handle.call(1), handle.call(2))
         stage.start = gated = Gated()
         stage.replicas[0].die()
         await anyio.sleep(1)

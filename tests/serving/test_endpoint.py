@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, settle
-from serving.scenes import Stage, echo, serving, slowly
+from serving.scenes import Stage, echo, serving, serving_tasks, slowly, under_way
 from shoal.errors import DeadlineExceeded, InUse, NameTaken, NoSuchName, Overloaded, ShoalError
 from shoal.replicas.code.current import current_backend_tag
 from shoal.serving.endpoints.endpoint import MOST_HELD
@@ -89,17 +89,12 @@ async def test_a_weight_of_nothing_gets_nothing_and_keeps_the_backend_in_use() -
 
 async def test_queued_requests_end_where_they_are_when_traffic_moves() -> None:
     held = Held()
-    async with (
-        serving(held, max_batch_size=2) as (controller, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
-        callers = await line_up(tasks, *[handle.call(item) for item in range(5)])
-        await settle()
+    async with serving_tasks(held, max_batch_size=2) as (controller, handle, _, tasks):
+        callers = await under_way(tasks, *[handle.call(item) for item in range(5)])
         await another(controller, "c")
         await controller.set_traffic("e", {"c": 1})
         assert await handle.call(9) == "c"
-        [deleting] = await line_up(tasks, controller.delete_backend("b"))
-        await settle()
+        [deleting] = await under_way(tasks, controller.delete_backend("b"))
         assert deleting.outcome is PENDING
         held.gate.set()
         await settle()
@@ -117,12 +112,8 @@ async def test_a_backend_that_is_used_can_not_be_deleted() -> None:
 
 async def test_force_fails_queued_requests() -> None:
     held = Held()
-    async with (
-        serving(held, max_batch_size=1) as (controller, handle, stage),
-        anyio.create_task_group() as tasks,
-    ):
-        callers = await line_up(tasks, *[handle.call(item) for item in range(3)])
-        await settle()
+    async with serving_tasks(held, max_batch_size=1) as (controller, handle, stage, tasks):
+        callers = await under_way(tasks, *[handle.call(item) for item in range(3)])
         await another(controller, "c")
         await controller.set_traffic("e", {"c": 1})
         await controller.delete_backend("b", force=True)
@@ -152,8 +143,7 @@ async def test_requests_that_were_held_go_on_in_order(turn: int) -> None:
     async with serving(echo, max_batch_size=1) as (controller, _, stage):
         later = await without_traffic(controller)
         async with anyio.create_task_group() as tasks:
-            await line_up(tasks, *[later.call(item) for item in range(8 + turn)])
-            await settle()
+            await under_way(tasks, *[later.call(item) for item in range(8 + turn)])
             await controller.set_traffic("later", {"b": 1})
         assert [item for _, items in stage.calls for item in items] == [*range(8 + turn)]
 
@@ -162,8 +152,7 @@ async def test_so_many_are_held_and_no_more() -> None:
     async with serving(echo, max_batch_size=2000) as (controller, _, _):
         later = await without_traffic(controller)
         async with anyio.create_task_group() as tasks:
-            callers = await line_up(tasks, *[later.call(item) for item in range(MOST_HELD)])
-            await settle()
+            callers = await under_way(tasks, *[later.call(item) for item in range(MOST_HELD)])
             error = await outcome(later.call(-1))
             assert isinstance(error, Overloaded)
             assert "wait for traffic" in str(error)
@@ -179,8 +168,7 @@ async def test_a_request_that_comes_when_there_is_traffic_is_not_held() -> None:
     async with serving(echo, max_batch_size=64) as (controller, _, _):
         later = await without_traffic(controller)
         async with anyio.create_task_group() as tasks:
-            await line_up(tasks, *[later.call(item) for item in range(1000)])
-            await settle()
+            await under_way(tasks, *[later.call(item) for item in range(1000)])
             await controller.set_traffic("later", {"b": 1})
             assert await outcomes(*[later.call(item) for item in range(20)]) == [*range(20)]
 
@@ -189,8 +177,7 @@ async def test_a_request_that_comes_when_there_is_traffic_is_not_held() -> None:
 async def test_a_held_request_whose_caller_leaves_is_forgotten(leaving: int) -> None:
     async with serving(echo) as (controller, _, stage), anyio.create_task_group() as tasks:
         later = await without_traffic(controller)
-        callers = await line_up(tasks, *[later.call(item) for item in range(3)])
-        await settle()
+        callers = await under_way(tasks, *[later.call(item) for item in range(3)])
         callers[leaving].leave()
         await settle()
         assert callers[leaving].outcome is LEFT
@@ -205,8 +192,7 @@ async def test_a_held_request_whose_caller_leaves_is_forgotten(leaving: int) -> 
 async def test_a_caller_that_leaves_when_traffic_is_set_holds_up_nobody(leaving: int) -> None:
     async with serving(echo) as (controller, _, _), anyio.create_task_group() as tasks:
         later = await without_traffic(controller)
-        callers = await line_up(tasks, *[later.call(item) for item in range(3)])
-        await settle()
+        callers = await under_way(tasks, *[later.call(item) for item in range(3)])
         await controller.set_traffic("later", {"b": 1})
         callers[leaving].leave()
         await settle()
@@ -238,8 +224,7 @@ async def test_the_time_for_which_a_request_is_held_counts() -> None:
 async def test_held_requests_fail_when_the_endpoint_is_deleted() -> None:
     async with serving(echo) as (controller, _, _), anyio.create_task_group() as tasks:
         later = await without_traffic(controller)
-        callers = await line_up(tasks, later.call(1), later.call(2))
-        await settle()
+        callers = await under_way(tasks, later.call(1), later.call(2))
         await controller.delete_endpoint("later")
         await settle()
         errors = [caller.outcome for caller in callers]
@@ -251,8 +236,7 @@ async def test_held_requests_fail_when_the_endpoint_is_deleted() -> None:
 async def test_held_requests_fail_when_the_controller_is_shut_down() -> None:
     async with serving(echo) as (controller, _, _), anyio.create_task_group() as tasks:
         later = await without_traffic(controller)
-        callers = await line_up(tasks, later.call(1), later.call(2))
-        await settle()
+        callers = await under_way(tasks, later.call(1), later.call(2))
         await controller.shutdown()
         await settle()
         assert all(isinstance(caller.outcome, ShoalError) for caller in callers)

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from batching.scenes import PENDING, line_up, settle
-from serving.scenes import Gated, Stage, echo, serving, slowly
+from serving.scenes import Gated, Stage, echo, serving, slowly, under_way
 from shoal.errors import NotEnoughGpus, ReplicaNotStarted
 from shoal.serving.controller.controller import Controller
 from shoal.serving.devices import Devices
@@ -166,8 +166,7 @@ async def test_the_only_replica_is_replaced_and_its_requests_wait():
     async with serving(echo, gpus=4) as (controller, handle, stage):
         stage.start = gated = Gated()
         async with anyio.create_task_group() as tasks:
-            [restarting] = await line_up(tasks, controller.restart_backend("b"))
-            await settle()
+            [restarting] = await under_way(tasks, controller.restart_backend("b"))
             [call] = await line_up(tasks, handle.call(5))
             assert len(stage.alive) == 0
             assert (restarting.outcome, call.outcome) == (PENDING, PENDING)
@@ -242,8 +241,7 @@ async def test_what_another_backend_took_meanwhile_is_said_and_tried_again():
     first.start = gated = Gated()
     async with Controller() as controller, anyio.create_task_group() as tasks:
         config = {"placement": first, "num_replicas": 2, "gpus": 2}
-        await line_up(tasks, controller.create_backend("a", echo, config=config))
-        await settle()
+        await under_way(tasks, controller.create_backend("a", echo, config=config))
         with pytest.raises(NotEnoughGpus):
             await controller.create_backend("b", echo, config={"placement": second, "gpus": 1})
         gated.let(0)

@@ -10,7 +10,7 @@ import pytest
 
 import shoal
 from batching.scenes import Held, line_up, outcome, outcomes, settle
-from serving.scenes import Stage, deployed, echo, serving, slowly
+from serving.scenes import Stage, deployed, echo, serving, serving_tasks, slowly, under_way
 from shoal.errors import DeadlineExceeded, NoSuchName, Overloaded, ShutDown
 from shoal.replicas.code.definition import accept_batch
 from shoal.serving.controller.controller import Controller
@@ -311,10 +311,8 @@ async def test_a_priority_goes_first() -> None:
     config: Any = {"max_batch_size": 1, "priority_levels": 3, "default_priority": 3}
     held = Held()
     async with serving(held, **config) as (_, handle, _), anyio.create_task_group() as tasks:
-        await line_up(tasks, handle.call(0))
-        await settle()
-        await line_up(tasks, handle.call(3), handle.options(priority=1).call(1))
-        await settle()
+        await under_way(tasks, handle.call(0))
+        await under_way(tasks, handle.call(3), handle.options(priority=1).call(1))
         held.gate.set()
         await settle()
         assert held.batches == [[0], [1], [3]]
@@ -329,8 +327,7 @@ async def test_a_time_out_ends_a_call_that_runs() -> None:
 
 async def test_a_time_out_ends_a_call_that_waits_for_a_replica() -> None:
     async with serving(slowly) as (_, handle, stage), anyio.create_task_group() as tasks:
-        await line_up(tasks, handle.call(100.0))
-        await settle()
+        await under_way(tasks, handle.call(100.0))
         error = await outcome(handle.options(timeout_s=2).call(1.0))
         assert isinstance(error, DeadlineExceeded)
         assert len(stage.calls) == 1
@@ -356,12 +353,8 @@ async def test_a_time_out_ends_a_stream() -> None:
 
 async def test_a_full_queue_refuses_calls() -> None:
     held = Held()
-    async with (
-        serving(held, max_queued_requests=2) as (controller, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
-        await line_up(tasks, handle.call(0))
-        await settle()
+    async with serving_tasks(held, max_queued_requests=2) as (controller, handle, _, tasks):
+        await under_way(tasks, handle.call(0))
         await line_up(tasks, handle.call(1), handle.call(2))
         assert isinstance(await outcome(handle.call(3)), Overloaded)
         assert controller.status_now().backends["b"].queued == 2
@@ -374,13 +367,9 @@ async def test_a_full_queue_knows_what_other_methods_have_taken() -> None:
             await anyio.sleep(5)
             return items
 
-    async with (
-        serving(Two, max_queued_requests=0) as (_, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
+    async with serving_tasks(Two, max_queued_requests=0) as (_, handle, _, tasks):
         assert await handle.call(1) == 1
-        await line_up(tasks, handle.options(method_name="other").call(1))
-        await settle()
+        await under_way(tasks, handle.options(method_name="other").call(1))
         assert isinstance(await outcome(handle.call(2)), Overloaded)
 
 
@@ -512,8 +501,7 @@ async def test_a_caller_that_leaves_cancels_the_calls_of_the_code() -> None:
 
         await endpoint_of(controller, "o", outer)
         handle = await controller.get_handle("o")
-        [caller] = await line_up(tasks, handle.call(1))
-        await settle()
+        [caller] = await under_way(tasks, handle.call(1))
         assert held.batches == [[1]]
         caller.leave()
         await settle()
@@ -612,8 +600,7 @@ async def test_code_takes_open_batches(fill: str, controller: Controller) -> Non
 async def test_a_second_method_of_open_batches_waits_for_its_turn(controller: Controller) -> None:
     handle = await deployed(controller, "b", Opened(), config={"fill": "open"}, endpoint="e")
     async with anyio.create_task_group() as tasks:
-        [caller] = await line_up(tasks, handle.call(1))
-        await settle()
+        [caller] = await under_way(tasks, handle.call(1))
         assert await handle.options(method_name="other").call(2) == 2
     assert caller.outcome == -1
 

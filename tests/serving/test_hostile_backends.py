@@ -703,7 +703,9 @@ class Busy:
 SCRIPT = """
 async def main():
     async with shoal.start() as client:
-        handle = await deployed(client, "b", Busy, config={"placement": "task"}, endpoint="e")
+        await client.create_backend("b", Busy, config={"placement": "task"})
+        await client.create_endpoint("e", backend="b")
+        handle = await client.get_handle("e")
         print("begins", flush=True)
         print("answered", await handle.call(1), flush=True)
         await anyio.sleep(5)

@@ -54,13 +54,7 @@ VERBS: dict[str, Callable[[Controller], Awaitable[None]]] = {
 
 
 class Scene:
-    """A backend of two replicas, a verb, and what happens at some turn of it.
-
-    Args:
-        verb: Which.
-        turn: After how many turns of the event loop it happens.
-        happens: The caller leaves, an old replica dies, the newest one dies, or both of the former.
-    """
+    """A backend of two replicas, a verb, and what happens at some turn of it."""
 
     def __init__(self, verb: str, turn: int, happens: str) -> None:
         self.was_in_time = False

@@ -37,17 +37,7 @@ def restarts_wait_little(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
 
 
 class Killing:
-    """Kills the replicas of a backend, one after the other, while callers call it.
-
-    Args:
-        controller: Whose backend ``b`` and endpoint ``e``.
-        kills: How many.
-
-    Attributes:
-        asked: How many calls were made.
-        answered: The items that were answered.
-        failed: Which replica had the others, and what killed that.
-    """
+    """Kills the replicas of a backend, one after the other, while callers call it."""
 
     def __init__(self, controller: Controller, kills: int) -> None:
         self.asked = 0

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from batching.scenes import PENDING, Held, line_up, outcomes, settle
-from serving.scenes import Gated, Stage, echo, never, serving
+from serving.scenes import Gated, Stage, echo, never, serving, serving_tasks, under_way
 from shoal.errors import ReplicaDied
 
 if TYPE_CHECKING:
@@ -18,11 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Health:
-    """A `Stage.health` that fails as often in a row as it is told to.
-
-    Args:
-        failures: How often, for replica 0; the others are healthy.
-    """
+    """A `Stage.health` that fails as often in a row as it is told to."""
 
     def __init__(self, failures: int) -> None:
         self.left = failures
@@ -81,10 +77,7 @@ async def test_a_check_that_does_not_come_back_has_failed() -> None:
 async def test_the_work_of_an_unhealthy_replica_fails() -> None:
     stage, held = Stage(), Held()
     stage.health = Health(3)
-    async with (
-        serving(held, stage, health_check_period_s=1) as (_, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
+    async with serving_tasks(held, stage, health_check_period_s=1) as (_, handle, _, tasks):
         [caller] = await line_up(tasks, handle.call(1))
         await anyio.sleep(2.5)
         assert caller.outcome is PENDING
@@ -125,12 +118,13 @@ async def test_a_new_period_holds_for_a_replica_that_was_being_started() -> None
         checks.append(replica.number)
 
     stage.health = health
-    async with (
-        serving(echo, stage, num_replicas=2, health_check_period_s=1000) as (controller, _, _),
-        anyio.create_task_group() as tasks,
+    async with serving_tasks(echo, stage, num_replicas=2, health_check_period_s=1000) as (
+        controller,
+        _,
+        _,
+        tasks,
     ):
-        await line_up(tasks, controller.update_backend_config("b", {"health_check_period_s": 1}))
-        await settle()
+        await under_way(tasks, controller.update_backend_config("b", {"health_check_period_s": 1}))
         gated.let(1)
         await anyio.sleep(10)
         assert 1 in checks
@@ -139,12 +133,13 @@ async def test_a_new_period_holds_for_a_replica_that_was_being_started() -> None
 async def test_health_is_not_checked_while_a_replica_drains() -> None:
     stage, held = Stage(), Held()
     stage.health = health = Health(0)
-    async with (
-        serving(held, stage, health_check_period_s=1) as (controller, handle, _),
-        anyio.create_task_group() as tasks,
+    async with serving_tasks(held, stage, health_check_period_s=1) as (
+        controller,
+        handle,
+        _,
+        tasks,
     ):
-        await line_up(tasks, handle.call(1))
-        await settle()
+        await under_way(tasks, handle.call(1))
         tasks.start_soon(controller.restart_backend, "b")
         await anyio.sleep(10)
         assert health.checked_at == []
@@ -166,16 +161,10 @@ async def test_one_that_does_not_end_when_it_is_asked_to_is_given_up() -> None:
 
 async def test_one_that_ends_while_it_drains_is_not_asked_to() -> None:
     held = Held()
-    async with (
-        serving(held, num_replicas=2) as (controller, handle, stage),
-        anyio.create_task_group() as tasks,
-    ):
-        callers = await line_up(tasks, handle.call(1))
-        await settle()
-        callers += await line_up(tasks, handle.call(2))
-        await settle()
-        [scaling] = await line_up(tasks, controller.scale_backend("b", 1))
-        await settle()
+    async with serving_tasks(held, num_replicas=2) as (controller, handle, stage, tasks):
+        callers = await under_way(tasks, handle.call(1))
+        callers += await under_way(tasks, handle.call(2))
+        [scaling] = await under_way(tasks, controller.scale_backend("b", 1))
         draining = next(
             number
             for number, each in enumerate(controller.status_now().backends["b"].replicas)

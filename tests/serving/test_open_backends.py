@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 import shoal  # noqa: TC001 - annotations are looked at
-from batching.scenes import PENDING, line_up, outcome, settle
-from serving.scenes import deployed
+from batching.scenes import PENDING, outcome
+from serving.scenes import deployed, under_way
 from shoal.replicas.local.task import TaskReplica
 from shoal.serving.controller.controller import Controller
 
@@ -82,8 +82,7 @@ async def test_another_method_waits_for_a_replica_that_is_started_again() -> Non
         made[0].kill("for the test")
         await anyio.sleep(5)
         async with anyio.create_task_group() as tasks:
-            [caller] = await line_up(tasks, handle.options(method_name="other").call(2))
-            await settle()
+            [caller] = await under_way(tasks, handle.options(method_name="other").call(2))
             assert caller.outcome is PENDING
             gate.set()
         assert caller.outcome == -2

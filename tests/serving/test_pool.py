@@ -18,11 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Named:
-    """Stands in for a replica, which the pool gives no work by itself.
-
-    Attributes:
-        takes_work: As of `Replica`.
-    """
+    """Stands in for a replica, which the pool gives no work by itself."""
 
     takes_work = True
 

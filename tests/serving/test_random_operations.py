@@ -87,11 +87,7 @@ class Checked(Versioned):
 
 
 class Program:
-    """One run of a program.
-
-    Args:
-        operations: What is done, in this order.
-    """
+    """One run of a program."""
 
     def __init__(self, operations: list[Operation]) -> None:
         self._operations = operations

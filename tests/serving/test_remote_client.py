@@ -27,7 +27,7 @@ from shoal.http.admin.api import AdminApi
 from shoal.http.admin.mount import AdminListener
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.server.server import serve
-from shoal.serving.clients.remote_client import RemoteClient, connect
+from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.clients.wire import KINDS, WireError, error_from_wire, error_to_wire
 from shoal.serving.config.config import BackendConfig
 
@@ -246,7 +246,7 @@ async def test_a_server_that_is_not_there_is_said_to_be_gone(tmp_path):
         port = gone.getsockname()[1]
     for url in (f"http://127.0.0.1:{port}", f"unix:{tmp_path}/no.sock"):
         with pytest.raises(ConnectionError, match="shoal serve") as caught:
-            async with connect(url):
+            async with RemoteClient(url):
                 pass
         assert url in str(caught.value)
 
@@ -262,7 +262,7 @@ async def test_a_server_that_breaks_off_may_have_done_it():
     port = listener.extra(anyio.abc.SocketAttribute.local_port)
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, hang_up)
-        client = connect(f"http://127.0.0.1:{port}")
+        client = RemoteClient(f"http://127.0.0.1:{port}")
         with pytest.raises(ConnectionError, match="may have been carried out"):
             await client.restart_backend("a")
         await client.aclose()
@@ -294,20 +294,20 @@ async def test_a_server_that_answers_bit_by_bit_has_no_longer_than_another():
 )
 def test_a_url_that_leads_to_no_server_is_refused(url):
     with pytest.raises(ValueError, match=r"shoal\.sock"):
-        connect(url)
+        RemoteClient(url)
 
 
 def test_arguments_of_the_wrong_type_are_refused():
     with pytest.raises(TypeError, match="must be text"):
-        connect(8000)
+        RemoteClient(8000)
     with pytest.raises(TypeError, match="token must be text"):
-        connect("http://x", token=b"x")
+        RemoteClient("http://x", token=b"x")
     with pytest.raises(ValueError, match="printable"):
-        connect("http://x", token="a b")
+        RemoteClient("http://x", token="a b")
     with pytest.raises(TypeError, match="timeout_s"):
-        connect("http://x", timeout_s="5")
+        RemoteClient("http://x", timeout_s="5")
     with pytest.raises(ValueError, match="timeout_s"):
-        connect("http://x", timeout_s=-1)
+        RemoteClient("http://x", timeout_s=-1)
 
 
 @pytest.mark.anyio
@@ -325,7 +325,7 @@ async def test_the_usual_authorities_are_trusted_where_tls_is_spoken_and_none_el
 
     monkeypatch.setattr(httpx, "AsyncClient", Client)
     with pytest.raises(ConnectionError):
-        await connect(url).__aenter__()
+        await RemoteClient(url).__aenter__()
     [verify] = made
     if url.startswith("HTTPS"):
         assert verify is True
@@ -337,7 +337,7 @@ async def test_the_usual_authorities_are_trusted_where_tls_is_spoken_and_none_el
 def test_without_httpx_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "httpx", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'shoal\[client\]'"):
-        connect("http://x")
+        RemoteClient("http://x")
 
 
 @pytest.mark.anyio
@@ -507,7 +507,7 @@ async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(fake):
     fake.answer = answer
     async with (
         served(admin_listener(fake)) as url,
-        connect(url) as client,
+        RemoteClient(url) as client,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon((await client.get_handle("e")).call)
@@ -520,7 +520,7 @@ async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(fake):
 @pytest.mark.trio
 async def test_a_stream_that_is_left_is_left_at_the_server(fake):
     fake.results = [1]
-    async with served(admin_listener(fake)) as url, connect(url) as client:
+    async with served(admin_listener(fake)) as url, RemoteClient(url) as client:
         async with (await client.get_handle("e")).stream() as stream:
             assert await anext(stream) == 1
         await fake.streams[0].closed.wait()
@@ -530,7 +530,7 @@ async def test_a_stream_that_is_left_is_left_at_the_server(fake):
 @pytest.mark.trio
 async def test_a_wait_for_a_result_that_is_cancelled_ends_the_stream(fake):
     fake.results = [1]
-    async with served(admin_listener(fake)) as url, connect(url) as client:
+    async with served(admin_listener(fake)) as url, RemoteClient(url) as client:
         handle = await client.get_handle("e")
         async with handle.stream() as stream:
             assert await anext(stream) == 1
@@ -550,7 +550,7 @@ async def test_a_stream_that_breaks_off_is_no_stream_that_ended(fake):
         await send({"type": "http.response.body", "body": b'{"item":1}\n', "more_body": True})
         await send({"type": "http.response.body", "body": b'{"it'})
 
-    async with served(app) as url, connect(url) as client:
+    async with served(app) as url, RemoteClient(url) as client:
         handle = await client.get_handle("e")
         async with handle.stream() as stream:
             assert await anext(stream) == 1
@@ -570,7 +570,7 @@ async def test_as_many_calls_are_under_way_as_are_made(fake):
         await all_here.wait()
 
     fake.answer = answer
-    async with served(admin_listener(fake)) as url, connect(url) as client:
+    async with served(admin_listener(fake)) as url, RemoteClient(url) as client:
         handle = await client.get_handle("e")
         async with trio.open_nursery() as nursery:
             for _ in range(many):
@@ -582,7 +582,7 @@ async def test_as_many_calls_are_under_way_as_are_made(fake):
 
 @pytest.mark.real_time
 def test_a_thread_has_the_same_verbs(fake):
-    with served_in_a_thread(admin_listener(fake)) as url, connect(url).sync as client:
+    with served_in_a_thread(admin_listener(fake)) as url, RemoteClient(url).sync as client:
         client.create_backend("a", "models:Model", 1, config={"retries": 2})
         assert client.get_backend_config("a") == BackendConfig(retries=2)
         assert client.status() == full_status()
@@ -599,7 +599,7 @@ def test_a_thread_has_the_same_verbs(fake):
 
 
 def test_the_face_for_threads_can_be_copied():
-    with connect("http://127.0.0.1:1").sync as client:
+    with RemoteClient("http://127.0.0.1:1").sync as client:
         same = copy.copy(client)
         assert same.status.__name__ == "status"
 
@@ -607,11 +607,11 @@ def test_the_face_for_threads_can_be_copied():
 @pytest.mark.real_time
 def test_a_program_without_an_event_loop_connects_as_it_starts(fake):
     with served_in_a_thread(admin_listener(fake)) as url:
-        with connect(url) as client:
+        with RemoteClient(url) as client:
             assert client.get_handle("e").call(1) == {"args": [1], "kwargs": {}}
         with pytest.raises(errors.ShutDown):
             client.status()
-    with pytest.raises(ConnectionError, match="no server answers"), connect(url):
+    with pytest.raises(ConnectionError, match="no server answers"), RemoteClient(url):
         pass
 
 
@@ -625,7 +625,7 @@ async def test_an_event_loop_must_not_connect_by_blocking(fake):
 @pytest.mark.real_time
 def test_a_thread_reads_a_stream(fake):
     fake.results = [1, 2, ...]
-    with served_in_a_thread(admin_listener(fake)) as url, connect(url).sync as client:
+    with served_in_a_thread(admin_listener(fake)) as url, RemoteClient(url).sync as client:
         with client.get_handle("e").stream() as stream:
             assert list(stream) == [1, 2]
         fake.results = [1]
@@ -644,7 +644,7 @@ def test_a_thread_reads_a_stream(fake):
 @pytest.mark.real_time
 def test_a_shutdown_from_a_thread_is_the_end_of_the_client(fake):
     with served_in_a_thread(admin_listener(fake)) as url:
-        client = connect(url)
+        client = RemoteClient(url)
         handle = client.sync.get_handle("e")
         client.sync.shutdown()
         client.sync.shutdown()
@@ -661,7 +661,7 @@ def test_a_shutdown_from_a_thread_is_the_end_of_the_client(fake):
 @pytest.mark.real_time
 def test_a_client_for_threads_that_was_never_used_begins_no_thread():
     before = threading.active_count()
-    with connect("http://127.0.0.1:1").sync:
+    with RemoteClient("http://127.0.0.1:1").sync:
         assert threading.active_count() == before
 
 
@@ -680,7 +680,7 @@ async def test_an_event_loop_must_not_block_and_is_told_what_to_write(fake):
 
 @pytest.mark.trio
 async def test_a_worker_thread_of_an_event_loop_may_block(fake):
-    async with served(admin_listener(fake)) as url, connect(url) as client:
+    async with served(admin_listener(fake)) as url, RemoteClient(url) as client:
         handle = (await client.get_handle("e")).options(shard_key="u")
         found = await anyio.to_thread.run_sync(handle.sync.call, 1)
         assert found == {"args": [1], "kwargs": {}}
@@ -700,7 +700,7 @@ async def test_closing_waits_for_no_thread_that_blocks_on_the_client(fake):
     async with (
         served(admin_listener(fake)) as url,
         anyio.create_task_group() as tasks,
-        connect(url) as client,
+        RemoteClient(url) as client,
     ):
         handle = await client.get_handle("e")
 
@@ -719,7 +719,7 @@ async def test_a_cell_of_a_notebook_may_block(fake, monkeypatch):
 
     def look():
         async def waiter():
-            with connect(url).sync as client:
+            with RemoteClient(url).sync as client:
                 return client.status()
 
         return anyio.run(waiter)
@@ -752,7 +752,7 @@ def test_a_thread_that_is_interrupted_cancels_its_call(fake, monkeypatch):
         def cancel(self):
             self.future.cancel()
 
-    with served_in_a_thread(admin_listener(fake)) as url, connect(url).sync as client:
+    with served_in_a_thread(admin_listener(fake)) as url, RemoteClient(url).sync as client:
         handle = client.get_handle("e")
         start = BlockingPortal.start_task_soon
         with monkeypatch.context() as patched:

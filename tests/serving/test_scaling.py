@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from batching.scenes import PENDING, line_up, outcome, settle
-from serving.scenes import Stage, echo, failing, in_turn, serving, slowly
+from serving.scenes import Stage, echo, failing, in_turn, serving, serving_tasks, slowly
 
 if TYPE_CHECKING:
     from shoal.serving.controller.controller import Controller
@@ -31,9 +31,11 @@ def wanted(controller: Controller) -> int:
 
 
 async def test_it_grows_with_what_waits_and_shrinks_when_that_is_done() -> None:
-    async with (
-        serving(slowly, autoscaling=QUICK, max_batch_size=1) as (controller, handle, stage),
-        anyio.create_task_group() as tasks,
+    async with serving_tasks(slowly, autoscaling=QUICK, max_batch_size=1) as (
+        controller,
+        handle,
+        stage,
+        tasks,
     ):
         assert wanted(controller) == 1
         callers = await line_up(tasks, *[handle.call(15.0) for _ in range(8)])
@@ -52,9 +54,11 @@ async def test_it_grows_with_what_waits_and_shrinks_when_that_is_done() -> None:
 
 async def test_it_stays_within_its_limits() -> None:
     limits = {**QUICK, "min_replicas": 2, "max_replicas": 3}
-    async with (
-        serving(slowly, autoscaling=limits, max_batch_size=1) as (controller, handle, stage),
-        anyio.create_task_group() as tasks,
+    async with serving_tasks(slowly, autoscaling=limits, max_batch_size=1) as (
+        controller,
+        handle,
+        stage,
+        tasks,
     ):
         await settle()
         assert len(stage.alive) == 2
@@ -65,10 +69,7 @@ async def test_it_stays_within_its_limits() -> None:
 
 
 async def test_it_begins_and_ends_with_an_update() -> None:
-    async with (
-        serving(slowly, max_batch_size=1) as (controller, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
+    async with serving_tasks(slowly, max_batch_size=1) as (controller, handle, _, tasks):
         await line_up(tasks, *[handle.call(1000.0) for _ in range(8)])
         await anyio.sleep(20)
         assert wanted(controller) == 1
@@ -85,9 +86,11 @@ async def test_it_begins_and_ends_with_an_update() -> None:
 
 async def test_it_goes_on_when_a_replica_can_not_be_started() -> None:
     stage = Stage()
-    async with (
-        serving(slowly, stage, autoscaling=QUICK, max_batch_size=1) as (controller, handle, _),
-        anyio.create_task_group() as tasks,
+    async with serving_tasks(slowly, stage, autoscaling=QUICK, max_batch_size=1) as (
+        controller,
+        handle,
+        _,
+        tasks,
     ):
         callers = await line_up(tasks, *[handle.call(10.0) for _ in range(8)])
         stage.start = failing()
@@ -103,10 +106,7 @@ async def test_it_goes_on_when_a_replica_can_not_be_started() -> None:
 async def test_a_backend_that_ends_is_scaled_no_more() -> None:
     stage = Stage()
     stage.stop_gate = anyio.Event()
-    async with (
-        serving(echo, stage, autoscaling=QUICK) as (controller, _, _),
-        anyio.create_task_group() as tasks,
-    ):
+    async with serving_tasks(echo, stage, autoscaling=QUICK) as (controller, _, _, tasks):
         await controller.delete_endpoint("e")
         [deleting] = await line_up(tasks, controller.delete_backend("b"))
         await anyio.sleep(3)
@@ -118,9 +118,11 @@ async def test_a_backend_that_ends_is_scaled_no_more() -> None:
 
 
 async def test_replicas_are_replaced_while_their_number_changes() -> None:
-    async with (
-        serving(slowly, autoscaling=QUICK, max_batch_size=1) as (controller, handle, stage),
-        anyio.create_task_group() as tasks,
+    async with serving_tasks(slowly, autoscaling=QUICK, max_batch_size=1) as (
+        controller,
+        handle,
+        stage,
+        tasks,
     ):
         callers = await line_up(tasks, *[handle.call(3.0) for _ in range(12)])
         await anyio.sleep(6.5)

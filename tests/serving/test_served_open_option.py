@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import outcome
+from batching.scenes import line_up, outcome, settle
 from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 
@@ -89,6 +89,32 @@ async def test_it_is_entered_for_each_method_that_is_called() -> None:
         other = handle.options(method_name="other")
         assert [await other.call(1), await handle.call(1)] == ["the other has a pool", "a pool"]
     assert notes == ["opened"] * 2 + ["closed"] * 2
+
+
+@pytest.mark.anyio
+async def test_a_change_while_it_is_entered_for_a_method_holds_for_that_too() -> None:
+    gate = anyio.Event()
+
+    @asynccontextmanager
+    async def opens() -> AsyncGenerator[None]:
+        if notes:
+            await gate.wait()
+        notes.append("opened")
+        yield
+
+    async with Controller() as controller, anyio.create_task_group() as tasks:
+        config = {"open": opens, "max_batch_size": 5}
+        handle = await deployed(controller, "code", Service, config=config)
+        [caller] = await line_up(tasks, handle.options(method_name="other").call(1))
+        await settle()
+        changes = {"max_batch_size": 3, "encode": "builtins:str"}
+        await controller.update_backend_config("code", changes)
+        gate.set()
+        await settle()
+        assert isinstance(caller.outcome, LookupError)  # there is no pool
+        opened = controller.backends["code"].method_batchers["other"]
+        assert opened.batcher.options.max_batch_size == 3
+        assert opened.converters is not None
 
 
 @pytest.mark.anyio

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from batching.scenes import Held, line_up, outcome, outcomes, settle
-from serving.scenes import Stage, echo, serving
+from serving.scenes import Stage, echo, serving, serving_tasks, under_way
 from shoal.errors import InUse, NoSuchName
 from shoal.serving.endpoints.shadow import MOST_COPIES, PrimaryAnswer
 
@@ -143,13 +143,9 @@ async def test_a_copy_does_not_go_on_for_ever() -> None:
 
 async def test_a_caller_that_leaves_does_not_end_the_copy() -> None:
     primary, copy = Held(), Held()
-    async with (
-        serving(primary) as (controller, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
+    async with serving_tasks(primary) as (controller, handle, _, tasks):
         await shadowed(controller, copy, compare=lambda first, second: True)
-        [caller] = await line_up(tasks, handle.call(1))
-        await settle()
+        [caller] = await under_way(tasks, handle.call(1))
         caller.leave()
         await settle()
         copy.gate.set()
@@ -189,10 +185,7 @@ async def test_the_answer_of_the_endpoint_comes_first_in_a_comparison() -> None:
 
 async def test_answers_are_compared_whichever_comes_first() -> None:
     held = Held()
-    async with (
-        serving(held) as (controller, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
+    async with serving_tasks(held) as (controller, handle, _, tasks):
         await shadowed(controller, echo, compare=lambda first, second: first == second)
         await line_up(tasks, handle.call(1))
         await anyio.sleep(10)

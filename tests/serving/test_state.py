@@ -179,14 +179,6 @@ def test_an_empty_file_is_not_taken_for_a_new_one(written: Path) -> None:
     assert load(written) == DeclaredState()
 
 
-@pytest.mark.parametrize("left", [1, 16, 99, 100, 4096, 5000])
-def test_a_state_that_was_cut_short_is_refused_and_stays_as_it_is(written: Path, left: int) -> None:
-    os.truncate(written, left)
-    rest = written.read_bytes()
-    assert refusal(written)
-    assert written.read_bytes() == rest
-
-
 def test_what_a_killed_maker_left_is_in_nobodys_way(path: Path) -> None:
     for end in ("", "-wal", "-journal"):
         path.with_name(f"state.db.new{end}").write_bytes(b"left over")

@@ -122,14 +122,7 @@ class Children:
         self._process.communicate()
 
     def killed(self, path: Path, number: int, after: int, wait_s: float) -> int:
-        """Runs one child, kills it, and returns how many changes it acknowledged.
-
-        Args:
-            path: The state file.
-            number: The child's first change.
-            after: How many changes it may acknowledge first.
-            wait_s: How much later it is killed, so that any moment may be the one.
-        """
+        """Runs one child, kills it, and returns how many changes it acknowledged."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{path} {number}\n")

@@ -10,7 +10,18 @@ import anyio
 import pytest
 
 from batching.scenes import PENDING, Held, line_up, outcome, settle
-from serving.scenes import Gated, Stage, echo, failing, in_turn, never, serving, slowly
+from serving.scenes import (
+    Gated,
+    Stage,
+    echo,
+    failing,
+    in_turn,
+    never,
+    serving,
+    serving_tasks,
+    slowly,
+    under_way,
+)
 from shoal.errors import BackendUnavailable, ReplicaNotStarted
 from shoal.serving.controller.controller import Controller
 
@@ -36,8 +47,7 @@ async def test_a_backend_is_there_when_its_first_replica_is_ready() -> None:
     stage.start = gated = Gated()
     async with Controller() as controller, anyio.create_task_group() as tasks:
         config = {"placement": stage, "num_replicas": 3}
-        [creating] = await line_up(tasks, controller.create_backend("b", echo, config=config))
-        await settle()
+        [creating] = await under_way(tasks, controller.create_backend("b", echo, config=config))
         assert creating.outcome is PENDING
         assert await controller.list_backends() == {}
         gated.let(1)
@@ -122,10 +132,7 @@ async def test_the_waits_between_starts_grow_and_differ() -> None:
 
 async def test_callers_wait_while_a_replica_is_started_again() -> None:
     stage = Stage()
-    async with (
-        serving(echo, stage) as (controller, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
+    async with serving_tasks(echo, stage) as (controller, handle, _, tasks):
         stage.start = gated = Gated()
         stage.replicas[0].die()
         await settle()
@@ -140,10 +147,7 @@ async def test_callers_wait_while_a_replica_is_started_again() -> None:
 
 async def test_the_circuit_opens_when_starts_go_on_failing_and_closes_when_one_succeeds() -> None:
     stage = Stage()
-    async with (
-        serving(echo, stage) as (controller, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
+    async with serving_tasks(echo, stage) as (controller, handle, _, tasks):
         stage.start = failing("the driver is gone")
         stage.replicas[0].die()
         await settle()
@@ -194,8 +198,7 @@ async def test_a_backend_one_of_whose_replicas_can_start_is_there() -> None:
     stage.start = gated = Gated()
     async with Controller() as controller, anyio.create_task_group() as tasks:
         config = {"placement": stage, "num_replicas": 2}
-        [creating] = await line_up(tasks, controller.create_backend("b", echo, config=config))
-        await settle()
+        [creating] = await under_way(tasks, controller.create_backend("b", echo, config=config))
         gated.let(0, "no luck")
         await settle()
         gated.let(1)
@@ -278,12 +281,8 @@ async def test_all_replicas_are_replaced_one_by_one_and_none_is_missed() -> None
 
 
 async def test_a_new_replica_works_while_an_old_one_finishes() -> None:
-    async with (
-        serving(slowly) as (controller, handle, stage),
-        anyio.create_task_group() as tasks,
-    ):
-        [caller] = await line_up(tasks, handle.call(15.0))
-        await settle()
+    async with serving_tasks(slowly) as (controller, handle, stage, tasks):
+        [caller] = await under_way(tasks, handle.call(15.0))
         tasks.start_soon(controller.restart_backend, "b")
         await anyio.sleep(1)
         assert len(stage.alive) == 2
@@ -343,10 +342,7 @@ async def test_a_change_that_fails_half_way_leaves_exactly_the_old_replicas(
 async def test_a_new_replica_that_dies_before_all_are_there_fails_the_change() -> None:
     stage = Stage()
     stage.start = gated = Gated(first=2)
-    async with (
-        serving(echo, stage, num_replicas=2) as (controller, _, _),
-        anyio.create_task_group() as tasks,
-    ):
+    async with serving_tasks(echo, stage, num_replicas=2) as (controller, _, _, tasks):
         await settle()
         [restarting] = await line_up(tasks, controller.restart_backend("b"))
         gated.let(2)
@@ -359,14 +355,9 @@ async def test_a_new_replica_that_dies_before_all_are_there_fails_the_change() -
 
 
 async def test_a_change_whose_caller_leaves_while_the_old_replicas_drain_stays() -> None:
-    async with (
-        serving(slowly, num_replicas=2) as (controller, handle, stage),
-        anyio.create_task_group() as tasks,
-    ):
-        callers = await line_up(tasks, handle.call(15.0))
-        await settle()
-        callers += await line_up(tasks, handle.call(15.0))
-        await settle()
+    async with serving_tasks(slowly, num_replicas=2) as (controller, handle, stage, tasks):
+        callers = await under_way(tasks, handle.call(15.0))
+        callers += await under_way(tasks, handle.call(15.0))
         with anyio.move_on_after(5) as leaving:
             await controller.update_backend_config("b", {"shared_memory_bytes": 5})
         assert leaving.cancelled_caught
@@ -406,12 +397,8 @@ async def test_scaling_up_starts_all_that_are_missing_side_by_side() -> None:
 
 async def test_more_replicas_run_more_batches_at_once() -> None:
     held = Held()
-    async with (
-        serving(held, max_batch_size=1) as (controller, handle, _),
-        anyio.create_task_group() as tasks,
-    ):
-        await line_up(tasks, *[handle.call(item) for item in range(4)])
-        await settle()
+    async with serving_tasks(held, max_batch_size=1) as (controller, handle, _, tasks):
+        await under_way(tasks, *[handle.call(item) for item in range(4)])
         assert len(held.batches) == 1
         await controller.scale_backend("b", 3)
         await settle()
@@ -421,13 +408,14 @@ async def test_more_replicas_run_more_batches_at_once() -> None:
 
 async def test_scaling_down_waits_for_work() -> None:
     held = Held()
-    async with (
-        serving(held, num_replicas=3, max_batch_size=1) as (controller, handle, stage),
-        anyio.create_task_group() as tasks,
+    async with serving_tasks(held, num_replicas=3, max_batch_size=1) as (
+        controller,
+        handle,
+        stage,
+        tasks,
     ):
         await settle()
-        callers = await line_up(tasks, *[handle.call(item) for item in range(3)])
-        await settle()
+        callers = await under_way(tasks, *[handle.call(item) for item in range(3)])
         [scaling] = await line_up(tasks, controller.scale_backend("b", 1))
         await anyio.sleep(5)
         assert scaling.outcome is PENDING
@@ -444,13 +432,9 @@ async def test_scaling_down_waits_for_work() -> None:
 
 
 async def test_idle_replicas_go_first() -> None:
-    async with (
-        serving(slowly, num_replicas=3) as (controller, handle, stage),
-        anyio.create_task_group() as tasks,
-    ):
+    async with serving_tasks(slowly, num_replicas=3) as (controller, handle, stage, tasks):
         await settle()
-        await line_up(tasks, handle.call(50.0))
-        await settle()
+        await under_way(tasks, handle.call(50.0))
         await controller.scale_backend("b", 1)
         assert anyio.current_time() == 0
         assert numbers(stage.alive) == [0]
@@ -458,12 +442,13 @@ async def test_idle_replicas_go_first() -> None:
 
 
 async def test_the_replica_that_stays_works_while_the_others_drain() -> None:
-    async with (
-        serving(slowly, num_replicas=2, max_batch_size=1) as (controller, handle, _),
-        anyio.create_task_group() as tasks,
+    async with serving_tasks(slowly, num_replicas=2, max_batch_size=1) as (
+        controller,
+        handle,
+        _,
+        tasks,
     ):
-        await line_up(tasks, handle.call(15.0), handle.call(2.0))
-        await settle()
+        await under_way(tasks, handle.call(15.0), handle.call(2.0))
         tasks.start_soon(controller.scale_backend, "b", 1)
         await anyio.sleep(3)
         await handle.call(1.0)
@@ -471,14 +456,14 @@ async def test_the_replica_that_stays_works_while_the_others_drain() -> None:
 
 
 async def test_work_that_does_not_end_in_its_grace_is_killed() -> None:
-    async with (
-        serving(slowly, num_replicas=2, graceful_shutdown_timeout_s=7) as (controller, handle, _),
-        anyio.create_task_group() as tasks,
+    async with serving_tasks(slowly, num_replicas=2, graceful_shutdown_timeout_s=7) as (
+        controller,
+        handle,
+        _,
+        tasks,
     ):
-        callers = await line_up(tasks, handle.call(100.0))
-        await settle()
-        callers += await line_up(tasks, handle.call(100.0))
-        await settle()
+        callers = await under_way(tasks, handle.call(100.0))
+        callers += await under_way(tasks, handle.call(100.0))
         await controller.scale_backend("b", 1)
         assert anyio.current_time() == pytest.approx(7)
         ends = [type(caller.outcome).__name__ for caller in callers]

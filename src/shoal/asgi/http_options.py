@@ -198,7 +198,7 @@ class HttpOptions:
             ``"10.0.0.0/8"``, and ``"unix"`` for peers at a UNIX socket. By default no peer is
             trusted.
         proxy_headers: The headers that these peers set or remove, whatever their clients send:
-            of ``X-Forwarded-For``, ``-Proto``, ``-Host`` and ``-Prefix``, or ``Forwarded``.
+            of ``X-Forwarded-For``, ``-Proto``, ``-Host`` and ``-Prefix``.
         allowed_hosts: The hosts, without ports, that requests may be for; ``["*"]`` for all. The
             default is ``localhost``, ``127.0.0.1`` and ``::1`` for a server at a loopback address,
             else all. Behind a proxy on the same machine that forwards ``Host``, name the public
@@ -315,8 +315,8 @@ class HttpOptions:
     proxy_headers: Sequence[str] = option(
         ("x-forwarded-for", "x-forwarded-proto"),
         checked_proxy_headers,
-        flag="a header that these proxies set: X-Forwarded-For, -Proto, -Host, -Prefix, or "
-        "Forwarded; repeatable (X-Forwarded-For and X-Forwarded-Proto)",
+        flag="a header that these proxies set: X-Forwarded-For, -Proto, -Host, -Prefix; "
+        "repeatable (X-Forwarded-For and X-Forwarded-Proto)",
     )
     allowed_hosts: Sequence[str] = option(
         (),

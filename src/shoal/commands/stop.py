@@ -19,7 +19,7 @@ from shoal.commands.support.arguments import (
 )
 from shoal.commands.support.mistake import CommandError, in_one_line
 from shoal.commands.support.output import confirm
-from shoal.serving.clients.remote_client import connect
+from shoal.serving.clients.remote_client import RemoteClient
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -80,7 +80,7 @@ def _run(arguments: Namespace) -> int:
 
 
 async def _ask_to_end(location: ServerLocation, timeout_s: float) -> None:
-    client = connect(location.url(), timeout_s=timeout_s)
+    client = RemoteClient(location.url(), timeout_s=timeout_s)
     try:
         await client.shutdown()
     finally:

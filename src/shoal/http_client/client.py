@@ -242,8 +242,8 @@ class HttpClient:
                 is_last = not failure.was_refused or attempt == self._max_attempts
                 if is_last or delay_s is None or anyio.current_time() + delay_s >= until:
                     break
+                failure = None  # the traceback of its error holds this frame
                 await anyio.sleep(delay_s)
-                failure = None
         if failure is None:
             raise DeadlineExceeded(f"{self.url} did not answer the call in time")
         scope_ends = outer < deadline and outer - anyio.current_time() < _SKEW_S

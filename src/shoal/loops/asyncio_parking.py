@@ -62,12 +62,11 @@ class AsyncioParking(Parking):
     name = "asyncio"
 
     def __init__(self) -> None:
-        self.loop = self._loop = loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         # Called directly, unless the loop has a clock of its own.
         has_usual_clock = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time
         self.now = time.monotonic if has_usual_clock else loop.time
         self.is_coarse = type(loop).__module__.partition(".")[0] == "uvloop"
-        self.future = Future
         self.new_waiter = partial(Future, loop=loop)
         self.new_scope = anyio.CancelScope
         self.checkpoint = partial(asyncio.sleep, 0)  # as anyio's, which looks for the loop first

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 import anyio
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
     from types import TracebackType
 
@@ -75,10 +74,6 @@ class Parking(ABC):
     soon: Callable[..., object]
     # Creates a waiter for the task that calls it.
     new_waiter: Callable[[], Awaitable[Any]]
-    # The class of waiters, if `future(loop=loop)` creates one; else None.
-    future: Callable[..., Awaitable[Any]] | None = None
-    # The event loop that such waiters belong to.
-    loop: asyncio.AbstractEventLoop | None = None
     # Creates a cancel scope; the loop's own if anyio's would only wrap it.
     new_scope: Callable[[], Scope]
     # Lets other tasks run, and checks for cancellation.

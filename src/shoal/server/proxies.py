@@ -6,8 +6,7 @@ headers that the operator names, since a proxy forwards the headers that it does
 
 Each proxy appends its own peer to ``X-Forwarded-For``. The list is read from its end: the first
 address that is not a trusted peer is the client. Earlier addresses are ignored, since that client
-wrote them. The last value of the other headers applies, which the nearest proxy wrote. In
-``Forwarded``, the element of the proxy that the client is connected to applies.
+wrote them. The last value of the other headers applies, which the nearest proxy wrote.
 
 Other servers' middleware does not fit: uvicorn's reads two of the headers, and Hypercorn's believes
 any peer.
@@ -19,7 +18,7 @@ import ipaddress
 import re
 from typing import TYPE_CHECKING, Final
 
-from shoal.asgi.option_checks import FORWARDED, UNIX, is_prefix, network
+from shoal.asgi.option_checks import UNIX, is_prefix, network
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +39,6 @@ _HOST: Final = re.compile(r"([a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::([0-9]{
 _NODE: Final = re.compile(
     r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9.]{7,15}))(?::([0-9]{1,5}))?|([0-9A-Fa-f:.]{2,45})"
 )
-_PAIR: Final = re.compile(r'\s*([A-Za-z-]{1,32})=(?:([^\s",;=]{1,512})|"([^"\\]{0,512})")\s*')
 
 Peer = tuple[str, int]
 
@@ -66,20 +64,14 @@ class ProxyHeaders:
         peer: Peer | None = scope["client"]
         if self._trusts_unix if peer is None else self._trusts(peer[0]):
             headers = self._proxy_headers(scope["headers"])
-            if FORWARDED in headers:
-                hops = [_pairs(hop) for hop in _hops(headers[FORWARDED])]
-                client, at = self._client(peer, [hop.get("for", "") for hop in hops])
-                scheme, host = (hops[at].get(name, "") for name in ("proto", "host"))
-            else:
-                client, _ = self._client(peer, _hops(headers.get("x-forwarded-for", "")))
-                scheme, host = (
-                    headers.get(name, "").rpartition(",")[2].strip()
-                    for name in ("x-forwarded-proto", "x-forwarded-host")
-                )
-            scope["client"] = client
+            scheme, host, prefix = (
+                headers.get(f"x-forwarded-{name}", "").rpartition(",")[2].strip()
+                for name in ("proto", "host", "prefix")
+            )
+            scope["client"] = self._client(peer, _hops(headers.get("x-forwarded-for", "")))
             _set_scheme(scope, scheme.lower())
             _set_host(scope, host.lower())
-            prefix = headers.get("x-forwarded-prefix", "").rpartition(",")[2].strip().rstrip("/")
+            prefix = prefix.rstrip("/")
             if is_prefix(prefix):
                 root_path = prefix
         if root_path and scope["path"].startswith("/"):  # not "*"
@@ -97,17 +89,17 @@ class ProxyHeaders:
                 values[lower] = f"{values[lower]},{text}" if lower in values else text
         return values
 
-    def _client(self, peer: Peer | None, nodes: Sequence[str]) -> tuple[Peer | None, int]:
-        """Returns the client, and the index of its element in the nodes, nearest first."""
-        client, at = peer, 0
-        for index, node in enumerate(nodes):
+    def _client(self, peer: Peer | None, nodes: Sequence[str]) -> Peer | None:
+        """Returns the client, from its address and those of proxies, nearest first."""
+        client = peer
+        for node in nodes:
             address = _peer(node)
             if address is None:  # the client of the last proxy is unknown
                 break
-            client, at = address, index
+            client = address
             if not self._trusts(address[0]):
                 break
-        return client, at
+        return client
 
     def _trusts(self, host: str) -> bool:
         known = self._known.get(host)
@@ -122,20 +114,8 @@ class ProxyHeaders:
 
 def _hops(value: str) -> list[str]:
     """Returns the elements of a list, from the last on, up to the limit."""
-    # From its end, so that a quote that a client left open does not swallow a proxy's elements.
     hops = value.rsplit(",", _MOST_HOPS)[-_MOST_HOPS:]
     return [hop.strip() if len(hop) <= _LONGEST_HOP else "" for hop in reversed(hops)]
-
-
-def _pairs(hop: str) -> Mapping[str, str]:
-    """Returns the pairs in an element of ``Forwarded``; none if it is malformed."""
-    pairs: dict[str, str] = {}
-    for part in hop.split(";"):
-        match = _PAIR.fullmatch(part)
-        if match is None or match[1].lower() in pairs:
-            return {}
-        pairs[match[1].lower()] = match[2] or match[3] or ""
-    return pairs
 
 
 def _peer(node: str) -> Peer | None:

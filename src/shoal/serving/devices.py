@@ -95,9 +95,6 @@ class Devices:
         if self._found is not None:
             self._ledger.release(replica)
 
-    def held_by(self, replica: str) -> tuple[str, ...]:
-        return () if self._found is None else self._ledger.held_by(replica)
-
     def status(self, readings: Mapping[str, GpuReading] | None = None) -> dict[str, GpuStatus]:
         found: dict[str, GpuStatus] = {}
         if self._found is not None:

@@ -12,7 +12,7 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.http.admin.api import AdminApi
 from shoal.http.admin.mount import AdminListener
 from shoal.server.server import serve
-from shoal.serving.clients.remote_client import connect
+from shoal.serving.clients.remote_client import RemoteClient
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -38,7 +38,7 @@ async def operating(fake, tmp_path):
 
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
-            async with connect(await tasks.start(run)) as client:
+            async with RemoteClient(await tasks.start(run)) as client:
                 yield client
             stop.set()
 

@@ -505,20 +505,6 @@ def alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-async def test_a_row_that_fails_fails_its_request():
-    def model(x: list[int]) -> list[int]:
-        raise RuntimeError("private")
-
-    app = Served(handler=model).app
-    async with app.lifespan():
-        for rows in (1, 3):
-            answer = await infer(app, tensor([1] * rows, [rows]))
-            assert answer.status == 500
-            assert "private" not in error(answer)
-        status = app.controller.status_now().endpoints["m"]
-        assert (status.requests, status.errors) == (2, 2)
-
-
 async def test_with_debug_alone_an_error_has_its_traceback():
     def model(x: list[int]) -> list[int]:
         raise RuntimeError("private")

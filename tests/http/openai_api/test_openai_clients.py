@@ -92,33 +92,6 @@ async def test_the_client(caplog):
         await anyio.to_thread.run_sync(use_client, options(server))
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
-async def test_the_async_client(caplog):
-    import openai
-
-    async with served() as (_app, server), openai.AsyncOpenAI(**options(server)) as client:
-        whole = await client.chat.completions.create(model="upper", messages=HI)
-        assert whole.choices[0].message.content == "USER: HI YOU THERE\nASSISTANT:"
-        async with await client.completions.create(
-            model="words", prompt="a b c", stream=True, max_tokens=2
-        ) as stream:
-            chunks = [chunk async for chunk in stream]
-        assert [chunk.choices[0].text for chunk in chunks] == ["a ", "b ", ""]
-        assert chunks[-1].choices[0].finish_reason == "length"
-        vectors = await client.embeddings.create(model="embed", input="ab")
-        assert vectors.data[0].embedding == [2.0, 0.5]
-        texts: list[str] = []
-
-        async def ask(nth):
-            found = await client.completions.create(model="writer", prompt=f"{nth} a b")
-            texts.append(found.choices[0].text)
-
-        async with anyio.create_task_group() as tasks:
-            for nth in range(20):
-                tasks.start_soon(ask, nth)
-        assert sorted(texts) == sorted(f"{nth} a b " for nth in range(20))
-
-
 def asking(**asked):
     return request("/v1/completions", method="POST", body=json.dumps(asked).encode())
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import shoal
-from socket_in_memory import OFFERED, Socket
+from socket_in_memory import Offered, Socket
 
 pytestmark = pytest.mark.slow
 
@@ -99,28 +99,12 @@ conversations = st.tuples(
 )
 
 
-def offered_by_our_server(send):
-    async def send_texts(texts):
-        for text in texts:
-            await send({"type": "websocket.send", "text": text})
-
-    return {
-        OFFERED: {
-            "send_texts": send_texts,
-            "when_left": lambda callback: None,
-            "when_draining": lambda callback: None,
-            "is_cut_off": lambda: False,
-            "send_timeout_s": 10,
-        }
-    }
-
-
 async def check(target, conversation):
     """Talks; checks each answer, and that the connection ends."""
     path, sent, by_ours = conversation
     socket = Socket(target.app, path, server=("192.0.2.1", 80))
     if by_ours:
-        socket.scope["extensions"] |= offered_by_our_server(socket._send)
+        Offered().be_offered_to(socket)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(socket.run)
         assert (await socket.message())["type"] == "websocket.accept"

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
 
 import shoal
 from shoal.http.websocket import messages
 from shoal.testing import settle
-from socket_in_memory import OFFERED, Socket, opened
+from socket_in_memory import Offered, Socket, opened
 
 pytestmark = pytest.mark.anyio
 
@@ -395,16 +394,6 @@ async def test_a_handler_reads_the_handshake_and_its_own_item():
         assert (await socket.read())["result"] == [[1], "b", {"name": "y"}, ":1"]
 
 
-async def test_a_response_can_not_be_sent():
-    async def response(items: list[int]) -> list[Response]:
-        return [PlainTextResponse("x") for _ in items]
-
-    app = serving(response)
-    async with app.lifespan(), opened(app, "/x") as socket:
-        socket.say(id=1, item=1)
-        assert (await socket.read())["error"]["status"] == 500
-
-
 async def test_shadows_get_copies_of_what_comes_by_websocket():
     copies = []
 
@@ -677,34 +666,10 @@ async def test_a_deleted_endpoint_refuses_further_requests():
         assert (await socket.read())["error"]["status"] == 404
 
 
-class Offered:
-    """What the server of this package offers."""
-
-    def __init__(self):
-        self.left = self.draining = None
-        self.cut_off = False
-
-    def extension(self):
-        async def send_texts(texts):
-            for text in texts:
-                await self.socket._send({"type": "websocket.send", "text": text})
-
-        return {
-            OFFERED: {
-                "send_texts": send_texts,
-                "when_left": lambda callback: setattr(self, "left", callback),
-                "when_draining": lambda callback: setattr(self, "draining", callback),
-                "is_cut_off": lambda: self.cut_off,
-                "send_timeout_s": 10,
-            }
-        }
-
-
 async def test_at_the_end_of_the_server_requests_finish_and_no_other_begins():
     held, offered = Held(), Offered()
     app = serving(held)
-    async with app.lifespan(), opened(app, "/x", extensions=offered.extension()) as socket:
-        offered.socket = socket
+    async with app.lifespan(), opened(app, "/x", offered) as socket:
         socket.say(id=1, item=1)
         await settle()
         offered.draining()
@@ -719,8 +684,7 @@ async def test_at_the_end_of_the_server_requests_finish_and_no_other_begins():
 async def test_what_the_server_cuts_off_is_told_so():
     held, offered = Held(), Offered()
     app = serving(held)
-    async with app.lifespan(), opened(app, "/x", extensions=offered.extension()) as socket:
-        offered.socket = socket
+    async with app.lifespan(), opened(app, "/x", offered) as socket:
         socket.say(id=1, item=1)
         await settle()
         offered.cut_off = True
@@ -739,8 +703,7 @@ async def test_nothing_comes_of_a_stream_after_it_was_cut_off():
         yield items
 
     app = serving(steps)
-    async with app.lifespan(), opened(app, "/x", extensions=offered.extension()) as socket:
-        offered.socket = socket
+    async with app.lifespan(), opened(app, "/x", offered) as socket:
         socket.say(id=1, item=5)
         assert await socket.read() == {"id": 1, "next": 5}
         await settle()
@@ -830,3 +793,93 @@ async def test_a_result_is_sent_as_json_whatever_the_handshake_accepts(result, s
         socket.say(id=1, item=1)
         answer = (await socket.read())["result"]
         assert answer == ({**answer, **sent} if isinstance(result, Booking) else sent)
+
+
+# One request runs, and one waits.
+FULL = {"max_batch_size": 1, "max_concurrent_batches": 1, "max_queued_requests": 1}
+
+
+async def refused(socket):
+    """The id and the status of the next message, which is an error and comes at once."""
+    began = anyio.current_time()
+    message = await socket.read()
+    assert anyio.current_time() == began
+    assert set(message) == {"id", "error"}
+    error = message["error"]
+    assert error["retry_after_s"] == 1
+    assert error["type"] == "urn:shoal:problem:overloaded"
+    assert error["title"] == "The endpoint is overloaded"
+    assert error["instance"].endswith(f":{message['id']}")
+    return message["id"], error["status"]
+
+
+@pytest.mark.parametrize(("settings", "status"), [({}, 503), ({"overload_status": 429}, 429)])
+async def test_a_request_to_a_full_queue_is_refused_at_once_and_alone(settings, status):
+    held = Held()
+    app = serving(held, settings=settings, **FULL)
+    async with app.lifespan(), opened(app, "/x") as socket, opened(app, "/x") as other:
+        for number in (1, 2):
+            socket.say(id=number, item=number)
+            await settle()
+        for number in (3, 4):
+            socket.say(id=number, item=number)
+            assert await refused(socket) == (number, status)
+        other.say(id=1, item=5)
+        assert await refused(other) == (1, status)
+        await settle()
+        assert not socket.sent
+        held.go.set()
+        assert [await socket.read() for _ in "12"] == [
+            {"id": 1, "result": 2},
+            {"id": 2, "result": 4},
+        ]
+        socket.say(id=3, item=3)
+        assert await socket.read() == {"id": 3, "result": 6}
+        other.say(id=1, item=5)
+        assert await other.read() == {"id": 1, "result": 10}
+    assert held.batches == [[1], [2], [3], [5]]
+
+
+async def test_a_stream_goes_on_while_others_are_refused():
+    go = anyio.Event()
+
+    async def steps(items: list[int]):
+        yield items
+        await go.wait()
+        yield [2 * item for item in items]
+
+    app = serving(steps, **FULL)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        for number in (1, 2):
+            socket.say(id=number, item=number)
+            await settle()
+        assert await socket.read() == {"id": 1, "next": 1}
+        socket.say(id=3, item=3)
+        assert await refused(socket) == (3, 503)
+        go.set()
+        with anyio.fail_after(1):
+            got = [await socket.read() for _ in range(5)]
+    assert [one for one in got if one["id"] == 1] == [{"id": 1, "next": 2}, {"id": 1, "end": True}]
+    assert [one for one in got if one["id"] == 2] == [
+        {"id": 2, "next": 2},
+        {"id": 2, "next": 4},
+        {"id": 2, "end": True},
+    ]
+
+
+async def test_of_many_requests_at_once_all_are_answered():
+    held = Held()
+    app = serving(held, **FULL)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        for number in range(50):
+            socket.say(id=number, item=number)
+        await settle()
+        served = 50 - len(socket.sent)
+        assert 1 <= served <= 2
+        others = {(await refused(socket))[0] for _ in range(50 - served)}
+        held.go.set()
+        answers = [await socket.read() for _ in range(served)]
+        assert answers == [{"id": number, "result": 2 * number} for number in range(served)]
+        assert others == set(range(served, 50))
+        [endpoint] = (await app.controller.status()).endpoints.values()
+        assert endpoint.requests == 50

@@ -19,13 +19,12 @@ from shoal.commands.support.mistake import CommandError, as_mistakes, in_one_lin
 from shoal.commands.support.output import confirm
 from shoal.errors import ShoalError
 from shoal.failures.exceptions import ungrouped
-from shoal.serving.clients.remote_client import connect
+from shoal.serving.clients.remote_client import RemoteClient
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Awaitable, Callable
 
-    from shoal.serving.clients.remote_client import RemoteClient
 
 T = TypeVar("T")
 
@@ -80,7 +79,7 @@ def ask(
     url = arguments.url or ServerLocation.of(arguments.name).url()
     try:
         with as_mistakes():
-            client = connect(url, token=token_of(arguments))
+            client = RemoteClient(url, token=token_of(arguments))
     except ModuleNotFoundError as error:
         raise CommandError(in_one_line(error), 1) from None
     try:

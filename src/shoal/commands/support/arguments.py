@@ -7,7 +7,7 @@ import threading
 from argparse import ArgumentError, ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from typing_extensions import override
 
@@ -98,33 +98,22 @@ def count(text: str) -> int:
     return int(text)
 
 
-def more_than_0_seconds(text: str) -> float:
-    found = _number(text)
-    # NaN fails this check, too. The wait of a thread can't be longer.
-    if not 0 < found <= threading.TIMEOUT_MAX / 2:
-        raise ArgumentTypeError(f"want seconds, more than 0, e.g. 2.5, got {text!r}")
-    return found
+def _number(wanted: str, is_allowed: Callable[[float], bool]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        with suppress(ValueError):
+            if is_allowed(number := float(text)):
+                return number
+        raise ArgumentTypeError(f"want {wanted}, got {text!r}")
+
+    return parse
 
 
-def more_than_0(text: str) -> float:
-    number = _number(text)
-    if not 0 < number < math.inf:
-        raise ArgumentTypeError(f"want a number above 0, got {text!r}")
-    return number
-
-
-def at_least_0(text: str) -> float:
-    number = _number(text)
-    if not 0 <= number < math.inf:
-        raise ArgumentTypeError(f"want a number from 0 on, got {text!r}")
-    return number
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+more_than_0_seconds: Final = _number(
+    "seconds, more than 0, e.g. 2.5",
+    lambda found: 0 < found <= threading.TIMEOUT_MAX / 2,  # the wait of a thread can't be longer
+)
+more_than_0: Final = _number("a number above 0", lambda found: 0 < found < math.inf)
+at_least_0: Final = _number("a number from 0 on", lambda found: 0 <= found < math.inf)
 
 
 class CommandParser(ArgumentParser):

@@ -7,7 +7,7 @@ requests to shed.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.core.request import State
@@ -29,56 +29,30 @@ class Shedding:
         # Whether to shed the newest request of the lowest level, and only for a request of a higher
         # level. Otherwise the oldest is shed, also for a request of the same level.
         self._newest = newest
-        self._by_level: dict[int, deque[Request]] = {}
-        # The levels of `_by_level`, each negated, so that the lowest comes first.
-        self._levels: list[int] = []
-        self._places = 0
+        self._numbers = count(0, -1 if newest else 1)
+        # By level, the lowest first, and by number; requests that left are dropped later.
+        self._heap: list[tuple[int, int, Request]] = []
 
     def add(self, request: Request, live: int) -> None:
-        level = request.priority
-        queue = self._by_level.get(level)
-        if queue is None:
-            queue = self._by_level[level] = deque()
-            heapq.heappush(self._levels, -level)
-        queue.append(request)
-        self._places += 1
-        if self._places - live > max(live, _LEFTOVERS_WORTH_A_SWEEP):
-            self._sweep()
+        heapq.heappush(self._heap, (-request.priority, next(self._numbers), request))
+        if len(self._heap) - live > max(live, _LEFTOVERS_WORTH_A_SWEEP):
+            self._heap = [entry for entry in self._heap if entry[2].state is QUEUED]
+            heapq.heapify(self._heap)
 
     def victim(self, request: Request) -> Request | None:
         """Returns the request to shed for a new one; None if the new one must be refused."""
-        while self._levels:
-            level = -self._levels[0]
-            queue = self._by_level[level]
-            while queue and queue[-1 if self._newest else 0].state is not QUEUED:
-                self._drop(queue)
-            if not queue:
-                heapq.heappop(self._levels)
-                del self._by_level[level]
-                continue
-            if level < request.priority or (self._newest and level == request.priority):
-                return None
-            return queue[-1 if self._newest else 0]
-        return None
+        heap = self._heap
+        while heap and heap[0][2].state is not QUEUED:
+            heapq.heappop(heap)
+        if not heap:
+            return None
+        level = -heap[0][0]
+        if level < request.priority or (self._newest and level == request.priority):
+            return None
+        return heap[0][2]
 
     def clear(self) -> None:
-        self._by_level.clear()
-        self._levels.clear()
-        self._places = 0
-
-    def _drop(self, queue: deque[Request]) -> None:
-        self._places -= 1
-        if self._newest:
-            queue.pop()
-        else:
-            queue.popleft()
-
-    def _sweep(self) -> None:
-        self._by_level = {
-            level: deque(request for request in queue if request.state is QUEUED)
-            for level, queue in self._by_level.items()
-        }
-        self._places = sum(map(len, self._by_level.values()))
+        self._heap.clear()
 
 
 class Admission(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import MISSING
 from typing import Any, Final, TypeAlias
 
-from shoal.core.options.records import SAME
+from shoal.core.options.option import SAME
 
 Options: TypeAlias = Any
 """A `BatchOptions`, whose module imports this one."""
@@ -159,8 +159,9 @@ def refused_fill(fill: str, options: Options) -> str | None:
     if fill == "continuous":
         refused |= _REFUSED_FOR_CONTINUOUS
     for name, why in refused.items():
-        if is_set(options, name):
-            return f"fill={fill!r} and {name}={getattr(options, name)!r} do not go together: {why}"
+        value = getattr(options, name)
+        if value is not None and is_set(options, name):
+            return f"fill={fill!r} and {name}={value!r} do not go together: {why}"
     if sets_windows(options):
         return f"fill={fill!r} has one window for all levels; leave it out of the queue policies"
     return None

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
+from enum import Enum
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, cast, get_args
 
 from shoal.core.options.checks import function, one_of
-from shoal.core.options.records import Same
 
 Check: TypeAlias = Callable[[str, Any], Any]
 """Takes the name and the value of an option, and returns the checked value."""
 
 _KEY: Final = "option"
+
+
+class Same(Enum):
+    """The type of `SAME`, which stands for the batcher's own option."""
+
+    SAME = "the batcher's"
+
+
+SAME: Final = Same.SAME
+"""The batcher's own option."""
 
 
 class _Record(Protocol):

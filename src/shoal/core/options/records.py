@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final, Literal, get_args
+from functools import partial
+from typing import Any, Literal
 
-from shoal.core.options.checks import above_0, number, one_of, seconds, whole
+from shoal.core.options.checks import above_0, number, seconds, whole
+from shoal.core.options.option import SAME, Same, check_options, choice, option
 
 TimeoutAction = Literal["reject", "delay"]
 
 
-class Same(Enum):
-    """The type of `SAME`, which stands for the batcher's own option."""
-
-    SAME = "the batcher's"
-
-
-SAME: Final = Same.SAME
-"""The batcher's own option."""
+def _same_or_seconds(name: str, value: Any) -> float | Same:
+    return value if isinstance(value, Same) else seconds(name, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,22 +37,13 @@ class QueuePolicy:
             batch to be dispatched, and only fill the room that other levels leave.
     """
 
-    max_queued_requests: int | None = None
-    timeout_s: float | None = None
-    timeout_action: TimeoutAction = "reject"
-    batch_wait_timeout_s: float | Same | None = SAME
+    max_queued_requests: int | None = option(None, partial(whole, least=1))
+    timeout_s: float | None = option(None, seconds)
+    timeout_action: TimeoutAction = choice("reject", TimeoutAction)
+    batch_wait_timeout_s: float | Same | None = option(SAME, _same_or_seconds, may_be_none=True)
 
     def __post_init__(self) -> None:
-        put = object.__setattr__  # the record is frozen
-        if self.max_queued_requests is not None:
-            bound = whole("max_queued_requests", self.max_queued_requests, least=1)
-            put(self, "max_queued_requests", bound)
-        if self.timeout_s is not None:
-            put(self, "timeout_s", seconds("timeout_s", self.timeout_s))
-        wait = self.batch_wait_timeout_s
-        if wait is not None and not isinstance(wait, Same):
-            put(self, "batch_wait_timeout_s", seconds("batch_wait_timeout_s", wait))
-        one_of("timeout_action", self.timeout_action, get_args(TimeoutAction))
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shoal.core.amount import cost_of
 from shoal.core.batch import DispatchReason
-from shoal.core.options.records import Same
+from shoal.core.options.option import Same
 from shoal.core.queue import ArrivalQueue, RankedQueue
 
 if TYPE_CHECKING:
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 
 
 class Sizing:
-    """How much goes into one batch: as much as may, unless a subclass bounds its cost further."""
+    """How much goes into one batch: as much as may, or by a latency target, or by a subclass."""
 
-    def __init__(self, limit: Amount) -> None:
+    def __init__(self, limit: Amount, adaptive: AdaptiveRule | None = None) -> None:
         self.limit = limit
+        self._adaptive = adaptive
 
     def enough(self, cost: float) -> float:
         """Returns the cost from which a batch need not wait, unless `target` returns 0."""
-        return self.limit.cost
+        return self.limit.cost if self._adaptive is None else self._adaptive.limit(cost)
 
     def target(self, cost: float, costs: Costs, *, waits: bool) -> float:
         """Returns the limit on the cost of a batch; 0 if it should wait."""
@@ -107,15 +108,6 @@ class Preferred(Sizing):
         return total
 
 
-class Adaptive(Sizing):
-    def __init__(self, limit: Amount, rule: AdaptiveRule) -> None:
-        super().__init__(limit)
-        self._rule = rule
-
-    def enough(self, cost: float) -> float:
-        return self._rule.limit(cost)
-
-
 def padded(sizes: Sequence[int], cost: float) -> int:
     return sizes[min(bisect_left(sizes, cost), len(sizes) - 1)]
 
@@ -128,14 +120,12 @@ def load_of(requests: Sequence[Request], options: BatchOptions) -> float:
 
 def sizing_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule | None) -> Sizing:
     limit = options.batch_limit
-    if adaptive is not None:
-        return Adaptive(limit, adaptive)
     if options.allowed_batch_sizes is not None:
         return Allowed(limit, options.allowed_batch_sizes, options.padding, model)
     if options.preferred_batch_sizes is not None:
         has_window = options.batch_wait_timeout_s != 0 or options.idle_timeout_s is not None
         return Preferred(limit, options.preferred_batch_sizes, has_window=has_window)
-    return Sizing(limit)
+    return Sizing(limit, adaptive)
 
 
 class Window:

@@ -74,17 +74,7 @@ class Recordings:
         if not isinstance(self._client, Controller):
             raise Refused(not_found())
         self._client.check_open()
-        body = members(request.body, {"seconds": True, **_MEMBERS})
-        tag = body.get("backend")
-        if tag is not None:
-            found("backend", tag, self._client.backends)
-        recording = RunningRecording(
-            self._client,
-            tag,
-            duration_s=_at_most("seconds", seconds("seconds", body["seconds"]), LONGEST_S),
-            most_requests=_count(body, "most_requests", MOST_REQUESTS),
-            most_a_second=_count(body, "most_a_second", MOST_A_SECOND),
-        )
+        recording = RunningRecording(self._client, request.body)
         if self._running >= MOST_RECORDINGS:
             detail = f"{MOST_RECORDINGS} recordings run already; wait until one has ended."
             raise Refused(Problem(503, "too-many-recordings", "Too much is being recorded", detail))
@@ -105,27 +95,27 @@ class Recordings:
 class RunningRecording:
     """One recording, of one backend or of all."""
 
-    def __init__(
-        self,
-        controller: Controller,
-        tag: str | None,
-        *,
-        duration_s: float,
-        most_requests: int,
-        most_a_second: int,
-    ) -> None:
+    def __init__(self, controller: Controller, body: dict[str, Any]) -> None:
+        members(body, {"seconds": True, **_MEMBERS})
         self._controller = controller
-        self._tag = tag
+        self._tag: str | None = body.get("backend")
+        if self._tag is not None:
+            found("backend", self._tag, controller.backends)
+        self._duration_s = seconds("seconds", body["seconds"])
+        if not 0 < self._duration_s <= LONGEST_S:
+            given = body["seconds"]
+            raise ValueError(
+                f"seconds must be more than 0, and at most {LONGEST_S:g}, not {given!r}"
+            )
         self._began_at = anyio.current_time()
-        self._end_at = self._began_at + duration_s
-        self._duration_s = duration_s
+        self._end_at = self._began_at + self._duration_s
         self._batchers: dict[str, Note] = {}
         # Or "full", or "server ended".
         self.why_ended = "time"
         self.recorder = ArrivalRecorder(
             self._began_at,
-            most_requests=most_requests,
-            most_a_second=most_a_second,
+            most_requests=_count(body, "most_requests", MOST_REQUESTS),
+            most_a_second=_count(body, "most_a_second", MOST_A_SECOND),
             wants=self._wants,
             request_timeout_s=self._request_timeout_s,
         )
@@ -219,12 +209,6 @@ def note_of(batcher: Batcher[Any]) -> Note:
 def _written(notes: list[Note]) -> bytes:
     lines = [orjson.dumps(note, option=orjson.OPT_APPEND_NEWLINE) for note in notes]
     return one_line_json(b"".join(lines))
-
-
-def _at_most(name: str, value: float, most: float) -> float:
-    if not 0 < value <= most:
-        raise ValueError(f"{name} must be more than 0, and at most {most:g}, not {value!r}")
-    return value
 
 
 def _count(body: dict[str, Any], name: str, most: int) -> int:

@@ -21,7 +21,7 @@ from shoal.http.requests.dispatch import PathTable, Route
 from shoal.replicas.code.definition import Definition, handle_names
 from shoal.replicas.code.instance import call_of
 from shoal.serving.config.config import BackendConfig
-from shoal.serving.controller.journal import Program, declared_backend, declared_endpoint
+from shoal.serving.controller.journal import Program
 from shoal.serving.names import TAG_FORM, found, is_tag, without_names
 
 if TYPE_CHECKING:
@@ -176,12 +176,12 @@ class Declarations:
         # Until `lending` is closed, batched functions use the controller's batchers.
         self._check_given(controller)
         lacking = controller.lacks(backends=self.backends, endpoints=self.endpoints)
-        self.loading = [tag for tag in self.backends if declared_backend(tag) in lacking]
+        self.loading = [tag for tag in self.backends if ("backend", tag) in lacking]
         controller.announce_endpoints([*self.endpoints])
         for tags in self._groups():
             await self._open_side_by_side(controller, lending, tags, lacking)
         for endpoint in self.endpoints.values():
-            if declared_endpoint(endpoint.name) in lacking:
+            if ("endpoint", endpoint.name) in lacking:
                 await _create(controller, endpoint)
         controller.announce_endpoints(())
 
@@ -220,7 +220,11 @@ class Declarations:
         return None if endpoint is None else endpoint.code
 
     async def _open_side_by_side(
-        self, controller: Controller, lending: ExitStack, tags: list[str], lacking: set[str]
+        self,
+        controller: Controller,
+        lending: ExitStack,
+        tags: list[str],
+        lacking: set[tuple[str, str]],
     ) -> None:
         """Starts backends concurrently, with the outcome of starting one after the other."""
         # They are added in their order. If one fails, those after it are cancelled, and those
@@ -257,7 +261,7 @@ class Declarations:
         controller: Controller,
         lending: ExitStack,
         tag: str,
-        lacking: set[str],
+        lacking: set[tuple[str, str]],
         after: anyio.Event,
     ) -> None:
         definition, config = self.backends[tag]
@@ -269,7 +273,7 @@ class Declarations:
 
         where = f"the endpoint {self.endpoints[tag].path}" if code else f"the backend {tag}"
         try:
-            if declared_backend(tag) in lacking:
+            if ("backend", tag) in lacking:
                 await controller.declare_backend(tag, definition, config, turn)
             if code is not None and tag in controller.backends:
                 method_batcher = await controller.backends[tag].method_batcher("__call__")

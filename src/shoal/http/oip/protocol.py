@@ -75,10 +75,10 @@ class ProtocolRoute(Route):
 
     @override
     def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
-        text = f"{problem.title}: {problem.detail}" if problem.detail else problem.title
+        text = problem.text
         if "traceback" in problem.more:  # with debug=True only; its clients show the text alone
             text = f"{text}\n{''.join(problem.more['traceback'])}"
-        return JSON, orjson.dumps({"error": text.encode("utf-8", "backslashreplace").decode()})
+        return JSON, orjson.dumps({"error": text})
 
 
 class MetadataPage(ProtocolRoute):

@@ -6,10 +6,9 @@ text has ended, so that it frees its slot before the next step.
 
 from __future__ import annotations
 
-from collections import deque
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -30,9 +29,6 @@ from shoal.serving.endpoints.shadow import ComparedStream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
-    from types import TracebackType
-
-    from anyio.abc import TaskGroup
 
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.openai.messages import MessageForm
@@ -189,51 +185,50 @@ class MergedTexts:
         self.ends: list[TextEnd] = []
         self._job = job
         self.form = form
-        self._messages: deque[bytes] = deque()
-        self._failure: Exception | None = None
         self._running = job.texts
-        self._changed = anyio.Event()
-        self._room = anyio.Event()
-
-    @cached_property
-    def _tasks(self) -> TaskGroup:
-        return anyio.create_task_group()
+        self._failure: Exception | None = None  # once it was received
 
     async def __aenter__(self) -> Self:
+        # A text waits once the client has not taken enough of the others.
+        streams = anyio.create_memory_object_stream[bytes | Exception](self._job.texts)
+        self._send, self._messages = streams
+        self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         for nth in range(self._job.texts):
             self._tasks.start_soon(self._run, nth)
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            self._send.close()
+            self._messages.close()
+            del self._messages, self._failure  # the traceback of a failure holds this object
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> bytes:
-        while not self._messages:
-            if self._failure is not None:
-                try:
-                    raise self._failure
-                finally:
-                    self._failure = None  # its traceback holds this frame
-            if not self._running:
-                raise StopAsyncIteration
-            self._changed = anyio.Event()
-            await self._changed.wait()
-        return b"".join(self.ready())
+        if self._failure is None:
+            message = await anext(self._messages, None)
+            if isinstance(message, bytes):
+                return message
+            self._failure = message
+        if self._failure is None:
+            raise StopAsyncIteration
+        try:
+            raise self._failure
+        finally:
+            self._failure = None  # its traceback holds this frame
 
     def ready(self) -> list[Any]:
-        messages = list(self._messages)
-        self._messages.clear()
-        self._room.set()
+        messages: list[bytes] = []
+        with suppress(anyio.WouldBlock, anyio.EndOfStream):
+            while isinstance(message := self._messages.receive_nowait(), bytes):
+                messages.append(message)
+            self._failure = message
         return messages
 
     async def _run(self, nth: int) -> None:
@@ -241,9 +236,10 @@ class MergedTexts:
             async with _one_of_several(self._job, nth) as text:
                 await self._pass_on(text, nth)
         except Exception as error:
-            self._failure = self._failure or error
+            await self._send.send(error)
         self._running -= 1
-        self._changed.set()
+        if not self._running:
+            self._send.close()
 
     async def _pass_on(self, text: TextCall, nth: int) -> None:
         end, stream = text.end, text.stream()
@@ -256,20 +252,12 @@ class MergedTexts:
                 tick()
                 if end.reason is not None:
                     break  # the call ends first
-                await self._put(message)
+                if message:
+                    await self._send.send(message)
             else:
                 message = messages.ended()
-        await self._put(message)
-
-    async def _put(self, message: bytes) -> None:
-        """Adds a message, once the client has taken enough of the others."""
-        while len(self._messages) >= self._job.texts:
-            if self._room.is_set():
-                self._room = anyio.Event()
-            await self._room.wait()
         if message:
-            self._messages.append(message)
-            self._changed.set()
+            await self._send.send(message)
 
 
 class TextRoute(OpenAIRoute):

@@ -75,9 +75,8 @@ def of_invalid_item(refusal: Refused) -> Refused:
 
 def error_json(problem: Problem) -> bytes:
     more = problem.more
-    message = f"{problem.title}: {problem.detail}" if problem.detail else problem.title
     error: dict[str, Any] = {
-        "message": message.encode("utf-8", "backslashreplace").decode(),
+        "message": problem.text,
         "type": _type_of(problem.status),
         "param": more.get("param"),
         "code": more.get("code") or _CODES.get(problem.kind),

@@ -16,7 +16,7 @@ of a chat unchanged.
 from __future__ import annotations
 
 import time
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, get_args, get_origin
 
@@ -225,46 +225,38 @@ def _text_of(error: Exception) -> str:
     return text
 
 
+@dataclass
 class Models:
     """The models of one controller."""
 
-    # `names` has the endpoint of each model; None makes all endpoints that take text models.
-
-    def __init__(
-        self,
-        controller: Controller,
-        options: HttpOptions,
-        names: Mapping[str, str] | None,
-        template: ChatTemplate,
-        count: TokenCount | None,
-    ) -> None:
-        self._template = template
-        self._count = count
-        self._controller = controller
-        self._options = options
-        self._names = names
-        self._models: dict[str, OpenAIModel] = {}
+    controller: Controller
+    options: HttpOptions
+    # The endpoint of each model; None makes all endpoints that take text models.
+    names: Mapping[str, str] | None
+    template: ChatTemplate
+    count: TokenCount | None
+    _models: dict[str, OpenAIModel] = field(default_factory=dict[str, "OpenAIModel"])
 
     def of(self, name: str) -> OpenAIModel:
         """Raises `Refused` for an unknown model."""
-        endpoints = self._controller.endpoints
+        endpoints = self.controller.endpoints
         model = self._models.get(name)
         if model is not None and endpoints.get(model.endpoint.name) is model.endpoint:
             return model
-        own_name = name if self._names is None else self._names.get(name)
+        own_name = name if self.names is None else self.names.get(name)
         endpoint = None if own_name is None else endpoints.get(own_name)
         if endpoint is None:
             self._models.pop(name, None)
             raise unknown(name)
-        model = OpenAIModel(name, endpoint, self._options, self._template, self._count)
+        model = OpenAIModel(name, endpoint, self.options, self.template, self.count)
         self._models[name] = model
         return model
 
     def __iter__(self) -> Iterator[OpenAIModel]:
         """Yields the models that take requests for texts now."""
-        names = self._controller.endpoints if self._names is None else self._names
+        names = self.controller.endpoints if self.names is None else self.names
         for name in list(names):
-            if self._names is None or self._names[name] in self._controller.endpoints:
+            if self.names is None or self.names[name] in self.controller.endpoints:
                 model = self.of(name)
                 if model.takes_text:
                     yield model

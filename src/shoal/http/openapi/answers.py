@@ -56,24 +56,24 @@ _LINES: Final = JsonLinesForm.media_type.decode().partition(";")[0]
 _BYTES_OR_ANY: Final = (*BYTES_TYPES, Any)
 _ID: Final = "0f3a9c11-2b"
 
-REQUEST_ID: Final[dict[str, Any]] = {
+_REQUEST_ID: Final[dict[str, Any]] = {
     "description": "The request's id: the client's own if it is well-formed, else a new one.",
     "required": True,
     "schema": {"type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,64}$"},
 }
-RETRY_AFTER: Final[dict[str, Any]] = {
+_RETRY_AFTER: Final[dict[str, Any]] = {
     "description": "When to send the request again, in seconds.",
     "required": True,
     "schema": {"type": "integer", "minimum": 1},
 }
-ALLOW: Final[dict[str, Any]] = {
+_ALLOW: Final[dict[str, Any]] = {
     "description": "The methods that the path takes.",
     "required": True,
     "schema": {"type": "string"},
 }
-_HEADERS: Final[dict[str, Any]] = {"X-Request-ID": {"$ref": "#/components/headers/X-Request-ID"}}
-_WITH_RETRY: Final = {**_HEADERS, "Retry-After": {"$ref": "#/components/headers/Retry-After"}}
-_WITH_ALLOW: Final = {**_HEADERS, "Allow": {"$ref": "#/components/headers/Allow"}}
+_HEADERS: Final = {"X-Request-ID": _REQUEST_ID}
+_WITH_RETRY: Final = {**_HEADERS, "Retry-After": _RETRY_AFTER}
+_WITH_ALLOW: Final = {**_HEADERS, "Allow": _ALLOW}
 
 
 class Problems:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from shoal.http.openapi.answers import ALLOW, REQUEST_ID, RETRY_AFTER, Answers, Problems
+from shoal.http.openapi.answers import Answers, Problems
 from shoal.http.openapi.inputs import ItemForms, path_of, path_parameters
 from shoal.http.openapi.schemas import Schemas
 from shoal.http.requests.plain import encoded
@@ -77,7 +77,6 @@ def document_of(
         "schemas": schemas.used(paths.items, problems.components),
         "responses": dict(sorted(problems.components.items())),
         "parameters": _COMMON,
-        "headers": {"X-Request-ID": REQUEST_ID, "Retry-After": RETRY_AFTER, "Allow": ALLOW},
     }
     if options.security_schemes:
         components["securitySchemes"] = options.security_schemes

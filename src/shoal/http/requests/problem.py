@@ -103,6 +103,10 @@ class Problem:
         status, title = KINDS[kind]
         return cls(status, kind, title, detail, headers, more)
 
+    @property
+    def text(self) -> str:
+        return _printable(f"{self.title}: {self.detail}" if self.detail else self.title)
+
     def members(self, request_id: str) -> dict[str, Any]:
         members = {
             "type": f"urn:shoal:problem:{self.kind}" if self.kind else "about:blank",

@@ -43,27 +43,24 @@ class Timeouts:
 
     def __init__(self, parking: Parking) -> None:
         self.now = parking.now
-        self._timers = Timers()
+        self.timers = Timers()
         self._bell = Bell(parking)
         self._asleep_until = math.inf
 
     def add(self, at: float, timeout: Timeout) -> Timer:
-        timer = self._timers.add(at, timeout)
+        timer = self.timers.add(at, timeout)
         if at < self._asleep_until:
             self._bell.ring()
         return timer
 
-    def forget(self, timer: Timer) -> None:
-        self._timers.forget(timer)
-
     async def run(self) -> None:
         while True:
             now = self.now()
-            for count, timeout in enumerate(tuple(self._timers.due(now)), 1):
+            for count, timeout in enumerate(tuple(self.timers.due(now)), 1):
                 timeout.expire(now)
                 if count % _EXPIRED_AT_ONCE == 0:
                     await anyio.lowlevel.checkpoint()
-            self._asleep_until = self._timers.next_at()
+            self._asleep_until = self.timers.next_at()
             await self._bell.wait(self._asleep_until)
             self._asleep_until = -math.inf
 
@@ -95,7 +92,7 @@ class Timeout:
         self._deadline = -math.inf
         self._call = None
         if self._timer is not None:
-            self._timeouts.forget(self._timer)
+            self._timeouts.timers.forget(self._timer)
             self._timer = None
 
     def expire(self, now: float) -> None:
@@ -112,7 +109,7 @@ class Timeout:
         if self._call is None:
             return
         if self._timer is not None:
-            self._timeouts.forget(self._timer)
+            self._timeouts.timers.forget(self._timer)
         self._timer_at = at
         self._timer = self._timeouts.add(at, self)
 

@@ -131,9 +131,8 @@ class AppCall(ServedCall):
 
     # The server's side.
 
-    @abstractmethod
     def drain(self) -> None:
-        pass
+        """Closes a WebSocket, or lets the application close it; a response may go on."""
 
     def ping(self) -> bool:
         """Pings an open WebSocket; returns whether it is one."""

@@ -163,9 +163,9 @@ class StreamConnection(Receiver):
     def _input_ended(self) -> None:
         """Handles the end of the client's input, after all of it was handled."""
 
-    @abstractmethod
     def _farewell(self) -> bytes:
         """Returns the bytes to send before an idle connection is closed."""
+        return b""
 
     @property
     @abstractmethod

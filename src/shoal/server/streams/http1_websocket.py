@@ -78,10 +78,6 @@ class WebSocketConnection(StreamConnection):
         if self._call is not None:
             self._call.input_ended()
 
-    @override
-    def _farewell(self) -> bytes:
-        return b""
-
     @property
     @override
     def _is_idle(self) -> bool:

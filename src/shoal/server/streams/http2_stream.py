@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -198,7 +199,7 @@ class Http2Call(AppCall):
         if has_body:
             shared = self._shared
             self._timeout = BodyTimeout(
-                shared.timeouts, shared.options.body_timeout_s, self._time_out
+                shared.timeouts, shared.options.body_timeout_s, partial(self.refuse, 408)
             )
 
     async def data_received(self, data: bytes, size: int) -> None:
@@ -223,10 +224,6 @@ class Http2Call(AppCall):
         self._is_partial = False
         self._end_timeout()
         self._changed.signal()
-
-    @override
-    def drain(self) -> None:
-        pass  # its response may go on
 
     @override
     def disconnected(self) -> None:
@@ -257,9 +254,6 @@ class Http2Call(AppCall):
     def _complete(self) -> None:
         super()._complete()
         self._end_timeout()
-
-    def _time_out(self) -> None:
-        self.refuse(408)
 
     def _end_timeout(self) -> None:
         if self._timeout is not None:

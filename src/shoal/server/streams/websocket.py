@@ -132,7 +132,6 @@ class WebSocketCall(AppCall):
 
     @override
     def drain(self) -> None:
-        """Closes it with code 1012 (service restart), or lets the application close it."""
         if self._on_drain is not None:
             with contained("a callback for the server's end failed"):
                 self._on_drain()

@@ -234,8 +234,15 @@ class Backend:
             method_batcher = MethodBatcher(
                 name, described, handler, self.pool, options, converters, self._observers
             )
+            config, wanted = self.config, self.supervisor.wanted
             await self._tasks.start(method_batcher.run, self._enter)
             self.method_batchers[method] = method_batcher
+            # Entering `open` may take long.
+            if self.config is not config or self.supervisor.wanted != wanted:
+                method_batcher.configure(self.batch_options(described, self.config))
+                method_batcher.convert_with(
+                    loaded_converters(self.config.decode, self.config.encode)
+                )
             return method_batcher
 
     async def mend_batchers(self) -> None:

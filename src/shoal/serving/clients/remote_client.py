@@ -36,35 +36,8 @@ if TYPE_CHECKING:
     from shoal.serving.clients.verbs import Verb
 
 
-def connect(url: str, *, token: str | None = None, timeout_s: float | None = 600.0) -> RemoteClient:
-    """Returns a client of a running server.
-
-    ::
-
-        async with shoal.connect("unix:/run/shoal.sock") as client:
-            await client.set_traffic("classify", {"old": 0.9, "new": 0.1})
-
-    Entering it checks that the server answers. Without ``async with``, close it with `aclose`. A
-    client belongs to the event loop where it is first used. A program without an event loop writes
-    ``with shoal.connect(url) as client:``, and gets the client's ``.sync``, which blocks.
-
-    Args:
-        url: ``http://host:port``, ``https://...`` or ``unix:/path/to.sock``.
-        token: The operator's token, for an admin API that requires one.
-        timeout_s: How long the server may take for a verb, in seconds; None for no limit. Some
-            verbs wait until replicas are ready. Calls have their own time limits.
-
-    Raises:
-        TypeError: The URL or the token is not text, or the time is not a number.
-        ValueError: The URL has none of these forms, the token has invalid characters, or the time
-            is negative.
-        ModuleNotFoundError: httpx is not installed.
-    """
-    return RemoteClient(url, token=token, timeout_s=timeout_s)
-
-
 class RemoteClient(Client):
-    """Operates a server's controller.
+    """Operates a server's controller; `shoal.connect` makes it.
 
     Every verb also raises:
         ConnectionError: The server can't be reached, or the connection broke; in the second case

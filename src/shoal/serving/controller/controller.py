@@ -25,7 +25,7 @@ from shoal.serving.clients.protocol import BlockingClient, Client
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.backends import Backends
 from shoal.serving.controller.endpoints import EndpointHandle, Endpoints
-from shoal.serving.controller.journal import Journal, declared_names
+from shoal.serving.controller.journal import Journal, declared
 from shoal.serving.controller.lifetime import Lifetime
 from shoal.serving.devices import Devices
 from shoal.serving.endpoints.endpoint import Endpoint
@@ -41,10 +41,9 @@ if TYPE_CHECKING:
     from shoal.replicas.code.endpoint_call import CallOut, HandleOptions
     from shoal.replicas.contract import Replica
     from shoal.replicas.gpus import GpuReading
-    from shoal.replicas.portal import Bridge
     from shoal.serving.backends.backend import Backend
     from shoal.serving.controller.backends import Deletion, Turn
-    from shoal.serving.controller.journal import Program
+    from shoal.serving.controller.journal import Declared, Program
     from shoal.serving.imports import ImportRule
     from shoal.serving.state.file import StateFile
 
@@ -102,13 +101,8 @@ class Controller(Client):
         return self.registry.times
 
     @property
-    def threads(self) -> Bridge:
-        """The bridge over which threads run coroutines in its event loop."""
-        return self._lifetime.threads
-
-    @property
     def sync(self) -> BlockingClient:
-        return BlockingClient(self, self.threads)
+        return BlockingClient(self, self._lifetime.threads)
 
     async def create_backend(
         self,
@@ -189,7 +183,7 @@ class Controller(Client):
                     f"the backend {tag!r} gets traffic of {', '.join(users)}; send that "
                     "elsewhere first, or delete the endpoint"
                 )
-            await self._declarations.delete_backend(tag)
+            await self._declarations.delete("backend", tag)
             return self._backends.remove(tag, at_once=at_once)
 
     async def create_endpoint(
@@ -249,7 +243,7 @@ class Controller(Client):
         async with self._declaring:
             self.check_open()
             endpoint = self.endpoint(name)
-            await self._declarations.delete_endpoint(name)
+            await self._declarations.delete("endpoint", name)
             self.registry.remove(endpoint)
 
     async def set_traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
@@ -297,10 +291,10 @@ class Controller(Client):
         self.check_open()
         return self.status_now(readings)
 
-    def lacks(self, *, backends: Iterable[str], endpoints: Iterable[str]) -> set[str]:
-        """Returns the keys of declarations to create: missing ones that nobody has deleted."""
-        there = declared_names(self.backends, self.endpoints)
-        return self._declarations.wanted(backends, endpoints) - there
+    def lacks(self, *, backends: Iterable[str], endpoints: Iterable[str]) -> set[Declared]:
+        """Returns the declarations to create: missing ones that nobody has deleted."""
+        wanted = self._declarations.wanted(declared(backends, endpoints))
+        return wanted - declared(self.backends, self.endpoints)
 
     def announce_endpoints(self, names: Sequence[str]) -> None:
         """Names the endpoints to come once backends have started, for messages."""
@@ -353,10 +347,10 @@ class Controller(Client):
 
     async def _restore(self) -> None:
         """Restores the state file; backends that can't start are retried for ever."""
-        declared = await self._declarations.restored()
-        for tag, code, config in declared.backends:
+        restored = await self._declarations.restored()
+        for tag, code, config in restored.backends:
             self._backends.add(await self._backends.start(tag, code, config))
-        for one in declared.endpoints:
+        for one in restored.endpoints:
             endpoint = Endpoint(one.name, one.route, one.methods, self._lifetime.start_soon)
             if one.traffic:
                 traffic = Traffic.checked(one.traffic, self.backends)

@@ -6,7 +6,7 @@ import logging
 from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import anyio.lowlevel
 import anyio.to_thread
@@ -23,6 +23,7 @@ from shoal.serving.state.records import (
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
+    from typing import Literal
 
     from shoal.core.traffic import Traffic
     from shoal.serving.endpoints.endpoint import Endpoint
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 
 logger: Final = logging.getLogger("shoal.serving")
+
+Declared: TypeAlias = tuple[str, str]
+"""The kind of a declaration, ``"backend"`` or ``"endpoint"``, and its name."""
 
 
 class Program(NamedTuple):
@@ -57,31 +61,30 @@ class Journal:
         program: Program | None = None,
     ) -> None:
         # The program's own declarations, and those of them that were deleted and must stay so.
-        self._of_program: set[str] = set()
-        self._gone: set[str] = set()
+        self._of_program: set[Declared] = set()
+        self._gone: frozenset[Declared] = frozenset()
         self._state = state
         self._imports = imports  # None allows all, if only this program writes to the file
         self._program = program or Program({}, ())
         self._writing = Lock()
         self._is_closed = False
 
-    def wanted(self, backends: Iterable[str], endpoints: Iterable[str]) -> set[str]:
-        """Records the program's own declarations; returns the keys of those not deleted."""
-        names = declared_names(backends, endpoints)
-        self._of_program |= names
-        return names - self._gone
+    def wanted(self, declared: set[Declared]) -> set[Declared]:
+        """Records the program's own declarations; returns those that were not deleted."""
+        self._of_program |= declared
+        return declared - self._gone
 
     def check_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
         """Raises `NotDurable` if the state file can't store the backend."""
         if self._state is not None:
-            _declared(tag, code, config)
+            _backend_record(tag, code, config)
 
     async def put_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
         if self._state is not None:
-            await self._write(_declared(tag, code, config))
+            await self._write(_backend_record(tag, code, config))
 
-    async def delete_backend(self, tag: str) -> None:
-        await self._write(Deleted("backend", tag, declared_backend(tag) in self._of_program))
+    async def delete(self, kind: Literal["backend", "endpoint"], name: str) -> None:
+        await self._write(Deleted(kind, name, (kind, name) in self._of_program))
 
     async def put_endpoint(
         self,
@@ -95,7 +98,7 @@ class Journal:
             return
         traffic = endpoint.traffic if traffic is None else traffic
         flows = endpoint.shadows if shadows is None else shadows
-        declared = EndpointRecord(
+        record = EndpointRecord(
             name=endpoint.name,
             route=endpoint.route,
             methods=endpoint.methods,
@@ -105,10 +108,7 @@ class Journal:
                 for tag, flow in flows.items()
             },
         )
-        await self._write(declared)
-
-    async def delete_endpoint(self, name: str) -> None:
-        await self._write(Deleted("endpoint", name, declared_endpoint(name) in self._of_program))
+        await self._write(record)
 
     async def restored(self) -> Restored:
         if self._state is None:
@@ -116,15 +116,15 @@ class Journal:
             return Restored([], [])
         state: DeclaredState = await anyio.to_thread.run_sync(self._state.load)
         backends = [(one.tag, *self._allowed(one)) for one in state.backends.values()]
-        self._gone = declared_names(state.gone_backends, state.gone_endpoints)
+        self._gone = state.gone
         return Restored(backends, [self._compared(one) for one in state.endpoints.values()])
 
     def _allowed(self, one: BackendRecord) -> tuple[Definition, BackendConfig]:
         """Returns a backend's code and config; loading code that is not allowed raises."""
         path, config, refusal = one.import_path, dict(one.config), None
-        code, declared = self._program.backends.get(one.tag, (None, BackendConfig()))
+        code, own_config = self._program.backends.get(one.tag, (None, BackendConfig()))
         if self._imports is not None:
-            own = _durable(declared)
+            own = _durable(own_config)
             try:
                 if code is None or path != code.import_path:
                     path = self._imports.checked(path)
@@ -181,19 +181,11 @@ def _durable(config: BackendConfig) -> dict[str, Any]:
     return found
 
 
-def declared_backend(tag: str) -> str:
-    return f"backend {tag}"
+def declared(backends: Iterable[str], endpoints: Iterable[str]) -> set[Declared]:
+    return {*(("backend", tag) for tag in backends), *(("endpoint", name) for name in endpoints)}
 
 
-def declared_endpoint(name: str) -> str:
-    return f"endpoint {name}"
-
-
-def declared_names(backends: Iterable[str], endpoints: Iterable[str]) -> set[str]:
-    return {*map(declared_backend, backends), *map(declared_endpoint, endpoints)}
-
-
-def _declared(tag: str, code: Definition, config: BackendConfig) -> BackendRecord:
+def _backend_record(tag: str, code: Definition, config: BackendConfig) -> BackendRecord:
     if code.import_path is None:
         raise NotDurable(
             f"{code.name} was given as an object, and only an import path can be kept in a state "

@@ -118,8 +118,12 @@ def read(database: Connection) -> DeclaredState:
     return DeclaredState(
         backends=backends,
         endpoints=endpoints,
-        gone_backends=frozenset(name for kind, name in checksums if kind == _GONE[_BACKEND]),
-        gone_endpoints=frozenset(name for kind, name in checksums if kind == _GONE[_ENDPOINT]),
+        gone=frozenset(
+            (kind, name)
+            for kind, word in _GONE.items()
+            for found, name in checksums
+            if found == word
+        ),
     )
 
 

@@ -89,9 +89,8 @@ Change: TypeAlias = BackendRecord | EndpointRecord | Deleted
 class DeclaredState:
     backends: Mapping[str, BackendRecord] = field(default_factory=dict[str, BackendRecord])
     endpoints: Mapping[str, EndpointRecord] = field(default_factory=dict[str, EndpointRecord])
-    # Names that a program declares, and that were deleted.
-    gone_backends: frozenset[str] = frozenset()
-    gone_endpoints: frozenset[str] = frozenset()
+    # The kinds and names of what a program declares, and what was deleted.
+    gone: frozenset[tuple[str, str]] = frozenset()
 
 
 def _without(record: dict[str, Any], key: str) -> dict[str, Any]:
