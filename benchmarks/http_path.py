@@ -69,7 +69,7 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
         "routing",
         "finds the endpoint by path and method, and the backend by its traffic",
         (
-            *("app/app.py", "app/router.py", "requests/dispatch.py", "requests/routing.py"),
+            *("app/app.py", "app/router.py", "requests/dispatch.py"),
             *("serving/endpoints/endpoint.py", "backends/method_batcher.py"),
             *("batching/batcher.py", "failures/held.py"),
         ),
@@ -83,7 +83,7 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
         "JSON",
         "its media type and size are checked; pydantic reads it, orjson writes it",
         (
-            *("json/codec.py", "json/payload.py", "json/validation.py", "json/scan.py"),
+            *("json/payload.py", "json/validation.py", "json/scan.py"),
             *("requests/plain.py", "json/queries.py"),
         ),
     ),

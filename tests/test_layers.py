@@ -80,7 +80,7 @@ LONG_TO_LOAD = {
     # with endpoints, which an application may begin without
     *("shoal.http.app.code", "shoal.serving.backends.backend", "shoal.http.json.payload"),
     *("shoal.http.requests.call", "shoal.http.json.endpoint"),
-    *("shoal.http.json.codec", "shoal.http.json.queries"),
+    "shoal.http.json.queries",
     *("shoal.http.requests.plain", "shoal.http.websocket.connection"),
     # with httpx
     "shoal.http_client.upload",

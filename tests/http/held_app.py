@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from contextlib import asynccontextmanager
 
 import anyio
 from server_in_memory import serving
 
 import shoal
+from shoal.testing import settle
 from shoal.testing.asgi import ask
 
 
@@ -28,6 +30,51 @@ class Held:
             self.cancelled += 1
             raise
         return items
+
+
+class Steps:
+    """A generator handler whose steps are let through one by one."""
+
+    def __init__(self):
+        self.batches = []
+        self.requests = []
+        self.task = None
+        self.taken = 0
+        self.closed = False
+        self._steps = deque()
+        self._stepped = anyio.Event()
+
+    async def __call__(self, items: list[int]):
+        self.batches.append(items)
+        self.requests = shoal.current_batch().requests
+        self.task = anyio.get_current_task().id
+        try:
+            while (step := await self._next()) is not shoal.END:
+                if isinstance(step, Exception):
+                    raise step
+                self.taken += 1
+                yield [step] * len(items)
+        finally:
+            self.closed = True
+
+    async def _next(self):
+        while not self._steps:
+            self._stepped = anyio.Event()
+            await self._stepped.wait()
+        return self._steps.popleft()
+
+    def step(self, value):
+        self._steps.append(value)
+        self._stepped.set()
+
+    def end(self):
+        self.step(shoal.END)
+
+    async def take(self, *values):
+        """Lets a step through for each value, and waits until all that follows has happened."""
+        for value in values:
+            self.step(value)
+            await settle()
 
 
 def slow_app(server_timing="never", batch_wait_timeout_s=1, **options):

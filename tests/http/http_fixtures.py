@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from held_app import Held
+from held_app import Held, Steps
 
 import shoal
 from certificates import new_certificate
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 @pytest.fixture
 def held() -> Held:
     return Held()
+
+
+@pytest.fixture
+def steps() -> Steps:
+    return Steps()
 
 
 @pytest.fixture

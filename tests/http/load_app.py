@@ -78,11 +78,6 @@ async def when(whats: list[str]) -> list[bool]:
     return [True]
 
 
-@app.endpoint("/received", max_batch_size=1)
-async def show(names: list[str]) -> list[list[str]]:
-    return [[item for item in received if item.startswith(names[0])]]
-
-
 @app.endpoint("/work", name="work", max_batch_size=4)
 async def work(items: list[str]) -> list[str]:
     """Answers at once, or, when it has been told of the signal, once the drain has begun."""

@@ -19,7 +19,7 @@ from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.testing import settle
 from shoal.testing.asgi import Call, Lifespan, ask, calling
 
-anyio_test = pytest.mark.anyio
+pytestmark = pytest.mark.anyio
 real_time = pytest.mark.real_time
 
 
@@ -65,7 +65,6 @@ def options_of(app):
 # Handlers
 
 
-@anyio_test
 @real_time
 @pytest.mark.parametrize(
     ("handler", "result"),
@@ -90,7 +89,6 @@ async def test_every_kind_of_handler_is_served(handler, result):
     assert answer.headers["content-length"] == str(len(answer.body))
 
 
-@anyio_test
 @pytest.mark.parametrize("handler", [counted, shoal.batch(counted)])
 async def test_a_generator_is_answered_by_a_stream(handler):
     app = app_of(handler)
@@ -99,7 +97,6 @@ async def test_a_generator_is_answered_by_a_stream(handler):
     assert answer.body == b"data: 2\n\nevent: end\ndata: {}\n\n"
 
 
-@anyio_test
 async def test_a_handler_stays_what_it_was():
     app = shoal.App()
     batched = shoal.batch(doubled)
@@ -111,16 +108,6 @@ async def test_a_handler_stays_what_it_was():
         assert await batched(1) == 2
 
 
-@anyio_test
-async def test_a_batched_function_can_be_called_while_it_is_served():
-    batched = shoal.batch(doubled)
-    app = app_of(batched)
-    async with app.lifespan():
-        assert await batched(4) == 8
-        assert (await ask(app, "/x", 4)).json() == 8
-
-
-@anyio_test
 @real_time
 async def test_a_class_of_async_code_is_instantiated_once_in_the_event_loop_when_the_app_opens():
     made = []
@@ -140,7 +127,6 @@ async def test_a_class_of_async_code_is_instantiated_once_in_the_event_loop_when
     assert made[0] == threading.get_ident()
 
 
-@anyio_test
 async def test_requests_that_come_together_travel_together():
     batches = []
 
@@ -157,7 +143,6 @@ async def test_requests_that_come_together_travel_together():
     assert len(batches) == 1
 
 
-@anyio_test
 async def test_several_parameters_are_named_in_the_body():
     async def joined(text: list[str], times: list[int] = 2) -> list[str]:
         return [one * count for one, count in zip(text, times, strict=True)]
@@ -169,17 +154,6 @@ async def test_several_parameters_are_named_in_the_body():
         assert (await ask(app, "/x", {"text": "a", "time": 3})).status == 422
 
 
-@anyio_test
-async def test_one_callers_bad_item_does_not_reach_its_neighbours():
-    app = app_of(doubled, max_batch_size=3, batch_wait_timeout_s=1)
-    good, bad = Call(app, "/x", item=1), Call(app, "/x", item="x")
-    async with app.lifespan(), calling(good, bad):
-        await good.returned.wait()
-        await bad.returned.wait()
-    assert (good.status, good.answer.json(), bad.status) == (200, 2, 422)
-
-
-@anyio_test
 async def test_a_handler_sees_what_the_request_was():
     seen = []
 
@@ -205,7 +179,6 @@ async def test_a_handler_sees_what_the_request_was():
         metadata["other"]
 
 
-@anyio_test
 async def test_a_request_item_has_its_body_and_its_query():
     async def shown(requests: list[Request]) -> list[str]:
         return [
@@ -219,7 +192,6 @@ async def test_a_request_item_has_its_body_and_its_query():
         assert (await ask(app, "/x", method="GET")).json() == "GET /x "
 
 
-@anyio_test
 @pytest.mark.parametrize("raised", [False, True])
 async def test_a_response_in_a_slot_is_sent_as_it_is(raised):
     ran = []
@@ -241,7 +213,6 @@ async def test_a_response_in_a_slot_is_sent_as_it_is(raised):
     assert ran == [True]
 
 
-@anyio_test
 @pytest.mark.real_time
 @pytest.mark.parametrize("placement", ["task", "thread"])
 async def test_a_response_that_streams_is_sent_as_it_is(placement):
@@ -272,7 +243,6 @@ async def test_a_response_that_streams_is_sent_as_it_is(placement):
         assert closed == [True, "after it"]
 
 
-@anyio_test
 async def test_a_response_that_streams_is_closed_when_its_client_leaves():
     begun, closed = anyio.Event(), anyio.Event()
 
@@ -295,7 +265,6 @@ async def test_a_response_that_streams_is_closed_when_its_client_leaves():
         await closed.wait()
 
 
-@anyio_test
 @pytest.mark.real_time
 @pytest.mark.parametrize("placement", ["task", "thread"])
 async def test_a_file_is_sent_as_it_is(placement, tmp_path):
@@ -316,7 +285,6 @@ async def test_a_file_is_sent_as_it_is(placement, tmp_path):
     assert (head.status, head.body, head.headers["content-length"]) == (200, b"", "10")
 
 
-@anyio_test
 @pytest.mark.parametrize("path", ["/x", "/v2/models/streaming/infer"])
 async def test_where_a_response_cannot_be_the_answer_the_log_says_what_to_do(path, caplog):
     async def pieces():
@@ -337,7 +305,6 @@ async def test_where_a_response_cannot_be_the_answer_the_log_says_what_to_do(pat
     assert "a StreamingResponse can only be the one result of a call by plain HTTP" in caplog.text
 
 
-@anyio_test
 async def test_a_result_that_cannot_be_sent_fails_its_caller_alone(caplog):
     async def some(items: list[int]) -> list[object]:
         return [object() if item else "fine" for item in items]
@@ -354,7 +321,6 @@ async def test_a_result_that_cannot_be_sent_fails_its_caller_alone(caplog):
 # Requests and answers
 
 
-@anyio_test
 @pytest.mark.parametrize(
     ("given", "is_kept"),
     [("abc-1.2_3:4", True), ("a" * 64, True), ("a" * 65, False), ("a b", False), ("", False)],
@@ -368,7 +334,6 @@ async def test_a_sane_request_id_comes_back_and_another_is_replaced(given, is_ke
     assert (answer.headers["x-request-id"] == other.headers["x-request-id"]) is is_kept
 
 
-@anyio_test
 async def test_an_unknown_path_is_a_404_and_an_unknown_method_a_405():
     app = app_of(doubled, methods=("POST", "PUT"))
     missing = await ask(app, "/nowhere", 1)
@@ -379,7 +344,6 @@ async def test_an_unknown_path_is_a_404_and_an_unknown_method_a_405():
     assert (wrong.status, wrong.headers["allow"]) == (405, "OPTIONS, POST, PUT")
 
 
-@anyio_test
 async def test_a_path_can_have_an_endpoint_for_each_method():
     app = app_of(doubled, methods=("POST",))
     app.endpoint("/x", methods=("PUT",), name="negated")(Scaled(1).method)
@@ -389,7 +353,6 @@ async def test_a_path_can_have_an_endpoint_for_each_method():
         assert (await ask(app, "/x", 1, method="GET")).headers["allow"] == "OPTIONS, POST, PUT"
 
 
-@anyio_test
 @pytest.mark.parametrize(("settings", "status"), [({}, 503), ({"overload_status": 429}, 429)])
 async def test_a_full_queue_is_answered_at_once_with_when_to_retry(settings, status):
     go = anyio.Event()
@@ -415,7 +378,6 @@ async def test_a_full_queue_is_answered_at_once_with_when_to_retry(settings, sta
 
 
 @pytest.mark.parametrize("handler", [doubled, shoal.batch(doubled)])
-@anyio_test
 async def test_a_served_queue_is_bounded_unless_an_option_says_otherwise(handler):
     app = app_of(handler)
     async with app.lifespan():
@@ -423,7 +385,6 @@ async def test_a_served_queue_is_bounded_unless_an_option_says_otherwise(handler
         assert (options.max_queued_requests, options.overload) == (1024, "reject")
 
 
-@anyio_test
 async def test_the_options_of_a_batched_function_hold_under_those_of_its_endpoint():
     batched = shoal.batch(max_batch_size=3, max_queued_requests=5, stream_buffer=2)(doubled)
     app = app_of(batched, max_batch_size=4)
@@ -545,7 +506,6 @@ def test_a_refused_declaration_leaves_nothing_behind():
 # Opening and ending
 
 
-@anyio_test
 async def test_a_call_before_the_lifespan_is_told_which_line_opens_it():
     app = app_of(doubled)
     answer = await ask(app, "/x", 1)
@@ -553,17 +513,6 @@ async def test_a_call_before_the_lifespan_is_told_which_line_opens_it():
     assert "lifespan=app.lifespan" in answer.json()["detail"]
 
 
-@anyio_test
-async def test_a_call_after_the_lifespan_is_a_503_and_it_can_be_opened_again():
-    app = app_of(doubled)
-    async with app.lifespan():
-        pass
-    assert (await ask(app, "/x", 1)).status == 503
-    async with app.lifespan():
-        assert (await ask(app, "/x", 1)).json() == 2
-
-
-@anyio_test
 @real_time
 async def test_a_call_in_another_event_loop_is_a_503():
     app = app_of(doubled)
@@ -572,19 +521,6 @@ async def test_a_call_in_another_event_loop_is_a_503():
     assert answer.status == 503
 
 
-@anyio_test
-async def test_an_open_app_is_not_opened_again_and_takes_no_endpoint():
-    app = app_of(doubled)
-    async with app.lifespan():
-        with pytest.raises(RuntimeError, match="open already"):
-            async with app.lifespan():
-                pass
-        with pytest.raises(RuntimeError, match="before the application is opened"):
-            app.endpoint("/y", name="y")(doubled)
-        assert (await ask(app, "/x", 1)).json() == 2
-
-
-@anyio_test
 async def test_what_the_body_of_the_lifespan_raises_is_not_wrapped():
     app = app_of(doubled)
     with pytest.raises(KeyError, match="mine"):
@@ -592,7 +528,6 @@ async def test_what_the_body_of_the_lifespan_raises_is_not_wrapped():
             raise KeyError("mine")
 
 
-@anyio_test
 async def test_leaving_the_lifespan_answers_queued_requests():
     app = app_of(doubled, batch_wait_timeout_s=None)
     call = Call(app, "/x", item=4)
@@ -602,7 +537,6 @@ async def test_leaving_the_lifespan_answers_queued_requests():
     assert call.answer.json() == 8
 
 
-@anyio_test
 @real_time
 async def test_a_class_that_fails_to_load_fails_the_start_and_says_where(caplog):
     class Broken(Scaled):
@@ -625,18 +559,6 @@ async def test_a_class_that_fails_to_load_fails_the_start_and_says_where(caplog)
     assert "weights.npz" in last
 
 
-@anyio_test
-async def test_a_function_that_is_open_elsewhere_fails_the_start():
-    batched = shoal.batch(doubled)
-    app = app_of(batched)
-    async with shoal.open_batchers(batched):
-        with pytest.raises(RuntimeError, match="open in this event loop already"):
-            async with app.lifespan():
-                pass
-        assert await batched(1) == 2
-
-
-@anyio_test
 async def test_the_lifespan_protocol_opens_and_closes():
     app = app_of(doubled)
     lifespan = Lifespan(app)
@@ -649,7 +571,6 @@ async def test_the_lifespan_protocol_opens_and_closes():
     assert lifespan.sent[1:] == [{"type": "lifespan.shutdown.complete"}]
 
 
-@anyio_test
 async def test_batchers_close_in_reverse_order():
     inner = shoal.batch(doubled)
 
@@ -665,7 +586,6 @@ async def test_batchers_close_in_reverse_order():
     assert (call.status, call.answer.body) == (200, b"2")
 
 
-@anyio_test
 async def test_draining_turns_not_ready_and_waits_for_company_no_more():
     app = app_of(doubled, batch_wait_timeout_s=None)
     call, later = Call(app, "/x", item=1), Call(app, "/x", item=2)
@@ -690,7 +610,6 @@ class Bug(BaseException):
     """Neither an `Exception` nor a signal: what a panic in an extension module looks like."""
 
 
-@anyio_test
 @pytest.mark.parametrize("bug", [RuntimeError("a bug"), Bug("a panic")])
 async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplog, bug):
     dispatch = ClosedSlots._dispatch
@@ -717,22 +636,9 @@ async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplo
     assert "the batcher of broken broke" in caplog.text
 
 
-@anyio_test
-async def test_a_keyboard_interrupt_of_a_handler_ends_its_replica_and_not_the_server():
-    async def interrupted(items: list[int]) -> list[int]:
-        raise KeyboardInterrupt
-
-    app = app_of(interrupted)
-    async with app.lifespan():
-        answer = await ask(app, "/x", 1)
-        assert answer.json()["type"] == "urn:shoal:problem:replica-died"
-        assert (await ask(app, "/-/healthz", method="GET")).status == 200
-
-
 # The application's own routes
 
 
-@anyio_test
 async def test_the_health_routes_say_what_is_there(caplog):
     app = app_of(doubled)
     app.endpoint("/s", methods=("POST", "PUT"))(counted)
@@ -768,7 +674,6 @@ async def test_the_health_routes_say_what_is_there(caplog):
 # Mounting
 
 
-@anyio_test
 @pytest.mark.parametrize("root", ["", "/api"])
 async def test_under_another_app_it_answers_below_its_prefix(root):
     app = app_of(doubled)
@@ -783,7 +688,6 @@ async def test_under_another_app_it_answers_below_its_prefix(root):
         lifespan.stop()
 
 
-@anyio_test
 async def test_a_prefix_that_a_proxy_takes_off_does_no_harm():
     app = app_of(doubled)
     async with app.lifespan():
@@ -792,7 +696,6 @@ async def test_a_prefix_that_a_proxy_takes_off_does_no_harm():
         assert (await ask(app, "/x", 2, root_path="/")).json() == 4
 
 
-@anyio_test
 async def test_a_path_that_only_begins_like_the_prefix_is_not_below_it():
     app = shoal.App()
     app.endpoint("/mlops", name="ops")(doubled)
@@ -811,7 +714,6 @@ def where(name):
     return Starlette(routes=[Route("/{rest:path}", show)])
 
 
-@anyio_test
 @pytest.mark.parametrize("root", ["", "/api"])
 async def test_what_is_mounted_answers_the_rest(root):
     app = app_of(doubled)
@@ -829,7 +731,6 @@ async def test_what_is_mounted_answers_the_rest(root):
     assert (await ask(app, f"{root}/x", method="PUT", root_path=root)).status == 405
 
 
-@anyio_test
 async def test_what_a_mounted_application_refuses_with_is_answered(tmp_path):
     """As files are, by an application that counts on another around it to say so."""
     app = app_of(doubled)
@@ -841,7 +742,6 @@ async def test_what_a_mounted_application_refuses_with_is_answered(tmp_path):
     assert (await ask(app, "/files/missing.txt", 1)).status == 405
 
 
-@anyio_test
 async def test_a_mounted_application_that_refuses_what_it_has_begun_to_answer_fails():
     async def late(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -853,7 +753,6 @@ async def test_a_mounted_application_that_refuses_what_it_has_begun_to_answer_fa
         await ask(app, "/y", method="GET")
 
 
-@anyio_test
 async def test_a_websocket_that_nothing_answers_is_refused():
     app = app_of(doubled)
     sent = []
@@ -870,7 +769,6 @@ async def test_a_websocket_that_nothing_answers_is_refused():
         await app({"type": "other", "path": "/x"}, receive, send)
 
 
-@anyio_test
 async def test_an_error_after_the_answer_has_begun_reaches_the_server(caplog):
     caplog.set_level(logging.CRITICAL)
 

@@ -11,7 +11,7 @@ from shoal import errors
 from shoal.serving.state.file import StateFile
 from shoal.testing.asgi import ask
 
-anyio_test = pytest.mark.anyio
+pytestmark = pytest.mark.anyio
 real_time = pytest.mark.real_time  # state files are written by threads
 
 CODE = "serving.plain_code"
@@ -39,7 +39,6 @@ async def answers(app, count=40, **headers):
 # What is declared
 
 
-@anyio_test
 async def test_what_is_declared_is_there_once_it_is_open():
     app = declared("old", "new", "copy", code=named)
     app.route("e", backend={"old": 0.5, "new": 0.5}, path="/e", methods=["POST", "PUT"])
@@ -59,7 +58,6 @@ async def test_what_is_declared_is_there_once_it_is_open():
         assert await answers(app, method="PUT") == {"old", "new"}
 
 
-@anyio_test
 async def test_traffic_that_is_declared_replaces_that_of_the_route():
     app = declared("old", "new", code=named)
     app.route("e", backend="old", path="/e")
@@ -68,7 +66,6 @@ async def test_traffic_that_is_declared_replaces_that_of_the_route():
         assert await answers(app) == {"new"}
 
 
-@anyio_test
 async def test_the_last_shadow_of_a_backend_holds():
     app = declared("b", "copy")
     app.route("e", backend="b", path="/e")
@@ -79,7 +76,6 @@ async def test_the_last_shadow_of_a_backend_holds():
         assert (await app.controller.list_endpoints())["e"]["shadows"] == {}
 
 
-@anyio_test
 async def test_a_route_without_a_path_is_for_handles():
     app = declared("b")
     app.route("e", backend="b")
@@ -89,7 +85,6 @@ async def test_a_route_without_a_path_is_for_handles():
         assert await (await app.controller.get_handle("e")).call(1) == 1
 
 
-@anyio_test
 @real_time
 async def test_decorated_and_declared_endpoints_stand_beside_each_other():
     app = declared("b")
@@ -163,7 +158,6 @@ def test_a_declaration_that_is_wrong_is_refused_where_it_is_written(declare, err
 # Opening
 
 
-@anyio_test
 async def test_an_application_is_opened_again_with_all_that_it_declares():
     app = declared("b")
     app.route("e", backend="b", path="/e")
@@ -173,6 +167,8 @@ async def test_an_application_is_opened_again_with_all_that_it_declares():
             with pytest.raises(RuntimeError, match="open already"):
                 async with app.lifespan():
                     pass
+            with pytest.raises(RuntimeError, match="before the application is opened"):
+                app.endpoint("/late", name="late")(echo)
             with pytest.raises(RuntimeError):
                 app.backend("late", echo)
             with pytest.raises(RuntimeError):
@@ -184,7 +180,6 @@ async def test_an_application_is_opened_again_with_all_that_it_declares():
         assert (await ask(app, "/e", number)).status == 503
 
 
-@anyio_test
 async def test_what_was_changed_while_it_was_open_is_forgotten_without_a_state_file():
     app = declared("old", "new", code=named)
     app.route("e", backend="old", path="/e")
@@ -196,7 +191,6 @@ async def test_what_was_changed_while_it_was_open_is_forgotten_without_a_state_f
         assert await answers(app) == {"old"}
 
 
-@anyio_test
 @real_time
 async def test_code_that_can_not_be_made_says_where_and_leaves_it_closed():
     app = shoal.App()
@@ -223,7 +217,6 @@ def kept(path, *, compare=None, size=3):
     return app
 
 
-@anyio_test
 @real_time
 async def test_what_an_operator_changed_wins_over_what_is_declared(tmp_path):
     app = kept(tmp_path / "state.db")
@@ -242,7 +235,6 @@ async def test_what_an_operator_changed_wins_over_what_is_declared(tmp_path):
         assert (await ask(app, "/e", 2)).json() == 6
 
 
-@anyio_test
 @real_time
 async def test_what_the_file_lacks_is_made_as_it_is_declared(tmp_path):
     async with kept(tmp_path / "state.db").lifespan():
@@ -253,7 +245,6 @@ async def test_what_the_file_lacks_is_made_as_it_is_declared(tmp_path):
         assert (await ask(app, "/late", 2)).json() == 6
 
 
-@anyio_test
 @real_time
 async def test_an_endpoint_that_can_not_be_kept_leaves_nothing_of_it(tmp_path):
     with pytest.raises(errors.NotDurable):
@@ -270,7 +261,6 @@ async def test_an_endpoint_that_can_not_be_kept_leaves_nothing_of_it(tmp_path):
         }
 
 
-@anyio_test
 @real_time
 async def test_code_that_was_declared_as_an_object_can_not_be_kept(tmp_path):
     app = shoal.App()
@@ -290,7 +280,6 @@ async def tripled(items: list[int]) -> list[int]:
     return [3 * item for item in items]
 
 
-@anyio_test
 @real_time
 async def test_a_batched_function_is_served_and_called_by_one_batcher():
     app = shoal.App()
@@ -317,7 +306,6 @@ async def test_a_batched_function_is_served_and_called_by_one_batcher():
         await tripled(3)
 
 
-@anyio_test
 @real_time
 async def test_a_batched_function_that_is_open_elsewhere_keeps_the_application_closed():
     app = shoal.App()
@@ -331,7 +319,6 @@ async def test_a_batched_function_that_is_open_elsewhere_keeps_the_application_c
         assert (await ask(app, "/e", 3)).json() == 9
 
 
-@anyio_test
 @real_time
 async def test_a_batched_function_whose_backend_was_deleted_is_closed():
     app = shoal.App()

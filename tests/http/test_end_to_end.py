@@ -116,24 +116,19 @@ class Call:
 
 
 class Stream:
-    """One stream of a client that may leave; its lines as they come, without the empty ones."""
+    """One stream of a client; its lines as they come, without the empty ones."""
 
-    def __init__(self, client, item, headers=NDJSON):
+    def __init__(self, client, item, headers):
         self._asking = client.stream("POST", "/steps", json=item, headers=headers)
-        self._scope = trio.CancelScope()
         self._put, self.lines = trio.open_memory_channel(math.inf)
         self.headers = None
 
-    def leave(self):
-        self._scope.cancel()
-
     async def run(self):
-        with self._scope:
-            async with self._put, self._asking as answer:
-                self.headers = answer.headers
-                async for line in answer.aiter_lines():
-                    if line:
-                        self._put.send_nowait(line)
+        async with self._put, self._asking as answer:
+            self.headers = answer.headers
+            async for line in answer.aiter_lines():
+                if line:
+                    self._put.send_nowait(line)
 
 
 def request(path, item, *headers):
@@ -168,17 +163,7 @@ async def until(client, endpoint, **counts):
         pass
 
 
-async def received(client, name):
-    return (await client.post("/received", json=name)).json()
-
-
-# Calls.
-
-
-async def test_a_call_is_answered(shared, name):
-    async with http_client(shared) as (client, _):
-        answer = await client.post("/work", json=name)
-    assert (answer.status_code, answer.json()) == (200, name)
+# Calls, and clients that leave.
 
 
 @pytest.mark.parametrize(
@@ -199,28 +184,6 @@ async def test_a_stream_arrives_item_by_item(shared, name, headers, item, end):
     assert stream.headers["content-type"] == f"{headers['accept']}; charset=utf-8"
 
 
-# Clients that leave.
-
-
-async def test_a_client_that_leaves_the_queue_never_reaches_the_handler(shared, name):
-    first, left, last = (f"{name}{number}" for number in range(3))
-    async with http_client(shared) as (client, nursery):
-        calls = [Call(client, "/held", item) for item in (first, left, last)]
-        nursery.start_soon(calls[0].run)
-        await when(client, f"{first} runs")
-        nursery.start_soon(calls[1].run)
-        await until(client, "held", queued=1)
-        calls[1].leave()
-        await until(client, "held", queued=0)
-        nursery.start_soon(calls[2].run)
-        await until(client, "held", queued=1)
-        await tell(client, first)
-        await tell(client, last)
-        await calls[2].ended.wait()
-        assert await received(client, name) == [first, last]
-    assert calls[1].answer is None
-
-
 async def test_a_client_that_leaves_the_handler_cancels_it_and_frees_its_slot(shared, name):
     left, last = f"{name}0", f"{name}1"
     async with http_client(shared) as (client, nursery):
@@ -234,83 +197,10 @@ async def test_a_client_that_leaves_the_handler_cancels_it_and_frees_its_slot(sh
         assert (await client.post("/held", json=last)).json() == last
 
 
-async def test_a_client_that_leaves_in_mid_stream_ends_the_generator_and_frees_its_slot(
-    shared, name
-):
-    left, last = f"{name}0", f"{name}1"
-    async with http_client(shared) as (client, nursery):
-        stream = Stream(client, left)
-        nursery.start_soon(stream.run)
-        await anext(stream.lines)
-        stream.leave()
-        await when(client, f"{left} ended")
-        await until(client, "steps", running=0)
-        await tell(client, last)
-        answer = await client.post("/steps", json=last, headers=NDJSON)
-    assert answer.text.splitlines()[-1] == '{"end":true}'
-
-
 # Requests that are refused.
 
 
-async def test_a_full_queue_is_answered_at_once(shared, name):
-    taken = [f"{name}{number}" for number in range(3)]
-    async with http_client(shared) as (client, nursery):
-        calls = [Call(client, "/held", item) for item in taken]
-        for call in calls:
-            nursery.start_soon(call.run)
-        await until(client, "held", running=1, queued=2)
-        # They are answered while the handler is held, so nothing waited for a place.
-        for number in range(10):
-            answer = await client.post("/held", json=f"{name} refused {number}")
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-            assert answer.headers["content-type"] == "application/problem+json"
-            assert answer.json()["type"] == "urn:shoal:problem:overloaded"
-        for item in taken:
-            await tell(client, item)
-        for call in calls:
-            await call.ended.wait()
-        assert sorted(await received(client, name)) == taken
-    assert [call.answer.json() for call in calls] == taken
-
-
 JSON = "application/json"
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "media_type", "body", "status", "kind"),
-    [
-        ("POST", "/points", JSON, b"{", 400, "invalid-json"),
-        ("POST", "/points", JSON, b"", 400, "invalid-json"),
-        ("POST", "/points", JSON, b"\xff\xfe", 400, "invalid-json"),
-        ("POST", "/points", JSON, b"[" * 900, 400, "invalid-json"),
-        ("POST", "/points", JSON, b'{"x": "one"}', 422, "invalid-item"),
-        ("POST", "/points", JSON, b'{"y": 1}', 422, "invalid-item"),
-        ("POST", "/points", JSON, b"null", 422, "invalid-item"),
-        ("POST", "/steps", JSON, b"1", 422, "invalid-item"),
-        ("POST", "/points", "text/plain", b'{"x": 1}', 415, "unsupported-media-type"),
-        ("POST", "/points", JSON, b" " * 1001, 413, "body-too-large"),
-        ("POST", "/nowhere", JSON, b'{"x": 1}', 404, "not-found"),
-        ("PUT", "/points", JSON, b'{"x": 1}', 405, "method-not-allowed"),
-        ("GET", "/points", JSON, b"", 422, "invalid-item"),
-        ("POST", "/-/readyz", JSON, b"", 405, "method-not-allowed"),
-    ],
-)
-async def test_rubbish_is_told_what_is_wrong(
-    shared, name, method, path, media_type, body, status, kind
-):
-    headers = {"content-type": media_type, "x-request-id": name}
-    async with http_client(shared) as (client, _):
-        answer = await client.request(method, path, content=body, headers=headers)
-        assert (await client.post("/points", json={"x": 1})).json() == 1
-    assert answer.status_code == status
-    assert answer.headers["content-type"] == "application/problem+json"
-    problem = answer.json()
-    assert problem["type"] == f"urn:shoal:problem:{kind}"
-    assert (problem["status"], problem["instance"]) == (status, name)
-    assert problem["title"]
-    allowed = {"/points": "GET, HEAD, OPTIONS, POST", "/-/readyz": "GET, HEAD, OPTIONS"}
-    assert answer.headers.get("allow") == allowed.get(path if status == 405 else "")
 
 
 async def test_a_body_that_does_not_say_its_length_is_bounded_too(shared):

@@ -4,6 +4,7 @@ import json
 
 import anyio
 import pytest
+from held_app import statistics
 
 import shoal
 from shoal.testing import settle
@@ -65,10 +66,6 @@ def serving(handler, **options):
     return app
 
 
-def statistics(app):
-    return app.controller.backends["it"].method_batchers["__call__"].batcher.statistics()
-
-
 @pytest.mark.parametrize(
     ("headers", "body"),
     [
@@ -110,7 +107,7 @@ async def test_a_request_joins_while_others_are_streamed(words):
         words.let_go("c", 3)
         await third.returned.wait()
         await first.returned.wait()
-        assert statistics(app).batches_running == 1
+        assert statistics(app, "it").batches_running == 1
     assert all(call.body.endswith(END) for call in (first, second, third))
 
 
@@ -130,24 +127,9 @@ async def test_a_client_that_leaves_in_mid_stream_frees_its_place(words):
         words.let_go("a")
         words.let_go("b", 3)
         await second.returned.wait()
-        assert statistics(app).cancelled == 1
+        assert statistics(app, "it").cancelled == 1
     assert not leaver.is_complete
     assert second.body.endswith(END)
-
-
-async def test_a_client_that_leaves_the_queue_never_reaches_the_handler(words):
-    app = serving(words, fill="continuous", streams=True, max_batch_size=1)
-    first, second = (Call(app, "/it", item=item) for item in "ab")
-    async with app.lifespan(), calling(first) as tasks:
-        await settle()
-        tasks.start_soon(second.run)
-        await settle()
-        second.leave()
-        await second.returned.wait()
-        words.let_go("a", 3)
-        await first.returned.wait()
-    assert words.given == ["a"]
-    assert second.status == 499
 
 
 async def test_an_error_in_mid_stream_is_the_last_event_of_its_stream_alone(words):
@@ -161,18 +143,6 @@ async def test_an_error_in_mid_stream_is_the_last_event_of_its_stream_alone(word
     assert b"event: error" in bad.body
     assert b"secret" not in bad.body
     assert good.body.endswith(END)
-
-
-async def test_a_full_queue_is_told_by_status(words):
-    app = serving(words, fill="continuous", streams=True, max_batch_size=1, max_queued_requests=0)
-    first, second = (Call(app, "/it", item=item) for item in "ab")
-    async with app.lifespan(), calling(first) as tasks:
-        await settle()
-        tasks.start_soon(second.run)
-        await second.returned.wait()
-        assert second.status == 503
-        words.let_go("a", 3)
-        await first.returned.wait()
 
 
 async def test_calls_of_an_open_batch_get_their_results():

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import anyio
 import pytest
-from held_app import served
 from sharing_app import CACHE, Slow, asked_together
 
 import shoal
@@ -33,25 +31,6 @@ async def test_a_client_may_want_a_result_of_its_own(path, directive):
         await asked_together(slow.app, own, own)
         await asked_together(slow.app, (path, THREE, {"Cache-Control": "max-age=9"}))
     assert len(slow.items) == 3
-
-
-@pytest.mark.parametrize("path", ["/unary", "/stream"])
-async def test_the_server_itself_lets_a_client_have_a_result_of_its_own(path):
-    slow = Slow(cache=CACHE)
-    async with served(slow.app) as server:
-
-        async def asked(*headers: str) -> int:
-            """How often the code was called for two clients that ask with this header."""
-            before = len(slow.items)
-            for client in (server.connect(), server.connect()):
-                client.ask(path, THREE, headers=headers)
-                assert not client.wire.sent.startswith(b"HTTP/1.1 4")
-            await anyio.sleep(3)
-            return len(slow.items) - before
-
-        calls = [await asked(), await asked("Cache-Control: no-store"), await asked()]
-        assert server.counts() == (6, 6)
-    assert calls == [1, 2, 0]
 
 
 async def test_a_client_of_openai_may_want_a_result_of_its_own():

@@ -1,80 +1,117 @@
-"""An `App` on real sockets, under each server that can run it, and mounted in another app."""
+"""An `App` on each server that can run it, and mounted, in processes as users start them."""
 
+from __future__ import annotations
+
+import importlib.util
 import json
+import os
 import re
+import signal
 import socket
 import struct
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 pytestmark = pytest.mark.real_time
 
 HERE = Path(__file__).parent
 HANG_S = 20
 
-COMMANDS = {
-    "shoal": ["shoal", "serve", "{app}", "--port", "0"],
-    "asyncio": ["shoal", "serve", "{app}", "--port", "0", "--event-loop", "asyncio"],
-    # without workers: a process that is killed leaves them behind
-    "hypercorn": ["hypercorn", "-w", "0", "-k", "trio", "-b", "fd://{fd}", "{app}"],
-    "uvicorn": ["uvicorn", "--lifespan", "on", "--fd", "{fd}", "{app}"],
+SERVERS = {
+    "shoal": ("shoal", "serve", "--port", "{port}", "{module}:app"),
+    "shoal on asyncio": (
+        *("shoal", "serve", "--port", "{port}", "--event-loop", "asyncio", "{module}:app"),
+    ),
+    "hypercorn on trio": ("hypercorn", "-k", "trio", "-b", "127.0.0.1:{port}", "{module}:app"),
+    "hypercorn on asyncio": (
+        *("hypercorn", "-k", "asyncio", "-b", "127.0.0.1:{port}", "{module}:app"),
+    ),
+    "uvicorn": ("uvicorn", "--port", "{port}", "{module}:app"),
+    "granian": ("granian", "--interface", "asgi", "--port", "{port}", "{module}:app"),
+    "shoal, mounted": ("shoal", "serve", "--port", "{port}", "{module}:site"),
+    "uvicorn, mounted": ("uvicorn", "--port", "{port}", "{module}:site"),
 }
+SLOW = {"hypercorn on asyncio", "granian", "uvicorn, mounted"}
+# What a server's command exits with after SIGTERM, where that is not 0.
+EXIT_CODES = {"uvicorn": -signal.SIGTERM, "uvicorn, mounted": -signal.SIGTERM}
+
+
+class Served:
+    """An application in a process.
+
+    Attributes:
+        url: Its URL.
+        process: The process that the command has started.
+    """
+
+    def __init__(self, name, process, port):
+        self.name = name
+        self.process = process
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}" + ("/ml" if "mounted" in name else "")
+
+    def wait_started(self):
+        ends_at = time.monotonic() + HANG_S
+        while self.process.poll() is None and time.monotonic() < ends_at:
+            with suppress(httpx.HTTPError):
+                return httpx.get(f"{self.url}/-/readyz").raise_for_status()
+            time.sleep(0.02)
+        raise AssertionError(f"{self.name} did not start")
+
+    def post(self, path, item):
+        return httpx.post(f"{self.url}{path}", json=item, timeout=HANG_S)
 
 
 @contextmanager
-def serving(server, app):
-    """Run an app in a process of its own; gives its port."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
-        bound.listen()
-        words = [word.format(app=app, fd=bound.fileno()) for word in COMMANDS[server]]
+def serving(name, module="served_app"):
+    with socket.socket() as reserved:
+        # Until a socket listens at the port, both can be bound to it, and no other test gets it.
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+        words = [word.format(port=port, module=module) for word in SERVERS[name]]
+        # A session of its own, since some commands start processes that outlive them when killed.
         process = subprocess.Popen(
             [sys.executable, "-m", *words],
             cwd=HERE,
-            stderr=subprocess.PIPE,
-            text=True,
-            pass_fds=[bound.fileno()],
+            start_new_session=True,
+            stderr=subprocess.DEVNULL,
         )
         with process:
             try:
-                if server in ("shoal", "asyncio"):
-                    for line in process.stderr:
-                        if found := re.search(r" on http://127\.0\.0\.1:(\d+)", line):
-                            port = int(found[1])
-                            break
-                yield port
+                served = Served(name, process, port)
+                served.wait_started()
+                yield served
             finally:
-                process.kill()
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        "shoal app",
-        "asyncio app",
-        "hypercorn app",
-        "uvicorn app",
-        "shoal site",
-        "uvicorn site",
-    ],
+    params=[pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in SERVERS],
 )
-def base(request):
-    server, app = request.param.split()
-    with serving(server, f"served_app:{app}") as port:
-        yield f"http://127.0.0.1:{port}" + ("/ml" if app == "site" else "")
+def served(request):
+    module = SERVERS[request.param][0]
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    with serving(request.param) as running:
+        yield running
 
 
 @pytest.fixture
-def client(base):
-    with httpx.Client(base_url=base, timeout=HANG_S) as client:
+def client(served):
+    with httpx.Client(base_url=served.url, timeout=HANG_S) as client:
         yield client
 
 
@@ -84,9 +121,9 @@ def name():
 
 
 @contextmanager
-def raw_call(base, path, item):
+def raw_call(served, path, item):
     """Make a call on a socket of its own; gives the socket."""
-    url = httpx.URL(base)
+    url = httpx.URL(served.url)
     body = json.dumps(item).encode()
     head = (
         f"POST {url.path.rstrip('/')}{path} HTTP/1.1\r\nHost: localhost\r\n"
@@ -145,13 +182,14 @@ def test_a_stream_arrives_item_by_item(client, name):
         assert next(lines) == "data: 1"
         tell(client, name)
         assert list(lines) == ["", "data: 2", "", "event: end", "data: {}", ""]
+    when(client, f"{name} ended")
 
 
-def test_a_connection_is_kept_over_many_streams(base, client, name):
+def test_a_connection_is_kept_over_many_streams(served, client, name):
     tell(client, name)
     limits = httpx.Limits(max_connections=1)
     accept = {"accept": "application/x-ndjson"}
-    with httpx.Client(base_url=base, timeout=HANG_S, limits=limits, headers=accept) as one:
+    with httpx.Client(base_url=served.url, timeout=HANG_S, limits=limits, headers=accept) as one:
         one.get("/-/healthz")
         connection = one._transport._pool.connections[0]
         for _ in range(20):
@@ -159,12 +197,12 @@ def test_a_connection_is_kept_over_many_streams(base, client, name):
         assert one._transport._pool.connections == [connection]
 
 
-def test_a_client_that_leaves_the_line_never_reaches_the_handler(base, client, name):
+def test_a_client_that_leaves_the_line_never_reaches_the_handler(served, client, name):
     first, left, last = (f"{name}{number}" for number in range(3))
     with ThreadPoolExecutor(2) as threads:
         holding = threads.submit(client.post, "/held", json=first)
         when(client, f"{first} runs")
-        with raw_call(base, "/held", left):
+        with raw_call(served, "/held", left):
             until(lambda: figures(client, "held")["queued_requests"] == 1)
         until(lambda: figures(client, "held")["queued_requests"] == 0)
         waiting = threads.submit(client.post, "/held", json=last)
@@ -176,30 +214,70 @@ def test_a_client_that_leaves_the_line_never_reaches_the_handler(base, client, n
     assert client.post("/seen", json=name).json() == [[first], [last]]
 
 
-def test_a_client_that_leaves_the_handler_leaves_its_mate(base, client, name):
+def test_a_client_that_leaves_the_handler_leaves_its_mate(served, client, name):
     cancelled = figures(client, "pair")["cancelled"]
     with ThreadPoolExecutor(1) as threads:
         mate = threads.submit(client.post, "/pair", json=f"{name}1")
-        with raw_call(base, "/pair", f"{name}2"):
+        with raw_call(served, "/pair", f"{name}2"):
             when(client, f"{name} runs")
         until(lambda: figures(client, "pair")["cancelled"] == cancelled + 1)
         tell(client, name)
         assert mate.result().json() == f"{name}1"
 
 
-def test_a_client_that_leaves_in_mid_stream_ends_the_generator(base, client, name):
-    with raw_call(base, "/steps", name) as connection:
+def test_a_client_that_leaves_in_mid_stream_ends_the_generator(served, client, name):
+    with raw_call(served, "/steps", name) as connection:
         received = b""
         while b"data: 1" not in received:
             received += connection.recv(4096)
     when(client, f"{name} ended")
 
 
-def test_a_client_that_resets_in_mid_stream_ends_the_generator(base, client, name):
-    with raw_call(base, "/steps", name) as connection:
+def test_a_client_that_resets_in_mid_stream_ends_the_generator(served, client, name):
+    with raw_call(served, "/steps", name) as connection:
         received = b""
         while b"data: 1" not in received:
             received += connection.recv(4096)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     when(client, f"{name} ended")
     assert client.post("/double", json=1).json() == 2
+
+
+def test_requests_on_a_websocket_are_answered(served, name):
+    url = f"{served.url}/steps".replace("http", "ws", 1)
+    with connect(url, subprotocols=["shoal.v1"]) as socket:
+        socket.send(json.dumps({"id": 1, "item": name}))
+        assert json.loads(socket.recv(HANG_S)) == {"id": 1, "next": 1}
+        served.post("/tell", name)
+        assert json.loads(socket.recv(HANG_S)) == {"id": 1, "next": 2}
+        assert json.loads(socket.recv(HANG_S)) == {"id": 1, "end": True}
+
+
+def test_a_websocket_that_is_left_ends_its_handler(served, name):
+    url = f"{served.url}/steps".replace("http", "ws", 1)
+    with connect(url, subprotocols=["shoal.v1"]) as socket:
+        socket.send(json.dumps({"id": 1, "item": name}))
+        assert json.loads(socket.recv(HANG_S)) == {"id": 1, "next": 1}
+    assert served.post("/when", f"{name} ended").json() is True
+
+
+def test_a_websocket_of_another_origin_is_refused(served):
+    url = f"{served.url}/steps".replace("http", "ws", 1)
+    with (
+        pytest.raises(InvalidStatus) as refused,
+        connect(url, subprotocols=["shoal.v1"], origin="https://evil.test"),
+    ):
+        pass
+    assert refused.value.response.status_code == 403
+
+
+def test_an_item_that_does_not_fit_is_refused(served):
+    answer = served.post("/double", "two")
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_a_signal_ends_the_process(served):
+    """The last one: each server serves all tests of this file."""
+    served.process.terminate()
+    assert served.process.wait(HANG_S) == EXIT_CODES.get(served.name, 0)

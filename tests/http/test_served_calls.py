@@ -1,19 +1,14 @@
-"""Calls that an App makes for the server itself: it returns meanwhile, and answers when resumed."""
+"""Calls over a server without sockets, and what its clients get."""
 
 from __future__ import annotations
 
 import json
 import logging
 
-import anyio
-import anyio.lowlevel
 import pytest
 from held_app import answers_counted, counted, served, statistics
 from live_server import request
 from server_in_memory import asked, serving
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.routing import Mount
 
 import shoal
 from shoal.http.admin.api import AdminApi
@@ -24,162 +19,8 @@ from shoal.testing import settle
 pytestmark = pytest.mark.anyio
 
 
-# Where it is not possible, since other code takes the application's return for the end.
-
-
-class Watching:
-    """Passes on what it gets as it is, and notes what the client had when that returned."""
-
-    clients = ()
-
-    def __init__(self, app):
-        self.app = app
-        self.had = []
-
-    async def __call__(self, scope, receive, send):
-        await self.app(scope, receive, send)
-        self.had.append([client.statuses for client in self.clients])
-
-
-class Instrumented(Watching):
-    """Has all attributes of what it wraps, as the wrappers of some instrumentations do."""
-
-    @property
-    def __class__(self):
-        return type(self.app)
-
-    def __getattr__(self, name):
-        return getattr(self.app, name)
-
-
 def admin_of(app):
     return AdminListener(AdminApi(app.controller, token="x" * 32, allowed_modules=()), behind=app)
-
-
-def around(app):
-    watching = Watching(app)
-    return watching, watching
-
-
-def around_starlette(app):
-    watching = Watching(Starlette(routes=[Mount("/ml", app=app)]))
-    return watching, watching
-
-
-def in_starlette(app):
-    watching = Watching(app)
-    return Starlette(routes=[Mount("/ml", app=watching)]), watching
-
-
-def as_starlettes_middleware(app):
-    made = []
-
-    def make(inner):
-        made.append(Watching(inner))
-        return made[0]
-
-    starlette = Starlette(routes=[Mount("/ml", app=app)], middleware=[Middleware(make)])
-    starlette.middleware_stack = starlette.build_middleware_stack()
-    return starlette, made[0]
-
-
-def in_an_app(app):
-    watching = Watching(app)
-    outer = shoal.App()
-    outer.mount("/ml", watching)
-    return outer, watching
-
-
-def behind_the_admin_api(app):
-    watching = Watching(app)
-    return AppAdmin(app, token="x" * 32, allowed_modules=(), behind=watching), watching
-
-
-def around_the_admin_api(app):
-    watching = Watching(AppAdmin(app, token="x" * 32, allowed_modules=()))
-    return watching, watching
-
-
-def around_the_admin_api_with_its_attributes(app):
-    watching = Instrumented(AppAdmin(app, token="x" * 32, allowed_modules=()))
-    return watching, watching
-
-
-def around_the_admin_listener_with_its_attributes(app):
-    watching = Instrumented(admin_of(app))
-    return watching, watching
-
-
-WRAPPED = [
-    around,
-    around_starlette,
-    in_starlette,
-    as_starlettes_middleware,
-    in_an_app,
-    behind_the_admin_api,
-    around_the_admin_api,
-    around_the_admin_api_with_its_attributes,
-    around_the_admin_listener_with_its_attributes,
-]
-
-
-@pytest.mark.parametrize("wrap", WRAPPED)
-async def test_what_wraps_the_application_does_not_see_a_call_end_before_its_answer(
-    app, held, wrap
-):
-    path = "/ml/held" if "starlette" in wrap.__name__ or wrap is in_an_app else "/held"
-    async with app.lifespan():
-        outermost, watching = wrap(app)
-        async with serving(outermost) as server:
-            watching.clients = [server.connect()]
-            for _ in range(2):
-                watching.clients[0].ask(path, 1)
-                await settle()
-                assert len(held.batches) > len(watching.had)
-                held.go.set()
-                await settle()
-                held.go = anyio.Event()
-    assert watching.had == [[[200]], [[200, 200]]]
-
-
-async def test_middleware_does_not_see_a_call_end_before_its_answer(held):
-    made = []
-
-    def make(inner):
-        made.append(Watching(inner))
-        return made[0]
-
-    app = shoal.App(middleware=[make])
-    app.endpoint("/held", name="held")(held)
-    async with served(app) as server:
-        made[0].clients = [server.connect()]
-        made[0].clients[0].ask("/held", 1)
-        await settle()
-        assert made[0].had == []
-        held.go.set()
-        await settle()
-        assert made[0].had == [[[200]]]
-
-
-async def test_a_subclass_that_wraps_calls_does_not_see_one_end_before_its_answer(held):
-    had = []
-
-    class Own(shoal.App):
-        async def __call__(self, scope, receive, send):
-            await super().__call__(scope, receive, send)
-            had.append([client.statuses for client in clients])
-
-    app = Own()
-    app.endpoint("/held", name="held")(held)
-    clients = []
-    async with served(app) as server:
-        clients.append(server.connect())
-        clients[0].ask("/held", 1)
-        await settle()
-        assert had == []
-        held.go.set()
-        await settle()
-        assert had == [[[200]]]
 
 
 async def test_the_access_log_has_the_status_of_the_answer(app, held, caplog):
@@ -192,9 +33,6 @@ async def test_the_access_log_has_the_status_of_the_answer(app, held, caplog):
         await settle()
     lines = [json.loads(r.getMessage()) for r in caplog.records if r.name == "shoal.access"]
     assert [(line["status"], line["bytes"]) for line in lines] == [(200, 1)]
-
-
-# Where it is.
 
 
 def itself(app):
@@ -316,9 +154,6 @@ async def test_a_body_that_is_too_large_is_refused_though_it_came_whole():
             assert client.statuses == [status]
 
 
-# Calls that have a task.
-
-
 async def test_the_time_limit_of_a_call_is_that_of_its_backend_now():
     limits = []
     app = shoal.App(answer_timeout_s=90)
@@ -336,68 +171,3 @@ async def test_the_time_limit_of_a_call_is_that_of_its_backend_now():
             client.ask("/it", 1)
             await settle()
     assert limits == [5, 100, 100, 90, 8]
-
-
-async def test_a_call_that_is_split_is_answered():
-    parts = []
-    app = shoal.App()
-
-    @app.endpoint(
-        "/same",
-        name="same",
-        max_batch_size=2,
-        batch_size_fn=len,
-        split=lambda item, _room: [item[:2], item[2:]],
-        join=lambda parts: parts[0] + parts[1],
-    )
-    async def same(items: list[list[int]]) -> list[list[int]]:
-        parts.extend(items)
-        return items
-
-    async with served(app) as server:
-        client = server.connect()
-        for item in ([1, 2, 3], [4]):
-            client.ask("/same", item)
-            await settle()
-        assert client.answers == [(200, b"[1,2,3]"), (200, b"[4]")]
-        assert parts == [[1, 2], [3], [4]]
-        assert counted(app, "same") == (2, 0)
-
-
-async def test_a_call_with_a_shadow_is_answered_and_compared(app, held):
-    compared = []
-
-    def compare(result, of_copy):
-        compared.append((result, of_copy))
-        return True
-
-    async def copy(items: list[int]) -> list[int]:
-        return [-item for item in items]
-
-    app.backend("copy", copy)
-    app.shadow("held", "copy", 1.0, compare=compare)
-    held.go.set()
-    async with served(app) as server:
-        client = server.connect()
-        client.ask("/held", 3)
-        await settle()
-        assert client.answers == [(200, b"3")]
-        assert compared == [(3, -3)]
-        assert server.counts() == (1, 1)
-
-
-async def test_a_stream_is_answered():
-    app = shoal.App()
-
-    @app.endpoint("/steps", name="steps")
-    async def steps(items: list[int]):
-        for number in range(3):
-            yield [number] * len(items)
-
-    async with served(app) as server:
-        client = server.connect()
-        client.ask("/steps", 1, headers=["Accept: application/x-ndjson"])
-        await settle()
-        assert client.wire.sent.count(b'{"item":') == 3
-        assert client.wire.sent.endswith(b"0\r\n\r\n")
-        assert server.counts() == (1, 1)

@@ -9,8 +9,6 @@ from held_app import served
 from server_in_memory import JSON, asked, serving
 
 import shoal
-from shoal.http.admin.api import AdminApi
-from shoal.http.admin.mount import AdminListener
 from shoal.http.app.admin_mount import AppAdmin
 from shoal.testing import settle
 
@@ -52,29 +50,6 @@ async def test_the_admin_api_wants_its_token_however_its_path_is_written(method)
                 client.ask(target, method=method)
                 await settle()
                 assert (target, client.statuses) == (target, [status])
-
-
-@pytest.mark.parametrize("kind", [AppAdmin, AdminListener])
-async def test_what_a_subclass_of_the_admin_api_does_beside_is_done_for_each_request(kind):
-    done = []
-
-    class Own(kind):
-        async def __call__(self, scope, receive, send):
-            done.append(scope["path"])
-            await super().__call__(scope, receive, send)
-
-    app = taking_all_paths()
-    async with app.lifespan():
-        if kind is AppAdmin:
-            admin = Own(app, token="x" * 32, allowed_modules=())
-        else:
-            admin = Own(AdminApi(app.controller, token=None, allowed_modules=()), app)
-        async with serving(admin) as server:
-            client = server.connect()
-            client.ask("/here", 1)
-            await settle()
-            assert client.statuses == [200]
-    assert done == ["/here"]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +94,7 @@ async def test_a_client_that_pipelines_is_answered_and_delays_nobody(request_of_
         assert flood.wire.sent.count(b"HTTP/1.1 %d " % status) == FLOOD
 
 
-async def test_a_body_in_chunks_that_waits_to_be_asked_for_suspends_its_call(app, held):
+async def test_a_body_in_chunks_that_waits_to_be_asked_for_reaches_the_code(app, held):
     async with served(app) as server:
         client = server.connect()
         lines = ["POST /held HTTP/1.1", "Host: shoal.test", JSON, "Expect: 100-continue"]
@@ -134,18 +109,3 @@ async def test_a_body_in_chunks_that_waits_to_be_asked_for_suspends_its_call(app
         await settle()
         assert client.answers == [(200, b"7"), (200, b"8")]
         assert server.counts() == (2, 2)
-
-
-async def test_the_code_sees_the_parameters_of_the_path_of_a_direct_call():
-    app = shoal.App()
-
-    @app.endpoint("/users/{id:int}/{name}", name="user")
-    async def user(items: list[int]) -> list[dict[str, object]]:
-        requests = shoal.current_batch().requests
-        return [dict(request.metadata["path_params"]) for request in requests]
-
-    async with served(app) as server:
-        client = server.connect()
-        client.ask("/users/7/eel", 1)
-        await settle()
-    assert client.answers == [(200, b'{"id":7,"name":"eel"}')]

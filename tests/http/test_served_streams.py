@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 
 import anyio
 import pytest
@@ -18,48 +17,8 @@ WAIT_S = 1.0
 LINES = ["Accept: application/x-ndjson"]
 
 
-class Steps:
-    """A generator handler whose steps are let through one by one."""
-
-    def __init__(self):
-        self._steps = deque()
-        self._stepped = anyio.Event()
-        self.task = None
-        self.taken = 0
-        self.is_closed = False
-
-    async def __call__(self, items: list[int]):
-        self.task = anyio.get_current_task().id
-        try:
-            while (step := await self._next()) is not shoal.END:
-                if isinstance(step, Exception):
-                    raise step
-                self.taken += 1
-                yield [step] * len(items)
-        finally:
-            self.is_closed = True
-
-    async def _next(self):
-        while not self._steps:
-            self._stepped = anyio.Event()
-            await self._stepped.wait()
-        return self._steps.popleft()
-
-    async def step(self, *values):
-        """Lets a step through for each value, and waits until all that follows has happened."""
-        for value in values:
-            self._steps.append(value)
-            self._stepped.set()
-            await settle()
-
-
 class Word(str):
     __slots__ = ()
-
-
-@pytest.fixture
-def steps():
-    return Steps()
 
 
 @pytest.fixture
@@ -75,7 +34,7 @@ async def begun(server, steps, count=1):
     for client in clients:
         client.ask("/steps", 1, headers=LINES)
     await anyio.sleep(2 * WAIT_S)  # virtual; so that they are in one batch
-    await steps.step(0)
+    await steps.take(0)
     return clients
 
 
@@ -114,7 +73,7 @@ async def test_plain_items_are_sent_by_the_task_of_the_handler(app, steps, monke
     async with served(app) as server:
         (client,) = await begun(server, steps)
         tasks = tasks_that_send(client, monkeypatch)
-        await steps.step(item)
+        await steps.take(item)
         assert tasks == [steps.task]
         assert items_of(client) == [0, item]
 
@@ -127,7 +86,7 @@ async def test_what_may_run_the_users_code_is_written_by_the_task_of_the_call(
     async with served(app) as server:
         (client,) = await begun(server, steps)
         tasks = tasks_that_send(client, monkeypatch)
-        await steps.step(item)
+        await steps.take(item)
         assert (steps.task in tasks) is is_plain
         assert items_of(client) == [0, item]
 
@@ -136,7 +95,7 @@ async def test_the_order_is_kept_whoever_sends(app, steps):
     items = ["a", {"b": 1}, "c", [2], None, "d", "e", {"f": "g"}]
     async with served(app) as server:
         clients = await begun(server, steps, count=3)
-        await steps.step(*items, shoal.END)
+        await steps.take(*items, shoal.END)
         for client in clients:
             assert items_of(client) == [0, *items]
             assert parts_of(client)[-1] == {"end": True}
@@ -146,24 +105,24 @@ async def test_the_order_is_kept_whoever_sends(app, steps):
 async def test_an_item_that_json_can_not_hold_fails_its_stream(app, steps):
     async with served(app) as server:
         (client,) = await begun(server, steps)
-        await steps.step("a", object())
+        await steps.take("a", object())
         assert items_of(client) == [0, "a"]
         assert parts_of(client)[-1]["error"]["status"] == 500
         assert server.counts() == (1, 1)
-    assert steps.is_closed
+    assert steps.closed
 
 
 async def test_a_client_that_reads_slowly_holds_the_handler_and_gets_all_in_order(app, steps):
     async with served(app) as server:
         slow, other = await begun(server, steps, count=2)
         slow.wire.takes = False
-        await steps.step(*range(1, 9))
+        await steps.take(*range(1, 9))
         # One is on its way, one waits for that, two are in the buffer.
         assert steps.taken == 5
         assert items_of(slow) == [0]
         slow.read_on()
         await settle()
-        await steps.step(shoal.END)
+        await steps.take(shoal.END)
         assert items_of(slow) == items_of(other) == [*range(9)]
         assert server.counts() == (2, 2)
 
@@ -171,10 +130,10 @@ async def test_a_client_that_reads_slowly_holds_the_handler_and_gets_all_in_orde
 async def test_a_client_that_leaves_between_items_closes_the_handler(app, steps):
     async with served(app) as server:
         (client,) = await begun(server, steps)
-        await steps.step(1)
+        await steps.take(1)
         client.leave()
         await settle()
-        assert steps.is_closed
+        assert steps.closed
         assert client.releases == 1
         assert server.counts() == (1, 1)
 
@@ -190,7 +149,7 @@ async def test_a_connection_that_is_lost_as_an_item_is_sent_leaves_the_others(
             return True
 
         monkeypatch.setattr(lost.wire, "send", send)
-        await steps.step(1, 2, shoal.END)
+        await steps.take(1, 2, shoal.END)
         assert items_of(first) == items_of(last) == [0, 1, 2]
         assert items_of(lost) == [0]
         assert lost.releases == 1
@@ -200,19 +159,19 @@ async def test_a_connection_that_is_lost_as_an_item_is_sent_leaves_the_others(
 async def test_a_call_that_is_cut_off_gets_its_items_and_then_the_error(app, steps):
     async with served(app) as server:
         (client,) = await begun(server, steps)
-        await steps.step(1)
+        await steps.take(1)
         server.shared.end_early()
-        await steps.step(2)
+        await steps.take(2)
         *items, error = parts_of(client)
         assert items[:2] == [{"item": 0}, {"item": 1}]
         assert error["error"]["status"] == 503
-        assert steps.is_closed
+        assert steps.closed
 
 
 async def test_a_failure_comes_after_the_items(app, steps):
     async with served(app) as server:
         (client,) = await begun(server, steps)
-        await steps.step("a", ValueError("broken"))
+        await steps.take("a", ValueError("broken"))
         assert items_of(client) == [0, "a"]
         assert parts_of(client)[-1]["error"]["status"] == 500
         assert server.counts() == (1, 1)
@@ -222,7 +181,7 @@ async def test_the_next_request_of_a_connection_is_answered_after_the_stream(app
     async with served(app) as server:
         (client,) = await begun(server, steps)
         client.ask("/-/healthz")
-        await steps.step(1, shoal.END)
+        await steps.take(1, shoal.END)
         stream, _, after = client.wire.sent.partition(b"0\r\n\r\n")
         assert stream.count(b'{"item":') == 2
         assert after.startswith(b"HTTP/1.1 ")

@@ -31,20 +31,6 @@ async def test_equal_requests_share_a_call():
     assert slow.items == [{"value": 3}] * 2
 
 
-async def test_the_server_itself_shares_without_tasks():
-    slow = Slow(cache=CACHE)
-    async with served(slow.app) as server:
-        first, second, third = [server.connect() for _ in range(3)]
-        first.ask("/unary", {"value": 3})
-        second.ask("/unary", {"value": 3})
-        await anyio.sleep(1.5)
-        assert [json.loads(one.answers[0][1]) for one in (first, second)] == [{"twice": 6}] * 2
-        third.ask("/unary", {"value": 3})
-        await settle()
-        assert json.loads(third.answers[0][1]) == {"twice": 6}
-    assert slow.items == [{"value": 3}]
-
-
 async def test_a_cached_result_is_answered_though_the_key_function_changes_its_mind():
     asked = itertools.count(1)
     items: list[int] = []

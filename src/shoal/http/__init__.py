@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.core.extras import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from shoal.http.json.codec import MediaType
+    from shoal.http.json.endpoint import MediaType
     from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
 
 _WHERE: Final = {
     "HttpProtocol": "shoal.http.requests.protocol",
-    "MediaType": "shoal.http.json.codec",
+    "MediaType": "shoal.http.json.endpoint",
     "ProtocolRoutes": "shoal.http.requests.protocol",
 }
 

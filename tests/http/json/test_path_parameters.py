@@ -5,7 +5,7 @@ from starlette.requests import Request
 
 import shoal
 from shoal.errors import NameTaken
-from shoal.http.requests.routing import PathTable
+from shoal.http.requests.dispatch import PathTable
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 

@@ -17,7 +17,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from shoal.core.npy import array_of
-from shoal.http.json.codec import written
+from shoal.http.json.endpoint import written
 from shoal.http.requests.plain import encoded
 
 HALF = "a\ud800b"

@@ -8,9 +8,7 @@ import anyio
 import anyio.lowlevel
 import ormsgpack
 import pytest
-from held_app import served
 from pydantic import BaseModel, Field
-from server_in_memory import asked
 
 import shoal
 from shoal.testing.asgi import ask
@@ -110,33 +108,6 @@ async def test_in_openais_completions(app, model, is_stream, stop):
         events = [json.loads(text)]
     found = "".join(one["choices"][0]["text"] for one in events if one["choices"])
     assert found == (WHOLE if model == "halves" else WHOLE + "b")
-
-
-@pytest.mark.parametrize(
-    ("path", "item"),
-    [
-        ("/halves", "x"),
-        ("/members", "x"),
-        ("/v1/completions", {"model": "halves", "prompt": "x"}),
-        ("/v1/completions", {"model": "halves", "prompt": ["x", "y"], "n": 2}),
-        ("/v1/completions", {"model": "halves", "prompt": "x", "stream": True}),
-        (
-            "/v1/chat/completions",
-            {"model": "halves", "messages": [{"role": "user", "content": "x"}]},
-        ),
-        (
-            "/v2/models/halves/infer",
-            {"inputs": [{"name": "items", "shape": [1], "datatype": "BYTES", "data": ["x"]}]},
-        ),
-    ],
-)
-async def test_through_shoals_own_server(app, path, item):
-    async with served(app) as server:
-        client = server.connect()
-        client.say(asked(path, item))
-        await anyio.sleep(1)
-        assert client.wire.sent.startswith(b"HTTP/1.1 200 ")
-        assert WHOLE.encode() in client.wire.sent
 
 
 async def test_a_handle_in_the_process_passes_the_result_itself(app):

@@ -185,11 +185,11 @@ async def test_the_asyncio_client_of_triton_is_served():
                 await client.infer("dot", [tensor("x", np.ones(1), True, triton_aio)])
 
 
-@pytest.mark.parametrize("server", ["hypercorn", "uvicorn"])
+@pytest.mark.parametrize("server", ["hypercorn on trio", "uvicorn"])
 def test_the_client_of_triton_is_served_by_other_servers(server):
     with (
-        serving(server, "oip_app:app") as port,
-        triton.InferenceServerClient(f"127.0.0.1:{port}") as client,
+        serving(server, "oip_app") as served,
+        triton.InferenceServerClient(f"127.0.0.1:{served.port}") as client,
     ):
         for one in (check_models, check_text, check_errors):
             one(client)

@@ -9,11 +9,11 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from test_other_servers import HANG_S, SERVERS, serving
+from test_served import HANG_S, SERVERS, serving
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
-# One of each kind; `test_other_servers` has them all.
+# One of each kind; `test_served` has them all.
 NAMES = ["hypercorn on trio", "uvicorn", "granian", "uvicorn, mounted"]
 
 

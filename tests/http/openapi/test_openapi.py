@@ -24,7 +24,7 @@ from shoal.testing.asgi import ask
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_loop, pytest.mark.slow]
 
-SOURCES = Path(inspect.getfile(shoal)).parent / "http" / "requests"
+SOURCES = Path(inspect.getfile(shoal)).parent / "http"
 
 JSON_OR_MSGPACK = {"application/json", "application/msgpack"}
 
@@ -346,7 +346,10 @@ def kinds_in(source):
 
 def test_every_problem_that_a_call_can_have_is_described():
     made = {
-        kind for path in SOURCES.glob("*.py") for kind in kinds_in(path.read_text(encoding="utf-8"))
+        kind
+        for folder in ("requests", "json")
+        for path in (SOURCES / folder).glob("*.py")
+        for kind in kinds_in(path.read_text(encoding="utf-8"))
     }
     assert {"body-too-large", "invalid-timeout"} <= made
     assert made - {""} <= KINDS.keys()

@@ -2,6 +2,7 @@
 
 import anyio
 import pytest
+from held_app import statistics
 
 import shoal
 from shoal.core.histogram import LEFT
@@ -12,38 +13,11 @@ from shoal.testing.asgi import Call, calling
 pytestmark = pytest.mark.anyio
 
 
-class Held:
-    """An async handler that notes its batches and waits until it is let go."""
-
-    def __init__(self):
-        self.batches = []
-        self.go = anyio.Event()
-        self.cancelled = 0
-
-    async def __call__(self, items: list[int]) -> list[int]:
-        self.batches.append(items)
-        try:
-            await self.go.wait()
-        except anyio.get_cancelled_exc_class():
-            self.cancelled += 1
-            raise
-        return items
-
-
-@pytest.fixture
-def held():
-    return Held()
-
-
 @pytest.fixture
 def app(held):
     app = shoal.App()
     app.endpoint("/held", name="held", max_batch_size=2)(held)
     return app
-
-
-def statistics(app):
-    return app.controller.backends["held"].method_batchers["__call__"].batcher.statistics()
 
 
 async def test_a_client_that_leaves_the_queue_never_reaches_the_handler(app, held):
@@ -145,22 +119,6 @@ async def test_a_cancelled_request_drops_its_call(app, held):
         await settle()
         assert statistics(app).cancelled == 1
     assert held.cancelled == 1
-
-
-@pytest.mark.parametrize("queued", [False, True])
-async def test_a_call_that_is_late_is_answered_with_504(held, queued):
-    app = shoal.App()
-    app.endpoint("/held", name="held", request_timeout_s=5, max_batch_size=1)(held)
-    before, late = (Call(app, "/held", item=item) for item in (1, 2))
-    async with app.lifespan(), calling(*([before] if queued else [])) as tasks:
-        await settle()
-        before.leave()
-        started = anyio.current_time()
-        tasks.start_soon(late.run)
-        await late.returned.wait()
-        assert anyio.current_time() - started == pytest.approx(5)
-    assert late.status == 504
-    assert statistics(app).expired == 1
 
 
 @pytest.mark.parametrize(("given", "ends"), [({}, 60), ({"answer_timeout_s": 7}, 7)])

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import anyio
 import pytest
-from held_app import served
 from openai_app import events, text_of
 
 import shoal
@@ -147,20 +146,6 @@ async def test_a_client_that_waits_long_does_not_lengthen_the_limit_of_the_serve
         answer, seconds = await timed(slow.app, form, ("X-Request-Timeout", "60"))
         assert (answer.status, seconds) == (504, pytest.approx(4))
         message_of(form, answer, type="server_error", code="timeout")
-
-
-@each_form
-async def test_a_call_on_the_server_of_this_package_ends_as_soon(form):
-    """There no task may wait for the call."""
-    async with served(Slow().app) as server:
-        client = server.connect()
-        client.ask(form.path, form.body("a"), headers=["X-Request-Timeout: 2.5"])
-        await anyio.sleep(2.4)
-        assert client.answers == []
-        await anyio.sleep(0.2)
-        [(status, body)] = client.answers
-    assert status == 504
-    assert b"The call was not answered in time" in body
 
 
 @pytest.mark.parametrize("more", [{}, {"n": 2}], ids=["one text", "n=2"])

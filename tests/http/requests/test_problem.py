@@ -12,7 +12,7 @@ from shoal.http.requests.problem import problem_of
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
-anyio_test = pytest.mark.anyio
+pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,6 @@ def failing(error):
     return handler
 
 
-@anyio_test
 async def test_an_http_exception_keeps_its_status_its_detail_and_its_headers():
     app = shoal.App()
     error = HTTPException(402, "pay first", {"X-Price": "3", "x-odd": "\u20ac"})
@@ -80,7 +79,6 @@ async def test_an_http_exception_keeps_its_status_its_detail_and_its_headers():
     }
 
 
-@anyio_test
 async def test_an_http_exception_in_a_slot_is_its_callers_alone():
     async def handler(items: list[int]) -> list[object]:
         return [HTTPException(404) if item else "fine" for item in items]
@@ -95,7 +93,6 @@ async def test_an_http_exception_in_a_slot_is_its_callers_alone():
     assert "detail" not in bad.answer.json()
 
 
-@anyio_test
 @pytest.mark.parametrize("debug", [False, True])
 async def test_internals_are_shown_in_debug_mode_alone(debug):
     app = shoal.App(debug=debug)
@@ -107,7 +104,6 @@ async def test_internals_are_shown_in_debug_mode_alone(debug):
     assert ("traceback" in answer.json()) is debug
 
 
-@anyio_test
 async def test_a_batch_that_fails_is_logged_once_with_the_ids_of_its_requests(caplog):
     app = shoal.App()
     app.endpoint("/x", name="x", max_batch_size=3, batch_wait_timeout_s=1)(failing(ValueError()))
@@ -139,7 +135,6 @@ async def answered(app, path, items):
     return [call.status for call in calls]
 
 
-@anyio_test
 @pytest.mark.parametrize("items", [[0, 5, 1], [5, 0, 1]])
 @pytest.mark.parametrize(
     ("chosen", "status"), [(HTTPException(404), 404), (shoal.errors.ItemTooLarge("x"), 413)]
@@ -159,7 +154,6 @@ async def test_the_line_names_the_requests_whose_answer_the_code_did_not_choose(
     assert lines(caplog) == (["x: batch 1 failed: ValueError, 1 of 3 requests (r5)"], 1)
 
 
-@anyio_test
 async def test_an_open_batch_that_fails_in_part_is_one_line_with_its_ids(caplog):
     app = shoal.App()
 
@@ -180,7 +174,6 @@ async def test_an_open_batch_that_fails_in_part_is_one_line_with_its_ids(caplog)
     assert {"r1", "r2"} == set(messages[0].split("(")[1].strip(")").split(", "))
 
 
-@anyio_test
 async def test_failures_of_a_continuous_batch_are_logged_when_they_happen(caplog):
     app = shoal.App()
 
@@ -219,7 +212,6 @@ async def test_failures_of_a_continuous_batch_are_logged_when_they_happen(caplog
     assert lines(caplog)[0] == []
 
 
-@anyio_test
 async def test_a_batch_that_runs_for_too_long_is_logged_without_a_traceback(caplog):
     async def slow(items: list[int]) -> list[int]:
         await anyio.sleep(100)
@@ -236,7 +228,6 @@ async def test_a_batch_that_runs_for_too_long_is_logged_without_a_traceback(capl
     assert record.exc_info is None
 
 
-@anyio_test
 async def test_what_a_handler_returned_is_not_logged(caplog):
     app = shoal.App()
     app.endpoint("/x", name="x")(wrong)
@@ -250,7 +241,6 @@ async def wrong(items: list[int]) -> list[int]:
     return "secret"  # type: ignore[return-value]
 
 
-@anyio_test
 async def test_what_is_the_clients_own_is_not_logged(caplog):
     app = shoal.App()
     app.endpoint("/x")(failing(HTTPException(503)))
@@ -261,7 +251,6 @@ async def test_what_is_the_clients_own_is_not_logged(caplog):
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-@anyio_test
 async def test_a_handler_that_runs_for_too_long_is_a_504():
     async def slow(items: list[int]) -> list[int]:
         await anyio.sleep(100)
@@ -285,7 +274,6 @@ class Unwilling(Exception):
         raise TypeError("nothing to show")
 
 
-@anyio_test
 async def test_an_error_that_takes_no_attribute_is_answered_like_any_other(caplog):
     app = shoal.App()
     app.endpoint("/", name="one")(failing(Unwilling()))

@@ -116,7 +116,7 @@ async def test_what_is_no_number_of_seconds_is_refused(limited, held, given):
     assert held.batches == []
 
 
-async def test_a_call_that_the_server_suspends_is_limited_too(app, held):
+async def test_a_call_over_a_server_is_limited_too(app, held):
     """With nothing around the application, no task waits for the call."""
     async with served(app) as server:
         client = server.connect()

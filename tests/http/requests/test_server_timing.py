@@ -6,8 +6,7 @@ import re
 
 import anyio
 import pytest
-from held_app import served, slow_app
-from server_in_memory import asked
+from held_app import slow_app
 
 import shoal
 from shoal.testing.asgi import Call, ask, calling
@@ -33,17 +32,6 @@ async def test_the_times_are_those_of_the_request():
         {"queue": 0, "wait": 1000, "run": 3000},
         {"queue": 2000, "wait": 0, "run": 3000},
     ]
-
-
-async def test_they_are_those_of_a_call_on_a_server_too():
-    app = slow_app("always")
-    async with served(app) as server:
-        client = server.connect()
-        client.say(asked("/slow", 1))
-        await anyio.sleep(10)
-        assert b"\r\nserver-timing: queue;dur=0.000, wait;dur=1000.000, run;dur=3000.000\r\n" in (
-            client.wire.sent
-        )
 
 
 async def test_a_failed_request_says_them_and_one_that_never_ran_does_not():

@@ -1,7 +1,6 @@
 """Streams over HTTP: their two forms, what begins and ends them, and who is let go."""
 
 import json
-from collections import deque
 
 import anyio
 import h2.events
@@ -14,7 +13,7 @@ from starlette.exceptions import HTTPException
 import shoal
 from shoal.asgi.http_options import HttpOptions
 from shoal.core.histogram import LEFT
-from shoal.http.json.codec import JsonCodec
+from shoal.http.json.endpoint import JsonCodec
 from shoal.http.json.stream_forms import JSON_LINES, accepted
 from shoal.http.requests.codec import StreamForm
 from shoal.http.requests.dispatch import RouteDispatcher
@@ -26,47 +25,7 @@ from shoal.testing.asgi import Call, ask, calling
 
 LINES = ("accept", "application/x-ndjson")
 
-anyio_test = pytest.mark.anyio
-
-
-class Steps:
-    """A generator handler whose steps are let through one by one."""
-
-    def __init__(self):
-        self._steps = deque()
-        self._stepped = anyio.Event()
-        self.batches = []
-        self.requests = []
-        self.closed = False
-
-    async def __call__(self, items: list[int]):
-        self.batches.append(items)
-        self.requests = shoal.current_batch().requests
-        try:
-            while (step := await self._next()) is not shoal.END:
-                if isinstance(step, Exception):
-                    raise step
-                yield [step] * len(items)
-        finally:
-            self.closed = True
-
-    def step(self, value):
-        self._steps.append(value)
-        self._stepped.set()
-
-    def end(self):
-        self.step(shoal.END)
-
-    async def _next(self):
-        while not self._steps:
-            self._stepped = anyio.Event()
-            await self._stepped.wait()
-        return self._steps.popleft()
-
-
-@pytest.fixture
-def steps():
-    return Steps()
+pytestmark = pytest.mark.anyio
 
 
 def serving(handler, *, name="steps", options=None, **settings):
@@ -75,7 +34,6 @@ def serving(handler, *, name="steps", options=None, **settings):
     return app
 
 
-@anyio_test
 async def test_server_sent_events_are_sent_as_they_are_produced(steps):
     app, call = serving(steps), Call(None, "/steps", item=1)
     call._app = app
@@ -99,7 +57,6 @@ async def test_server_sent_events_are_sent_as_they_are_produced(steps):
     assert call.headers["x-request-id"]
 
 
-@anyio_test
 async def test_json_lines_name_what_each_line_is(steps):
     app = serving(steps)
     for step in ({"end": True}, None):
@@ -111,7 +68,6 @@ async def test_json_lines_name_what_each_line_is(steps):
     assert answer.body == b'{"item":{"end":true}}\n{"item":null}\n{"end":true}\n'
 
 
-@anyio_test
 async def test_a_stream_without_items_has_its_end(steps):
     app = serving(steps)
     steps.end()
@@ -120,7 +76,6 @@ async def test_a_stream_without_items_has_its_end(steps):
     assert (answer.status, answer.body) == (200, b"event: end\ndata: {}\n\n")
 
 
-@anyio_test
 async def test_an_error_before_the_first_item_has_a_status_of_its_own(steps):
     app = serving(steps)
     steps.step(ValueError("secret"))
@@ -130,20 +85,6 @@ async def test_an_error_before_the_first_item_has_a_status_of_its_own(steps):
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-@anyio_test
-async def test_a_full_queue_is_told_by_status(steps):
-    app = serving(steps, options={"max_queued_requests": 0, "max_batch_size": 1})
-    first, second = (Call(app, "/steps", item=item) for item in (1, 2))
-    async with app.lifespan(), calling(first) as tasks:
-        await settle()
-        tasks.start_soon(second.run)
-        await second.returned.wait()
-        assert second.status == 503
-        steps.end()
-        await first.returned.wait()
-
-
-@anyio_test
 @pytest.mark.parametrize(
     ("accept", "before", "after"),
     [("text/event-stream", b"event: error\ndata: ", b"\n\n"), (LINES[1], b'{"error":', b"}\n")],
@@ -163,7 +104,6 @@ async def test_an_error_in_mid_stream_is_the_last_event(steps, accept, before, a
     assert b"secret" not in answer.body
 
 
-@anyio_test
 async def test_an_item_that_cannot_be_written_ends_its_stream_alone():
     async def mixed(items: list[int]):
         yield [1, 1]
@@ -180,7 +120,6 @@ async def test_an_item_that_cannot_be_written_ends_its_stream_alone():
     assert good.body.endswith(b"event: end\ndata: {}\n\n")
 
 
-@anyio_test
 @pytest.mark.parametrize(
     ("headers", "heartbeat", "end"),
     [([], b":\n", b"event: end\ndata: {}\n\n"), ([LINES], b"\n", b'{"end":true}\n')],
@@ -199,7 +138,6 @@ async def test_silence_is_broken_by_heartbeats(steps, headers, heartbeat, end):
     assert call.body == heartbeat * 2 + end
 
 
-@anyio_test
 async def test_the_first_heartbeat_of_a_get_has_an_id_so_that_none_runs_it_again(steps):
     app = serving(steps, heartbeat_s=4)
     call = Call(app, "/steps?items=1", method="GET")
@@ -213,7 +151,6 @@ async def test_the_first_heartbeat_of_a_get_has_an_id_so_that_none_runs_it_again
     assert steps.batches == [[1]]
 
 
-@pytest.mark.anyio
 @pytest.mark.real_time
 @pytest.mark.parametrize("version", [1, 2])
 async def test_the_first_heartbeat_of_a_server_has_an_id(steps, version):
@@ -232,7 +169,6 @@ async def test_the_first_heartbeat_of_a_server_has_an_id(steps, version):
         await stream.aclose()
 
 
-@anyio_test
 async def test_an_error_after_a_heartbeat_is_an_event(steps):
     app = serving(steps, heartbeat_s=4)
     call = Call(app, "/steps", item=1)
@@ -243,7 +179,6 @@ async def test_an_error_after_a_heartbeat_is_an_event(steps):
     assert b"event: error" in call.body
 
 
-@anyio_test
 async def test_a_client_that_leaves_in_mid_stream_frees_its_slot(steps):
     app = serving(steps, options={"max_batch_size": 2, "batch_wait_timeout_s": 1})
     leaver, mate = (Call(app, "/steps", item=item) for item in (1, 2))
@@ -263,7 +198,6 @@ async def test_a_client_that_leaves_in_mid_stream_frees_its_slot(steps):
     assert mate.body == b'data: "a"\n\ndata: "b"\n\nevent: end\ndata: {}\n\n'
 
 
-@anyio_test
 async def test_when_the_last_reader_leaves_the_generator_is_closed(steps):
     app = serving(steps)
     call = Call(app, "/steps", item=1)
@@ -276,7 +210,6 @@ async def test_when_the_last_reader_leaves_the_generator_is_closed(steps):
         assert steps.closed
 
 
-@anyio_test
 async def test_a_client_that_leaves_the_queue_never_reaches_the_generator(steps):
     app = serving(steps, options={"max_batch_size": 1})
     first, second = (Call(app, "/steps", item=item) for item in (1, 2))
@@ -292,7 +225,6 @@ async def test_a_client_that_leaves_the_queue_never_reaches_the_generator(steps)
     assert second.status == LEFT
 
 
-@anyio_test
 async def test_a_client_that_does_not_read_is_given_up_in_time(steps):
     app = serving(steps, send_timeout_s=3)
     call = Call(app, "/steps", item=1, reads=False)
@@ -307,7 +239,6 @@ async def test_a_client_that_does_not_read_is_given_up_in_time(steps):
     assert call.sent == []
 
 
-@anyio_test
 async def test_a_client_that_stops_reading_in_mid_stream_is_given_up_in_time(steps):
     app = serving(steps, send_timeout_s=3)
     call = Call(app, "/steps", item=1)
@@ -324,7 +255,6 @@ async def test_a_client_that_stops_reading_in_mid_stream_is_given_up_in_time(ste
     assert not call.is_complete
 
 
-@anyio_test
 async def test_a_heartbeat_that_is_not_read_is_the_last(steps):
     app = serving(steps, send_timeout_s=3, heartbeat_s=20)
     call = Call(app, "/steps", item=1)
@@ -368,7 +298,6 @@ def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
     assert call.body == b'{"item":1}\n'
 
 
-@anyio_test
 async def test_a_connection_that_is_lost_in_a_send_frees_the_slot(steps):
     app = serving(steps)
     call = Call(None, "/steps", item=1)
@@ -421,7 +350,6 @@ def test_the_most_accepted_form_is_chosen(accept, media_type):
     assert accepted(accept.encode()) == (media_type and media_type.encode())
 
 
-@anyio_test
 async def test_no_accepted_form_is_refused_before_the_call(steps):
     app = serving(steps)
     async with app.lifespan():
@@ -431,7 +359,6 @@ async def test_no_accepted_form_is_refused_before_the_call(steps):
     assert steps.batches == []
 
 
-@anyio_test
 @pytest.mark.parametrize("values", [[], [1], [1, "a", {"b": [None]}]])
 async def test_a_stream_is_one_json_array_for_who_accepts_json(steps, values):
     app = serving(steps)
@@ -444,7 +371,6 @@ async def test_a_stream_is_one_json_array_for_who_accepts_json(steps, values):
     assert answer.json() == values
 
 
-@anyio_test
 async def test_an_array_that_fails_is_no_json(steps):
     app = serving(steps)
     steps.step(1)
@@ -454,7 +380,6 @@ async def test_an_array_that_fails_is_no_json(steps):
     assert (answer.status, answer.body) == (200, b"[1")
 
 
-@anyio_test
 async def test_events_of_a_get_have_ids_and_the_time_of_the_retry(steps):
     app = serving(steps)
     for value in ("a", "b"):
@@ -467,7 +392,6 @@ async def test_events_of_a_get_have_ids_and_the_time_of_the_retry(steps):
     )
 
 
-@anyio_test
 async def test_a_failed_get_has_an_id_as_well(steps):
     app = serving(steps)
     steps.step(1)
@@ -477,7 +401,6 @@ async def test_a_failed_get_has_an_id_as_well(steps):
     assert b"\n\nid: 2\nevent: error\ndata: {" in answer.body
 
 
-@anyio_test
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_a_reconnection_does_not_run_the_handler_again(steps, method):
     app = serving(steps)
@@ -488,7 +411,6 @@ async def test_a_reconnection_does_not_run_the_handler_again(steps, method):
     assert steps.batches == []
 
 
-@anyio_test
 async def test_an_empty_id_is_as_none(steps):
     app = serving(steps)
     steps.end()
@@ -498,7 +420,6 @@ async def test_an_empty_id_is_as_none(steps):
     assert (answer.status, steps.batches) == (200, [[1]])
 
 
-@anyio_test
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("accept", [EVENTS, NDJSON])
 async def test_no_reader_of_lines_cuts_an_item_or_an_error(steps, method, accept):
@@ -517,7 +438,6 @@ async def test_no_reader_of_lines_cuts_an_item_or_an_error(steps, method, accept
     assert second.get("error", second)["detail"] == {text: [text]}
 
 
-@anyio_test
 async def test_an_id_says_nothing_about_another_form(steps):
     app = serving(steps)
     steps.end()
@@ -526,7 +446,6 @@ async def test_an_id_says_nothing_about_another_form(steps):
     assert answer.body == b'{"end":true}\n'
 
 
-@anyio_test
 @pytest.mark.parametrize(("method", "first"), [("POST", b""), ("GET", b"retry: 1000\nid: 1\n")])
 async def test_events_end_with_done_where_that_is_chosen(steps, method, first):
     app = serving(steps, sse_done=True)
@@ -564,7 +483,6 @@ class Numbered(StreamForm):
         return b"error\n"
 
 
-@anyio_test
 async def test_an_item_that_the_handlers_task_could_not_send_is_written_once():
     sent, left, has_room = [], [], False
     times = ItemTimes()
@@ -582,7 +500,6 @@ async def test_an_item_that_the_handlers_task_could_not_send_is_written_once():
     assert (times.first.snapshot().total, times.between.snapshot().total) == (1, 2)
 
 
-@anyio_test
 async def test_a_form_may_end_a_stream_before_its_call_has_ended(steps, monkeypatch):
     monkeypatch.setattr(JsonCodec, "stream", lambda _self, _exchange: Numbered(2))
     app, call = serving(steps), Call(None, "/steps", item=1)
@@ -597,7 +514,6 @@ async def test_a_form_may_end_a_stream_before_its_call_has_ended(steps, monkeypa
         assert steps.closed
 
 
-@anyio_test
 async def test_of_items_that_are_there_already_none_follows_the_last():
     class Stream:
         items = ("a", "b", "c", "d")

@@ -22,10 +22,10 @@ from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.http.admin.guard import Guard
 from shoal.http.admin.recordings import Recordings
 from shoal.http.admin.verbs import MAX_BODY_BYTES, AdminRequest, Verbs, admin_problem, read_object
+from shoal.http.requests.dispatch import PathTable
 from shoal.http.requests.exchange import JSON, split_path
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused, method_not_allowed, not_found
-from shoal.http.requests.routing import PathTable
 from shoal.serving.clients.protocol import VERBS
 from shoal.serving.clients.wire import RAISED
 from shoal.serving.imports import ImportRule

@@ -13,9 +13,8 @@ from shoal.asgi.extensions import DISCONNECT
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.admin.api import API
 from shoal.http.requests.departures import Departures
-from shoal.http.requests.dispatch import RouteDispatcher
+from shoal.http.requests.dispatch import Page, PathMatch, Route, RouteDispatcher
 from shoal.http.requests.exchange import split_path
-from shoal.http.requests.routing import Page, PathMatch, Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

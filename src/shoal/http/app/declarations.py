@@ -17,7 +17,7 @@ from shoal.core.extras import need
 from shoal.errors import NameTaken, NoSuchName
 from shoal.failures.exceptions import alone, in_one_line
 from shoal.http.openapi.served import Documented
-from shoal.http.requests.routing import PathTable, Route
+from shoal.http.requests.dispatch import PathTable, Route
 from shoal.replicas.code.definition import Definition, handle_names
 from shoal.replicas.code.instance import call_of
 from shoal.serving.config.config import BackendConfig

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from shoal.asgi.extensions import DISCONNECT, GUARDED
 from shoal.asgi.guard import BadRequest, RequestGuard
+from shoal.http.requests.dispatch import PathMatch, ProblemRoute, Route
 from shoal.http.requests.problem import Problem
-from shoal.http.requests.routing import PathMatch, ProblemRoute, Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -29,9 +29,9 @@ from shoal.asgi.connections import SERVER
 from shoal.http.app.lifespan import unwrapped
 from shoal.http.dashboard.dashboard import DASHBOARD, Dashboard
 from shoal.http.openapi.served import Documented, ServedEndpoint, text_of
+from shoal.http.requests.dispatch import Page
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.protocol import protocol_objects
-from shoal.http.requests.routing import Page
 from shoal.serving.names import RESERVED
 
 if TYPE_CHECKING:
@@ -45,9 +45,8 @@ if TYPE_CHECKING:
     from shoal.core.histogram import RequestTimes
     from shoal.http.app.declarations import Declarations, EndpointDeclaration
     from shoal.http.openapi.document import Document
-    from shoal.http.requests.dispatch import RouteDispatcher
+    from shoal.http.requests.dispatch import Mounts, PathTable, Route, RouteDispatcher
     from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.routing import Mounts, PathTable, Route
     from shoal.observe.collector import ShoalCollector, StartTimes
     from shoal.observe.machine import GpuCollector, WorkerCollector
     from shoal.serving.controller.controller import Controller

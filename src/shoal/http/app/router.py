@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from typing_extensions import override
 
+from shoal.http.requests.dispatch import Mounts, PathMatch, PathTable, ProblemRoute, Route
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.problem import not_open, starting
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes, protocol_objects
-from shoal.http.requests.routing import Mounts, PathMatch, PathTable, ProblemRoute, Route
 from shoal.serving.names import METHODS, RESERVED
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ class _JsonRoutes(ProtocolRoutes):
 
     def __init__(self, options: HttpOptions) -> None:
         # Only with an endpoint: these load pydantic.
-        from shoal.http.json.codec import JsonCodec
-        from shoal.http.json.endpoint import EndpointRoute
+        from shoal.http.json.endpoint import EndpointRoute, JsonCodec
 
         self._route = partial(EndpointRoute, make_codec=JsonCodec, options=options)
 
@@ -119,15 +118,17 @@ class EndpointTable:
         self._controller = controller
         self._options = options
         self._others = protocols
-        self._registry = controller.registry
-        self._version = self._registry.version
-        self._routes = self._table(strict=True)
+        self.registry = controller.registry
+        self.rebuild(strict=True)
 
-    def at(self, path: str, method: str) -> PathMatch[Route] | None:
-        if self._registry.version != self._version:
-            self._version = self._registry.version
-            self._routes = self._table(strict=False)
-        return self._routes.at(path, method)
+    def rebuild(self, *, strict: bool = False) -> None:
+        self.version = self.registry.version
+        routes = PathTable[Route]()
+        endpoints = self._controller.endpoints.values()
+        for protocol in self._protocols if endpoints or self._others else ():
+            for path, method, route in protocol.entries(endpoints, strict=strict):
+                routes.add(path, (method,), route)
+        self.routes = routes
 
     def elsewhere(self, path: str) -> PathMatch[Route] | None:
         """Returns the refusing route of the protocol that a path without routes belongs to."""
@@ -141,14 +142,6 @@ class EndpointTable:
     def _protocols(self) -> list[_CheckedRoutes]:
         others = [one.routes(self._controller, self._options) for one in self._others]
         return [_CheckedRoutes(one) for one in (_JsonRoutes(self._options), *others)]
-
-    def _table(self, *, strict: bool) -> PathTable[Route]:
-        routes = PathTable[Route]()
-        endpoints = self._controller.endpoints.values()
-        for protocol in self._protocols if endpoints or self._others else ():
-            for path, method, route in protocol.entries(endpoints, strict=strict):
-                routes.add(path, (method,), route)
-        return routes
 
 
 # The prefix of the application's own pages.
@@ -194,7 +187,12 @@ class AppRouter:
     def at(self, path: str, method: str) -> PathMatch[Route] | None:
         if path.startswith(PAGES):  # not even for an endpoint at "/{any:path}"
             return self.pages.at(path, method)
-        return (self.table or self._declared.routed_to(self._not_open)).at(path, method)
+        table = self.table
+        if table is None:
+            return self._declared.routed_to(self._not_open).at(path, method)
+        if table.registry.version != table.version:
+            table.rebuild()
+        return table.routes.at(path, method)
 
     async def answer_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request to an application that is starting."""
@@ -227,7 +225,6 @@ _NEEDED_LATER: Final = (
     "shoal.serving.backends.backend",
     "shoal.replicas.local.task",
     "shoal.http.json.endpoint",
-    "shoal.http.json.codec",
     "shoal.observe.collector",
     "shoal.observe.machine",
     "shoal.http.openapi.document",

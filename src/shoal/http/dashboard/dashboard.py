@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.asgi.extensions import DISCONNECT
 from shoal.http.admin.guard import Guard
+from shoal.http.requests.dispatch import Page
 from shoal.http.requests.problem import Problem, Refused
-from shoal.http.requests.routing import Page
 from shoal.observe.failures import FailureLog
 from shoal.serving.names import RESERVED
 

@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pydantic_core import core_schema
-from typing_extensions import override
 
 from shoal.batching.handlers.array_types import (
     ArrayType,
@@ -19,7 +18,6 @@ from shoal.batching.handlers.array_types import (
     record_fields,
 )
 from shoal.core import npy
-from shoal.http.json.body_form import BodyForm
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
@@ -50,21 +48,17 @@ def as_npy(value: Any) -> bytes | None:
     return npy.npy_of(np.asarray(value))
 
 
-class NpyForm(BodyForm):
-    media_type = NPY
-    names = frozenset({NPY})
-
-    @override
-    def value(self, exchange: Exchange, body: bytes, costs: Costs) -> Any:
-        try:
-            array = npy.array_of(body)
-            if not is_number(array.dtype):
-                raise ValueError(f"it is an array of {array.dtype}, and not of numbers")
-        except ValueError as error:
-            title = "The body is not an array that the endpoint accepts"
-            detail = " ".join(str(error).split())
-            raise Refused(Problem(422, "invalid-item", title, detail)) from None
-        return array
+def read_npy(_exchange: Exchange, body: bytes, _costs: Costs) -> Any:
+    """Reads a body without content coding; raises `Refused` if it is malformed."""
+    try:
+        array = npy.array_of(body)
+        if not is_number(array.dtype):
+            raise ValueError(f"it is an array of {array.dtype}, and not of numbers")
+    except ValueError as error:
+        title = "The body is not an array that the endpoint accepts"
+        detail = " ".join(str(error).split())
+        raise Refused(Problem(422, "invalid-item", title, detail)) from None
+    return array
 
 
 def with_arrays(schema: Any, annotation: Any) -> Any:

@@ -6,35 +6,66 @@ equal ``X-Serve-Shard-Key`` go to the same backend. Both headers are Ray Serve's
 
 A backend may have functions of its own between HTTP and its code: ``decode`` makes the item of the
 request, and ``encode`` makes the response, or the content, of the result.
+
+The forms of a result are these; `stream_forms` has those of a stream:
+
+==============================  =================================================================
+the result is                   the response is
+==============================  =================================================================
+bytes                           these, as ``application/octet-stream`` or the given `MediaType`
+a numpy array                   a ``.npy`` file, if ``Accept`` asks for ``application/x-npy``
+anything                        MessagePack, if ``Accept`` asks for ``application/msgpack``
+anything                        JSON
+==============================  =================================================================
+
+A result that can't be written as ``Accept`` asks is sent as JSON: ``Accept`` is a preference.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncGenerator
+from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
 from json import JSONDecodeError
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, get_args, get_origin
 
 import anyio
+import orjson
 from pydantic import ValidationError
 from starlette.formparsers import MultiPartException
+from starlette.responses import FileResponse, Response
 from typing_extensions import override
 
+from shoal.asgi.header_check import headers_of_code
+from shoal.batching.calls.leaving import run_unless_left
+from shoal.http.json.arrays import NPY, as_npy
 from shoal.http.json.content_coding import decoded
+from shoal.http.json.msgpack import MSGPACK, has_msgpack, packed
+from shoal.http.json.payload import reader_for
+from shoal.http.json.queries import WITH_BODY, QueryReader, takes_body
+from shoal.http.json.stream_forms import VARIES, form_for, prefers, weights
 from shoal.http.json.validation import problem_of_validation
 from shoal.http.json.whole_request import WholeRequest
 from shoal.http.requests.call import NO_CALL_HEADERS, CallHeaders, EndpointCall, EndpointCalls
-from shoal.http.requests.problem import Refused, invalid_timeout
-from shoal.http.requests.routing import Route
+from shoal.http.requests.codec import Codec
+from shoal.http.requests.dispatch import Route
+from shoal.http.requests.exchange import JSON
+from shoal.http.requests.plain import PLAIN, encoded, of_memoryview
+from shoal.http.requests.problem import Refused
 from shoal.http.requests.streaming import answer_with_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from inspect import Signature
 
+    from starlette.types import Message
+
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.requests.codec import Codec
+    from shoal.http.requests.codec import StreamForm
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.config.converters import Converters
@@ -166,7 +197,11 @@ def call_headers(headers: Mapping[bytes, bytes]) -> CallHeaders:
 
 def _timeout_s(given: bytes) -> float:
     if not _SECONDS.fullmatch(given):
-        raise Refused(invalid_timeout())
+        raise Refused.of(
+            "invalid-timeout",
+            "X-Request-Timeout must be a number of seconds, such as 2.5: digits, with at most one "
+            "dot.",
+        )
     return float(given)
 
 
@@ -177,3 +212,162 @@ _OF_CALLS: Final = frozenset(
         b"x-request-timeout",
     }
 )
+
+
+# Nearly all requests and results are these, and need no closer look.
+_ALWAYS_JSON: Final = frozenset({dict, list, tuple, str, int, float, bool, NoneType})
+_ASKS_FOR_NOTHING: Final = frozenset({None, b"", b"*/*", JSON})
+
+# A browser must not take bytes for a page, whatever they look like.
+_NOT_JSON: Final = (b"x-content-type-options", b"nosniff")
+
+_ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
+
+
+# The media type of bytes by default.
+BYTES: Final = b"application/octet-stream"
+
+# Results of these types are sent unchanged.
+BYTES_TYPES: Final = frozenset({bytes, bytearray, memoryview})
+
+
+@dataclass(frozen=True, slots=True)
+class MediaType:
+    """The media type of the bytes that a handler returns.
+
+    ::
+
+        def plot(sizes: list[int]) -> list[Annotated[bytes, MediaType("image/png")]]: ...
+
+    Attributes:
+        name: The media type.
+    """
+
+    name: str
+
+    def __post_init__(self) -> None:
+        name: Any = self.name
+        if not isinstance(name, str):
+            raise TypeError(f'MediaType takes text, such as "image/png", not {name!r}')
+        if "/" not in name or not name.isascii() or not name.isprintable():
+            raise ValueError(f'{name!r} is not a media type; write MediaType("image/png")')
+
+
+def media_type_of(annotation: Any) -> bytes | None:
+    for one in get_args(annotation)[1:] if get_origin(annotation) is Annotated else ():
+        if isinstance(one, MediaType):
+            return one.name.encode("ascii")
+    return None
+
+
+class JsonCodec(Codec):
+    """Shoal's own protocol; the signature is that of a call with one item."""
+
+    def __init__(self, signature: Signature) -> None:
+        self._read, self.takes, _ = reader_for(signature)
+        parameters = list(signature.parameters.values())
+        self._query = None if takes_body("GET", parameters) else QueryReader(signature)
+        self._of_bytes = media_type_of(signature.return_annotation) or BYTES
+
+    @override
+    def item(self, exchange: Exchange, body: bytes) -> Any:
+        if not body and self._query is not None and exchange.method not in WITH_BODY:
+            return self._query.item(exchange)
+        return self._read(exchange, body)
+
+    @override
+    async def answer(self, exchange: Exchange, result: Any) -> None:
+        accept = exchange.headers.get(b"accept")
+        if type(result) in _ALWAYS_JSON and accept in _ASKS_FOR_NOTHING:
+            try:
+                body = orjson.dumps(result, None, PLAIN)
+            except orjson.JSONEncodeError:
+                body = encoded(result)
+            await exchange.answer(200, JSON, body)
+            return
+        if isinstance(result, Response):
+            await _answer_with_response(exchange, result)
+            return
+        media_type, body = written(result, accept or b"", self._of_bytes)
+        headers: list[tuple[bytes, bytes]] = [] if media_type is JSON else [_NOT_JSON]
+        if accept not in _ASKS_FOR_NOTHING and type(result) not in BYTES_TYPES:
+            headers.append(VARIES)
+        await exchange.answer(200, media_type, body, headers)
+
+    @override
+    def stream(self, exchange: Exchange) -> StreamForm:
+        return form_for(exchange)
+
+
+async def _answer_with_response(exchange: Exchange, response: Response) -> None:
+    """Sends a Starlette response that a handler has returned."""
+    body: Any = getattr(response, "body", None)
+    status: Any = response.status_code
+    if not isinstance(status, int) or not 200 <= status <= 599:
+        raise TypeError(f"a Response has a status from 200 to 599, not {status!r}")
+    if body is None:  # a StreamingResponse or a FileResponse
+        await _answer_by_asgi(exchange, response)
+        return
+    headers = headers_of_code(response.raw_headers)
+    media_type = dict(headers).get(b"content-type", b"application/octet-stream")
+    headers = [pair for pair in headers if pair[0] != b"content-type"]
+    await exchange.answer(status, media_type, bytes(body), headers)
+    if response.background is not None:
+        await response.background()
+
+
+async def _answer_by_asgi(exchange: Exchange, response: Response) -> None:
+    """Lets a response send itself, until it has ended or its client has disconnected."""
+    # From this version of ASGI on, Starlette's responses don't watch for a disconnect.
+    scope = {**exchange.scope, "asgi": _ASGI, "extensions": {}}
+    pieces: Any = getattr(response, "body_iterator", None)
+    sending = copy(response)
+    sending.background = None
+    last = b""
+
+    async def send(message: Message) -> None:
+        nonlocal last
+        if message["type"] == "http.response.start":
+            headers = headers_of_code(message["headers"])
+            # Starlette knows the length of a file, and clients show their progress with it.
+            if isinstance(response, FileResponse):
+                headers += [one for one in message["headers"] if one[0] == b"content-length"]
+            await exchange.begin(message["status"], headers)
+        elif message.get("more_body", False):
+            await exchange.piece_in_time(bytes(message["body"]))
+        else:  # sent once the disconnect is no longer watched
+            last = bytes(message.get("body", b""))
+
+    try:
+        if pieces is not None and exchange.wants_no_body:
+            headers = headers_of_code(response.raw_headers)
+            await exchange.answer_without_body(response.status_code, headers)
+        else:
+            run = partial(sending, scope, exchange.receive, send)
+            await run_unless_left(exchange.when_left, run)
+            await exchange.end(last)
+    finally:
+        if isinstance(pieces, AsyncGenerator):  # Starlette leaves it open
+            with anyio.CancelScope(shield=True):
+                await pieces.aclose()
+    if response.background is not None:
+        await response.background()
+
+
+def written(value: Any, accept: bytes, media_type: bytes) -> tuple[bytes, bytes]:
+    """Returns the media type and the bytes of a result; raises TypeError if it has no form."""
+    if type(value) is memoryview:
+        value = of_memoryview(value)
+    if type(value) in BYTES_TYPES:
+        return media_type, bytes(value)
+    accepted = weights(accept) if accept else {}
+    if prefers(accepted, NPY, JSON):
+        array = as_npy(value)
+        if array is not None:
+            return NPY, array
+    if prefers(accepted, MSGPACK, JSON) and has_msgpack():
+        try:
+            return MSGPACK, packed(value)
+        except TypeError:
+            pass
+    return JSON, encoded(value)

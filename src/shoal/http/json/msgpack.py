@@ -12,10 +12,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from typing_extensions import override
-
 from shoal.core.extras import is_installed
-from shoal.http.json.body_form import BodyForm
 from shoal.http.json.scan import BYTES_PER_SCALAR, allowance_of, too_complex
 from shoal.http.requests.plain import packable
 from shoal.http.requests.problem import Refused
@@ -25,6 +22,8 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
 
 MSGPACK: Final = b"application/msgpack"
+# All media types that clients use for it.
+MSGPACK_NAMES: Final = (MSGPACK, b"application/x-msgpack", b"application/vnd.msgpack")
 
 _MOST_LEVELS: Final = 200
 
@@ -62,21 +61,15 @@ def has_msgpack() -> bool:
     return is_installed("ormsgpack")
 
 
-class MsgpackForm(BodyForm):
+def read_msgpack(exchange: Exchange, body: bytes, costs: Costs) -> Any:
     """Reads MessagePack with text as keys, and without extension types."""
+    import ormsgpack
 
-    media_type = MSGPACK
-    names = frozenset({MSGPACK, b"application/x-msgpack", b"application/vnd.msgpack"})
-
-    @override
-    def value(self, exchange: Exchange, body: bytes, costs: Costs) -> Any:
-        import ormsgpack
-
-        _check(body, exchange.settings.max_json_elements, costs)
-        try:
-            return ormsgpack.unpackb(body)
-        except ValueError as error:
-            raise _malformed(str(error)) from None
+    _check(body, exchange.settings.max_json_elements, costs)
+    try:
+        return ormsgpack.unpackb(body)
+    except ValueError as error:
+        raise _malformed(str(error)) from None
 
 
 def packed(value: Any) -> bytes:

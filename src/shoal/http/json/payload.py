@@ -39,11 +39,10 @@ from starlette.requests import Request
 from typing_extensions import TypedDict
 
 from shoal.batching.handlers.array_types import choices, has_arrays, is_array
-from shoal.http.json.arrays import NpyForm
-from shoal.http.json.body_form import BodyForm, NotInstalled
+from shoal.http.json.arrays import NPY, read_npy
 from shoal.http.json.content_coding import decoded
-from shoal.http.json.msgpack import MsgpackForm, has_msgpack
-from shoal.http.json.validation import JsonType, adapter_of
+from shoal.http.json.msgpack import MSGPACK_NAMES, has_msgpack, read_msgpack
+from shoal.http.json.validation import BodyForm, JsonType, adapter_of
 from shoal.http.json.whole_request import WholeRequest
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def reader_for(signature: Signature) -> Reader:
     adapter = adapter_of(Any if annotation is Parameter.empty else annotation)
     if any(map(is_array, choices(annotation))):
         takes = "nested lists in application/json"
-        arrays = JsonType(adapter, takes, [_msgpack_form(), NpyForm()])
+        arrays = JsonType(adapter, takes, [_msgpack_form(), BodyForm((NPY,), read_npy)])
         return Reader(arrays.parsed, "array", arrays.media_types)
     json = JsonType(adapter, forms=[_msgpack_form()])
     return Reader(json.parsed, "json", json.media_types)
@@ -119,7 +118,7 @@ def _reader_of_fields(parameters: list[Parameter]) -> Reader:
 
 
 def _msgpack_form() -> BodyForm:
-    return MsgpackForm() if has_msgpack() else NotInstalled(MsgpackForm.names)
+    return BodyForm(MSGPACK_NAMES, read_msgpack if has_msgpack() else None)
 
 
 def fields_adapter(parameters: list[Parameter], name: str = "Body") -> TypeAdapter[Any]:

@@ -10,7 +10,7 @@ the memory of its element.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUndefinedAnnotation
@@ -18,8 +18,8 @@ from pydantic_core import SchemaValidator, from_json
 from typing_extensions import TypeAliasType
 
 from shoal.batching.handlers.array_types import has_arrays
+from shoal.core.extras import advice
 from shoal.http.json.arrays import with_arrays
-from shoal.http.json.body_form import NotInstalled
 from shoal.http.json.content_coding import decoded
 from shoal.http.json.scan import Costs, check_json, encoding_flaw, not_json
 from shoal.http.requests.exchange import JSON
@@ -28,7 +28,6 @@ from shoal.http.requests.problem import Problem, Refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from shoal.http.json.body_form import BodyForm
     from shoal.http.requests.exchange import Exchange
 
 _MOST_ERRORS_SHOWN: Final = 100
@@ -48,6 +47,15 @@ _Part: TypeAlias = "dict[str, Any] | list[Any] | str | None"
 _NO_SCHEMAS: Final = frozenset({"metadata", "serialization"})
 
 
+class BodyForm(NamedTuple):
+    """Another form of bodies than JSON; the type of the item is the same."""
+
+    # The media types that clients use for it, its own first.
+    names: tuple[bytes, ...]
+    # Reads a body without content coding, or raises `Refused`; None without its package.
+    read: Callable[[Exchange, bytes, Costs], Any] | None
+
+
 class JsonType:
     """A type that JSON is validated against; `takes` describes the accepted bodies to clients."""
 
@@ -58,8 +66,8 @@ class JsonType:
         forms: Sequence[BodyForm] = (),
     ) -> None:
         self._forms = {name: form for form in forms for name in form.names}
-        installed = [form for form in forms if not isinstance(form, NotInstalled)]
-        self.media_types = ("application/json", *(one.media_type.decode() for one in installed))
+        installed = [form.names[0].decode() for form in forms if form.read is not None]
+        self.media_types = ("application/json", *installed)
         others = ", ".join(self.media_types[1:])
         self._takes = f"{takes}, or {others}" if others else takes
         self._schema: Any = adapter.core_schema
@@ -74,7 +82,11 @@ class JsonType:
         if headers.get(b"content-type") != JSON or b"content-encoding" in headers:
             form, body = self._form_of(exchange, body)
             if form is not None:
-                value = form.value(exchange, body, self._costs)
+                if form.read is None:
+                    name = form.names[0].decode()
+                    detail = f"The server needs {advice('bodies')} for bodies of {name}."
+                    raise Refused.of("unsupported-media-type", detail)
+                value = form.read(exchange, body, self._costs)
                 try:
                     return self._for(len(body)).validate_python(value)
                 except ValidationError as error:

@@ -32,10 +32,10 @@ from shoal.http.oip.request import (
 )
 from shoal.http.oip.tensor import not_fitting
 from shoal.http.requests.call import EndpointCall, EndpointCalls
+from shoal.http.requests.dispatch import ProblemRoute, Route
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.problem import Problem, Refused, retry_after
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
-from shoal.http.requests.routing import ProblemRoute, Route
 from shoal.observe.metrics import NO_ENDPOINT
 from shoal.serving.endpoints.endpoint import known_among
 

@@ -31,8 +31,8 @@ from shoal.http.openai.errors import PREFIX, error_json, no_such_path, refused
 from shoal.http.openai.messages import AnswerForms
 from shoal.http.openai.text import count_words
 from shoal.http.requests.call import EndpointCalls
+from shoal.http.requests.dispatch import Route
 from shoal.http.requests.exchange import JSON, Counted
-from shoal.http.requests.routing import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

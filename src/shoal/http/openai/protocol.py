@@ -12,14 +12,14 @@ from shoal.http.openai.embeddings import EmbeddingsRoute
 from shoal.http.openai.errors import PREFIX, no_such_path
 from shoal.http.openai.models import Models, ModelsPage, OpenAIRoute
 from shoal.http.openai.text_request import TextReader
+from shoal.http.requests.dispatch import ProblemRoute
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
-from shoal.http.requests.routing import ProblemRoute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.requests.routing import Route
+    from shoal.http.requests.dispatch import Route
     from shoal.serving.controller.controller import Controller
 
 

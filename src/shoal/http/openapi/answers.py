@@ -8,7 +8,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from shoal.batching.handlers.array_types import is_array
 from shoal.http.json.arrays import NPY
-from shoal.http.json.codec import BYTES, BYTES_TYPES, media_type_of
+from shoal.http.json.endpoint import BYTES, BYTES_TYPES, media_type_of
 from shoal.http.json.msgpack import MSGPACK, has_msgpack
 from shoal.http.json.stream_forms import JsonLinesForm, ServerSentEvents
 from shoal.http.openapi.inputs import BINARY, JSON

@@ -32,8 +32,6 @@ from shoal.http.requests.problem import (
     Refused,
     explained,
     is_failure,
-    no_such_method,
-    no_such_priority,
     not_found,
     not_open,
 )
@@ -338,8 +336,10 @@ class EndpointCall:
             return await run_unless_left(self._when_left, wait)
         except NoSuchName:
             # The endpoint itself may have been deleted since then.
-            problem = not_found() if self._calls.endpoint.is_gone else no_such_method()
-            raise Refused(problem) from None
+            if self._calls.endpoint.is_gone:
+                raise Refused(not_found()) from None
+            # Does not list the existing methods, since clients need not know them.
+            raise Refused.of("no-such-method", "No method has the name in the header.") from None
 
 
 def _shorter(limit_s: float | None, other_s: float | None) -> float | None:
@@ -355,7 +355,9 @@ def _priority(level: bytes, options: BatchOptions) -> int | None:
     try:
         return options.checked_priority("X-Priority", int(level))
     except ValueError:
-        raise Refused(no_such_priority(options.priority_levels)) from None
+        levels = options.priority_levels
+        detail = f"The priority must be a whole number from 1, the highest, to {levels}."
+        raise Refused.of("no-such-priority", detail) from None
 
 
 def _may_share(cache_control: bytes) -> bool:

@@ -21,7 +21,8 @@ from pydantic_core import PydanticSerializationError, from_json, to_jsonable_pyt
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_PLAIN: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
+# What orjson writes by itself; the rest is for `encoded`.
+PLAIN: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 # Types that both libraries write, whatever the value.
 _ALWAYS_PLAIN: Final = frozenset({float, bool, type(None)})
 # The UTF-8 and the escape of characters at which `str.splitlines` splits.
@@ -44,7 +45,7 @@ def encoded(value: Any) -> bytes:
     # Integers may have any size. Floats that are not finite, and NaT, become null; half of a
     # surrogate pair becomes U+FFFD.
     try:
-        return orjson.dumps(value, None, _PLAIN)
+        return orjson.dumps(value, None, PLAIN)
     except orjson.JSONEncodeError:
         return _encoded_with_others(value)
 
@@ -52,7 +53,7 @@ def encoded(value: Any) -> bytes:
 def _encoded_with_others(value: Any) -> bytes:
     # The first call collects the other values without calling Python code for each.
     others: list[Any] = []
-    option = _PLAIN
+    option = PLAIN
     try:
         text = orjson.dumps(value, default=others.append, option=option)
         if not others:

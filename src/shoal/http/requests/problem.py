@@ -315,22 +315,5 @@ def starting(settings: HttpOptions) -> Problem:
     return Problem(503, "not-open", "The server is starting", detail, retry)
 
 
-def no_such_method() -> Problem:
-    # Does not list the existing methods, since clients need not know them.
-    return Problem.of("no-such-method", "No method has the name in the header.")
-
-
-def invalid_timeout() -> Problem:
-    detail = (
-        "X-Request-Timeout must be a number of seconds, such as 2.5: digits, with at most one dot."
-    )
-    return Problem.of("invalid-timeout", detail)
-
-
-def no_such_priority(levels: int) -> Problem:
-    detail = f"The priority must be a whole number from 1, the highest, to {levels}."
-    return Problem.of("no-such-priority", detail)
-
-
 def too_large(max_bytes: int) -> Refused:
     return Refused.of("body-too-large", f"A request may have a body of at most {max_bytes} bytes.")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.requests.routing import Route
+    from shoal.http.requests.dispatch import Route
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
 

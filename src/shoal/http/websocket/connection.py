@@ -28,8 +28,7 @@ from shoal.batching.calls.stream import ResultStream
 from shoal.errors import ShutDown
 from shoal.failures.held import holding
 from shoal.http.json.arrays import NPY
-from shoal.http.json.codec import JsonCodec
-from shoal.http.json.endpoint import call_headers
+from shoal.http.json.endpoint import JsonCodec, call_headers
 from shoal.http.requests.call import CallHeaders, EndpointCall
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.plain import encoded

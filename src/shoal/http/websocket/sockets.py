@@ -9,16 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from shoal.http.requests.codec import problem_json
+from shoal.http.requests.dispatch import PathTable
 from shoal.http.requests.problem import Problem, Refused, not_found, not_open
-from shoal.http.requests.routing import PathTable
 from shoal.observe.metrics import NO_ENDPOINT
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from shoal.http.requests.call import EndpointCalls
-    from shoal.http.requests.dispatch import RouteDispatcher
-    from shoal.http.requests.routing import PathMatch
+    from shoal.http.requests.dispatch import PathMatch, RouteDispatcher
     from shoal.serving.controller.controller import Controller
 
 SUBPROTOCOL: Final = "shoal.v1"
