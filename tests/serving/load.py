@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from shoal.batching.current import current_backend_tag
 from shoal.errors import ShoalError
-from shoal.replicas.code.current import current_backend_tag
 
 if TYPE_CHECKING:
     import random

@@ -10,10 +10,10 @@ import pytest
 import shoal
 from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, settle
 from serving.scenes import Gated, Stage, echo, failing, serving, slowly
+from shoal.batching.current import current_replica_tag, running_replica
 from shoal.core.policies.rule import SizeOrWait
 from shoal.core.policy import Dispatch
 from shoal.errors import BackendUnavailable, BatcherClosed, ReplicaDied, WrongResultType
-from shoal.replicas.code.current import current_replica_tag, running_replica
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
