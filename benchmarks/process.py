@@ -22,7 +22,7 @@ import anyio.to_thread
 import numpy as np
 
 from benchmarks.report import Panel, Report, parser, print_table, verdict
-from shoal.replicas.code.current import Identity
+from shoal.batching.current import Identity
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, ReplicaOptions
 from shoal.replicas.process.replica import ProcessReplica

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.batching.calls.call import StreamCall, UnaryCall, retrying
     from shoal.batching.calls.stream import END, SKIP, Mark, ResultStream
     from shoal.batching.calls.threads import ThreadStream
-    from shoal.batching.current import current_batch
+    from shoal.batching.current import current_backend_tag, current_batch, current_replica_tag
     from shoal.batching.decorator.batched import BatchedFunction, BatchedGenerator
     from shoal.batching.decorator.blocking import BlockingCall, BlockingStreamCall, blocking
     from shoal.batching.decorator.decorator import batch, open_batchers
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from shoal.core.replicas.autoscaling import AutoscalingOptions
     from shoal.core.request import Request
     from shoal.http.app.app import App
-    from shoal.replicas.code.current import current_backend_tag, current_replica_tag
     from shoal.replicas.code.definition import accept_batch
     from shoal.serving.clients.protocol import Client, Handle
     from shoal.serving.config.config import BackendConfig
@@ -125,9 +124,9 @@ _WHERE: Final = {
     "batch": "shoal.batching.decorator.decorator",
     "blocking": "shoal.batching.decorator.blocking",
     "connect": "shoal.starting",
-    "current_backend_tag": "shoal.replicas.code.current",
+    "current_backend_tag": "shoal.batching.current",
     "current_batch": "shoal.batching.current",
-    "current_replica_tag": "shoal.replicas.code.current",
+    "current_replica_tag": "shoal.batching.current",
     "errors": "shoal.errors",
     "of_list": "shoal.batching.options",
     "open_batchers": "shoal.batching.decorator.decorator",

@@ -12,8 +12,8 @@ import anyio.lowlevel
 import pytest
 
 import shoal
+from shoal.batching.current import Identity
 from shoal.errors import ReplicaDied
-from shoal.replicas.code.current import Identity
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.code.jobs import Job
 from shoal.replicas.contract import Blueprint, ReplicaOptions

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
-from shoal.batching.current import current_batch
-from shoal.replicas.code.current import current_replica_tag
+from shoal.batching.current import current_batch, current_replica_tag
 from shoal.replicas.code.endpoint_call import CallOut
 from shoal.replicas.process.child.endpoints import parent_channel
 from shoal.testing.replicas.code import Folder

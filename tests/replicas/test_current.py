@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.replicas.code.current import (
+from shoal.batching.current import (
     Identity,
     current_backend_tag,
     current_replica_tag,

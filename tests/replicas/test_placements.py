@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields, replace
 
 import pytest
 
+from shoal.batching.current import Identity
 from shoal.core.options.option import options_of
 from shoal.errors import HandlerFailed
-from shoal.replicas.code.current import Identity
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.local.task import TaskReplica

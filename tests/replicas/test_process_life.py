@@ -18,8 +18,8 @@ import pytest
 
 from replicas.playing import MODULE, children, gone, is_alive, made, noted, playing
 from replicas.process_backends import Plain
+from shoal.batching.current import Identity
 from shoal.errors import ReplicaDied, ReplicaNotStarted
-from shoal.replicas.code.current import Identity
 from shoal.replicas.placements import ProcessOptions
 from shoal.replicas.process import worker
 from shoal.replicas.process.worker import Output
@@ -163,7 +163,7 @@ SCRIPT = """
     import sys
     import anyio
     from shoal.replicas.contract import Blueprint
-    from shoal.replicas.code.current import Identity
+    from shoal.batching.current import Identity
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.process.replica import ProcessReplica
 

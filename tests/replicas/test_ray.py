@@ -27,7 +27,7 @@ from replicas.ray_backends import (
 from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
 from serving.table_code import KINDS as KINDS_OF_TABLES
 from serving.table_code import Async, Plain
-from shoal.batching.current import running_batch, setting
+from shoal.batching.current import Identity, running_batch, setting
 from shoal.core.batch import Batch, DispatchReason
 from shoal.errors import (
     HandlerFailed,
@@ -35,7 +35,6 @@ from shoal.errors import (
     ReplicaNotStarted,
     WrongResultType,
 )
-from shoal.replicas.code.current import Identity
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, ReplicaOptions
 from shoal.testing.policies import make_request

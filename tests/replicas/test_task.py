@@ -15,8 +15,8 @@ import anyio.to_thread
 import pytest
 
 import shoal
+from shoal.batching.current import Identity, current_replica_tag
 from shoal.errors import NoSuchName, ReplicaDied, ReplicaNotStarted, WrongResultType
-from shoal.replicas.code.current import Identity, current_replica_tag
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, ReplicaOptions
 from shoal.replicas.local.task import TaskReplica

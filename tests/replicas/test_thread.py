@@ -15,8 +15,8 @@ import anyio.to_thread
 import pytest
 
 import shoal
+from shoal.batching.current import Identity
 from shoal.errors import ReplicaDied, ReplicaNotStarted
-from shoal.replicas.code.current import Identity
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, ReplicaOptions
 from shoal.replicas.local.thread import ThreadReplica

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 
-from shoal.replicas.code.current import current_backend_tag
+from shoal.batching.current import current_backend_tag
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator

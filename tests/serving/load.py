@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from shoal.replicas.code.current import current_backend_tag
+from shoal.batching.current import current_backend_tag
 
 if TYPE_CHECKING:
     import random

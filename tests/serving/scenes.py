@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from batching.scenes import line_up, settle
+from shoal.batching.current import running_replica
 from shoal.errors import ReplicaDied, ReplicaNotStarted
-from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.instance import Instance
 from shoal.replicas.contract import Replica
 from shoal.serving.controller.controller import Controller
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
     from batching.scenes import Caller
-    from shoal.replicas.code.description import Description
+    from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Blueprint
     from shoal.serving.controller.endpoints import EndpointHandle
 

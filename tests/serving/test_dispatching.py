@@ -20,10 +20,10 @@ from serving.scenes import (
     slowly,
     under_way,
 )
+from shoal.batching.current import current_replica_tag, running_replica
 from shoal.core.policies.rule import SizeOrWait
 from shoal.core.policy import Dispatch
 from shoal.errors import BackendUnavailable, BatcherClosed, ReplicaDied, WrongResultType
-from shoal.replicas.code.current import current_replica_tag, running_replica
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -10,8 +10,8 @@ import pytest
 
 from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, settle
 from serving.scenes import Stage, echo, serving, serving_tasks, slowly, under_way
+from shoal.batching.current import current_backend_tag
 from shoal.errors import DeadlineExceeded, InUse, NameTaken, NoSuchName, Overloaded, ShoalError
-from shoal.replicas.code.current import current_backend_tag
 from shoal.serving.endpoints.endpoint import MOST_HELD
 
 if TYPE_CHECKING:

@@ -10,11 +10,10 @@ from functools import partial
 import anyio
 import pytest
 
-from shoal.batching.current import running_batch
+from shoal.batching.current import running_batch, running_replica
 from shoal.core.batch import Batch, DispatchReason
 from shoal.errors import HandlerFailed, ReplicaDied, ReplicaNotStarted
-from shoal.replicas.code.current import running_replica
-from shoal.replicas.code.description import Description
+from shoal.replicas.code.instance import Description
 from shoal.replicas.local.task import TaskReplica
 from shoal.replicas.local.thread import ThreadReplica
 from shoal.replicas.process.replica import ProcessReplica

@@ -1,18 +1,34 @@
-"""`shoal.current_batch`: the batch that the calling handler runs."""
+"""What the calling code runs in: its batch and its replica."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar, Token
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from shoal.core.batch import Batch
 from shoal.errors import WouldDeadlock
 
 T = TypeVar("T")
 
+
+class Identity(NamedTuple):
+    """The tags of a replica and its backend.
+
+    Attributes:
+        backend: The tag of its backend.
+        replica: The replica's tag, such as ``"embed#3"``; tags are never reused.
+        most_requests: How many requests it has at once, if its code takes one item at a time and
+            forms batches by itself.
+    """
+
+    backend: str
+    replica: str
+    most_requests: float = math.inf
+
+
 running_batch: Final[ContextVar[Batch]] = ContextVar("shoal.running_batch")
 
-running_replica: Final[ContextVar[Any]] = ContextVar("shoal.running_replica")
-"""The `Identity` of the replica that the calling code runs in."""
+running_replica: Final[ContextVar[Identity]] = ContextVar("shoal.running_replica")
 
 calls_from_thread: Final[ContextVar[bool]] = ContextVar("shoal.calls_from_thread", default=False)
 """Whether a thread is blocked until the call made in this context is answered."""
@@ -35,6 +51,36 @@ def current_batch() -> Batch:
         return running_batch.get()
     except LookupError:
         raise RuntimeError("current_batch() is for handlers: no batch is running here") from None
+
+
+def current_backend_tag() -> str:
+    """Returns the tag of the backend that the calling code belongs to.
+
+    It works in a backend's constructor, its methods, and the functions that they call, wherever
+    the replica runs.
+
+    Raises:
+        RuntimeError: No backend is running here.
+    """
+    return _identity("current_backend_tag").backend
+
+
+def current_replica_tag() -> str:
+    """Returns the tag of the replica that the calling code runs in, such as ``"embed#3"``.
+
+    Raises:
+        RuntimeError: No backend is running here.
+    """
+    return _identity("current_replica_tag").replica
+
+
+def _identity(function: str) -> Identity:
+    try:
+        return running_replica.get()
+    except LookupError:
+        raise RuntimeError(
+            f"{function}() works only in a backend's code, and none is running here"
+        ) from None
 
 
 def waiting_batches() -> Iterator[Batch]:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Final
 from shoal.core.extras import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from shoal.replicas.code.current import Identity
+    from shoal.batching.current import Identity
     from shoal.replicas.code.definition import Definition
-    from shoal.replicas.code.description import Description, Method
+    from shoal.replicas.code.instance import Description, Method
     from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
 
 __all__ = [
@@ -23,9 +23,9 @@ __all__ = [
 _WHERE: Final = {
     "Blueprint": "shoal.replicas.contract",
     "Definition": "shoal.replicas.code.definition",
-    "Description": "shoal.replicas.code.description",
-    "Identity": "shoal.replicas.code.current",
-    "Method": "shoal.replicas.code.description",
+    "Description": "shoal.replicas.code.instance",
+    "Identity": "shoal.batching.current",
+    "Method": "shoal.replicas.code.instance",
     "Replica": "shoal.replicas.contract",
     "ReplicaOptions": "shoal.replicas.contract",
 }

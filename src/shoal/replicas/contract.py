@@ -26,12 +26,12 @@ from shoal.core.options.option import check_options, option
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
+    from shoal.batching.current import Identity
     from shoal.batching.handlers.binding import Binding
     from shoal.batching.open.batch import OpenBatch
-    from shoal.replicas.code.current import Identity
     from shoal.replicas.code.definition import Definition
-    from shoal.replicas.code.description import Description
     from shoal.replicas.code.endpoint_call import CallOut
+    from shoal.replicas.code.instance import Description
 
 
 @dataclass(frozen=True, kw_only=True)

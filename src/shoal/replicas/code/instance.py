@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import typing
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial, partialmethod
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -18,12 +19,13 @@ from shoal.batching.decorator.batched import Decorated
 from shoal.batching.handlers.binding import annotations_of, takes_lists
 from shoal.batching.handlers.handler import Handler, innermost
 from shoal.batching.open.batch import OpenBatch
+from shoal.errors import NoSuchName
 from shoal.failures.held import held
 from shoal.replicas.code.definition import with_handles
-from shoal.replicas.code.description import Description, Method
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+    from inspect import Signature
 
     from shoal.batching.handlers.handler import Fill
     from shoal.replicas.code.definition import Definition
@@ -66,6 +68,58 @@ def is_async_class(code: Any) -> bool:
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             return True
     return False
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method of a backend's code.
+
+    Attributes:
+        name: The method's name; ``"__call__"`` for the default method and for a function.
+        signature: The signature of a call with one item, whether or not the code takes lists.
+        streams: Whether it returns a stream.
+        batched: Whether it takes lists; otherwise it gets one item at a time.
+        gathers: Whether it is async code of one item that forms batches itself, with methods that
+            `shoal.batch` decorates. Many calls of it must then run at once.
+    """
+
+    name: str
+    signature: Signature
+    streams: bool
+    batched: bool
+    gathers: bool = False
+
+
+@dataclass(frozen=True)
+class Description:
+    """The methods and hooks of a replica's code.
+
+    Attributes:
+        methods: The public methods, by name.
+        reconfigures: Whether it has ``reconfigure(user_config)``.
+        checks_health: Whether it has ``health()``.
+    """
+
+    methods: Mapping[str, Method]
+    reconfigures: bool
+    checks_health: bool
+
+    def method(self, name: str) -> Method:
+        """Returns a method.
+
+        Raises:
+            NoSuchName: No method has that name.
+        """
+        method = self.methods.get(name)
+        if method is None:
+            raise self.has_no(name)
+        return method
+
+    def has_no(self, name: str) -> NoSuchName:
+        """Returns the error for a method that does not exist."""
+        return NoSuchName(
+            f"the backend has no method {name!r}; it has {', '.join(sorted(self.methods))}"
+        )
 
 
 class Instance:

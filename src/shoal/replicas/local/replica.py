@@ -20,7 +20,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from shoal.batching.current import setting
+from shoal.batching.current import running_replica, setting
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.handlers.batch_results import advice_on
 from shoal.batching.handlers.handler import HoldLog, HoldLogs, in_own_context
@@ -32,7 +32,6 @@ from shoal.failures.hints import constructor_hint
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.unlimited import UNLIMITED
-from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.instance import Instance, is_async, is_async_class
 from shoal.replicas.code.jobs import DONE, Job, PlainSteps, plain_results
 from shoal.replicas.contract import Replica
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from shoal.batching.handlers.handler import Handler
     from shoal.loops.parking import Scope
     from shoal.replicas.code.definition import Definition
-    from shoal.replicas.code.description import Description
+    from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Blueprint
 
 logger: Final = logging.getLogger("shoal.replicas")

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import anyio.to_thread
 
+from shoal.batching.current import running_replica
 from shoal.batching.decorator.block import own_block
 from shoal.errors import ReplicaDied
 from shoal.failures.exceptions import ends_the_program, goes_on, own_copy
 from shoal.failures.held import holding, shown
-from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.jobs import HANDLER
 from shoal.replicas.threads import inner_calls, loop_of_caller
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
     from contextvars import Context
 
+    from shoal.batching.current import Identity
     from shoal.batching.decorator.block import BatcherBlock
     from shoal.loops.parking import Parking, Scope
-    from shoal.replicas.code.current import Identity
     from shoal.replicas.code.jobs import Job
     from shoal.replicas.threads import InnerCalls, Soon
 

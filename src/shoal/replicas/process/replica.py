@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from shoal.replicas.code.description import Description
+    from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Blueprint
     from shoal.replicas.process.wire.messages import Message
 

@@ -28,7 +28,7 @@ from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.replicas.code.current import Identity
+    from shoal.batching.current import Identity
     from shoal.replicas.placements import ProcessOptions
 
 _CHUNK: Final = 2**16

@@ -31,13 +31,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import anyio
 from anyio.from_thread import start_blocking_portal
 
-from shoal.batching.current import running_batch
+from shoal.batching.current import Identity, running_batch, running_replica
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.handlers.batch_results import check_results
 from shoal.batching.trace import continued
 from shoal.failures.exceptions import ends_the_program
 from shoal.failures.held import shown
-from shoal.replicas.code.current import Identity, running_replica
 from shoal.replicas.code.instance import Instance, is_async_class
 from shoal.replicas.code.jobs import DONE, PlainSteps, plain_results
 from shoal.replicas.process.child.endpoints import (
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.handlers.handler import Handler
     from shoal.replicas.code.definition import Definition
-    from shoal.replicas.code.description import Description
+    from shoal.replicas.code.instance import Description
     from shoal.replicas.process.wire.batch import BatchAsData
 
 CONTROL: Final = "control"

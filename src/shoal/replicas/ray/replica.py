@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup, TaskStatus
 
-    from shoal.replicas.code.description import Description
     from shoal.replicas.code.endpoint_call import CallOut
+    from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Blueprint
     from shoal.replicas.process.wire.frames import FrameKind
     from shoal.replicas.process.wire.messages import Message

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from shoal.batching.current import Identity
 from shoal.batching.options import with_held_functions
 from shoal.core.replicas.autoscaling import Autoscaler
 from shoal.errors import BatcherClosed
-from shoal.replicas.code.current import Identity
 from shoal.replicas.contract import Blueprint
 from shoal.replicas.placements import placement_name, placement_of
 from shoal.serving.backends.method_batcher import BatchDispatcher, MethodBatcher, open_handler
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shoal.core.events import Observers
     from shoal.core.replicas.autoscaling import AutoscalingOptions
     from shoal.replicas.code.definition import Definition
-    from shoal.replicas.code.description import Method
+    from shoal.replicas.code.instance import Method
     from shoal.replicas.contract import Replica
     from shoal.serving.config.config import BackendConfig
     from shoal.serving.devices import Devices

@@ -31,8 +31,8 @@ from shoal.replicas.scopes import Beside
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from shoal.replicas.code.current import Identity
-    from shoal.replicas.code.description import Description
+    from shoal.batching.current import Identity
+    from shoal.replicas.code.instance import Description
     from shoal.serving.backends.pool import Member
     from shoal.serving.config.config import BackendConfig
     from shoal.serving.status import ReplicaState

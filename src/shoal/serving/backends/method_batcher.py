@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from shoal.batching.handlers.handler import Fill
     from shoal.batching.open.batch import OpenBatch
     from shoal.core.events import Observers
-    from shoal.replicas.code.description import Method
+    from shoal.replicas.code.instance import Method
     from shoal.serving.backends.pool import Member, Pool
     from shoal.serving.config.converters import Converters
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from shoal.batching.current import Identity
 from shoal.core.replicas.life import LifeState, Seen, decide
 from shoal.errors import BatcherClosed
 from shoal.failures.held import held
-from shoal.replicas.code.current import Identity
 from shoal.serving.backends.managed import (
     ManagedReplica,
     NotMade,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from shoal.replicas.code.description import Description
+    from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Replica
     from shoal.serving.backends.pool import Member, Pool
     from shoal.serving.config.config import BackendConfig

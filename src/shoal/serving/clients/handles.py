@@ -12,15 +12,19 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self
 
+import anyio
+import anyio.lowlevel
+
+from shoal.batching.calls.groups import all_results
 from shoal.replicas.code.endpoint_call import HandleOptions
-from shoal.replicas.many_calls import call_each
 from shoal.replicas.portal import BlockingStream
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
     from types import TracebackType
     from typing import Unpack
 
+    from shoal.batching.calls.groups import Outcome
     from shoal.replicas.code.endpoint_call import HandleKeywords
     from shoal.replicas.portal import Bridge
 
@@ -112,7 +116,7 @@ class AsyncHandle(_Hinting, ABC):
     def stream(self, *args: Any, **kwargs: Any) -> Any: ...
 
     async def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
-        return await call_each(
+        return await _call_each(
             self.call,
             list(zip(*columns, strict=True)),
             max_concurrent=self._MAX_CONCURRENT,
@@ -175,3 +179,28 @@ class BridgedHandle(BlockingHandle):
 
     def stream(self, *args: Any, **kwargs: Any) -> BlockingStream:
         return BlockingStream(lambda: self._handle.stream(*args, **kwargs), self._bridge, "handle")
+
+
+async def _call_each(
+    call: Callable[..., Awaitable[Any]],
+    arguments: Sequence[tuple[Any, ...]],
+    *,
+    max_concurrent: int | None = None,
+    return_exceptions: bool,
+) -> list[Any]:
+    """Returns the results in the order of the arguments; raises the first error in that order."""
+    waiting = iter(enumerate(arguments))
+    outcomes: list[Outcome] = [(None, None)] * len(arguments)
+
+    async def make_calls() -> None:
+        for number, args in waiting:
+            try:
+                outcomes[number] = await call(*args), None
+            except Exception as error:
+                outcomes[number] = None, error
+
+    await anyio.lowlevel.checkpoint()
+    async with anyio.create_task_group() as tasks:
+        for _ in arguments[:max_concurrent]:
+            tasks.start_soon(make_calls)
+    return all_results(outcomes, return_exceptions=return_exceptions)

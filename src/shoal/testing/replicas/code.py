@@ -13,8 +13,7 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.calls.stream import END, SKIP
-from shoal.batching.current import current_batch
-from shoal.replicas.code.current import current_backend_tag, current_replica_tag
+from shoal.batching.current import current_backend_tag, current_batch, current_replica_tag
 
 _LOOK_EVERY_S = 0.005
 

@@ -9,8 +9,8 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.calls.stream import END, SKIP
+from shoal.batching.current import current_replica_tag
 from shoal.errors import HandlerFailed, ReplicaDied, ReplicaNotStarted
-from shoal.replicas.code.current import current_replica_tag
 from shoal.replicas.code.definition import Definition
 from shoal.testing.replicas.code import (
     Mistake,

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import anyio
 
-from shoal.batching.current import running_batch
+from shoal.batching.current import Identity, running_batch
 from shoal.core.batch import Batch, DispatchReason
 from shoal.core.request import State
-from shoal.replicas.code.current import Identity
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, ReplicaOptions
 from shoal.testing.policies import make_request
@@ -19,7 +18,7 @@ from shoal.testing.replicas.code import AsyncCode, PlainCode
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
-    from shoal.replicas.code.description import Description
+    from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Placement, Replica
     from shoal.testing.replicas.code import Folder
 

@@ -15,11 +15,11 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from shoal.batching.current import running_replica
 from shoal.batching.handlers.handler import HoldLogs, in_own_context
 from shoal.failures.exceptions import goes_on, own_copy
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.unlimited import UNLIMITED
-from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.instance import is_async
 from shoal.replicas.code.jobs import DONE, HANDLER, Job, PlainSteps
 from shoal.replicas.process.child.endpoints import CancelToken

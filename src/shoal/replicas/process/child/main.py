@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
-from shoal.replicas.code.current import Identity, running_replica
+from shoal.batching.current import Identity, running_replica
 from shoal.replicas.code.instance import HOOKS, Instance, is_async, is_async_class
 from shoal.replicas.process.child.calls import CallAnswers
 from shoal.replicas.process.child.control import Control

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.replicas.code.definition import Definition
-    from shoal.replicas.code.description import Description, Method
+    from shoal.replicas.code.instance import Description, Method
 
 _PLAIN = (str, int, float, complex, bool, bytes, type(None))
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.replicas.devices import DeviceLedger, exact_part
+from shoal.serving.devices import DeviceLedger, exact_part
 
 
 def test_whole_devices_are_given_in_order_and_come_back():
