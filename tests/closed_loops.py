@@ -10,7 +10,7 @@ import shoal
 from shoal.planning import traces
 
 if TYPE_CHECKING:
-    from shoal.core.batch import DispatchReason
+    from shoal.core.request import DispatchReason
 
 RUN_S = 0.01
 THINK_S = 0.002

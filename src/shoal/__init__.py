@@ -27,11 +27,10 @@ if TYPE_CHECKING:
     from shoal.batching.decorator.decorator import batch, open_batchers
     from shoal.batching.open.batch import OpenBatch, OpenRequest
     from shoal.batching.options import of_list
-    from shoal.core.batch import Batch, DispatchReason
     from shoal.core.options.options import BatchOptions
     from shoal.core.options.records import Cache, LatencyTarget, QueuePolicy
     from shoal.core.replicas.autoscaling import AutoscalingOptions
-    from shoal.core.request import Request
+    from shoal.core.request import Batch, DispatchReason, Request
     from shoal.http.app.app import App
     from shoal.replicas.code.definition import accept_batch
     from shoal.serving.clients.protocol import Client, Handle
@@ -96,7 +95,7 @@ _WHERE: Final = {
     "App": "shoal.http.app.app",
     "AutoscalingOptions": "shoal.core.replicas.autoscaling",
     "BackendConfig": "shoal.serving.config.config",
-    "Batch": "shoal.core.batch",
+    "Batch": "shoal.core.request",
     "BatchOptions": "shoal.core.options.options",
     "BatchedFunction": "shoal.batching.decorator.batched",
     "BatchedGenerator": "shoal.batching.decorator.batched",
@@ -104,7 +103,7 @@ _WHERE: Final = {
     "BlockingCall": "shoal.batching.decorator.blocking",
     "BlockingStreamCall": "shoal.batching.decorator.blocking",
     "Client": "shoal.serving.clients.protocol",
-    "DispatchReason": "shoal.core.batch",
+    "DispatchReason": "shoal.core.request",
     "END": "shoal.batching.calls.stream",
     "Handle": "shoal.serving.clients.protocol",
     "HttpOptions": "shoal.asgi.http_options",

@@ -10,7 +10,7 @@ import pytest
 
 import shoal
 from batching.scenes import outcome, settle
-from shoal.core.batch import Batch, DispatchReason
+from shoal.core.request import Batch, DispatchReason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -19,7 +19,7 @@ from closed_loops import (
     at_random,
     think,
 )
-from shoal.core.batch import DispatchReason
+from shoal.core.request import DispatchReason
 
 pytestmark = pytest.mark.anyio
 

@@ -312,7 +312,7 @@ def test_a_token_is_asked_for_and_taken(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("", "must contain one"), ("a b", "must contain one"), (None, "can't")],
+    [("", "a token must consist of"), ("a b", "a token must consist of"), (None, "can't")],
 )
 def test_a_wrong_token_file_is_told(text, line, tmp_path, capsys):
     path = tmp_path / "token"

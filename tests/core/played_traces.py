@@ -16,7 +16,7 @@ from shoal.errors import ItemTooLarge
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shoal.core.batch import DispatchReason
+    from shoal.core.request import DispatchReason
     from shoal.core.simulation.results import ClosedLoop, Simulation
 
 SAME_TIME_S = 1e-6

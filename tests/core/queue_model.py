@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from shoal.core.batch import DispatchReason
 from shoal.core.options.option import SAME
-from shoal.core.request import Request
+from shoal.core.request import DispatchReason, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -6,10 +6,9 @@ from typing import Any
 
 from core.former_scenes import admit, new
 from shoal import BatchOptions
-from shoal.core.batch import Batch
 from shoal.core.forming.former import Former
 from shoal.core.policy import Dispatch, Wait
-from shoal.core.request import State
+from shoal.core.request import Batch, State
 
 
 class Loop:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from core.former_scenes import admit, hand_out, new, queue, take, waiting
-from shoal.core.batch import DispatchReason
 from shoal.core.policies.buckets import Buckets
 from shoal.core.policy import Dispatch
-from shoal.core.request import Request, State
+from shoal.core.request import DispatchReason, Request, State
 
 KEYS: dict[str, Any] = {"bucket_by": len, "max_batch_size": 2}
 

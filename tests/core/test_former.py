@@ -9,11 +9,10 @@ import pytest
 
 from core.former_scenes import admit, change, check, expire, hand_out, new, queue, take, waiting
 from shoal import BatchOptions, QueuePolicy
-from shoal.core.batch import DispatchReason
 from shoal.core.forming.former import Former
 from shoal.core.policies.rule import SizeOrWait
 from shoal.core.policy import Dispatch, Wait
-from shoal.core.request import State
+from shoal.core.request import DispatchReason, State
 from shoal.policies import WholeQueuePolicy
 
 if TYPE_CHECKING:

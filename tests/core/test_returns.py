@@ -10,10 +10,9 @@ import pytest
 from core.former_scenes import admit, new
 from core.returning_callers import Loop, Rounds
 from shoal import BatchOptions, LatencyTarget
-from shoal.core.batch import Batch, DispatchReason
 from shoal.core.forming.former import Former
 from shoal.core.policy import Dispatch, Wait, WholeQueuePolicy
-from shoal.core.request import State
+from shoal.core.request import Batch, DispatchReason, State
 from shoal.core.simulation.results import ClosedLoop, Linear
 from shoal.core.simulation.simulate import SimulatedBatcher, simulate
 from shoal.planning import traces

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from core.former_scenes import new, queue
-from shoal.core.batch import DispatchReason
 from shoal.core.policy import Wait
-from shoal.core.request import State
+from shoal.core.request import DispatchReason, State
 from shoal.policies import WholeQueuePolicy
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from core.played_traces import Item, assert_the_same, played, played_by_callers
-from shoal.core.batch import DispatchReason
 from shoal.core.options.options import BatchOptions
 from shoal.core.options.records import LatencyTarget, QueuePolicy
 from shoal.core.policy import Dispatch, Pressure, Wait, WholeQueuePolicy
+from shoal.core.request import DispatchReason
 from shoal.core.simulation.results import Arrival, ClosedLoop, Linear, Outcome
 from shoal.core.simulation.simulate import simulate
 from shoal.testing import run_virtually

@@ -8,9 +8,9 @@ import pytest
 
 from core.former_scenes import admit, new, queue, take
 from shoal import BatchOptions, QueuePolicy
-from shoal.core.batch import DispatchReason
 from shoal.core.policies.sizing import load_of, padded
 from shoal.core.policy import Dispatch, Wait
+from shoal.core.request import DispatchReason
 
 
 def sizes_of(former: Any, now: float = 0.0) -> list[float]:

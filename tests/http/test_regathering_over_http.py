@@ -12,7 +12,7 @@ from server_in_memory import Wire
 
 import shoal
 from closed_loops import LOADS, Sizes, assert_no_slower, at_random, think
-from shoal.core.batch import DispatchReason
+from shoal.core.request import DispatchReason
 from shoal.testing.asgi import ask
 
 if TYPE_CHECKING:

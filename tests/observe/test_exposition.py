@@ -17,8 +17,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 from queries import ALERTS, FOLDER, OF_PROMETHEUS, Query, of_alerts, of_dashboard, of_variables
 
-from shoal.core.batch import DispatchReason
 from shoal.core.histogram import OUTCOMES
+from shoal.core.request import DispatchReason
 
 pytestmark = pytest.mark.real_time
 

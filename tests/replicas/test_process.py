@@ -21,7 +21,7 @@ from replicas.process_backends import (
     odd_errors,
 )
 from shoal.batching.current import running_batch, setting
-from shoal.core.batch import Batch, DispatchReason
+from shoal.core.request import Batch, DispatchReason
 from shoal.errors import HandlerFailed, ReplicaDied
 from shoal.testing.policies import make_request
 from shoal.testing.replicas.code import Folder

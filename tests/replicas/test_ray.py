@@ -28,7 +28,7 @@ from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
 from serving.table_code import KINDS as KINDS_OF_TABLES
 from serving.table_code import Async, Plain
 from shoal.batching.current import Identity, running_batch, setting
-from shoal.core.batch import Batch, DispatchReason
+from shoal.core.request import Batch, DispatchReason
 from shoal.errors import (
     HandlerFailed,
     ReplicaDied,

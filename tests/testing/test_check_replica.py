@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from shoal.batching.current import running_batch, running_replica
-from shoal.core.batch import Batch, DispatchReason
+from shoal.core.request import Batch, DispatchReason
 from shoal.errors import HandlerFailed, ReplicaDied, ReplicaNotStarted
 from shoal.replicas.code.instance import Description
 from shoal.replicas.local.task import TaskReplica

@@ -9,8 +9,8 @@ import pytest
 
 import shoal
 from batching.scenes import LEFT, Caller, line_up
-from shoal.core.batch import DispatchReason
 from shoal.core.policy import Wait, WholeQueuePolicy
+from shoal.core.request import DispatchReason
 from shoal.testing import ScriptedHandler, check_policy, settle
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shoal.core.batch import DispatchReason
 from shoal.core.policy import BatchPolicy, Dispatch, Wait, WholeQueuePolicy
+from shoal.core.request import DispatchReason
 from shoal.testing import check_policy, make_request
 
 if TYPE_CHECKING:

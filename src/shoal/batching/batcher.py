@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from shoal.batching.calls.stream import Answer, BatchableModel, ListAnswer, ListSteps, N, Steps
     from shoal.batching.open.batch import OpenBatch
     from shoal.batching.running.slots import Capacity
-    from shoal.core.batch import Batch
     from shoal.core.counters import BatcherState, BatcherStatistics
     from shoal.core.events import Observers
     from shoal.core.options.options import BatchOptions, OptionKeywords
+    from shoal.core.request import Batch
     from shoal.loops.event_loop import EventLoop
 
 logger: Final = logging.getLogger("shoal")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar, Token
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from shoal.core.batch import Batch
+from shoal.core.request import Batch
 from shoal.errors import WouldDeadlock
 
 T = TypeVar("T")

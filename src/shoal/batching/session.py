@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
     from shoal.batching.handlers.handler import Handler
     from shoal.batching.running.slots import Capacity
-    from shoal.core.batch import Batch
     from shoal.core.counters import BatcherState, BatcherStatistics, Counters
     from shoal.core.options.options import BatchOptions
+    from shoal.core.request import Batch
 
 logger: Final = logging.getLogger("shoal")
 

@@ -14,18 +14,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
 from shoal.core.amount import cost_of
-from shoal.core.batch import DispatchReason
 from shoal.core.events import Observers
 from shoal.core.histogram import SIZE_BOUNDS, TIME_BOUNDS_S, Histogram
+from shoal.core.request import DispatchReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shoal.core.batch import Batch
     from shoal.core.histogram import HistogramSnapshot
     from shoal.core.latency_model import LatencyModelSnapshot
     from shoal.core.options.options import BatchOptions
-    from shoal.core.request import Request
+    from shoal.core.request import Batch, Request
 
 
 @dataclass(frozen=True, slots=True)

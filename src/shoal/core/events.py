@@ -17,8 +17,7 @@ from shoal.core.request import State
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from shoal.core.batch import Batch, DispatchReason
-    from shoal.core.request import Request
+    from shoal.core.request import Batch, DispatchReason, Request
 
 _log: Final = logging.getLogger("shoal")
 

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shoal.core.batch import DispatchReason
-    from shoal.core.request import Request
+    from shoal.core.request import DispatchReason, Request
 
 
 class Dispatch(NamedTuple):

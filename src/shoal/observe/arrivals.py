@@ -23,9 +23,8 @@ from shoal.core.request import State
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from shoal.core.batch import Batch
     from shoal.core.events import BatchRecord, Unserved
-    from shoal.core.request import Request, RequestOptions
+    from shoal.core.request import Batch, Request, RequestOptions
 
 Note = dict[str, Any]
 """What JSON carries of a request, a batch, or a batcher; a line of a trace."""

@@ -17,9 +17,8 @@ from shoal.core.request import State
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.core.batch import Batch
     from shoal.core.events import BatchRecord
-    from shoal.core.request import Request
+    from shoal.core.request import Batch, Request
 
 MOST_KEPT: Final = 50
 """How many failures are kept that differ in batcher or error."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.core.batch import DispatchReason
+from shoal.core.request import DispatchReason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -15,8 +15,8 @@ from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from shoal.core.batch import DispatchReason
 from shoal.core.options.options import OPTIONS
+from shoal.core.request import DispatchReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

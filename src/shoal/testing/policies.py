@@ -21,9 +21,8 @@ from contextvars import Context
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.core.batch import DispatchReason
 from shoal.core.policy import Dispatch, Pressure, Wait
-from shoal.core.request import Request, RequestOptions, State
+from shoal.core.request import DispatchReason, Request, RequestOptions, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence

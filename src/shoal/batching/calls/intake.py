@@ -30,14 +30,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from shoal.batching.calls.groups import Part
-    from shoal.core.batch import Batch
     from shoal.core.counters import Counters
     from shoal.core.events import Unserved
     from shoal.core.forming.admission import Admission
     from shoal.core.forming.deadlines import Overdue
     from shoal.core.forming.former import Former
     from shoal.core.options.options import BatchOptions
-    from shoal.core.request import RequestOptions
+    from shoal.core.request import Batch, RequestOptions
     from shoal.loops.parking import Parking
 
 

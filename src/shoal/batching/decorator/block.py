@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.batcher import Batcher
     from shoal.batching.calls.entry import Entry
-    from shoal.core.batch import Batch
+    from shoal.core.request import Batch
 
 own_block: Final[ContextVar[BatcherBlock | None]] = ContextVar("shoal.batcher_block", default=None)
 _blocks: Final[RunVar[tuple[BatcherBlock, ...]]] = RunVar("shoal.batcher_blocks", default=())

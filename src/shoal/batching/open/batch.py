@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from shoal.batching.open.joining import Joining
-    from shoal.core.batch import Batch, DispatchReason, Draining
     from shoal.core.options.options import BatchOptions
-    from shoal.core.request import Request
+    from shoal.core.request import Batch, DispatchReason, Draining, Request
     from shoal.loops.parking import Scope
 
 T = TypeVar("T")

@@ -22,18 +22,16 @@ from typing import TYPE_CHECKING
 import anyio.lowlevel
 
 from shoal.core.amount import NOTHING, cost_of
-from shoal.core.batch import DispatchReason
 from shoal.core.events import Outcomes
-from shoal.core.request import State
+from shoal.core.request import DispatchReason, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.batching.running.slots import SlotParts
     from shoal.core.amount import Amount
-    from shoal.core.batch import Batch
     from shoal.core.counters import Occupancy
-    from shoal.core.request import Request
+    from shoal.core.request import Batch, Request
 
 
 class OpenQueue:

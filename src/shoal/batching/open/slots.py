@@ -11,16 +11,16 @@ from shoal.batching.open.batch import OpenRun
 from shoal.batching.open.joining import ContinuousJoining, Joining, OpenJoining, OpenQueue
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT, LEFT_OPEN, Slots, logger
 from shoal.core.amount import NOTHING, Amount
-from shoal.core.batch import DispatchReason
 from shoal.core.counters import Occupancy
+from shoal.core.request import DispatchReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.batching.running.slots import Capacity, SlotParts
-    from shoal.core.batch import Batch
     from shoal.core.events import Outcomes
     from shoal.core.options.options import BatchOptions
+    from shoal.core.request import Batch
     from shoal.loops.parking import Scope
 
 

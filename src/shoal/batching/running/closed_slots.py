@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Final
 from shoal.batching.calls.groups import GroupWaiter, group_of
 from shoal.batching.running.run import Run
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT, Slots
-from shoal.core.batch import DispatchReason
 from shoal.core.policy import Dispatch
-from shoal.core.request import State
+from shoal.core.request import DispatchReason, State
 
 if TYPE_CHECKING:
-    from shoal.core.batch import Batch
     from shoal.core.options.options import BatchOptions
+    from shoal.core.request import Batch
     from shoal.loops.parking import Scope
 
 

@@ -24,9 +24,8 @@ from shoal.batching.handlers.batch_results import check_results, not_results
 from shoal.batching.handlers.handler import in_own_context
 from shoal.batching.stream_buffer import too_slow
 from shoal.core.amount import cost_of
-from shoal.core.batch import Batch
 from shoal.core.policies.sizing import padded
-from shoal.core.request import State, is_declined
+from shoal.core.request import Batch, State, is_declined
 from shoal.errors import (
     DeadlineExceeded,
     HandlerFailed,

@@ -37,10 +37,9 @@ import anyio
 from shoal.batching.current import calls_from_thread
 from shoal.batching.running.run import Run
 from shoal.core.amount import NOTHING, Amount
-from shoal.core.batch import Batch, DispatchReason
 from shoal.core.events import BatchRecord, Outcomes
 from shoal.core.policies.sizing import load_of
-from shoal.core.request import Request, State
+from shoal.core.request import Batch, DispatchReason, Request, State
 from shoal.failures.exceptions import is_cancellation
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from shoal.batching.stream_buffer import StreamBuffer
-    from shoal.core.batch import Batch
-    from shoal.core.request import Request
+    from shoal.core.request import Batch, Request
 
 
 class Stepping:

@@ -15,10 +15,9 @@ from shoal.core.request import State
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shoal.core.batch import Batch
     from shoal.core.latency_model import LatencyModel
     from shoal.core.options.options import BatchOptions
-    from shoal.core.request import Request
+    from shoal.core.request import Batch, Request
 
 QUEUED = State.QUEUED
 _LEFTOVERS_WORTH_A_SWEEP: Final = 64

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from shoal.core.batch import DispatchReason
 from shoal.core.policies.factory import may_wait
 from shoal.core.policy import Pressure, Wait
-from shoal.core.request import State
+from shoal.core.request import DispatchReason, State
 from shoal.core.timers import Timers
 
 if TYPE_CHECKING:

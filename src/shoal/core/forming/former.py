@@ -39,11 +39,10 @@ from shoal.core.request import Request, State
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from shoal.core.batch import Batch
     from shoal.core.options.options import BatchOptions
     from shoal.core.policies.rule import Rule
     from shoal.core.policy import Wait
-    from shoal.core.request import RequestOptions
+    from shoal.core.request import Batch, RequestOptions
 
 QUEUED = State.QUEUED
 PARKED = State.PARKED

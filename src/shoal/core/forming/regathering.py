@@ -35,10 +35,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.core.amount import NOTHING
-from shoal.core.batch import DispatchReason
 from shoal.core.policies.factory import regathers
 from shoal.core.policy import Dispatch, Wait
-from shoal.core.request import State
+from shoal.core.request import DispatchReason, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

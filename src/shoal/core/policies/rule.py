@@ -17,10 +17,9 @@ from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Final
 
 from shoal.core.amount import Amount
-from shoal.core.batch import DispatchReason
 from shoal.core.policy import BatchPolicy, Dispatch, Wait
 from shoal.core.queue import ArrivalQueue, is_worth_a_sweep
-from shoal.core.request import State
+from shoal.core.request import DispatchReason, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -10,9 +10,9 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 from shoal.core.amount import cost_of
-from shoal.core.batch import DispatchReason
 from shoal.core.options.option import Same
 from shoal.core.queue import ArrivalQueue, RankedQueue
+from shoal.core.request import DispatchReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,8 +11,8 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from shoal.core.batch import DispatchReason
 from shoal.core.options.checks import whole
+from shoal.core.request import DispatchReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

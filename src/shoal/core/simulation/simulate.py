@@ -23,13 +23,12 @@ import math
 from array import array
 from typing import TYPE_CHECKING
 
-from shoal.core.batch import Batch, DispatchReason
 from shoal.core.forming.admission import QUIET
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions, RequestOptionsFactory
 from shoal.core.forming.former import Former
 from shoal.core.policies.sizing import load_of
 from shoal.core.policy import Dispatch
-from shoal.core.request import NOTHING, Request, State
+from shoal.core.request import NOTHING, Batch, DispatchReason, Request, State
 from shoal.core.simulation.results import (
     Arrival,
     ClosedLoop,

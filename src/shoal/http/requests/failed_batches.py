@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.core.batch import Batch
     from shoal.core.events import BatchRecord
-    from shoal.core.request import Request
+    from shoal.core.request import Batch, Request
 
 LOGGER: Final = "shoal.batches"
 

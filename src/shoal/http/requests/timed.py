@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
     from starlette.types import Message
 
-    from shoal.core.batch import Batch
     from shoal.core.events import BatchRecord
-    from shoal.core.request import Request
+    from shoal.core.request import Batch, Request
 
 ASKED: Final = b"x-server-timing"
 

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Span, SpanContext, Tracer
 
-    from shoal.core.batch import Batch
     from shoal.core.events import BatchRecord, Unserved
-    from shoal.core.request import Request
+    from shoal.core.request import Batch, Request
 
 BACKEND: Final = "shoal.backend"
 BATCH: Final = "shoal.batch.id"

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import anyio
 
 from shoal.batching.current import Identity, running_batch
-from shoal.core.batch import Batch, DispatchReason
-from shoal.core.request import State
+from shoal.core.request import Batch, DispatchReason, State
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, ReplicaOptions
 from shoal.testing.policies import make_request

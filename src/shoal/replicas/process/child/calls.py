@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from shoal.batching.handlers.handler import Handler
-    from shoal.core.batch import Batch, Draining
+    from shoal.core.request import Batch, Draining
     from shoal.replicas.code.instance import Instance
     from shoal.replicas.process.wire.frames import Frame
     from shoal.replicas.process.wire.messages import Message, MessageCodec

@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.core.batch import NEVER, Batch, DispatchReason
-from shoal.core.request import NOTHING, Request, RequestOptions, State
+from shoal.core.request import NEVER, NOTHING, Batch, DispatchReason, Request, RequestOptions, State
 from shoal.replicas.process.wire.messages import unpickled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.core.batch import Draining
+    from shoal.core.request import Draining
 
 _PLAIN = (str, int, float, bool, bytes, type(None))
 
