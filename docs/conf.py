@@ -47,7 +47,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"shoal\.batching\.calls\.intake\.Intake"),
     (r"py:.*", r"shoal\.replicas\.portal\.BlockingStream"),
     # The default of an option that is the batcher's own unless given.
-    (r"py:.*", r"shoal\.core\.options\.records\.Same"),
+    (r"py:.*", r"shoal\.core\.options\.option\.Same"),
     # Requests and their cost: of a property that the engine reads.
     (r"py:.*", r"shoal\.core\.amount\.Amount"),
 ]
