@@ -268,8 +268,9 @@ def test_batches_of_no_cost_and_of_no_time_do_no_harm() -> None:
 
 def test_memory_is_bounded() -> None:
     def held(model: LatencyModel) -> int:
+        by_size = sum(map(len, model._sizes.values())) + len(model._sizes)
         by_class = sum(map(len, model._classes.values()))
-        return by_class + len(model._unread) + len(model._ratios) + len(model._block)
+        return by_size + by_class + len(model._unread) + len(model._ratios) + len(model._block)
 
     model = told((1.01**number for number in range(5000)), lambda size: 0.1)
     assert held(model) < 600

@@ -37,19 +37,23 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 from itertools import accumulate, combinations
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Hashable, Iterable
 
 _Sample = tuple[float, float]
 """The size of a batch, and how long it ran, in seconds."""
+_Key = TypeVar("_Key", bound="Hashable")
+_Kept = TypeVar("_Kept")
 
 _UNREAD: Final = 64
 _RECENT: Final = 11
 _BLOCK: Final = 8
 _CLASSES: Final = 24
 _IN_CLASS: Final = 9
+_SIZES: Final = 64
+_OF_SIZE: Final = 15
 _RATIOS: Final = 128
 # With fewer batches than this, the line is fitted after each, and the spread is not measured yet.
 _FEW: Final = 16
@@ -94,8 +98,9 @@ class LatencyModel:
         self._ratios: deque[float] = deque(maxlen=_RATIOS)
         # Batches of known classes that are not part of the fit yet.
         self._block: list[_Sample] = []
-        # The last samples of each class; the least recently used is first.
+        # The last samples of each class, and of each exact size; the least recently used is first.
         self._classes: dict[int, deque[_Sample]] = {}
+        self._sizes: dict[float, deque[float]] = {}
         self._a = self._b = 0.0
         self._level = 1.0
         self._spread = _SPREAD_OF_FEW
@@ -140,9 +145,8 @@ class LatencyModel:
     def mean_s_of(self, size: float) -> float | None:
         """Returns the median time of the last batches of exactly this size; None without any."""
         self._is_known()
-        samples = [*self._classes.get(_class_of(size), ()), *self._block]
-        measured = [seconds for other, seconds in samples if other == size]
-        return _median(measured) if measured else None
+        measured = self._sizes.get(size)
+        return None if measured is None else _median(measured)
 
     def per_size_s(self) -> tuple[float, float]:
         """Returns the current `a` and `b`, in seconds; zeros before the first batch."""
@@ -176,11 +180,13 @@ class LatencyModel:
 
     def _read(self, size: float, seconds: float) -> None:
         self._samples += 1
+        _keep(seconds, self._sizes, size, keys=_SIZES, each=_OF_SIZE)
         sample = size, seconds
         self._recent.append(sample)
-        if _class_of(size) not in self._classes:
+        class_ = _class_of(size)
+        if class_ not in self._classes:
             # A new class has most influence on the line, and there is nothing to compare it with.
-            self._classify(sample)
+            _keep(sample, self._classes, class_, keys=_CLASSES, each=_IN_CLASS)
             self._draw()
         else:
             self._block.append(sample)
@@ -203,15 +209,7 @@ class LatencyModel:
                 for place, (size, seconds) in enumerate(kept):
                     kept[place] = size, seconds * pace
         for sample in block:
-            self._classify(sample)
-
-    def _classify(self, sample: _Sample) -> None:
-        class_ = _class_of(sample[0])
-        kept = self._classes.pop(class_, None) or deque[_Sample](maxlen=_IN_CLASS)
-        kept.append(sample)
-        if len(self._classes) >= _CLASSES:
-            del self._classes[next(iter(self._classes))]
-        self._classes[class_] = kept
+            _keep(sample, self._classes, _class_of(sample[0]), keys=_CLASSES, each=_IN_CLASS)
 
     def _new_pace(self, block: list[_Sample]) -> float | None:
         """Returns by which factor batches run slower than before; None for no clear change."""
@@ -245,6 +243,17 @@ class LatencyModel:
 
 def _class_of(size: float) -> int:
     return round(2 * math.log2(size)) if size > 0 else -1_000_000
+
+
+def _keep(
+    value: _Kept, by_key: dict[_Key, deque[_Kept]], key: _Key, *, keys: int, each: int
+) -> None:
+    """Adds to the last `each` values of a key; drops the least recently used of `keys`."""
+    kept = by_key.pop(key) if key in by_key else deque[_Kept](maxlen=each)
+    kept.append(value)
+    if len(by_key) >= keys:
+        del by_key[next(iter(by_key))]
+    by_key[key] = kept
 
 
 def _median(values: Iterable[float]) -> float:
