@@ -252,6 +252,14 @@ def test_the_time_of_an_exact_size_is_the_median_of_its_last_batches() -> None:
     assert model.mean_s_of(16) == 0.7
 
 
+def test_the_time_of_an_exact_size_does_not_depend_on_other_sizes() -> None:
+    near = told([96] * 20, linear, told([100] * 20, linear))
+    assert near.mean_s_of(100) == pytest.approx(linear(100))
+    slower = told([8, 64] * 40, linear)
+    told([64] * 40, lambda size: 10 * linear(size), slower)
+    assert slower.mean_s_of(8) == pytest.approx(linear(8))
+
+
 def test_sizes_may_be_any_costs() -> None:
     chance = random.Random(5)
     model = told([chance.uniform(0.01, 5000) for _ in range(500)], lambda size: size * 1e-5 + 0.1)
