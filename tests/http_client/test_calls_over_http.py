@@ -193,6 +193,44 @@ async def test_a_body_is_sent_in_pieces_that_each_have_the_time_of_a_write(size)
     assert max(map(len, pieces)) <= 2**17
 
 
+@pytest.mark.parametrize(
+    ("first", "headers", "options"),
+    [
+        (307, {"location": "/x"}, {"follow_redirects": True}),
+        (
+            401,
+            {"www-authenticate": 'Digest realm="a", nonce="b", qop="auth"'},
+            {"auth": httpx.DigestAuth("u", "p")},
+        ),
+    ],
+    ids=["redirect", "credentials"],
+)
+async def test_a_body_is_sent_again_if_the_server_asks_for_it(first, headers, options):
+    bodies = []
+
+    class Transport(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request):
+            bodies.append(b"".join([piece async for piece in request.stream]))
+            if len(bodies) == 1:
+                return httpx.Response(first, headers=headers)
+            return httpx.Response(200, json=len(bodies[-1]))
+
+    own = httpx.AsyncClient(transport=Transport(), **options)
+    async with HttpClient("http://x", client=own) as client:
+        assert await client.call("/x", b"herring") == 7
+    assert bodies == [b"herring"] * 2
+
+
+async def test_a_problem_of_another_server_is_shown_as_its_json():
+    detail = [{"loc": ["body", "x"], "msg": None}]
+    transport = httpx.MockTransport(lambda _: httpx.Response(422, json={"detail": detail}))
+    own = httpx.AsyncClient(transport=transport)
+    async with HttpClient("http://x", client=own) as client:
+        with pytest.raises(errors.HttpProblem) as caught:
+            await client.call("/x", 1)
+    assert '[{"loc": ["body", "x"], "msg": null}]' in str(caught.value)
+
+
 async def test_a_body_that_is_not_taken_can_be_left():
     async def answer(stream):
         await stream.receive()

@@ -68,7 +68,8 @@ def error_of(url: str, status: int, problem: object) -> Exception:
     uri = members.get("type")
     kind = uri[len(PROBLEM) :] if isinstance(uri, str) and uri.startswith(PROBLEM) else ""
     status = members["status"] if type(members.get("status")) is int else status
-    parts = [str(members[name]) for name in ("title", "detail") if members.get(name)]
+    said = [members[name] for name in ("title", "detail") if members.get(name)]
+    parts = [one if isinstance(one, str) else json.dumps(one) for one in said]
     text = f"{url} answered {status}: {': '.join(parts) or 'without an explanation'}"
     if members.get("instance"):
         text += f" (request {members['instance']})"

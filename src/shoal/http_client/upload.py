@@ -20,10 +20,11 @@ class Upload(httpx.AsyncByteStream):
     # middle leaves that to the garbage collector, and trio warns of it.
 
     def __init__(self, body: bytes) -> None:
-        self._rest = memoryview(body)
+        self._body = self._rest = memoryview(body)
 
     @override
     def __aiter__(self) -> AsyncIterator[bytes]:
+        self._rest = self._body  # httpx sends it again after a redirect, or with credentials
         return self
 
     async def __anext__(self) -> bytes:

@@ -1,7 +1,9 @@
 """OpenAI's protocol: its answers, its streams, what ends a text, and what frees a place."""
 
 import base64
+import gc
 import struct
+import weakref
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated
@@ -1038,3 +1040,34 @@ async def test_null_is_as_if_a_parameter_was_absent():
         body = await completed(app, "options", "a", **nulls)
         assert body["choices"][0]["text"].startswith("a|7|1.0|[]|None")
         await completed(app, "options", "a", seed=None, n=2)
+
+
+@pytest.mark.parametrize("texts", [1, 2])
+async def test_the_failure_of_a_streamed_completion_is_kept_by_nobody(texts, caplog):
+    caplog.set_level("CRITICAL", "shoal")  # a record of the log would keep it
+    app = shoal.App(protocols=["openai"])
+    failures = []
+
+    class Failure(Exception):  # builtin ones can't be referred to weakly
+        pass
+
+    @app.endpoint("/failing", name="failing", batch=False)
+    async def failing(prompt: str) -> AsyncIterator[str]:
+        yield prompt
+        error = Failure()
+        failures.append(weakref.ref(error))
+        try:
+            raise error
+        finally:
+            del error
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with app.lifespan():
+            await streamed(app, model="failing", prompt="a", n=texts)
+            await settle()
+            assert failures
+            assert [failure() for failure in failures] == [None] * len(failures)
+    finally:
+        gc.enable()

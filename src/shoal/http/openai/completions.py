@@ -186,7 +186,7 @@ class MergedTexts:
         self._job = job
         self.form = form
         self._running = job.texts
-        self._failure: Exception | None = None  # once it was received
+        self._failure: Exception | None = None  # that `ready` or `__anext__` has received
 
     async def __aenter__(self) -> Self:
         # A text waits once the client has not taken enough of the others.
@@ -205,7 +205,8 @@ class MergedTexts:
         finally:
             self._send.close()
             self._messages.close()
-            del self._messages, self._failure  # the traceback of a failure holds this object
+            # The traceback of a failure, read or not, holds this object.
+            del self._send, self._messages, self._failure
 
     def __aiter__(self) -> Self:
         return self
@@ -216,6 +217,7 @@ class MergedTexts:
             if isinstance(message, bytes):
                 return message
             self._failure = message
+            del message  # the traceback of a failure holds this frame
         if self._failure is None:
             raise StopAsyncIteration
         try:
