@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Final
 
 from shoal.commands.support.arguments import CommandParser
@@ -56,6 +57,8 @@ first steps:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     # 1 is a failure, or that no options meet the target of `tune`; 2 a mistake in the command.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as Python does for stderr
     try:
         return _run(sys.argv[1:] if argv is None else list(argv))
     finally:

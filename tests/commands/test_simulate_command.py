@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -331,3 +334,13 @@ def test_mistakes_in_what_is_compared_are_told(told, tmp_path):
     assert "--backend is for a file that `shoal trace` has recorded" in told.err
     told(*CONSTANT, "--plot", str(tmp_path / "absent" / "x.png"), code=2)
     assert "can't write" in told.err
+
+
+@pytest.mark.real_time
+def test_a_terminal_without_unicode_gets_escapes():
+    command = [sys.executable, "-m", "shoal", "simulate", "--callers", "4"]
+    command += ["--run-time", "0.00001", "--max-batch-size", "4"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"\xb5s" in done.stdout

@@ -12,6 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from processes import ask, wait_until_refused
 
+from shoal.cli import main
+from shoal.commands.server.locations import ServerLocation
+
 pytestmark = pytest.mark.real_time
 
 APP = """\
@@ -239,21 +242,31 @@ def test_a_client_that_shuts_it_down_ends_the_process(terminal, directory):
 
 
 FORKING = """\
-import multiprocessing
-import time
+import os
 
 import shoal
 
-fork = multiprocessing.get_context("fork")
-fork.Process(target=time.sleep, args=(1000,), daemon=True).start()
+if os.fork() == 0:
+    open("release").read()
+    os._exit(0)
 app = shoal.App()
 """
 
 
 def test_a_process_that_the_application_has_forked_holds_nothing_up(terminal, directory, start):
     (directory / "forking.py").write_text(FORKING)
-    start("forking:app")
-    assert terminal.told_here("stop") == "stopped default\n"
+    os.mkfifo(directory / "release")
+    for _ in range(2):
+        start("forking:app")
+        assert terminal.told_here("stop") == "stopped default\n"
+    (directory / "release").write_text("")  # both children go on
+
+
+def test_one_that_is_starting_is_waited_for(monkeypatch, capsys):
+    holders = iter([0, 0, None])
+    monkeypatch.setattr(ServerLocation, "holder", lambda _: next(holders))
+    assert main(["stop"]) == 1
+    assert "no server named 'default' runs here" in capsys.readouterr().err
 
 
 def test_one_that_has_not_said_which_process_it_is_is_not_killed(terminal):

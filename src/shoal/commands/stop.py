@@ -55,12 +55,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def _run(arguments: Namespace) -> int:
     location = ServerLocation.of(arguments.name)
-    process = location.holder()
+    until = time.monotonic() + arguments.timeout_s
+    # One that is starting has not written its id yet.
+    while (process := location.holder()) == 0 and time.monotonic() < until:
+        time.sleep(_POLL_S)
     if process is None:
         raise CommandError(f"no server named {location.name!r} runs here", 1)
     if process == 0:
         raise CommandError(f"{location.name} has not written its process id yet; try again", 1)
-    until = time.monotonic() + arguments.timeout_s
     try:
         anyio.run(_ask_to_end, location, arguments.timeout_s, backend="trio")
         why = f"it did not end within {arguments.timeout_s:g} s"

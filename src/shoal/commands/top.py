@@ -145,8 +145,11 @@ def _draw(view: ServerView, source: str, status: str) -> None:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        raise CommandError(f"can't write to the terminal: {error.strerror}", 1) from None
 
 
 async def _until_signalled(end: Callable[[], object]) -> None:
@@ -199,18 +202,23 @@ def picture(view: ServerView, source: str, status: str, width: int, height: int 
         _drawn(rows, count, is_wide) for rows, count in zip(tables, lines, strict=True) if count
     ]
     text = "\n\n".join([*parts, *ends])
-    return "\n".join([line[:width].rstrip() for line in text.split("\n")])
+    most = None if height is None else width
+    return "\n".join([line[:most].rstrip() for line in text.split("\n")])
 
 
 def _lines_of_tables(rows: Sequence[int], room: int) -> list[int]:
     """Divides the lines of a screen among tables, the most important first."""
     # Each table needs an empty line and a head as well. A table with 0 lines is not shown.
-    lines: list[int] = []
+    lines = [0] * len(rows)
     for number, count in enumerate(rows):
-        later = sum(min(one, _FEWEST_ROWS) + 2 for one in rows[number + 1 :] if one)
-        shown = min(count, max(room - 2 - later, _FEWEST_ROWS))
-        lines.append(shown if shown + 2 <= room else 0)
-        room -= lines[-1] + 2 if lines[-1] else 0
+        fewest = min(count, _FEWEST_ROWS)
+        if fewest and fewest + 2 <= room:
+            lines[number] = fewest
+            room -= fewest + 2
+    for number, shown in enumerate(lines):
+        more = min(rows[number] - shown, room) if shown else 0
+        lines[number] += more
+        room -= more
     return lines
 
 

@@ -109,12 +109,15 @@ def being_server(location: ServerLocation) -> Generator[None]:
     try:
         if not _locked(file):
             raise already_running(location)
+        process = os.getpid()
         os.ftruncate(file, 0)
-        os.write(file, f"{os.getpid()}\n".encode())
+        os.write(file, f"{process}\n".encode())
         try:
             yield
         finally:
-            os.ftruncate(file, 0)
+            if os.getpid() == process:  # not in a process that the application has forked
+                os.ftruncate(file, 0)
+                fcntl.flock(file, fcntl.LOCK_UN)  # also for those
     finally:
         os.close(file)
 
