@@ -191,7 +191,7 @@ UNKNOWN = [
     ("request_timeout_s", "write timeout_s, in seconds"),
     ("timeout", "did you mean 'timeout_s'?"),
     ("queue_timeout", "did you mean 'queue_timeout_s'?"),
-    ("xyzzy", "it has timeout_s, metadata, priority, queue_timeout_s, share"),
+    ("xyzzy", "there are timeout_s, metadata, priority, queue_timeout_s, share"),
 ]
 
 
@@ -204,7 +204,7 @@ def test_an_unknown_option_suggests_the_right_one(handler: Any, name: str, hint:
     for call in calls:
         with pytest.raises(TypeError) as told:
             call.options(**given)
-        assert str(told.value) == f"a call has no option {name!r}; {hint}"
+        assert str(told.value) == f"{name!r} is not an option of a call; {hint}"
 
 
 @pytest.mark.real_time

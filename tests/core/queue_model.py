@@ -286,7 +286,7 @@ class QueueModel:
             return fitting(bucket, below[-1]), pressure or reason
         if o.padding == "cost" and below and below[-1] != size:
             above = min(n for n in o.allowed_batch_sizes or () if n > size)
-            costs = [self.former.model.mean_s_of(n) for n in (below[-1], above)]
+            costs = [self.former.model.median_s_of(n) for n in (below[-1], above)]
             if costs[0] is None:
                 return fitting(bucket, below[-1] if costs[1] is not None else above), (
                     pressure or reason

@@ -46,7 +46,9 @@ def noisy(sigma: float, pace: float = 1.0, seed: int = 2) -> Callable[[float], f
 
 def test_nothing_is_known_before_the_first_batch() -> None:
     model = LatencyModel()
-    assert model.run_s(1) is model.bound_s(1) is model.size_within(1) is model.mean_s_of(1) is None
+    assert (
+        model.run_s(1) is model.bound_s(1) is model.size_within(1) is model.median_s_of(1) is None
+    )
     snapshot = model.snapshot()
     assert (snapshot.a_s, snapshot.b_s, snapshot.samples) == (0, 0, 0)
     assert model.largest() == model.samples() == 0
@@ -244,20 +246,20 @@ def test_the_time_of_an_exact_size_is_the_median_of_its_last_batches() -> None:
     model = LatencyModel()
     for size, seconds in [(16, 0.3), (16, 0.1), (16, 0.2), (32, 0.5)]:
         model.observe(size, seconds)
-    assert model.mean_s_of(16) == 0.2
-    assert model.mean_s_of(32) == 0.5
-    assert model.mean_s_of(17) is None
+    assert model.median_s_of(16) == 0.2
+    assert model.median_s_of(32) == 0.5
+    assert model.median_s_of(17) is None
     told([16] * 100, lambda size: 0.1, model)
     told([16] * 8, lambda size: 0.7, model)
-    assert model.mean_s_of(16) == 0.7
+    assert model.median_s_of(16) == 0.7
 
 
 def test_the_time_of_an_exact_size_does_not_depend_on_other_sizes() -> None:
     near = told([96] * 20, linear, told([100] * 20, linear))
-    assert near.mean_s_of(100) == pytest.approx(linear(100))
+    assert near.median_s_of(100) == pytest.approx(linear(100))
     slower = told([8, 64] * 40, linear)
     told([64] * 40, lambda size: 10 * linear(size), slower)
-    assert slower.mean_s_of(8) == pytest.approx(linear(8))
+    assert slower.median_s_of(8) == pytest.approx(linear(8))
 
 
 def test_sizes_may_be_any_costs() -> None:

@@ -95,7 +95,7 @@ async def test_middleware_is_meant_under_both_names() -> None:
     ):
         shoal.App(**given)
     with pytest.raises(
-        TypeError, match=r"http has no option 'middleware'; did you mean 'middlewar"
+        TypeError, match=r"'middleware' is not an option of http; did you mean 'middlewar"
     ):
         async with shoal.start(http={"middleware": []}):
             pass

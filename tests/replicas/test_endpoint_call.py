@@ -47,8 +47,8 @@ def test_none_leaves_an_option_as_it_is(name):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("timeout", "a handle has no option 'timeout'; did you mean 'timeout_s'?"),
-        ("stream", f"a handle has no option 'stream'; it has {', '.join(OTHERS)}"),
+        ("timeout", "'timeout' is not an option of a handle; did you mean 'timeout_s'?"),
+        ("stream", f"'stream' is not an option of a handle; there are {', '.join(OTHERS)}"),
     ],
 )
 def test_an_unknown_option_is_refused_with_a_suggestion(name, said):

@@ -110,7 +110,9 @@ async def test_a_certificate_that_cannot_be_used_is_named(options, named):
 
 
 async def test_an_unknown_option_is_named():
-    with pytest.raises(TypeError, match=r"shoal\.serve has no option 'prot'; did you mean 'port'"):
+    with pytest.raises(
+        TypeError, match=r"'prot' is not an option of shoal\.serve; did you mean 'port'"
+    ):
         await shoal.serve(EchoApp(), prot=1)
 
 

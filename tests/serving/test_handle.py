@@ -125,7 +125,7 @@ async def test_options_lie_over_each_other() -> None:
         ("deadline_s", "write timeout_s, in seconds"),
         ("timeout", "did you mean 'timeout_s'?"),
         ("headers", "did you mean 'http_headers'?"),
-        ("xyzzy", "it has method_name, shard_key, http_method, http_headers, timeout_s, priority"),
+        ("xyzzy", "there are method_name, shard_key, http_method, http_headers, timeout_s, priority"),
     ],
 )
 async def test_an_unknown_option_suggests_the_right_one(name: str, hint: str) -> None:
@@ -134,7 +134,7 @@ async def test_an_unknown_option_suggests_the_right_one(name: str, hint: str) ->
         for asking in (handle, handle.options(priority=1), handle.sync):
             with pytest.raises(TypeError) as told:
                 asking.options(**given)
-            assert str(told.value) == f"a handle has no option {name!r}; {hint}"
+            assert str(told.value) == f"{name!r} is not an option of a handle; {hint}"
 
 
 async def test_many_calls_at_once_share_batches_and_have_their_results_in_order() -> None:

@@ -25,7 +25,7 @@ from shoal.asgi.option_checks import (
     checked_schemes,
 )
 from shoal.core.options.checks import finite_seconds, more_than_0, whole, yes_or_no
-from shoal.core.options.names import not_an_option, unknown_option
+from shoal.core.options.names import unknown_option
 from shoal.core.options.option import check_options, option, options_of, table
 
 if TYPE_CHECKING:
@@ -394,7 +394,7 @@ class HttpOptions:
             TypeError: An option is unknown, or not about an application.
         """
         for name in (one for one in keywords if one not in APP_OPTIONS):
-            raise not_an_option(name, "shoal.App", (*APP_OPTIONS, "middleware"))
+            raise unknown_option("shoal.App", name, (*APP_OPTIONS, "middleware"))
         return cls(**keywords)
 
     @classmethod

@@ -18,7 +18,10 @@ from shoal.core.options.names import suggested
 UNIX: Final = "unix"
 
 _PROXY_HEADERS: Final = (
-    *("x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-forwarded-prefix"),
+    "x-forwarded-for",
+    "x-forwarded-proto",
+    "x-forwarded-host",
+    "x-forwarded-prefix",
 )
 
 _MAPPED_BITS: Final = 96  # of ::ffff:0:0/96, the mapped IPv4 addresses

@@ -36,10 +36,9 @@ from shoal.batching.open.batch import OpenRun
 from shoal.batching.open.slots import OpenSlots
 from shoal.batching.options import manager_of, refuse_change
 from shoal.batching.running.closed_slots import ClosedSlots
-from shoal.batching.running.run import UnaryRun
+from shoal.batching.running.run import TimeLimits, UnaryRun
 from shoal.batching.running.slots import SlotParts
 from shoal.batching.running.stream import StreamRun
-from shoal.batching.time_limits import TimeLimits
 from shoal.core.counters import NO_LEVELS, ClosingCounts
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.forming.former import Former

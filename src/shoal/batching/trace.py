@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
-
-P = ParamSpec("P")
-R = TypeVar("R")
+    from collections.abc import Generator, Mapping
 
 
 def trace_headers() -> dict[str, str]:
@@ -36,16 +32,6 @@ def trace_ids() -> tuple[str, str] | None:
         return None
     span = current().get_span_context()
     return (f"{span.trace_id:032x}", f"{span.span_id:016x}") if span.is_valid else None
-
-
-def in_this_context(function: Callable[P, R]) -> Callable[P, R]:
-    """Returns a function that runs in a copy of the current context, wherever it is called."""
-    context = copy_context()
-
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return context.run(function, *args, **kwargs)
-
-    return call
 
 
 @contextmanager

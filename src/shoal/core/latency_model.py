@@ -142,7 +142,7 @@ class LatencyModel:
             return self._one_size * on_line / self._b
         return (on_line - self._b) / self._a if self._a else math.inf
 
-    def mean_s_of(self, size: float) -> float | None:
+    def median_s_of(self, size: float) -> float | None:
         """Returns the median time of the last batches of exactly this size; None without any."""
         self._is_known()
         measured = self._sizes.get(size)

@@ -190,10 +190,10 @@ class RemoteCall(ServedCall):
             # Pickled now, so that an error is raised here.
             self._post("send pickled", dumps(message, 5), size_of(message))
         elif self.is_complete:
-            raise RuntimeError("the answer is complete already")
+            raise RuntimeError("the response is complete already")
         elif kind == _START:
             if self._start is not None or self.has_begun:
-                raise RuntimeError("the answer has begun already")
+                raise RuntimeError("the response has begun already")
             headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
             self._start = {"type": _START, "status": int(message["status"]), "headers": headers}
         elif kind != _BODY or (self._start is None and not self.has_begun):

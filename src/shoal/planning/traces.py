@@ -22,7 +22,7 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime
-from io import StringIO
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal.core.simulation.results import Arrival
@@ -80,15 +80,21 @@ def read_trace(path: Path, batcher: str | None = None) -> Recording:
     """
     reading = _Reading()
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            opening: list[str] = []  # up to the first line that is not blank
+            for line in file:
+                opening.append(line)
+                if line.strip():
+                    break
+            start = "".join(opening).lstrip()[:1]
+            is_ndjson = path.suffix in (".ndjson", ".jsonl") or start == "{"
+            rows = _objects if is_ndjson else _csv_rows
+            for where, row in rows(path, chain(opening, file)):
+                reading.add(where, row)
     except OSError as error:
         raise ValueError(f"can't read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8 text") from None
-    is_ndjson = path.suffix in (".ndjson", ".jsonl") or text.lstrip()[:1] == "{"
-    rows = _objects if is_ndjson else _csv_rows
-    for where, row in rows(path, StringIO(text, newline="")):
-        reading.add(where, row)
     return reading.recording(path, batcher)
 
 

@@ -13,6 +13,7 @@ handler does.
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from shoal.batching.stream_buffer import too_slow
 from shoal.core.amount import cost_of
 from shoal.core.policies.sizing import padded
 from shoal.core.request import Batch, State, is_declined
+from shoal.core.timers import Timers
 from shoal.errors import (
     DeadlineExceeded,
     HandlerFailed,
@@ -35,15 +37,16 @@ from shoal.errors import (
 )
 from shoal.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
 from shoal.failures.hints import with_hint
+from shoal.loops.parking import Bell
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from shoal.batching.handlers.handler import Handler, HoldLog
-    from shoal.batching.time_limits import TimeLimits
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
+    from shoal.core.timers import Timer
     from shoal.loops.parking import Parking, Scope
 
 RUNNING = State.RUNNING
@@ -357,3 +360,33 @@ def kinds_of(values: Iterable[Any]) -> Iterable[type]:
 
 def still_running(requests: Sequence[Request]) -> list[Request]:
     return [request for request in requests if request.state is RUNNING]
+
+
+class TimeLimits:
+    """Calls functions at given times, unless they are cancelled before; one task for all runs."""
+
+    # A deadline on the handler's cancel scope would be enough for handlers that end when cancelled.
+    # But a handler may shield its clean-up, and one in a thread can't be cancelled; their callers
+    # must get the error in time, too.
+
+    def __init__(self, parking: Parking) -> None:
+        self._parking = parking
+        self._timers = Timers()
+        self._bell = Bell(parking)
+        self._asleep_until = math.inf
+
+    def add(self, at: float, on_time: Callable[[], object]) -> Timer:
+        if at < self._asleep_until:
+            self._bell.ring()
+        return self._timers.add(at, on_time)
+
+    def forget(self, timer: Timer) -> None:
+        self._timers.forget(timer)
+
+    async def run(self) -> None:
+        while True:
+            for on_time in self._timers.due(self._parking.now()):
+                on_time()
+            on_time = None  # it would keep the last batch alive
+            self._asleep_until = self._timers.next_at()
+            await self._bell.wait(self._asleep_until)

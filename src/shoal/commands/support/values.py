@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.commands.support.mistake import CommandError, as_mistakes
-from shoal.core.options.names import not_an_option
+from shoal.core.options.names import unknown_option
 from shoal.core.options.options import OPTIONS
 from shoal.core.simulation.results import Linear
 
@@ -74,7 +74,7 @@ def option_pairs(texts: Sequence[str]) -> dict[str, Any]:
         name = key.replace("-", "_")
         option = OPTIONS.get(name)
         if option is None:
-            raise CommandError(str(not_an_option(name, "a batcher", OPTIONS)))
+            raise CommandError(str(unknown_option("a batcher", name, OPTIONS)))
         if option.is_function:
             raise CommandError(
                 f"{name} is a function, which can't be given here; costs and buckets of requests "

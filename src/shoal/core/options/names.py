@@ -82,14 +82,9 @@ def suggested(name: object, known: Collection[str]) -> str | None:
     return None if near is None else f"did you mean {near!r}?"
 
 
-def not_an_option(name: object, owner: str, known: Collection[str]) -> TypeError:
+def unknown_option(owner: str, name: object, known: Collection[str]) -> TypeError:
     hint = suggested(name, known) or f"there are {', '.join(known)}"
     return TypeError(f"{name!r} is not an option of {owner}; {hint}")
-
-
-def unknown_option(owner: str, name: object, known: Collection[str]) -> TypeError:
-    hint = suggested(name, known) or f"it has {', '.join(known)}"
-    return TypeError(f"{owner} has no option {name!r}; {hint}")
 
 
 def nearest(name: object, known: Collection[str]) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Self, TypedDict, cast
 from shoal.core.amount import Amount
 from shoal.core.options.checks import function, seconds, sizes_in_order, whole, yes_or_no
 from shoal.core.options.mixes import refused_mix
-from shoal.core.options.names import not_an_option
+from shoal.core.options.names import unknown_option
 from shoal.core.options.option import (
     Check,
     callback,
@@ -386,4 +386,4 @@ OPTIONS: Final = options_of(BatchOptions)
 def _refuse_unknown(given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in OPTIONS:
-            raise not_an_option(name, "a batcher", OPTIONS)
+            raise unknown_option("a batcher", name, OPTIONS)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Sizing:
-    """How much goes into one batch: as much as may, or by a latency target, or by a subclass."""
+    """How much goes into one batch: as much as the limit or a latency target allows."""
 
     def __init__(self, limit: Amount, adaptive: AdaptiveRule | None = None) -> None:
         self.limit = limit
@@ -64,7 +64,7 @@ class Allowed(Sizing):
         down = self._sizes[below]
         if self._padding == "down" or up <= cost:
             return down
-        down_s, up_s = self._model.mean_s_of(down), self._model.mean_s_of(up)
+        down_s, up_s = self._model.median_s_of(down), self._model.median_s_of(up)
         if down_s is None or up_s is None:
             # A size that was not measured yet is tried, to measure it.
             return down if down_s is None and up_s is not None else up

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Final, Self
 
 from shoal.core.options.checks import above_0, seconds, whole
-from shoal.core.options.names import not_an_option
+from shoal.core.options.names import unknown_option
 from shoal.core.options.option import check_options, option
 
 # Rounding errors of the quotients below; they must not cost a replica.
@@ -101,7 +101,7 @@ class AutoscalingOptions:
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
-                raise not_an_option(name, "autoscaling", known)
+                raise unknown_option("autoscaling", name, known)
         return cls(**options)
 
     def bounded(self, replicas: int) -> int:

@@ -179,7 +179,7 @@ class Http1Call(ServedCall):
         kind, head = message["type"], self._head
         if kind == "http.response.start":
             if head is not None:
-                raise RuntimeError("the answer has begun already")
+                raise RuntimeError("the response has begun already")
             status = message["status"]
             self._head = answer_head(status, message.get("headers", ()))
             if status in WITHOUT_BODY or self.line.method == "HEAD":
@@ -192,7 +192,7 @@ class Http1Call(ServedCall):
             data = bytes(memoryview(data))  # raises before anything has changed
         if self.has_begun:
             if self.is_complete:
-                raise RuntimeError("the answer is complete already")
+                raise RuntimeError("the response is complete already")
             if not await self._has_sent_all():
                 return
             lines, data = b"", self._part(data, is_last=is_last)
@@ -402,7 +402,7 @@ def status_line(status: int) -> bytes:
     if known is not None:
         return known
     if not 200 <= status <= 999:
-        raise ValueError(f"an answer has a status from 200 to 999, not {status}")
+        raise ValueError(f"a response has a status from 200 to 999, not {status}")
     return b"HTTP/1.1 %d " % status
 
 

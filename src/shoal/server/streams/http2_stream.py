@@ -109,9 +109,8 @@ class Http2Stream:
         self._reset(ErrorCodes.PROTOCOL_ERROR if is_clients_fault else ErrorCodes.INTERNAL_ERROR)
 
     def taken(self, size: int) -> None:
-        if (
-            not self.connection.is_closed
-        ):  # an ended stream's data still opens the connection's window
+        # The data of an ended stream still opens the connection's window.
+        if not self.connection.is_closed:
             with suppress(ProtocolError):
                 self._h2.acknowledge_received_data(size, self._id)
             self._flush()
