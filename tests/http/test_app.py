@@ -265,6 +265,25 @@ async def test_a_response_that_streams_is_closed_when_its_client_leaves():
         await closed.wait()
 
 
+async def test_a_response_that_streams_is_closed_where_its_client_left_it():
+    async def pieces():
+        while True:
+            yield b"a" * 2**16
+
+    running = pieces()  # kept, so that the garbage collector does not close it
+
+    async def streaming(items: list[int]) -> list[object]:
+        return [StreamingResponse(running) for _ in items]
+
+    app = app_of(streaming)
+    call = Call(app, "/x", item=1, reads=False)
+    async with app.lifespan(), calling(call):
+        await settle()
+        call.leave()
+        await call.returned.wait()
+        assert running.ag_frame is None
+
+
 @pytest.mark.real_time
 @pytest.mark.parametrize("placement", ["task", "thread"])
 async def test_a_file_is_sent_as_it_is(placement, tmp_path):

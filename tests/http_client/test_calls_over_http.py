@@ -9,6 +9,7 @@ import ssl
 from contextlib import suppress
 
 import anyio
+import anyio.lowlevel
 import httpx
 import numpy as np
 import pydantic
@@ -219,6 +220,36 @@ async def test_a_body_is_sent_again_if_the_server_asks_for_it(first, headers, op
     async with HttpClient("http://x", client=own) as client:
         assert await client.call("/x", b"herring") == 7
     assert bodies == [b"herring"] * 2
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
+async def test_no_more_is_read_than_memory_should_hold(streams, monkeypatch):
+    monkeypatch.setattr("shoal.http_client.connection._MOST_BYTES", 1000)
+    taken = 0
+
+    class Body(httpx.AsyncByteStream):
+        def __aiter__(self):
+            return self
+
+        async def __anext__(self):
+            nonlocal taken
+            await anyio.lowlevel.checkpoint()
+            taken += 1
+            return b"1" * 100
+
+    async def all_of(client):
+        if not streams:
+            return await client.call("/x", 1)
+        async with client.stream("/x", 1) as items:
+            return [item async for item in items]
+
+    kind = {"content-type": "application/x-ndjson" if streams else "application/json"}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, headers=kind, stream=Body()))
+    own = httpx.AsyncClient(transport=transport)
+    async with HttpClient("http://x", client=own) as client:
+        with pytest.raises(ConnectionError, match="sent more than 1000 bytes"):
+            await all_of(client)
+    assert taken < 20
 
 
 async def test_a_problem_of_another_server_is_shown_as_its_json():

@@ -125,7 +125,10 @@ async def test_options_lie_over_each_other() -> None:
         ("deadline_s", "write timeout_s, in seconds"),
         ("timeout", "did you mean 'timeout_s'?"),
         ("headers", "did you mean 'http_headers'?"),
-        ("xyzzy", "there are method_name, shard_key, http_method, http_headers, timeout_s, priority"),
+        (
+            "xyzzy",
+            "there are method_name, shard_key, http_method, http_headers, timeout_s, priority",
+        ),
     ],
 )
 async def test_an_unknown_option_suggests_the_right_one(name: str, hint: str) -> None:

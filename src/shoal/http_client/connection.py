@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # How long a stream may be silent, and a piece of a body may take; servers send heartbeats.
 SILENCE_S: Final = 60.0
 _CONNECT_TIMEOUT_S: Final = 10.0
+# The largest response, and the largest line of a stream, in bytes.
+_MOST_BYTES: Final = 2**28
 # Shorter than the servers' limit, so that a server does not close a connection during a request.
 _IDLE_S: Final = 2.0
 
@@ -158,6 +160,7 @@ class StreamingAnswer:
         self.media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         self.retry_after = response.headers.get("retry-after", "")
         self.lines = self._read_lines()
+        self._pieces = response.aiter_bytes()
         self._response = response
         self._connection = connection
         self._process = os.getpid()
@@ -168,13 +171,20 @@ class StreamingAnswer:
         """Reads the body, and closes the response."""
         import httpx
 
+        body = bytearray()
         try:
-            return await self._response.aread()
+            async for piece in self._pieces:
+                body += piece
+                self._check_size(len(body))
+            return bytes(body)
         except httpx.RequestError as error:
             raise self._connection.broken(error) from error
         finally:
-            with anyio.CancelScope(shield=True):
-                await self._response.aclose()
+            await self.aclose()
+
+    def _check_size(self, size: int) -> None:
+        if size > _MOST_BYTES:
+            raise ConnectionError(f"{self.url} sent more than {_MOST_BYTES} bytes")
 
     def drop(self) -> None:
         """Shuts the connection of a garbage-collected stream down; in any thread."""
@@ -191,10 +201,11 @@ class StreamingAnswer:
             # httpx nests several generators, and closing the outermost one leaves the inner ones to
             # the garbage collector. Reading on ends them all: the connection is closed, or the wait
             # is cancelled, since one of HTTP/2 stays open for other requests.
-            with anyio.CancelScope() as reading, suppress(Exception):
-                reading.cancel()
-                async for _ in self.lines:
-                    pass
+            for generator in (self.lines, self._pieces):
+                with anyio.CancelScope() as reading, suppress(Exception):
+                    reading.cancel()
+                    async for _ in generator:
+                        pass
 
     async def _read_lines(self) -> AsyncGenerator[bytes, None]:
         # Not `aiter_lines`, which also splits at characters that may occur in JSON strings.
@@ -202,13 +213,14 @@ class StreamingAnswer:
 
         rest = bytearray()
         try:
-            async for piece in self._response.aiter_bytes():
+            async for piece in self._pieces:
                 rest += piece
                 if b"\n" in piece:
                     *lines, rest = rest.split(b"\n")
                     for line in lines:
                         if line:  # the server sends an empty one as a keep-alive
                             yield bytes(line)
+                self._check_size(len(rest))
         except httpx.RequestError as error:
             raise self._connection.broken(error) from error
 

@@ -62,6 +62,30 @@ async def status_of(app):
     return endpoint.requests, endpoint.errors
 
 
+async def test_a_client_that_sends_without_a_pause_lets_others_run():
+    app = serving(doubled)
+    passes = unread = 0
+
+    async def others():
+        nonlocal passes
+        while True:
+            passes += 1
+            await anyio.lowlevel.checkpoint()
+
+    async with app.lifespan(), opened(app, "/x") as socket, anyio.create_task_group() as tasks:
+        for number in range(1000):
+            socket.say(id=number, item=number)
+        before = len(socket.unread)
+        tasks.start_soon(others)
+        while socket.unread:
+            await anyio.lowlevel.checkpoint()
+            unread = max(unread, before - len(socket.unread))
+            before = len(socket.unread)
+        tasks.cancel_scope.cancel()
+        assert passes > 10
+        assert unread < 100
+
+
 async def test_requests_on_one_connection_share_a_batch():
     app = serving(doubled, max_batch_size=3, batch_wait_timeout_s=60)
     async with app.lifespan(), opened(app, "/x") as socket:

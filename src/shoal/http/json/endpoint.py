@@ -34,7 +34,6 @@ from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, get_args, get_origin
 
 import anyio
-import orjson
 from pydantic import ValidationError
 from starlette.formparsers import MultiPartException
 from starlette.responses import FileResponse, Response
@@ -54,7 +53,7 @@ from shoal.http.requests.call import NO_CALL_HEADERS, CallHeaders, EndpointCall,
 from shoal.http.requests.codec import Codec
 from shoal.http.requests.dispatch import Route
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.plain import PLAIN, encoded, of_memoryview
+from shoal.http.requests.plain import encoded, of_memoryview
 from shoal.http.requests.problem import Refused
 from shoal.http.requests.streaming import answer_with_stream
 
@@ -70,6 +69,25 @@ if TYPE_CHECKING:
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.config.converters import Converters
     from shoal.serving.endpoints.endpoint import Endpoint
+
+
+_SECONDS: Final = re.compile(rb"[0-9]{1,15}(\.[0-9]{1,15})?")
+_OF_CALLS: Final = frozenset(
+    {
+        *(b"x-serve-call-method", b"x-serve-shard-key", b"x-priority", b"cache-control"),
+        b"x-request-timeout",
+    }
+)
+# Nearly all requests and results are these, and need no closer look.
+_ALWAYS_JSON: Final = frozenset({dict, list, tuple, str, int, float, bool, NoneType})
+_ASKS_FOR_NOTHING: Final = frozenset({None, b"", b"*/*", JSON})
+# A browser must not take bytes for a page, whatever they look like.
+_NOT_JSON: Final = (b"x-content-type-options", b"nosniff")
+_ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
+# The media type of bytes by default.
+BYTES: Final = b"application/octet-stream"
+# Results of these types are sent unchanged.
+BYTES_TYPES: Final = frozenset({bytes, bytearray, memoryview})
 
 
 class EndpointRoute(Route):
@@ -205,32 +223,6 @@ def _timeout_s(given: bytes) -> float:
     return float(given)
 
 
-_SECONDS: Final = re.compile(rb"[0-9]{1,15}(\.[0-9]{1,15})?")
-_OF_CALLS: Final = frozenset(
-    {
-        *(b"x-serve-call-method", b"x-serve-shard-key", b"x-priority", b"cache-control"),
-        b"x-request-timeout",
-    }
-)
-
-
-# Nearly all requests and results are these, and need no closer look.
-_ALWAYS_JSON: Final = frozenset({dict, list, tuple, str, int, float, bool, NoneType})
-_ASKS_FOR_NOTHING: Final = frozenset({None, b"", b"*/*", JSON})
-
-# A browser must not take bytes for a page, whatever they look like.
-_NOT_JSON: Final = (b"x-content-type-options", b"nosniff")
-
-_ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
-
-
-# The media type of bytes by default.
-BYTES: Final = b"application/octet-stream"
-
-# Results of these types are sent unchanged.
-BYTES_TYPES: Final = frozenset({bytes, bytearray, memoryview})
-
-
 @dataclass(frozen=True, slots=True)
 class MediaType:
     """The media type of the bytes that a handler returns.
@@ -279,11 +271,7 @@ class JsonCodec(Codec):
     async def answer(self, exchange: Exchange, result: Any) -> None:
         accept = exchange.headers.get(b"accept")
         if type(result) in _ALWAYS_JSON and accept in _ASKS_FOR_NOTHING:
-            try:
-                body = orjson.dumps(result, None, PLAIN)
-            except orjson.JSONEncodeError:
-                body = encoded(result)
-            await exchange.answer(200, JSON, body)
+            await exchange.answer(200, JSON, encoded(result))
             return
         if isinstance(result, Response):
             await _answer_with_response(exchange, result)
