@@ -7,7 +7,7 @@ import signal
 import sys
 from importlib import import_module
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from shoal.commands.support.arguments import CommandParser
 from shoal.commands.support.mistake import CommandError, drop_unread_output, say
@@ -57,8 +57,9 @@ first steps:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     # 1 is a failure, or that no options meet the target of `tune`; 2 a mistake in the command.
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as Python does for stderr
+    if isinstance(stdout := sys.stdout, TextIOWrapper):
+        # As Python does for stderr. The cast: isinstance leaves its type parameter unknown.
+        cast("TextIOWrapper", stdout).reconfigure(errors="backslashreplace")
     try:
         return _run(sys.argv[1:] if argv is None else list(argv))
     finally:
