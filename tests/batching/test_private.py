@@ -77,7 +77,10 @@ async def test_no_other_file_reads_them() -> None:
     readers = [
         str(path.relative_to(package))
         for path in package.rglob("*.py")
-        for name in ("_task_states", "_parent_scope", "_cancel_status", "_asyncio_future_blocking")
+        for name in (
+            *("_task_states", "_parent_scope", "_cancel_status", "_asyncio_future_blocking"),
+            "_use_prebuilt",
+        )
         if name in path.read_text()
     ]
     assert set(readers) == {"loops/private.py"}

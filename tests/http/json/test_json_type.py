@@ -33,6 +33,7 @@ from typing_extensions import TypedDict
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.json.validation import JsonType, adapter_of
 from shoal.http.requests.problem import Refused
+from shoal.loops import private
 
 T = TypeVar("T")
 
@@ -187,3 +188,14 @@ def test_a_type_that_pydantic_does_not_know_is_refused_with_its_reason():
 
     with pytest.raises(TypeError, match=r"pydantic says: .*Unknown"):
         adapter_of(Unknown)
+
+
+@pytest.mark.parametrize("parameter", [private.OF_PYDANTIC, "_absent"])
+def test_models_are_rebuilt_where_pydantic_can(
+    parameter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "OF_PYDANTIC", parameter)
+    type_ = JsonType(adapter_of(Tree))
+    assert checked_here(type_, b'{"value": 1.5}') == Tree(value=1.5)
+    assert checked_here(type_, b'{"value": "x"}') is REFUSED
+    assert (checked_here(type_, b'{"value": "nan"}') is REFUSED) == (parameter != "_absent")

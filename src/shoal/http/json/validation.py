@@ -24,6 +24,7 @@ from shoal.http.json.content_coding import decoded
 from shoal.http.json.scan import Costs, check_json, encoding_flaw, not_json
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.problem import Problem, Refused
+from shoal.loops.private import rebuilt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,8 +36,6 @@ _MOST_ERRORS_SHOWN: Final = 100
 _LARGE: Final = 4096
 
 _ENDING_EARLY: Final = frozenset({"list", "tuple", "set", "frozenset", "dict"})
-# Otherwise a model's existing validator is used, and changes to its schema have no effect.
-_REBUILT: Final[dict[str, Any]] = {"_use_prebuilt": False}
 _UNKNOWN: Final[Any] = object()
 _SPACE: Final = b" \t\r\n"
 # The place of an error in a value.
@@ -114,8 +113,8 @@ class JsonType:
         if elements < _LARGE:
             return self._validator
         if self._for_large is None:
-            self._for_large = SchemaValidator(
-                _changed(self._schema, _make_finite, _make_end_early), **_REBUILT
+            self._for_large = rebuilt(
+                SchemaValidator, _changed(self._schema, _make_finite, _make_end_early)
             )
         return self._for_large
 
@@ -149,13 +148,13 @@ def _open_adapter(annotation: Any) -> TypeAdapter[Any]:
 def finite_validator(adapter: TypeAdapter[Any]) -> SchemaValidator:
     """Returns a validator that rejects floats which are not finite."""
     schema: Any = adapter.core_schema
-    return SchemaValidator(_changed(schema, _make_finite), **_REBUILT)
+    return rebuilt(SchemaValidator, _changed(schema, _make_finite))
 
 
 def ending_early_validator(adapter: TypeAdapter[Any]) -> SchemaValidator:
     """Returns a validator that ends each container at its first error."""
     schema: Any = adapter.core_schema
-    return SchemaValidator(_changed(schema, _make_end_early), **_REBUILT)
+    return rebuilt(SchemaValidator, _changed(schema, _make_end_early))
 
 
 def _make_finite(schema: dict[str, Any]) -> None:
