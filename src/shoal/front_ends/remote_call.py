@@ -17,8 +17,13 @@ from shoal.asgi.connections import SERVER
 from shoal.asgi.extensions import DISCONNECT
 from shoal.front_ends.wire import MESSAGES_AHEAD, WINDOW, size_of
 from shoal.server.log_errors import contained, log_failure
-from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall
-from shoal.server.shared import Change, TaskState, run_contained
+from shoal.server.served_call import (
+    SENDS_WITHOUT_CHECKPOINT,
+    ServedCall,
+    TaskState,
+    run_contained,
+)
+from shoal.server.shared import Change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -93,7 +98,8 @@ class RemoteCalls:
 
     def _start_task(self) -> None:
         # Not in the context of the task that reads the channel.
-        self.shared.context.run(self.shared.tasks.start_soon, run_contained, self)
+        shared = self.shared
+        shared.context.run(shared.tasks.start_soon, run_contained, self, shared.parking)
 
 
 class RemoteCall(ServedCall):

@@ -1,17 +1,25 @@
-"""The base of all calls of an application, whatever protocol the client speaks."""
+"""A call of an application, whatever protocol the client speaks, and the task that makes it."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from typing_extensions import override
 
+from shoal.failures.exceptions import goes_on
 from shoal.server.log_errors import contained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shoal.loops.parking import Parking
+
+_log = logging.getLogger("shoal.server")
+
+_LEFT_OPEN: Final = "the application has left a cancel scope open"
 # A stream whose client keeps up must not hold the event loop.
 SENDS_WITHOUT_CHECKPOINT: Final = 16
 
@@ -99,3 +107,56 @@ class ServedCall(Mapping[str, Any]):
     @override
     def __hash__(self) -> int:
         return id(self)
+
+
+class ServedConnection(Protocol):
+    async def run(self) -> bool:
+        """Serves some requests; returns False if another task must continue."""
+        ...
+
+    def ended(self, *, is_reusable: bool) -> None:
+        """Handles the end of the task; with False, another task must continue."""
+
+
+class TaskState:
+    """The state of a task that the application it calls can change."""
+
+    __slots__ = ("_context", "_innermost_scope", "_scope")
+
+    def __init__(self, parking: Parking) -> None:
+        self._innermost_scope = parking.innermost_scope()
+        self._context, self._scope = copy_context(), self._innermost_scope()
+
+    def is_unchanged(self) -> bool:
+        try:
+            return copy_context() == self._context and self._innermost_scope() is self._scope
+        except Exception:  # two values of a context variable can't be compared
+            return False
+
+
+async def run_contained(connection: ServedConnection, parking: Parking) -> None:
+    # An error of the application, a cancellation of its call, or a scope that it leaves open ends
+    # no other connection. Errors that end the program or the server propagate.
+    failure: BaseException | None = None
+    is_reusable = True
+    scope = parking.new_scope()
+    try:
+        with scope:
+            try:
+                is_reusable = await connection.run()
+            except BaseException as error:
+                failure = error
+                raise
+            finally:
+                if parking.leave_scopes_in(scope):
+                    _log.warning(_LEFT_OPEN)
+    except BaseException as error:
+        if failure is None:
+            _log.warning(_LEFT_OPEN, exc_info=error)
+        elif goes_on(failure, parking):
+            raise failure from failure.__cause__
+        else:  # for example a cancellation that nobody has requested
+            _log.error("the application has ended a connection", exc_info=failure)
+    finally:
+        del failure  # its traceback holds this frame
+        connection.ended(is_reusable=is_reusable)

@@ -24,7 +24,8 @@ from shoal.server.http1.call import Http1Call, error_answer
 from shoal.server.http1.head import HeadParser, find_end, scope_at, scope_of_refused
 from shoal.server.listeners import host_and_port
 from shoal.server.log_errors import log_failure
-from shoal.server.shared import Change, TaskState, run_contained
+from shoal.server.served_call import TaskState, run_contained
+from shoal.server.shared import Change
 from shoal.server.sockets.timeouts import Timeout, time_to_send_s
 from shoal.server.sockets.transport import Receiver
 
@@ -179,7 +180,8 @@ class Http1Connection(Receiver):
     def _start_task(self) -> None:
         self._tasks += 1
         # Not in the context of the application, which may have changed its task's context.
-        self.shared.context.run(self.shared.tasks.start_soon, run_contained, self)
+        shared = self.shared
+        shared.context.run(shared.tasks.start_soon, run_contained, self, shared.parking)
 
     async def run(self) -> bool:
         shared, parser, transport = self.shared, self._parser, self.transport
