@@ -7,7 +7,9 @@ import re
 import signal
 import threading
 import time
+from contextlib import contextmanager
 
+import anyio
 import pytest
 from driven_server import served
 
@@ -81,7 +83,7 @@ def test_a_server_that_ends_leaves_what_there_is(run, tmp_path):
         )
         # Signals can't be awaited in this thread.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("shoal.commands.trace.anyio.open_signal_receiver", never)
+            patch.setattr("shoal.commands.trace.anyio.open_signal_receiver", no_signals)
             thread.start()
             path = tmp_path / "trace.jsonl"
             while not path.exists():
@@ -95,23 +97,13 @@ def test_a_server_that_ends_leaves_what_there_is(run, tmp_path):
     assert json.loads(path.read_text().splitlines()[-1])["why"] == "server ended"
 
 
-class never:
-    def __init__(self, *signals):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc_info):
-        pass
-
-    def __aiter__(self):
-        return self
-
-    async def __anext__(self):
-        import anyio
-
+@contextmanager
+def no_signals(*_):
+    async def never():
         await anyio.sleep_forever()
+        yield
+
+    yield never()
 
 
 def test_progress_is_json_for_programs(url, run):

@@ -91,34 +91,3 @@ class Loop:
             self.now = decision.until
             decision = self.decide()
         return decision
-
-
-class Rounds:
-    """A tracker that is told of rounds of a second; the first part of each run is alike."""
-
-    def __init__(self) -> None:
-        self.tracker = (former := Former(BatchOptions())).regathering
-        self.model = former.model
-        for size in (1, 8):
-            self.model.observe(size, 0.4 + 0.01 * size)
-        self.now = 0.0
-        self.calls = 0
-
-    def ended(self, answered: int, *delays: float, woken_s: float = 0.0, running: int = 0) -> None:
-        """Ends a batch, whose requests were made so long after the end of the last one."""
-        requests = [new(self.now + delay) for delay in delays]
-        for nth, request in enumerate(requests):
-            request.state = State.FINISHED if nth < answered else State.CANCELLED
-        self.now += 1
-        self.calls += len(delays)
-        self.tracker.ended(requests, 0.5, self.now, self.calls, running)
-        self.tracker.callers_ran(self.now + woken_s)
-
-    def wait_s(self) -> float:
-        """How long after the end of the last batch a slot waits at most."""
-        return self.tracker.wait(self.calls, 1)[0] - self.now
-
-    def missing(self, idle_slots: int = 1) -> int:
-        """How many calls a slot waits for."""
-        until, missing = self.tracker.wait(self.calls, idle_slots)
-        return missing if until > self.now else 0

@@ -71,12 +71,6 @@ def test_a_batch_grows_until_one_that_just_missed_it_would_be_late(slots: int) -
     assert (1 + 1 / slots) * linear(rule.limit()) == pytest.approx(PLANNED_S)
 
 
-def test_before_anything_is_known_one_request_goes_at_once() -> None:
-    rule, now = rule_of(LatencyModel(), gap_s=0.001)
-    assert rule.limit() == rule.limit(50) == 1
-    assert rule.dispatch_at(now, now, now, 1) <= now
-
-
 def test_sizes_grow_as_they_are_measured() -> None:
     model = LatencyModel()
     rule, now = rule_of(model, target=LatencyTarget(p99_s=10, growth=2))
@@ -87,13 +81,6 @@ def test_sizes_grow_as_they_are_measured() -> None:
         sizes.append(size)
         model.observe(size, linear(size))
     assert sizes == [1, 2, 4, 8, 16, 32, 64, 128, 128]
-
-
-def test_growth_says_how_far_a_batch_ventures() -> None:
-    model = LatencyModel()
-    model.observe(4, linear(4))
-    rule, _ = rule_of(model, target=LatencyTarget(p99_s=10, growth=1.5))
-    assert rule.limit(100) == rule.limit() == 6
 
 
 def test_a_batch_beyond_the_only_size_measured_is_no_larger_than_holds_at_worst() -> None:
@@ -152,13 +139,6 @@ def test_a_batch_waits_for_more_while_that_saves_more_than_the_wait_costs(
     assert rule.dispatch_at(now, now, now, waiting) <= now
 
 
-def test_the_wait_ends_soon_after_the_next_request_was_expected() -> None:
-    rule, now = rule_of(gap_s=0.002)
-    dispatch_at = rule.dispatch_at(now, now, now, 1)
-    assert dispatch_at - now == pytest.approx(0.004)
-    assert rule.dispatch_at(dispatch_at, now, now, 1) <= dispatch_at
-
-
 def test_every_arrival_extends_the_wait_until_it_is_not_worth_it() -> None:
     rule, now = rule_of(gap_s=0.001)
     oldest, waiting = now, 1
@@ -169,15 +149,6 @@ def test_every_arrival_extends_the_wait_until_it_is_not_worth_it() -> None:
         waiting += 1
     # the least whole n for which (b - n * a) / (n + 1) is below the gap
     assert waiting == math.ceil((B_S - 0.001) / (A_S + 0.001))
-
-
-def test_the_end_of_a_burst_is_noticed() -> None:
-    rule, now = rule_of()
-    for number in range(60):
-        now += 0.5 if number % 10 == 0 else 0.0002
-        rule.arrived(now)
-    assert rule.dispatch_at(now, now, now, 10) - now == pytest.approx(0.0004)
-    assert rule.dispatch_at(now + 0.001, now, now, 10) <= now + 0.001
 
 
 def test_what_has_passed_says_which_gap_it_is() -> None:
@@ -206,14 +177,6 @@ def test_callers_that_come_again_when_a_batch_ends_are_waited_for() -> None:
         rule.arrived(now)
     assert not waits[0]
     assert all(waits[10:])
-
-
-def test_no_wait_makes_the_oldest_late() -> None:
-    model = model_of()
-    rule, now = rule_of(model, gap_s=0.002)
-    waited_s = PLANNED_S - linear(2) - 0.0005
-    assert rule.dispatch_at(now, now - waited_s, now, 1) - now == pytest.approx(0.0005)
-    assert rule.dispatch_at(now, now - waited_s - 0.001, now, 1) <= now
 
 
 def test_costs_are_no_requests() -> None:
@@ -370,21 +333,6 @@ def test_a_load_that_is_too_high_for_the_target_does_not_make_the_queue_grow() -
     ours, all_at_once = adaptive(trace, 0.1), fixed(trace, 0.0)
     assert max(ours.latency_s) < 1.5 * max(all_at_once.latency_s)
     assert p99_s(ours) < 1.1 * p99_s(all_at_once)
-
-
-def test_callers_in_loops_are_gathered_into_one_batch() -> None:
-    ours, at_once = adaptive(callers(8), 0.1), fixed(callers(8), 0.0)
-    assert at_once.mean_batch == pytest.approx(4, rel=0.01)
-    assert ours.mean_batch > 7.5
-    assert len(ours.latency_s) > 1.5 * len(at_once.latency_s)
-
-
-def test_callers_in_two_groups_that_are_late_because_of_each_other_become_one() -> None:
-    model = model_of()
-    rule, now = rule_of(model, target=LatencyTarget(p99_s=0.04), gap_s=0.0005)
-    # Seven wait for a batch of one to end: they are late in any case.
-    model.observe(1, linear(1))
-    assert rule.dispatch_at(now + 0.02, now, now, 7) - now == pytest.approx(0.021)
 
 
 def test_a_lone_caller_pays_nothing() -> None:

@@ -81,20 +81,6 @@ def test_a_factor_moderates_its_own_direction(
     assert decided(options, requests, replicas) == wanted
 
 
-def test_small_factors_get_there_in_the_end() -> None:
-    options = AutoscalingOptions(
-        max_replicas=50,
-        target_ongoing_requests=1,
-        upscaling_factor=0.2,
-        downscaling_factor=0.2,
-        **AT_ONCE,
-    )
-    for replicas, requests in [(1, 33), (50, 7)]:
-        for _ in range(50):
-            replicas = decided(options, requests, replicas)
-        assert replicas == requests
-
-
 def test_what_is_out_of_bounds_is_put_right_without_a_delay() -> None:
     autoscaler = Autoscaler(AutoscalingOptions(min_replicas=2, max_replicas=4))
     assert autoscaler.decide(0.0, 1) == 2
@@ -103,12 +89,6 @@ def test_what_is_out_of_bounds_is_put_right_without_a_delay() -> None:
 
 
 # Going without replicas
-
-
-def test_a_backend_that_may_goes_without_replicas() -> None:
-    options = AutoscalingOptions(min_replicas=0, **AT_ONCE)
-    assert decided(options, 0, 3) == 0
-    assert decided(options, 0, 0) == 0
 
 
 @pytest.mark.parametrize(("factor", "wanted"), [(1, 1), (0.1, 1), (2.5, 3), (50, 10)])
@@ -256,13 +236,6 @@ def test_the_defaults_are_ray_serves() -> None:
         "look_back_period_s": 30.0,
         "metrics_interval_s": 10.0,
     }
-
-
-def test_options_are_made_of_a_mapping_or_of_themselves() -> None:
-    options = AutoscalingOptions.of({"max_replicas": 3, "upscale_delay_s": 1})
-    assert options == AutoscalingOptions(max_replicas=3, upscale_delay_s=1)
-    assert AutoscalingOptions.of(options) is options
-    assert AutoscalingOptions.of({}) == AutoscalingOptions()
 
 
 def test_rays_older_factor_stands_for_both() -> None:

@@ -7,46 +7,11 @@ from typing import Any
 
 import pytest
 
-from core.former_scenes import admit, hand_out, new, queue, take, waiting
+from core.former_scenes import admit, new, queue, take
 from shoal.core.policies.buckets import Buckets
-from shoal.core.policy import Dispatch
-from shoal.core.request import DispatchReason, Request, State
+from shoal.core.request import Request, State
 
 KEYS: dict[str, Any] = {"bucket_by": len, "max_batch_size": 2}
-
-
-def test_only_equal_keys_share_a_batch_and_the_oldest_request_leads() -> None:
-    requests = [new(n, key=key) for n, key in enumerate("abbca")]
-    former = queue(*requests, **KEYS)
-    batches = [take(former, 9.0) for _ in range(3)]
-    assert batches == [[requests[0], requests[4]], requests[1:3], [requests[3]]]
-
-
-def test_of_those_that_are_due_the_oldest_goes_first_full_or_not() -> None:
-    old, *full = new(0, key="a"), new(1, key="b"), new(1, key="b")
-    former = queue(old, *full, batch_wait_timeout_s=5, **KEYS)
-    assert [take(former, 6.0), take(former, 6.0)] == [[old], full]
-
-
-def test_when_its_head_leaves_a_bucket_is_as_old_as_its_next() -> None:
-    leaves, stays, other = new(0, key="a"), new(2, key="a"), new(1, key="b")
-    former = queue(leaves, other, stays, batch_wait_timeout_s=5, **{**KEYS, "max_batch_size": 3})
-    third = new(0, key="c")
-    admit(former, third)
-    decision = former.decide(9.0)  # all are looked at
-    assert isinstance(decision, Dispatch)
-    former.leave(leaves)
-    assert [take(former, 9.0) for _ in range(3)] == [[third], [other], [stays]]
-
-
-def test_a_bucket_is_led_by_whoever_has_the_best_rank() -> None:
-    requests = [new(0, key="a", priority=2), new(1, key="b", priority=1)]
-    former = queue(*requests, priority_levels=2, priority_aging_s=None, **KEYS)
-    assert waiting(former) == requests[::-1]
-    better = new(2, key="a", priority=1)
-    admit(former, better)
-    assert take(former, 9.0) == [requests[1]]
-    assert take(former, 9.0) == [better, requests[0]]
 
 
 @pytest.mark.parametrize("how", ["leaves", "comes"])
@@ -59,24 +24,6 @@ def test_a_slot_is_not_woken_for_a_bucket_that_is_due_later(how: str) -> None:
     if how == "leaves":
         former.leave(first)
     assert former.decide(0.5).until == 1.5  # type: ignore[union-attr]
-
-
-def test_requests_that_are_put_back_are_dispatched_at_once() -> None:
-    leaves, stays = new(0, key="a"), new(0, key="a")
-    former = queue(leaves, stays, **KEYS)
-    taken = hand_out(former)
-    leaves.state = State.CANCELLED
-    former.put_back(taken)
-    assert take(former) == [stays]
-
-
-def test_a_deadline_takes_its_own_bucket() -> None:
-    old, due = new(0, key="a"), new(1, key="b", deadline=5)
-    former = queue(old, due, batch_wait_timeout_s=60, **KEYS)
-    decision = former.decide(3.0)
-    assert isinstance(decision, Dispatch)
-    assert decision.reason is DispatchReason.DEADLINE
-    assert take(former, 3.0) == [due]
 
 
 def test_a_bucket_that_is_empty_is_forgotten_and_keeps_no_request() -> None:

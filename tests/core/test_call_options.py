@@ -48,13 +48,6 @@ def test_an_item_that_is_too_large_is_told_the_bound(cost: float) -> None:
     assert len(str(caught.value)) < 200
 
 
-def test_a_key_can_be_hashed() -> None:
-    made = options_factory(bucket_by=lambda item: item)
-    assert made.of((2, 3), NO_CALL_OPTIONS, 0.0).key == (2, 3)
-    with pytest.raises(TypeError, match="such as a tuple, not"):
-        made.of([2, 3], NO_CALL_OPTIONS, 0.0)
-
-
 @pytest.mark.parametrize(
     ("limit_s", "timeout_s", "scope", "deadline", "due"),
     [
@@ -93,19 +86,3 @@ def test_a_waiting_request_gets_new_options_and_keeps_those_of_its_call() -> Non
     assert (asked.cost, asked.key, asked.priority) == (3, "ABC", 3)
     assert (asked.deadline, asked.due, asked.metadata) == (5.0, 5.0, {"a": 1})
     assert (asked.queue_timeout_s, asked.delayed_at) == (2.0, 3.0)
-
-
-def test_who_waits_is_told_why_it_cannot_be_served_any_more() -> None:
-    request = make_request("abc")
-    error = options_factory(batch_size_fn=len, max_batch_size=2).renew(request)
-    assert isinstance(error, ItemTooLarge)
-    assert isinstance(options_factory(bucket_by=int).renew(request), ValueError)
-
-
-def test_where_all_are_alike_nobody_needs_a_record() -> None:
-    request = make_request("abc")
-    request.options = None
-    assert options_factory().renew(request) is None
-    assert request.options is None
-    assert not options_factory().of_each
-    assert options_factory(batch_size_fn=len).of_each

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
+from hypothesis.stateful import run_state_machine_as_test
 
 from core.queue_machine import QUICK, QueueMachine
 from core.queue_options import FAMILIES
@@ -17,33 +18,10 @@ MEASURED = st.fixed_dictionaries(
 )
 
 
-def machine(name: str) -> Any:
-    made = type(f"{name}Machine", (QueueMachine,), {"some_options": FAMILIES[name], "taken": 0})
-    if name == "AllowedSizes":
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_queue_does_what_the_model_says(family: str) -> None:
+    made: Any = type(f"{family}Machine", (QueueMachine,), {"some_options": FAMILIES[family]})
+    if family == "AllowedSizes":
         made.measured = MEASURED
-
-    class Test(made.TestCase):
-        settings = QUICK
-
-        def runTest(self) -> None:
-            super().runTest()
-            assert made.taken  # otherwise nothing was tested
-
-    return Test
-
-
-TestSizeOrWait = machine("SizeOrWait")
-TestCosts = machine("Costs")
-TestUntilIdle = machine("UntilIdle")
-TestLevels = machine("Levels")
-TestWindowsByLevel = machine("WindowsByLevel")
-TestDelays = machine("Delays")
-TestEarliestDeadline = machine("EarliestDeadline")
-TestAllowedSizes = machine("AllowedSizes")
-TestPreferredSizes = machine("PreferredSizes")
-TestBuckets = machine("Buckets")
-TestBucketsUntilIdle = machine("BucketsUntilIdle")
-TestBucketsByRank = machine("BucketsByRank")
-TestBucketsOfSizes = machine("BucketsOfSizes")
-TestLevelsApart = machine("LevelsApart")
-TestAnything = machine("Anything")
+    run_state_machine_as_test(made, settings=QUICK)
+    assert made.taken  # otherwise nothing was tested

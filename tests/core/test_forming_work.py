@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shoal.core.request import Request
 
 HOME = str(Path(shoal.__file__).parent)
-FEW, MANY, VERY_MANY = 10, 1000, 100_000
+FEW, MANY = 10, 1000
 STEPS = 50
 
 
@@ -98,14 +98,11 @@ def by_deadline(size: int, keys: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("keys", "most"), [(1, VERY_MANY), (100_003, VERY_MANY // 5)], ids=["one bucket", "many"]
-)
-def test_a_step_compares_a_few_requests_however_many_wait(keys: int, most: int) -> None:
-    few, many, very_many = (by_deadline(size, keys) for size in (FEW, MANY, most))
+@pytest.mark.parametrize("keys", [1, 100_003], ids=["one bucket", "many"])
+def test_a_step_compares_a_few_requests_however_many_wait(keys: int) -> None:
+    few, many = (by_deadline(size, keys) for size in (FEW, MANY))
     # A hundred times as many are 7 more levels of a heap, with some comparisons on each.
     assert many - few <= 7 * 14
-    assert very_many - many <= 7 * 14
 
 
 RULES: dict[str, dict[str, Any]] = {
@@ -153,7 +150,7 @@ def calls_of_steps(size: int, options: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_work_of_a_step_does_not_grow_with_the_queue(rule: str) -> None:
-    few, many = (calls_of_steps(size, RULES[rule]) for size in (FEW, 100 * FEW))
+    few, many = (calls_of_steps(size, RULES[rule]) for size in (FEW, MANY))
     assert many <= 1.5 * few + 10 * STEPS
 
 
@@ -174,12 +171,3 @@ def test_a_queue_is_emptied_in_linear_time(rule: str) -> None:
 
     few, many = work(400), work(4000)
     assert many <= 11 * few
-
-
-def test_a_call_to_a_full_queue_does_not_count_its_buckets() -> None:
-    def work(size: int) -> int:
-        requests = [new(key=key) for key in range(size)]
-        former = queue(*requests, bucket_by=len, batch_size_fn=len, max_queued_requests=size)
-        return calls_of(lambda: former.admit(new(key=0)))
-
-    assert work(MANY) <= work(FEW) + 5

@@ -13,7 +13,6 @@ from shoal.core.histogram import (
     LEFT,
     MOST_NEW,
     OUTCOMES,
-    SIZE_BOUNDS,
     TIME_BOUNDS_S,
     Histogram,
     HistogramSnapshot,
@@ -29,23 +28,6 @@ def test_an_observation_at_a_bound_is_counted_below_it():
     for value in (0.5, 1.0, 1.5, 2.0, 2.5, math.inf):
         counts.observe(value)
     assert counts.snapshot() == HistogramSnapshot((1.0, 2.0), (2, 2, 2), 6, math.inf)
-
-
-def test_a_new_histogram_is_empty():
-    assert Histogram((1.0,)).snapshot() == HistogramSnapshot((1.0,), (0, 0), 0, 0.0)
-
-
-@given(st.lists(st.integers(0, 2000)))
-def test_a_histogram_counts_each_observation_once(values):
-    counts = Histogram(SIZE_BOUNDS)
-    for value in values:
-        counts.observe(value)
-    snapshot = counts.snapshot()
-    assert snapshot.total == sum(snapshot.counts) == len(values)
-    assert snapshot.sum == sum(values)
-    assert len(snapshot.counts) == len(SIZE_BOUNDS) + 1
-    for bucket, count in enumerate(snapshot.counts):
-        assert count == sum(bisect_left(SIZE_BOUNDS, value) == bucket for value in values)
 
 
 TIMES = st.one_of(st.sampled_from(TIME_BOUNDS_S), st.floats(0, 70), st.just(0.0))
@@ -97,25 +79,6 @@ def clock(monkeypatch):
     return Clock(monkeypatch)
 
 
-def totals(times):
-    return {
-        (one.endpoint, one.protocol, one.outcome): (one.times.total, one.times.sum) for one in times
-    }
-
-
-def test_requests_are_told_apart_by_endpoint_protocol_and_outcome():
-    times = RequestTimes()
-    times.count("a", "json", 200, 1.0)
-    times.count("a", "json", 204, 2.0)
-    times.count("a", "oip", 200, 4.0)
-    times.count("b", "json", 500, 8.0)
-    assert totals(times) == {
-        ("a", "json", "ok"): (2, 3),
-        ("a", "oip", "ok"): (1, 4),
-        ("b", "json", "failed"): (1, 8),
-    }
-
-
 @pytest.mark.parametrize("count", [1, MOST_NEW - 1, MOST_NEW, MOST_NEW + 1, 3 * MOST_NEW])
 def test_many_are_counted_together_and_few_are_kept(count):
     times = RequestTimes()
@@ -163,14 +126,6 @@ def test_outcomes_by_status(statuses, outcome):
 )
 def test_outcomes_by_error(error, outcome):
     assert outcome_of(status_of(error)) == outcome
-
-
-def test_a_bucket_shows_the_trace_of_a_request_that_it_counts(clock):
-    times = RequestTimes()
-    times.count("a", "json", 200, 0.2, {b"traceparent": PARENT})
-    times.count("a", "json", 200, 3.0, {})
-    [one] = times
-    assert one.exemplars == {TIME_BOUNDS_S.index(0.25): (TRACE, pytest.approx(0.2), 1e9)}
 
 
 def test_an_exemplar_is_replaced_at_most_once_a_second(clock):

@@ -158,17 +158,12 @@ def test_the_bound_holds_for_about_ninety_nine_in_a_hundred(
 
 
 @pytest.mark.parametrize("pace", [2.0, 0.5])
-def test_another_pace_is_followed_within_twenty_batches_at_all_sizes(pace: float) -> None:
+@pytest.mark.parametrize("sizes", [mixed(20, seed=4), [30] * 20], ids=["mixed", "one size"])
+def test_another_pace_is_believed_of_all_sizes_within_twenty_batches(
+    pace: float, sizes: list[float]
+) -> None:
     model = told(mixed(200), noisy(0.05))
-    told(mixed(20, seed=4), noisy(0.05, pace), model)
-    for size in (1, 8, 32, 64, 128):
-        assert model.run_s(size) == pytest.approx(linear(size, pace), rel=0.2)
-
-
-@pytest.mark.parametrize("pace", [2.0, 0.5])
-def test_another_pace_at_one_size_is_believed_of_the_others(pace: float) -> None:
-    model = told(mixed(200), noisy(0.05))
-    told([30] * 20, noisy(0.05, pace), model)
+    told(sizes, noisy(0.05, pace), model)
     for size in (1, 8, 32, 64, 128):
         assert model.run_s(size) == pytest.approx(linear(size, pace), rel=0.2)
 

@@ -71,24 +71,6 @@ def test_a_mix_is_refused_with_the_reason(options: dict[str, Any], why: str) -> 
         BatchOptions(**options)
 
 
-def test_every_entry_of_the_table_refuses_something() -> None:
-    """Each entry is the first to refuse one of the mixes above, so none is redundant."""
-    refusing: set[int] = set()
-    for options, _ in REFUSED:
-        mix = _unchecked(options)
-        refusing.add(next(n for n, entry in enumerate(mixes._REFUSED) if entry[3](mix)))
-    assert refusing == set(range(len(mixes._REFUSED)))
-
-
-def _unchecked(options: dict[str, Any]) -> BatchOptions:
-    """Makes a record without checking it."""
-    made = object.__new__(BatchOptions)
-    usual = BatchOptions()
-    for name in BatchOptions.__dataclass_fields__:
-        object.__setattr__(made, name, options.get(name, getattr(usual, name)))
-    return made
-
-
 def test_the_message_names_both_options_and_their_values() -> None:
     with pytest.raises(ValueError, match=r"^padding='down' and allowed_batch_sizes=None do not go"):
         BatchOptions(padding="down")

@@ -31,6 +31,11 @@ def test_what_is_like_no_other_is_not_guessed(name: str) -> None:
         ("max_queue", "max_queued_requests"),
         ("preferred_batch_size", "preferred_batch_sizes"),
         ("memory", "max_memory_bytes"),
+        ("batch_wait_timeout", "batch_wait_timeout_s"),
+        ("concurrent_batches", "max_concurrent_batches"),
+        ("batch_size_func", "batch_size_fn"),
+        ("max_bach_size", "max_batch_size"),
+        ("Max_Batch_Size", "max_batch_size"),
     ],
 )
 def test_a_slip_or_a_part_of_a_name_is(name: str, meant: str) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.amount import Amount
-from shoal.core.queue import ArrivalQueue, RankedQueue, is_worth_a_sweep, take_from
+from shoal.core.queue import ArrivalQueue, RankedQueue, take_from
 from shoal.core.request import State
 from shoal.testing import make_request
 
@@ -72,19 +72,6 @@ def test_a_queue_is_a_sorted_list(name: str, steps: list[tuple[str, Any]]) -> No
         assert len(queue) >= len(here)
     queue.clear()
     assert (list(queue), queue.first(), len(queue)) == ([], None, 0)
-
-
-def test_a_queue_is_worth_a_sweep_when_most_of_it_has_left() -> None:
-    queue = ArrivalQueue()
-    for _ in range(200):
-        queue.push(make_request())
-    assert [is_worth_a_sweep(queue, live) for live in (200, 136, 135, 0)] == [
-        False,
-        False,
-        False,
-        True,
-    ]
-    assert [is_worth_a_sweep(queue, live) for live in (101, 100, 99)] == [False, False, True]
 
 
 def test_a_ranked_queue_that_was_swept_is_in_order() -> None:

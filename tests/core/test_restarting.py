@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,11 +20,6 @@ def fail(restarts: Restarts, times: int, now: float = 0.0) -> list[float]:
         waits.append(again_at - now)
         now = again_at
     return waits
-
-
-def test_the_first_replica_need_not_wait() -> None:
-    assert Restarts().next_at == -math.inf
-    assert not Restarts().is_open
 
 
 def test_waits_double_up_to_the_longest() -> None:
@@ -93,22 +86,6 @@ def test_a_replica_that_lives_well_shortens_the_wait_of_the_others() -> None:
 
 
 # The circuit
-
-
-def test_the_circuit_opens_after_so_many_failures_to_start_in_a_row() -> None:
-    restarts = Restarts()
-    fail(restarts, 2)
-    assert not restarts.is_open
-    fail(restarts, 1, now=10.0)
-    assert restarts.is_open
-
-
-def test_deaths_do_not_open_the_circuit() -> None:
-    restarts = Restarts()
-    for number in range(20):
-        restarts.started(number * 100.0)
-        restarts.died(number * 100.0 + 1, ALL)
-    assert not restarts.is_open
 
 
 # Whatever happens

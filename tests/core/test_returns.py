@@ -8,18 +8,16 @@ from typing import Any
 import pytest
 
 from core.former_scenes import admit, new
-from core.returning_callers import Loop, Rounds
+from core.returning_callers import Loop
 from shoal import BatchOptions, LatencyTarget
 from shoal.core.forming.former import Former
 from shoal.core.policy import Dispatch, Wait, WholeQueuePolicy
 from shoal.core.request import Batch, DispatchReason, State
 from shoal.core.simulation.results import ClosedLoop, Linear
-from shoal.core.simulation.simulate import SimulatedBatcher, simulate
-from shoal.planning import traces
+from shoal.core.simulation.simulate import simulate
 
 REGATHER = DispatchReason.REGATHER
 MODEL = Linear(0.002, 0.00005, jitter=0.03, seed=1)
-STREAMS = Linear(0.064, 0.0, jitter=0.03, seed=1)
 COSTLY = Linear(0.01, 0.001, jitter=0.03, seed=1)
 
 
@@ -27,46 +25,7 @@ def mean_s(simulation: Any) -> float:
     return sum(simulation.latency_s) / len(simulation.latency_s)
 
 
-def p99_s(simulation: Any) -> float:
-    return simulation.percentile_s(99)
-
-
 # Whole loads
-
-
-@pytest.mark.parametrize("callers", [16, 32, 64, 128, 256])
-@pytest.mark.parametrize(
-    ("handler", "most"), [(MODEL, 64), (STREAMS, 64), (COSTLY, 32)], ids=["a", "streams", "b"]
-)
-def test_callers_in_closed_loops_stay_together(callers, handler, most):
-    options = BatchOptions(max_batch_size=most)
-    full = min(callers, most)
-    loop = ClosedLoop(callers, 0.0005, 100 * handler(full), jitter=0.3, seed=2)
-    together = simulate(loop, options, handler)
-    apart = simulate(loop, options.changed({"regather": False}), handler)
-    assert together.mean_batch >= 0.85 * full
-    if callers <= most:  # else there are full batches anyway
-        waited = together.reasons[REGATHER] + together.reasons[DispatchReason.FULL]
-        assert waited > 0.8 * len(together.batches)
-        assert apart.mean_batch < 0.55 * callers
-        assert mean_s(together) < mean_s(apart)
-    assert not apart.reasons[REGATHER]
-
-
-@pytest.mark.parametrize("load", [0.3, 0.5, 0.7, 0.95])
-@pytest.mark.parametrize(
-    ("handler", "most"),
-    [(MODEL, 64), (STREAMS, 32), (COSTLY, 32), (Linear(0.01, 0.0001), 8)],
-    ids=["a", "streams", "b", "small"],
-)
-def test_calls_at_random_are_as_fast_as_without_it(handler, most, load):
-    rate = load * most / handler(most)
-    options = BatchOptions(max_batch_size=most)
-    trace = list(traces.poisson(rate, 1000 * handler(most) * 0.7, seed=3))
-    waits = simulate(trace, options, handler)
-    never = simulate(trace, options.changed({"regather": False}), handler)
-    assert mean_s(waits) <= 1.02 * mean_s(never)
-    assert p99_s(waits) <= 1.02 * p99_s(never)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -78,20 +37,6 @@ def test_callers_who_take_longer_than_a_batch_costs_are_not_waited_for(seed):
     assert mean_s(waits) <= 1.02 * mean_s(never)
 
 
-@pytest.mark.parametrize("handler", [MODEL, STREAMS, COSTLY], ids=["a", "streams", "b"])
-def test_calls_at_random_after_a_closed_loop_are_not_waited_for_after_20_batches(handler):
-    batcher = SimulatedBatcher(BatchOptions(max_batch_size=64), handler.sampler())
-    batcher.serve_callers(ClosedLoop(32, 0.0005, 60 * handler(32), jitter=0.3, seed=2))
-    before = len(batcher.batches)
-    assert batcher.batches[-2].reason is REGATHER
-    begin_s = batcher.ended_at
-    rate = 0.5 * 64 / handler(64)
-    batcher.serve(begin_s + at for at in traces.poisson(rate, 100 * handler(64), seed=4))
-    later = [batch.reason for batch in batcher.batches[before + 20 :]]
-    assert len(later) > 50
-    assert REGATHER not in later
-
-
 def test_two_slots_share_the_callers():
     options = BatchOptions(max_batch_size=64, max_concurrent_batches=2)
     loop = ClosedLoop(64, 0.0005, 1, jitter=0.3, seed=2)
@@ -99,13 +44,6 @@ def test_two_slots_share_the_callers():
     apart = simulate(loop, options.changed({"regather": False}), COSTLY)
     assert together.mean_batch > 1.5 * apart.mean_batch
     assert mean_s(together) < 1.01 * mean_s(apart)
-
-
-def test_callers_who_come_back_beside_calls_at_random_are_waited_for():
-    batcher = SimulatedBatcher(BatchOptions(max_batch_size=64), COSTLY.sampler())
-    loop = ClosedLoop(32, 0.0005, 2, jitter=0.3, seed=2)
-    batcher.serve_callers(loop)
-    assert batcher.batches[-2].reason is REGATHER
 
 
 # One decision
@@ -237,17 +175,6 @@ def test_an_urgent_request_ends_the_wait_of_others():
     assert loop.decide() == Dispatch(3, REGATHER)
 
 
-def test_a_request_that_will_be_urgent_ends_the_wait_earlier():
-    loop = learned()
-    loop.come(1)
-    unhurried = loop.wait()
-    lead_s = loop.former.pressures.lead_s(4)  # of the batch that it would be
-    assert lead_s is not None
-    loop.come(1, deadline=unhurried.until - 0.0003 + lead_s)
-    wait = loop.wait()
-    assert wait.until == pytest.approx(unhurried.until - 0.0003)
-
-
 class Costly(Loop):
     def __init__(self, cost: float, **options: Any) -> None:
         self.cost = cost
@@ -355,19 +282,6 @@ def test_slots_without_limit_wait_for_nobody():
     assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
 
 
-def test_requests_that_are_put_back_are_counted_once():
-    loop = learned()
-    loop.come(4)
-    decision = loop.decide()
-    assert isinstance(decision, Dispatch)
-    calls = loop.former.calls
-    requests = loop.former.take(decision)
-    assert loop.former.calls == calls
-    requests[0].state = State.CANCELLED
-    loop.former.put_back(requests)
-    assert loop.former.calls == calls
-
-
 def test_only_the_share_that_comes_back_is_expected():
     loop = Loop()
     assert loop.learn(20, away=2) == 4
@@ -407,65 +321,3 @@ def test_those_who_queued_meanwhile_count_for_a_full_batch():
     loop.run(loop.decide(), late=6)
     wait = loop.wait()
     assert wait.wake_at == 8
-
-
-def test_calls_that_do_not_depend_on_a_batch_are_not_taken_for_returns():
-    rounds = Rounds()
-    for _ in range(20):
-        rounds.ended(2, *[nth / 20 for nth in range(20)])
-    assert rounds.missing() == 0
-
-
-def test_calls_before_the_callers_ran_prove_nothing():
-    rounds = Rounds()
-    for _ in range(20):
-        rounds.ended(10, *[nth / 10 + 0.05 for nth in range(10)], woken_s=0.9)
-    assert rounds.missing() == 0
-
-
-def test_calls_after_the_callers_ran_do():
-    rounds = Rounds()
-    for _ in range(20):
-        rounds.ended(4, 0.5, 0.501, 0.502, 0.503, woken_s=0.499)
-    assert rounds.missing() == 4
-
-
-def test_those_of_the_batch_before_may_still_come():
-    rounds = Rounds()
-    for _ in range(20):
-        rounds.ended(4, 0.01, 0.02, 0.03, 0.04)
-    assert rounds.missing() == 4
-    rounds.now -= 0.99  # the next one ends a hundredth of a second later
-    rounds.calls -= 3  # these were made before
-    rounds.ended(3, 0.001, 0.001, 0.001)
-    assert rounds.missing() == 4 + 3
-    assert rounds.missing(idle_slots=2) == 4
-    rounds.calls += 5
-    assert rounds.missing() == 2
-
-
-def test_it_waits_for_a_quarter_more_than_the_second_slowest_round():
-    rounds = Rounds()
-    for nth in range(24):
-        slow_s = {0: 0.05, 1: 0.03}.get(nth % 8, 0.02)
-        rounds.ended(4, slow_s / 4, slow_s / 3, slow_s / 2, slow_s)
-    assert rounds.missing() == 4
-    assert rounds.wait_s() == pytest.approx(1.25 * 0.03, rel=0.01)
-
-
-def test_the_last_few_of_a_round_are_not_waited_for():
-    rounds = Rounds()
-    for _ in range(24):
-        rounds.ended(40, *[0.02] * 38, 0.3, 0.3)
-    assert rounds.wait_s() == pytest.approx(1.25 * 0.02, rel=0.01)
-
-
-@pytest.mark.parametrize(("back_s", "waits_s"), [(0.3, 0.375), (0.39, 0.4), (0.41, 0)])
-def test_it_waits_for_no_longer_than_the_fixed_part_of_a_run(back_s, waits_s):
-    rounds = Rounds()
-    assert rounds.model.fixed_s() == pytest.approx(0.4)
-    for _ in range(24):
-        rounds.ended(8, *[back_s - 0.001 * nth for nth in range(8)])
-    assert rounds.missing() == (8 if waits_s else 0)
-    if waits_s:
-        assert rounds.wait_s() == pytest.approx(waits_s, rel=0.01)

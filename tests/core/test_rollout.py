@@ -1,4 +1,4 @@
-"""Rollouts: capacity is never reduced, bounds hold, and the wanted replicas are reached."""
+"""Rollouts: capacity is never reduced, bounds hold, and replicas end as they were asked to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import combinations_with_replacement, product
 
 import pytest
 
-from shoal.core.replicas.life import Decision, LifeState, Seen, decide
+from shoal.core.replicas.life import Decision, Event, LifeState, ReplicaLife, Seen, decide
 
 VERSION = 7
 STATES = {
@@ -168,3 +168,27 @@ def check(replicas: list[Seen[int]], wanted: int) -> None:
     # It is all done at once: once carried out, there is nothing more to do.
     started = [Seen(number + 100, VERSION, LifeState.NEW, 0) for number in range(decision.start)]
     assert decide([*staying, *started], wanted, VERSION) == Decision(0, ())
+
+
+@pytest.mark.parametrize(
+    ("told", "ends_as"),
+    [
+        (["ended"], LifeState.FAILED),
+        (["start", "ended"], LifeState.FAILED),
+        (["start", "ready", "ended"], LifeState.DIED),
+        (["start", "ready", "unhealthy", "ended"], LifeState.DIED),
+        (["start", "ready", "drain", "ended"], LifeState.DIED),
+        (["start", "ready", "drain", "idle", "ended"], LifeState.ENDED),
+        (["start", "ready", "stop", "ended"], LifeState.ENDED),
+        (["start", "drain", "ended"], LifeState.ENDED),
+        (["start", "drain", "ready", "ended"], LifeState.ENDED),
+        (["drain"], LifeState.ENDED),
+    ],
+)
+def test_how_a_life_ends_depends_on_what_was_asked(told: list[Event], ends_as: LifeState) -> None:
+    life = ReplicaLife()
+    for event in told:
+        life.on(event)
+    assert life.state is ends_as
+    with pytest.raises(AssertionError, match=f"'ready' can't happen .* {ends_as.value}$"):
+        life.on("ready")

@@ -217,7 +217,6 @@ SCENES: dict[str, tuple[dict[str, Any], dict[str, Sequence[Any]]]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 @pytest.mark.parametrize("scene", SCENES)
 def test_a_simulation_does_what_the_engine_does(scene, backend):
@@ -245,29 +244,7 @@ def test_callers_are_gathered_again_in_a_simulation_as_by_the_engine(backend, ca
     assert simulation.reasons[DispatchReason.REGATHER] >= 10
 
 
-@pytest.mark.parametrize("wait_s", [0.0, 0.0103])
-def test_bare_times_are_calls_of_nothing(wait_s):
-    options = BatchOptions(max_batch_size=8, batch_wait_timeout_s=wait_s, max_queued_requests=9)
-    trace = [arrival.at for arrival in some_trace()]
-    bare = simulate(trace, options, RUN_TIME)
-    spelt_out = simulate([Arrival(at) for at in trace], options, RUN_TIME)
-    assert bare.batches == spelt_out.batches
-    assert bare.outcomes == spelt_out.outcomes
-    assert Outcome.REJECTED in bare.outcomes
-
-
 # What a simulation tells
-
-
-def test_requests_of_one_instant_share_a_batch():
-    simulation = simulate([1, 1, 1, 5], BatchOptions(), Linear(1.0, 0.0))
-    assert [batch.requests for batch in simulation.batches] == [(0, 1, 2), (3,)]
-    assert [batch.dispatched_at for batch in simulation.batches] == [1, 5]
-
-
-def test_requests_that_come_when_a_batch_ends_are_in_the_next_one():
-    simulation = simulate([0, 0.5, 1.0, 1.0], BatchOptions(), Linear(1.0, 0.0))
-    assert [batch.requests for batch in simulation.batches] == [(0,), (1, 2, 3)]
 
 
 def test_latencies_and_waits_are_told_by_place_in_the_trace():
@@ -332,11 +309,6 @@ def test_times_that_vary_are_the_same_in_every_simulation():
     assert 0.1 < math.sqrt(sum(math.log(ratio) ** 2 for ratio in ratios) / len(ratios)) < 0.3
     other = simulate(trace, BatchOptions(), Linear(0.01, 0.001, jitter=0.2, seed=4))
     assert other.batches != first.batches
-
-
-def test_a_function_can_say_how_long_a_batch_takes():
-    simulation = simulate([0, 0, 0], BatchOptions(), {3: 0.5}.__getitem__)
-    assert simulation.percentile_s(50) == 0.5
 
 
 # What can't be simulated

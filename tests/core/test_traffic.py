@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 import random
@@ -31,7 +30,7 @@ SPLITS = [
 WEIGHTS = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 1000), min_size=1).map(
     lambda parts: {tag: part / (sum(parts.values()) or 1) for tag, part in parts.items()}
 )
-EXAMPLES = settings(max_examples=100)
+EXAMPLES = settings(max_examples=50)
 
 
 def shares(chosen: list[str]) -> dict[str, float]:
@@ -79,34 +78,9 @@ def test_the_order_in_which_backends_are_named_does_not_matter(
     assert there.choose_for(key) == back.choose_for(key)
 
 
-@pytest.mark.parametrize(
-    ("weights", "only"),
-    [
-        ({"a": 1.0}, "a"),
-        ({"a": 0.0, "b": 1.0}, "b"),
-        ({"a": 0.5, "b": 0.5}, None),
-        ({}, None),
-    ],
-)
-def test_a_backend_that_gets_all_is_known(weights: dict[str, float], only: str | None) -> None:
-    assert Traffic(weights).only == only
-
-
-def test_traffic_does_not_change() -> None:
-    weights = {"a": 1.0}
-    traffic = Traffic(weights)
-    weights["b"] = 2.0
-    assert traffic.weights == {"a": 1.0}
-    with pytest.raises(TypeError):
-        traffic.weights["b"] = 1.0  # type: ignore[index]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        traffic.weights = {}  # type: ignore[misc]
-
-
 # With one
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("weights", SPLITS)
 def test_shard_keys_are_split_by_the_weights(weights: dict[str, float]) -> None:
     traffic = Traffic(weights)
@@ -137,7 +111,6 @@ def gained(before: dict[str, float], after: dict[str, float]) -> float:
     return sum(max(0.0, weight - before.get(tag, 0.0)) for tag, weight in after.items())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -160,12 +133,6 @@ def test_a_change_of_weights_moves_only_the_share_that_must_move(
     assert moved(before, after) == pytest.approx(gained(before, after), abs=0.01)
 
 
-def test_weights_that_move_among_many_move_at_most_what_no_rule_can_always_avoid() -> None:
-    before, after = {"a": 0.5, "b": 0.3, "c": 0.2}, {"a": 0.3, "b": 0.5, "c": 0.2}
-    least = gained(before, after)
-    assert least <= moved(before, after) <= 2 * least / (1 + least) + 0.01
-
-
 @EXAMPLES
 @given(before=WEIGHTS, after=WEIGHTS, key=st.text())
 def test_a_key_moves_only_to_a_backend_that_gained_on_the_one_it_leaves(
@@ -179,13 +146,6 @@ def test_a_key_moves_only_to_a_backend_that_gained_on_the_one_it_leaves(
 
 
 # What a user typed
-
-
-def test_checked_traffic_is_what_was_given() -> None:
-    traffic = Traffic.checked({"a": 1, "b": 0}, ["a", "b", "c"])
-    assert traffic.weights == {"a": 1.0, "b": 0.0}
-    assert all(type(weight) is float for weight in traffic.weights.values())
-    assert traffic.only == "a"
 
 
 @pytest.mark.parametrize("off", [-0.9e-6, 0.9e-6])

@@ -86,13 +86,6 @@ async def test_costs_priorities_deadlines_and_hashes_of_keys_are_noted():
     assert "other" not in json.dumps(notes)
 
 
-async def test_keys_are_hashed_with_another_salt_each_time():
-    one, other = recorder(), recorder()
-    assert one._hashed("a") == one._hashed("a") != one._hashed("b")
-    assert one._hashed("a") != other._hashed("a")
-    assert one._hashed(("a", 1)) != one._hashed(("a", 2))
-
-
 async def test_keys_of_any_type_have_equal_hashes_if_they_are_equal():
     class Key:
         def __init__(self, value):
@@ -116,16 +109,6 @@ async def test_keys_of_any_type_have_equal_hashes_if_they_are_equal():
     assert told._hashed(Broken(1)) == "unknown"
 
 
-async def test_few_keys_are_remembered(monkeypatch):
-    monkeypatch.setattr(arrivals, "_MOST_KEYS", 3)
-    told = recorder()
-    hashes = [told._hashed(number) for number in range(10)]
-    assert len({*hashes}) == 10
-    assert [told._hashed(number) for number in range(10)] == hashes
-    assert len(told._hashes) == 3
-    assert told._hashed(object()) == "unknown"
-
-
 async def test_a_deadline_that_an_option_makes_is_not_noted():
     batcher = shoal.Batcher(double, name="double", request_timeout_s=30)
     batcher.observers.add(told := recorder(request_timeout_s=lambda _: 30))
@@ -135,30 +118,6 @@ async def test_a_deadline_that_an_option_makes_is_not_noted():
     first, second = requests_in(told.take())
     assert "timeout_s" not in first
     assert second["timeout_s"] == 20
-
-
-async def test_requests_that_no_batch_has_had_are_noted_with_the_reason():
-    batcher = shoal.Batcher(double, name="double", max_batch_size=1, max_queued_requests=1)
-    batcher.observers.add(told := recorder())
-    async with batcher as call, anyio.create_task_group() as tasks:
-        tasks.start_soon(call, 0)
-        await settle()
-        with anyio.move_on_after(0.25):
-            await call(1)
-        with pytest.raises(shoal.errors.DeadlineExceeded):
-            await call.options(timeout_s=0.25)(2)
-        tasks.start_soon(call, 3)
-        await settle()
-        with pytest.raises(shoal.errors.Overloaded):
-            await call(4)
-    ends = [(note.get("outcome"), note.get("left_s")) for note in requests_in(told.take())]
-    assert ends == [
-        ("cancelled", 0.25),
-        ("expired", 0.25),
-        ("rejected", 0),
-        (None, None),
-        (None, None),
-    ]
 
 
 async def test_failed_requests_are_noted_as_such():
@@ -199,17 +158,6 @@ async def test_requests_that_were_there_already_arrive_at_its_beginning():
         batcher.observers.add(told := recorder())
     (request,) = requests_in(told.take())
     assert (request["at"], request["took_s"]) == (0, 1)
-
-
-async def test_only_wanted_batchers_are_noted():
-    observers = shoal.Batcher(double).observers
-    observers.add(told := recorder(wants=lambda name: name == "one"))
-    one = shoal.Batcher(double, name="one", observers=observers)
-    other = shoal.Batcher(double, name="other", observers=observers)
-    async with one as call, other as call_other:
-        await call(1)
-        await call_other(1)
-    assert {note["batcher"] for note in told.take()} == {"one"}
 
 
 async def test_what_is_too_much_is_left_out_and_counted(monkeypatch):

@@ -106,16 +106,6 @@ async def test_those_of_a_batcher_and_of_a_controller_are_exported_too():
     assert exporter.points()["shoal_wanted_replicas", ("backend", "double")].value == 1
 
 
-async def test_they_are_exported_again_and_again():
-    exporter = Kept()
-    async with anyio.create_task_group() as tasks:
-        batcher = shoal.Batcher(double)
-        tasks.start_soon(lambda: export_metrics(batcher, exporter=exporter, interval_s=0.001))
-        while len(exporter.exported) < 3:  # noqa: ASYNC110 - a thread exports them
-            await anyio.sleep(0.001)
-        tasks.cancel_scope.cancel()
-
-
 async def test_an_exporter_that_fails_ends_nothing(caplog):
     await exported(shoal.Batcher(double), Kept(ZeroDivisionError()))
     assert "the metrics were not exported: ZeroDivisionError" in caplog.text

@@ -9,45 +9,16 @@ import anyio
 import pytest
 
 import shoal
-from shoal.observe.failures import MOST_IDS, MOST_KEPT, FailureLog
+from shoal.observe.failures import MOST_KEPT, FailureLog
 from shoal.observe.history import MOST_PLACES, MOST_ROWS, BatchHistory
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
 
 
-async def slow(items: list[int]) -> list[int | ValueError]:
-    await anyio.sleep(2)
-    return [ValueError("secret") if item < 0 else item for item in items]
-
-
 @pytest.fixture
 def history() -> BatchHistory:
     return BatchHistory()
-
-
-async def test_a_batch_is_shown_while_it_runs_and_when_it_has_ended(history):
-    batcher = shoal.Batcher(slow, max_batch_size=4, batch_wait_timeout_s=1, name="slow")
-    batcher.observers.add(history)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        for item in (1, 2, 3):
-            tasks.start_soon(call, item)
-        await settle()
-        lane = history.of("slow")
-        began = anyio.current_time()
-        assert lane.now(is_open=False) == []
-        await anyio.sleep(1.5)
-        assert lane.now(is_open=False) == [
-            (1, "timer", 3, pytest.approx(began + 1), pytest.approx(1))
-        ]
-        await anyio.sleep(2)
-        assert lane.now(is_open=False) == []
-        (row,) = lane.since(0)
-        times = [pytest.approx(began + 1), pytest.approx(began + 3), pytest.approx(1)]
-        assert row == (1, 1, "timer", 3, 4.0, 3.0, *times, 0, 0, None)
-        assert lane.since(1) == []
-        assert lane.take_latencies() == [pytest.approx(3)] * 3
-        assert lane.take_latencies() == []
 
 
 async def test_rows_are_numbered_through_and_bounded(history):
@@ -134,27 +105,6 @@ async def test_who_comes_late_sees_the_requests_that_are_in_an_open_batch_alread
     assert sorted(row[2] for row in rows) == list(range(MOST_PLACES))
     history.forget_running()
     assert history.of("write").now(is_open=True) == []
-
-
-async def test_a_failure_is_kept_without_its_text_and_its_requests():
-    failures = FailureLog()
-    batcher = shoal.Batcher(slow, max_batch_size=16, batch_wait_timeout_s=1, name="slow")
-    batcher.observers.add(failures, only_failures=True)
-
-    async def fail(number: int) -> None:
-        ids = call.options(metadata={"request_id": f"r-{number}"}) if number else call
-        with pytest.raises(ValueError, match="secret"):
-            await ids(-1)
-
-    async with batcher as call, anyio.create_task_group() as tasks:
-        tasks.start_soon(call, 1)
-        for number in range(12):
-            tasks.start_soon(fail, number)
-    (failure,) = failures.kept
-    assert (failure.batcher, failure.batch, failure.error) == ("slow", 1, "ValueError")
-    assert failure.count == 12
-    assert len(failure.ids) == MOST_IDS
-    assert set(failure.ids) < {f"r-{number}" for number in range(1, 12)}
 
 
 async def test_failures_of_an_open_batch_are_kept_together_and_bounded():

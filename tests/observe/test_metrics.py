@@ -3,12 +3,9 @@
 import anyio
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 import shoal
-from shoal.core.histogram import RequestTimes
 from shoal.observe.collector import ShoalCollector, Sources
 from shoal.observe.metrics import ItemTimes, StreamTimes
 from shoal.testing import settle
@@ -139,23 +136,6 @@ async def test_a_continuous_batch_is_shown_by_its_requests():
     assert ended["shoal_batch_step_size_sum", CALL, "a"] == 1 + 2 + 1
     assert ended["shoal_batch_size_count", CALL, "a"] == 0
     assert ended["shoal_batch_run_seconds_count", CALL, "a"] == 0
-
-
-def test_exemplars_are_in_openmetrics_alone():
-    times = RequestTimes()
-    parent = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    times.count("e", "json", 200, 0.2, {b"traceparent": parent})
-    registry = registry_of(shoal.Batcher(doubled), times)
-    [shown] = [
-        (sample.labels["le"], sample.exemplar)
-        for family in openmetrics(generate_openmetrics(registry).decode())
-        for sample in family.samples
-        if sample.exemplar is not None
-    ]
-    assert shown[0] == "0.25"
-    assert shown[1].labels == {"trace_id": "0af7651916cd43dd8448eb211c80319c"}
-    assert 0.2 <= shown[1].value <= 0.25
-    assert b"trace_id" not in generate_latest(registry)
 
 
 @pytest.mark.parametrize("items", [0, 1, 2, 255, 256, 257, 600])

@@ -6,10 +6,8 @@ tests of the supervisor, in tests/serving.
 
 from __future__ import annotations
 
-import os
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import anyio
 import pytest
@@ -27,7 +25,6 @@ from shoal.serving.controller.controller import Controller
 from shoal.serving.status import Status
 from shoal.testing import settle
 from shoal.testing.asgi import ask
-from worker_processes import kill, until
 
 pytestmark = pytest.mark.anyio
 
@@ -237,39 +234,3 @@ async def test_memory_is_that_of_each_replica_that_tells_it():
     assert before.of_replicas("memory_bytes") == {("b", "b#0"): 3e9, ("b", "b#2"): 4e6}
     assert replaced.of_replicas("memory_bytes") == {("b", "b#2"): 4e6, ("b", "b#3"): 5e6}
     assert deleted.of_replicas("memory_bytes") == {}
-
-
-@pytest.mark.real_time
-@pytest.mark.one_loop
-async def test_a_process_that_is_killed_and_fails_to_start_once_is_counted_so(tmp_path):
-    flaw = tmp_path / "flaw"
-    app = App()
-    async with Controller() as client, app.answering(client):
-        config = {"placement": "process", "num_replicas": 1}
-        code = "observe.fragile_code:Fragile"
-        await client.create_backend("b", code, str(flaw), config=config)
-        await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
-        pid = (await ask(app, "/e", 1)).json()
-        before, resident = await scraped(app), resident_bytes(pid)
-        flaw.touch()
-        kill(pid)
-        await until(lambda: client.status_now().backends["b"].starts == 3)
-        await until(lambda: client.status_now().backends["b"].state == "ready")
-        after = await scraped(app)
-        assert (await ask(app, "/e", 1)).json() != pid
-    assert before.counts("b") == (1, 0, 0, 0)
-    count, total, least = before.start_seconds("b")
-    assert count == 1
-    assert 0 < total <= least
-    memory = before.of_replicas("memory_bytes")
-    assert list(memory) == [("b", "b#0")]
-    assert resident / 2 < memory["b", "b#0"] <= 2 * resident
-    assert after.counts("b") == (3, 1, 1, 1)
-    assert after.states("b") == {"ready": 1}
-    assert after.start_seconds("b")[0] == 2
-    assert list(after.of_replicas("memory_bytes")) == [("b", "b#2")]
-
-
-def resident_bytes(pid):
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")

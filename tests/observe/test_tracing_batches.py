@@ -48,6 +48,17 @@ def spans():
     return Spans()
 
 
+async def echo(items: list[int]) -> list[int]:
+    return items
+
+
+def traced(spans, handler, **options):
+    """A batcher whose spans are kept."""
+    batcher = shoal.Batcher(handler, name=handler.__name__, **options)
+    instrument(batcher, tracer_provider=spans.provider)
+    return batcher
+
+
 def ids(span):
     found = span.context if hasattr(span, "context") else span
     return found.trace_id, found.span_id
@@ -104,8 +115,7 @@ async def test_the_time_behind_a_busy_slot_is_told_from_the_wait_for_others(span
         await anyio.sleep(3)
         return items
 
-    batcher = shoal.Batcher(slow, max_batch_size=2, batch_wait_timeout_s=5, name="slow")
-    instrument(batcher, tracer_provider=spans.provider)
+    batcher = traced(spans, slow, max_batch_size=2, batch_wait_timeout_s=5)
     async with batcher as call, anyio.create_task_group() as tasks:
         tasks.start_soon(call.map, [1, 2])
         await settle()
@@ -143,8 +153,7 @@ async def test_a_failure_is_noted_by_its_class_and_not_its_text(spans):
             raise anyio.BusyResourceError("secret")
         return [ValueError("secret") for _ in items]
 
-    batcher = shoal.Batcher(fail, name="fail")
-    instrument(batcher, tracer_provider=spans.provider)
+    batcher = traced(spans, fail)
     async with batcher as call:
         with pytest.raises(ValueError, match="secret"):
             await call(1)
@@ -157,20 +166,6 @@ async def test_a_failure_is_noted_by_its_class_and_not_its_text(spans):
     ]
     assert {span.status.status_code.name for span in found} == {"ERROR"}
     assert "secret" not in "".join(span.to_json() for span in found)
-
-
-async def test_a_caller_that_leaves_is_noted(spans):
-    async def wait(items: list[int]) -> list[int]:
-        await anyio.sleep(10)
-        return items
-
-    batcher = shoal.Batcher(wait, name="wait")
-    instrument(batcher, tracer_provider=spans.provider)
-    async with batcher as call:
-        with anyio.move_on_after(1):
-            await call(1)
-    assert spans.one("wait").attributes["shoal.request.outcome"] == "cancelled"
-    assert spans.one("wait").status.status_code.name == "UNSET"
 
 
 @pytest.mark.parametrize("fill", ["open", "continuous"])
@@ -215,12 +210,13 @@ async def test_what_is_not_sampled_makes_no_spans_and_nor_does_what_it_calls():
         assert not int(batch.trace["traceparent"][-2:], 16) & 1
         return items
 
-    batcher = shoal.Batcher(echo, name="echo")
-    instrument(batcher, tracer_provider=spans.provider)
+    batcher = traced(spans, echo)
     async with batcher as call:
         await call(1)
         with spans.tracer.start_as_current_span("caller"):
             await call(2)
+            with pytest.raises(shoal.errors.DeadlineExceeded):
+                await call.options(timeout_s=0)(3)
     assert seen == [False, False]
     assert spans.exporter.get_finished_spans() == ()
 
@@ -228,11 +224,7 @@ async def test_what_is_not_sampled_makes_no_spans_and_nor_does_what_it_calls():
 async def test_a_batch_is_sampled_if_one_of_its_requests_is(spans):
     unsampled = trace.NonRecordingSpan(trace.SpanContext(1, 1, is_remote=False))
 
-    async def echo(items: list[int]) -> list[int]:
-        return items
-
-    batcher = shoal.Batcher(echo, max_batch_size=2, batch_wait_timeout_s=None, name="echo")
-    instrument(batcher, tracer_provider=spans.provider)
+    batcher = traced(spans, echo, max_batch_size=2, batch_wait_timeout_s=None)
 
     async def call_unsampled():
         with trace.use_span(unsampled):
@@ -245,27 +237,7 @@ async def test_a_batch_is_sampled_if_one_of_its_requests_is(spans):
     assert linked(spans.one("echo batch")) == {ids(spans.one("echo"))}
 
 
-async def test_what_a_handler_calls_is_in_its_trace(spans):
-    async def inner(items: list[int]) -> list[int]:
-        return items
-
-    inner_batcher = shoal.Batcher(inner, name="inner")
-
-    async def outer(items: list[int]) -> list[int]:
-        return await call_inner.map(items)
-
-    outer_batcher = shoal.Batcher(outer, name="outer")
-    for one in (inner_batcher, outer_batcher):
-        instrument(one, tracer_provider=spans.provider)
-    async with inner_batcher as call_inner, outer_batcher as call:
-        await call(1)
-    assert ids(spans.one("inner").parent) == ids(spans.one("outer batch"))
-
-
 async def test_tracing_can_be_turned_off(spans):
-    async def echo(items: list[int]) -> list[int]:
-        return items
-
     batcher = shoal.Batcher(echo, name="echo")
     tracing = instrument(batcher, tracer_provider=spans.provider)
     with pytest.raises(RuntimeError, match="instrumented already"):
@@ -302,10 +274,8 @@ async def test_a_request_that_no_batch_has_had_has_a_span(spans, why, error):
             await call.options(timeout_s=1 if why == "expired" else None)(2)
 
     options = {"overload": "shed_oldest"} if why == "shed" else {}
-    batcher = shoal.Batcher(
-        slow, max_batch_size=1, name="slow", max_queued_requests=int(why != "rejected"), **options
-    )
-    instrument(batcher, tracer_provider=spans.provider)
+    most = int(why != "rejected")
+    batcher = traced(spans, slow, max_batch_size=1, max_queued_requests=most, **options)
     async with batcher as call, anyio.create_task_group() as tasks:
         tasks.start_soon(call, 1)
         await settle()
@@ -323,23 +293,6 @@ async def test_a_request_that_no_batch_has_had_has_a_span(spans, why, error):
     assert linked(left) == set()
     lasted_s = {"rejected": 0, "shed": 0, "expired": 1, "cancelled": 2}[why]
     assert (left.end_time - left.start_time) / 1e9 == pytest.approx(lasted_s, abs=1e-6)
-
-
-async def test_an_unserved_request_that_is_not_sampled_has_no_span():
-    off = Spans(ParentBased(ALWAYS_OFF))
-
-    async def echo(items: list[int]) -> list[int]:
-        return items
-
-    batcher = shoal.Batcher(echo, max_queued_requests=0, max_batch_size=1, name="echo")
-    instrument(batcher, tracer_provider=off.provider)
-    async with batcher as call:
-        with (
-            off.tracer.start_as_current_span("caller"),
-            pytest.raises(shoal.errors.DeadlineExceeded),
-        ):
-            await call.options(timeout_s=0)(1)
-    assert off.exporter.get_finished_spans() == ()
 
 
 class Model:
@@ -407,6 +360,8 @@ def test_a_batched_function_is_instrumented_once_and_no_method_of_one_instance()
     instrument(Model.predict).uninstrument()
     with pytest.raises(TypeError, match=r"instrument\(Model.predict\)"):
         instrument(Model().predict)
+    with pytest.raises(TypeError, match=r"(?s)takes a shoal.Batcher, .*not function"):
+        instrument(ids)  # type: ignore[arg-type]
 
 
 async def test_what_observes_does_not_keep_the_batchers_of_instances_that_are_gone(spans):
@@ -421,11 +376,6 @@ async def test_what_observes_does_not_keep_the_batchers_of_instances_that_are_go
     tracing.uninstrument()
 
 
-def test_only_what_has_batches_can_be_instrumented():
-    with pytest.raises(TypeError, match=r"(?s)takes a shoal.Batcher, .*not function"):
-        instrument(test_only_what_has_batches_can_be_instrumented)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("raises", [True, False])
 async def test_a_declined_request_is_no_error_of_its_span_or_its_batch(spans, raises):
     async def refuse(items: list[int]) -> list[object]:
@@ -433,8 +383,7 @@ async def test_a_declined_request_is_no_error_of_its_span_or_its_batch(spans, ra
             raise HTTPException(404)
         return [HTTPException(404 if item else 503) for item in items]
 
-    batcher = shoal.Batcher(refuse, max_batch_size=1, name="refuse")
-    instrument(batcher, tracer_provider=spans.provider)
+    batcher = traced(spans, refuse, max_batch_size=1)
     async with batcher as call:
         with pytest.raises(HTTPException):
             await call(1)

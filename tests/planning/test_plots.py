@@ -18,7 +18,6 @@ PNG = b"\x89PNG\r\n"
 RUN_TIME = Linear(0.01, 0.001)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "trace",
     [
@@ -47,12 +46,6 @@ def test_a_search_is_drawn_whether_it_found_something_or_not(rate, tmp_path):
     path = tmp_path / "search.png"
     plot_tuning(runs, search, search.candidates(lambda _line: None), path)
     assert path.read_bytes().startswith(PNG)
-
-
-def test_where_nobody_was_answered_there_is_nothing_to_draw(tmp_path):
-    simulation = simulate([Arrival(0, timeout_s=0.001)], BatchOptions(), RUN_TIME)
-    with pytest.raises(ValueError, match="no request was answered"):
-        plot(simulation, tmp_path / "nothing.png")
 
 
 def test_without_matplotlib_it_is_told_what_to_install(monkeypatch, tmp_path):

@@ -11,6 +11,5 @@ pytestmark = pytest.mark.slow
 PAGE = ROOT / "docs" / "discussion" / "scale.md"
 
 
-@pytest.mark.slow
 def test_the_page_on_scale_does_what_it_says(monkeypatch):
     run_page(str(PAGE), PAGE.read_text(encoding="utf-8"), monkeypatch)

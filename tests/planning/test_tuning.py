@@ -65,7 +65,6 @@ def test_the_best_meets_the_target_up_to_the_highest_rate():
     assert best.up_to == pytest.approx(16 / RUNS(16), rel=0.1)
 
 
-@pytest.mark.slow
 def test_a_rate_that_is_found_is_one_at_which_the_target_is_met():
     best = found(100, 0.08)[0]
     at_that_rate = {
@@ -74,20 +73,11 @@ def test_a_rate_that_is_found_is_one_at_which_the_target_is_met():
     assert at_that_rate[best.max_batch_size, best.batch_wait_timeout_s].meets_target
 
 
-def test_a_longer_wait_keeps_the_handler_less_busy():
-    by_wait = {
-        one.batch_wait_timeout_s: one for one in found(100, 0.08) if one.max_batch_size == 16
-    }
-    assert by_wait[0.04].busy_share < by_wait[0.02].busy_share < by_wait[0.0].busy_share
-    assert by_wait[0.04].mean_batch > by_wait[0.0].mean_batch
-
-
 def test_requests_that_are_refused_miss_the_target():
     assert any(one.meets_target for one in found(300, 0.08, max_queued_requests=1000))
     assert not any(one.meets_target for one in found(3000, 0.08, max_queued_requests=10))
 
 
-@pytest.mark.slow
 def test_slots_make_for_more():
     one, two = (found(100, 0.08, max_concurrent_batches=slots)[0] for slots in (1, 2))
     assert two.up_to > 1.5 * one.up_to
@@ -98,7 +88,6 @@ def test_options_that_do_not_go_with_it_are_told():
         found(100, 0.08, allowed_batch_sizes=(5, 10))
 
 
-@pytest.mark.slow
 def test_what_was_found_is_told_in_a_table_and_as_data():
     text = text_of(100, 0.08)
     assert "fitted: 10 ms a batch + 1 ms an item" in text

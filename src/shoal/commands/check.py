@@ -64,15 +64,11 @@ def _run(arguments: Namespace) -> int:
 
 
 def _refusal(app: Any, plan: Plan) -> CommandError:
-    """Prints all complaints except the last, which is returned as an error."""
-    if app.file is not None:
-        for one in plan.complaints:
-            app.file.flaws.add(one.path, str(one))
-        return say_flaws(AppFileRefused(app.file.flaws.found))
-    *others, last = [f"{'.'.join(one.path)}: {one}" for one in plan.complaints]
-    for line in others:
-        say(f"shoal: {line}")
-    return CommandError(last)
+    if app.file is None:
+        return say_flaws([f"{'.'.join(one.path)}: {one}" for one in plan.complaints])
+    for one in plan.complaints:
+        app.file.flaws.add(one.path, str(one))
+    return say_flaws(AppFileRefused(app.file.flaws.found).flaws)
 
 
 def _as_tables(plan: Plan) -> str:

@@ -77,11 +77,8 @@ def ask(
 ) -> T:
     """Connects to the server and runs a request; shows `waits_for` on a terminal after a second."""
     url = arguments.url or ServerLocation.of(arguments.name).url()
-    try:
-        with as_mistakes():
-            client = RemoteClient(url, token=token_of(arguments))
-    except ModuleNotFoundError as error:
-        raise CommandError(in_one_line(error), 1) from None
+    with as_mistakes():
+        client = RemoteClient(url, token=token_of(arguments))
     try:
         return anyio.run(_asked, client, verb, waits_for, backend="trio")
     except CommandError:

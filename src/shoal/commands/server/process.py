@@ -318,14 +318,11 @@ def _notify(state: str) -> None:
 @contextmanager
 def _exported(app: App) -> Generator[Callable[[], Coroutine[Any, Any, None]] | None]:
     """Exports an application's traces for this block; yields a function that exports metrics."""
-    try:
-        with needing("--otel", "otel"):
-            from shoal.observe.otel.instrument import instrument
-            from shoal.observe.otel.metrics import export_metrics
-            from shoal.observe.otel.providers import metric_exporter, set_up_traces
-    except ModuleNotFoundError as error:
-        raise CommandError(str(error), 1) from None
-    with as_mistakes():
+    with as_mistakes(), needing("--otel", "otel"):
+        from shoal.observe.otel.instrument import instrument
+        from shoal.observe.otel.metrics import export_metrics
+        from shoal.observe.otel.providers import metric_exporter, set_up_traces
+
         provider, exporter = set_up_traces(), metric_exporter()
     try:
         # An application may have turned tracing on itself.

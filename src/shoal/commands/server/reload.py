@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from shoal.commands.support.mistake import CommandError, say
+from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.core.extras import need
 from shoal.server.listeners import bind_all
 
@@ -76,10 +76,8 @@ def serve_versions(
     argv: Sequence[str], address: Address, directories: Sequence[Path], graceful_timeout_s: float
 ) -> int:
     """Serves until a signal or its operator ends the server; returns the exit code."""
-    try:
+    with as_mistakes():
         need("--reload", "watchfiles", "reload")
-    except ModuleNotFoundError as error:
-        raise CommandError(str(error), 1) from None
     for directory in directories:
         if not directory.is_dir():
             raise CommandError(f"--reload-dir: {directory} is not a directory")

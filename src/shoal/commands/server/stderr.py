@@ -37,17 +37,13 @@ def write_logs(level: str, form: str, options: HttpOptions) -> None:
     if options.access_log:
         from shoal.server.access_log import LOGGER
 
-        _write_plainly(logging.getLogger(LOGGER))
-
-
-def _write_plainly(logger: logging.Logger) -> None:
-    """Makes a logger write bare messages from level INFO on, to stderr by default."""
-    if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+        access_log = logging.getLogger(LOGGER)
+        if not access_log.handlers:
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("%(message)s"))
+            access_log.addHandler(handler)
+        access_log.setLevel(logging.INFO)
+        access_log.propagate = False
 
 
 class TextFormatter(logging.Formatter):

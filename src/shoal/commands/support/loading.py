@@ -18,7 +18,7 @@ from shoal.replicas.code.definition import imported_unheld
 from shoal.serving.app_file.flaws import AppFileRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from types import ModuleType
 
     from starlette.types import ASGIApp
@@ -97,7 +97,7 @@ def file_settings(spec: str) -> Mapping[str, Any]:
     try:
         return read_app_file(spec).server
     except AppFileRefused as refused:
-        raise say_flaws(refused) from None
+        raise say_flaws(refused.flaws) from None
 
 
 def need(package: str, feature: str = "serving") -> ModuleType:
@@ -109,9 +109,9 @@ def need(package: str, feature: str = "serving") -> ModuleType:
         raise CommandError(str(error), 1) from None
 
 
-def say_flaws(refused: AppFileRefused) -> CommandError:
-    """Prints all flaws of a file except the last, which is returned as an error."""
-    *others, last = refused.flaws
+def say_flaws(flaws: Sequence[object]) -> CommandError:
+    """Prints all flaws except the last, which is returned as an error."""
+    *others, last = flaws
     for flaw in others:
         say(f"shoal: {flaw}")
     return CommandError(str(last))
@@ -124,7 +124,7 @@ def _of_file(spec: str) -> ASGIApp:
     try:
         file = read_app_file(spec)
     except AppFileRefused as refused:
-        raise say_flaws(refused) from None
+        raise say_flaws(refused.flaws) from None
     _add_directory(os.getcwd())
     _add_directory(str(Path(spec).resolve().parent))
     try:

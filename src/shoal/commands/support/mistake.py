@@ -26,11 +26,13 @@ class CommandError(Exception):
 
 @contextmanager
 def as_mistakes() -> Generator[None]:
-    """Converts a `TypeError` or `ValueError` to a `CommandError`."""
+    """Converts a mistake to a `CommandError`: wrong types and values, and a missing extra."""
     try:
         yield
     except (TypeError, ValueError) as error:
         raise CommandError(in_one_line(error)) from None
+    except ModuleNotFoundError as error:
+        raise CommandError(in_one_line(error), 1) from None
 
 
 def in_one_line(error: BaseException) -> str:

@@ -25,6 +25,7 @@ from typing_extensions import override
 from shoal.core.events import BatchObserver
 from shoal.core.request import State
 from shoal.errors import DeadlineExceeded, Overloaded
+from shoal.observe.failures import id_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +43,6 @@ OUTCOME: Final = "shoal.request.outcome"
 REQUEST_ID: Final = "shoal.request.id"
 ERROR_TYPE: Final = "error.type"
 
-_LONGEST_ID: Final = 64
 _REFUSED: Final[Mapping[str, type[BaseException]]] = {
     "rejected": Overloaded,
     "shed": Overloaded,
@@ -150,7 +150,8 @@ class BatchTracer(BatchObserver):
             batcher, context, start_time=arrived_at, attributes=attributes
         )
         if span.is_recording():
-            _note_id(span, request)
+            if request_id := id_of(request):
+                span.set_attribute(REQUEST_ID, request_id)
             if why != "rejected":
                 span.add_event("queue", timestamp=arrived_at)
             if why in _REFUSED:
@@ -229,7 +230,8 @@ class BatchTracer(BatchObserver):
             batcher, context, start_time=arrived_at, attributes={BACKEND: batcher, BATCH: batch.id}
         )
         if span.is_recording():
-            _note_id(span, request)
+            if request_id := id_of(request):
+                span.set_attribute(REQUEST_ID, request_id)
             span.add_event("queue", timestamp=arrived_at)
             free_at = max(request.arrived_at, min(batch.free_at, now))
             span.add_event("wait", timestamp=spans.at(free_at))
@@ -249,12 +251,6 @@ def _context_of(request: Request) -> tuple[Context, bool]:
     caller = trace.get_current_span(context).get_span_context()
     is_decided = caller.is_valid and not caller.is_remote and not caller.trace_flags.sampled
     return context, is_decided
-
-
-def _note_id(span: Span, request: Request) -> None:
-    id_ = request.metadata.get("request_id")
-    if isinstance(id_, str):
-        span.set_attribute(REQUEST_ID, id_[:_LONGEST_ID])
 
 
 def _bare(span: Span) -> Context:

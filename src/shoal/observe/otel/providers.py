@@ -17,8 +17,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from opentelemetry.sdk.metrics.export import MetricExporter
     from opentelemetry.sdk.trace.export import SpanExporter
 
@@ -34,14 +32,12 @@ def resource() -> Resource:
     return Resource.create() if named else Resource.create({"service.name": "shoal"})
 
 
-def set_up_traces(environ: Mapping[str, str] = os.environ) -> TracerProvider | None:
+def set_up_traces() -> TracerProvider | None:
     """Sets a global provider that exports spans, unless there is one; shut it down."""
-    exporter = _span_exporter(environ)
+    exporter = _span_exporter()
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return None
-    provider = TracerProvider(resource=resource(), shutdown_on_exit=False)
-    if exporter is not None:
-        provider.add_span_processor(BatchSpanProcessor(exporter))
+    provider = _provider(exporter, shutdown_on_exit=False)
     trace.set_tracer_provider(provider)
     if entry_points(group="opentelemetry_tracer_provider", name="shoal"):
         # For the processes of replicas, which inherit it.
@@ -52,17 +48,20 @@ def set_up_traces(environ: Mapping[str, str] = os.environ) -> TracerProvider | N
 def provider_of_replica() -> TracerProvider:
     """Makes the provider of a replica's process, if its server exports spans."""
     # OpenTelemetry finds it by the name ``shoal`` in ``OTEL_PYTHON_TRACER_PROVIDER``.
-    provider = TracerProvider(resource=resource())
-    exporter = _span_exporter(os.environ)
+    return _provider(_span_exporter())
+
+
+def _provider(exporter: SpanExporter | None, *, shutdown_on_exit: bool = True) -> TracerProvider:
+    provider = TracerProvider(resource=resource(), shutdown_on_exit=shutdown_on_exit)
     if exporter is not None:
         provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
 
 
-def metric_exporter(environ: Mapping[str, str] = os.environ) -> MetricExporter | None:
+def metric_exporter() -> MetricExporter | None:
     """Returns None to export no metrics."""
-    kind = _chosen(environ, "METRICS")
-    if kind == "none" or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    kind = _chosen("METRICS")
+    if kind == "none" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     if kind == "console":
         from opentelemetry.sdk.metrics.export import ConsoleMetricExporter
@@ -73,8 +72,8 @@ def metric_exporter(environ: Mapping[str, str] = os.environ) -> MetricExporter |
     return OTLPMetricExporter()
 
 
-def _span_exporter(environ: Mapping[str, str]) -> SpanExporter | None:
-    kind = _chosen(environ, "TRACES")
+def _span_exporter() -> SpanExporter | None:
+    kind = _chosen("TRACES")
     if kind == "none":
         return None
     if kind == "console":
@@ -84,13 +83,13 @@ def _span_exporter(environ: Mapping[str, str]) -> SpanExporter | None:
     return OTLPSpanExporter()
 
 
-def _chosen(environ: Mapping[str, str], signal: str) -> str:
+def _chosen(signal: str) -> str:
     name = f"OTEL_{signal}_EXPORTER"
-    kind = environ.get(name, "").strip() or "otlp"
+    kind = os.environ.get(name, "").strip() or "otlp"
     if kind not in _KNOWN:
         raise ValueError(f"{name} must be otlp, console or none, not {kind!r}")
     for protocol in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-        given = environ.get(protocol, "").strip() or _PROTOCOL
+        given = os.environ.get(protocol, "").strip() or _PROTOCOL
         if kind == "otlp" and given != _PROTOCOL:
             raise ValueError(f"{protocol} must be {_PROTOCOL}, not {given!r}")
     return kind
