@@ -15,16 +15,14 @@ import pytest
 
 import shoal
 from batching.scenes import read_all
+from replicas.local_replicas import dies, made, serving
 from replicas.plain_generators import (
     HANG_S,
     HeldSteps,
     calls_of,
     decisions,
-    dies,
     handed_out,
-    local_replica,
     pretend,
-    serve,
 )
 from shoal.batching.current import setting
 from shoal.batching.running.stream import Stepping, running_steps
@@ -278,7 +276,7 @@ async def test_a_thread_that_goes_on_is_given_no_other_work():
 
 @pytest.fixture(params=[TaskReplica, ThreadReplica])
 def replica_of(request):
-    return partial(local_replica, request.param)
+    return partial(made, request.param)
 
 
 @pytest.fixture
@@ -292,12 +290,9 @@ def stepping():
 @asynccontextmanager
 async def steps_of(replica, stepping):
     """Serves a replica; gives the steps of its code, and a list that gets how it ended."""
-    failures = []
     with anyio.fail_after(HANG_S), setting(running_steps, stepping):
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(serve, replica, failures)
+        async with serving(replica) as failures:
             yield replica.run_stream("__call__", ["x"]), failures
-            replica.stop()
 
 
 async def close(steps, *, task_status):
