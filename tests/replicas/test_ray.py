@@ -39,12 +39,12 @@ from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, ReplicaOptions
 from shoal.testing.policies import make_request
 from shoal.testing.replicas.check import check_replica
-from shoal.testing.replicas.code import Folder
 from shoal.testing.replicas.stage import Played
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
-    from pathlib import Path
+
+    from shoal.testing.replicas.code import Folder
 
 ray = pytest.importorskip("ray")
 
@@ -64,11 +64,6 @@ def cluster() -> Generator[Any]:
 @pytest.fixture(autouse=True)
 def _on_a_cluster(cluster: Any) -> None:
     """Every test is."""
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(str(tmp_path))
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ import pytest
 
 import shoal
 from replicas.local_replicas import dies, failed_start, failure_of, made, serve, serving
-from shoal.batching.current import current_replica_tag
+from shoal.batching.current import current_backend_tag, current_replica_tag
 from shoal.errors import ReplicaDied
 from shoal.replicas.local.task import TaskReplica
 from shoal.testing import settle
@@ -215,8 +215,10 @@ async def test_the_code_of_a_stream_does_not_change_its_readers_context():
         found = []
         async for step in replica.run_stream("__call__", [1]):
             found.append(step)
-            with pytest.raises(RuntimeError):
-                current_replica_tag()
+            for ask in (current_backend_tag, current_replica_tag):
+                message = rf"^{ask.__name__}\(\) works only in a backend's code"
+                with pytest.raises(RuntimeError, match=message):
+                    ask()
         assert found == [["embed#3"], ["embed#3"]]
 
 
