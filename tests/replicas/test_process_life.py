@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from replicas.local_replicas import dies, failure_of
-from replicas.playing import MODULE, children, gone, is_alive, made, noted, playing
+from replicas.playing import MODULE, gone, is_alive, made, noted, playing
 from replicas.process_backends import Plain
 from shoal.batching.current import Identity
 from shoal.errors import ReplicaDied, ReplicaNotStarted
@@ -25,17 +25,18 @@ from shoal.replicas.placements import ProcessOptions
 from shoal.replicas.process import worker
 from shoal.replicas.process.worker import Output
 from shoal.testing.replicas.stage import Played
+from worker_processes import children_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 
 async def failed_start(target: Any, *init_args: Any, **options: Any) -> ReplicaNotStarted:
     """Plays a replica that does not become ready, and returns why."""
-    before = children()
+    before = children_of(os.getpid())
     async with playing(made(target, *init_args, **options)) as played:
         await played.ended.wait()
     assert isinstance(played.error, ReplicaNotStarted)
-    assert children() == before
+    assert children_of(os.getpid()) == before
     return played.error
 
 
@@ -304,13 +305,13 @@ async def test_a_close_that_does_not_end_is_killed(folder, monkeypatch):
 
 
 async def test_a_replica_that_is_cancelled_leaves_no_process(folder):
-    before = children()
+    before = children_of(os.getpid())
     async with playing(made(Plain, folder.path)) as played, anyio.create_task_group() as tasks:
         tasks.start_soon(dies, played.run("hold", ["a"]))
         await noted(folder, "holds a")
         played.scope.cancel()
         await played.ended.wait()
-    assert children() == before
+    assert children_of(os.getpid()) == before
 
 
 # Knowing
