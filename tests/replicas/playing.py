@@ -1,4 +1,4 @@
-"""Plays process replicas."""
+"""Plays replicas in processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import anyio
 
 from shoal.batching.current import Identity
 from shoal.replicas.code.definition import Definition
-from shoal.replicas.contract import Blueprint, ReplicaOptions
+from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
 from shoal.replicas.process.replica import ProcessReplica
 from shoal.testing.replicas.stage import Played
 
@@ -45,7 +45,7 @@ def made(
 
 
 @asynccontextmanager
-async def playing(replica: ProcessReplica, *, stop: bool = True) -> AsyncGenerator[Played]:
+async def playing(replica: Replica, *, stop: bool = True) -> AsyncGenerator[Played]:
     """Plays a replica; stops it in the end, if it has not ended."""
     played = Played(replica)
     async with anyio.create_task_group() as tasks:
