@@ -1,7 +1,6 @@
 """The language model: its gradient, its cache, its independence of other texts, its weights."""
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from threadpoolctl import threadpool_limits
 import shoal
 from examples.language_model import layers
 from examples.language_model.cache import Cache
-from examples.language_model.corpus import docstrings
 from examples.language_model.generate import generate
 from examples.language_model.model import (
     ALPHABET,
@@ -235,17 +233,6 @@ def test_the_weights_that_ship_are_small_and_know_the_kind_of_text(model):
     loss, _ = loss_and_gradient(model, np.array([[BOUNDARY, *encode(text)]]))
     # An even guess costs log(97), about 4.6 nats a character.
     assert loss < 1.3
-
-
-def test_docstrings_are_gathered_once_and_in_a_fixed_order(tmp_path: Path):
-    (tmp_path / "b.py").write_text('def f():\n    """Say f.\n\n    Twice.\n    """\n')
-    (tmp_path / "a.py").write_text(
-        '"""Module a."""\nclass C:\n    """Say f.\n\n    Twice.\n    """\nx = 1\n'
-    )
-    (tmp_path / "c.py").write_text('"""Not ASCII: \\xe9"""\nasync def g():\n    "Say g."\n')
-    (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "d.py").write_text('"""Left out."""\n')
-    assert docstrings(tmp_path) == ["Module a.", "Say f.\n\nTwice.", "Say g."]
 
 
 def test_training_lowers_the_loss_and_shows_progress(capsys):

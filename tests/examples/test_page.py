@@ -190,34 +190,12 @@ def test_batches_reach_the_size_that_is_set_and_say_why_they_were_sent(page):
 
 # Has a reader leave; from then on `left` has those whose part of a place ended early, which the
 # page shows for a time only.
-LEAVE = """
-    const place = arguments[0];
-    const lanes = document.querySelector("#lanes");
-    window.left = [];
-    new MutationObserver(() => {
-        for (const part of document.querySelectorAll(`${place} .left`))
-            window.left.push(part.title.split(":")[0]);
-    }).observe(lanes, {subtree: true, childList: true, attributes: true});
-    const who = document.querySelector(`${place} .who`).textContent;
-    document.querySelector(`${place} button`).click();
-    return who;
-"""
 
 
 def readers(page):
     """Who is in each place: the number of a reader, or None."""
     found = [re.match(r"#\d+", name) for name in page.now("#lanes .who", "textContent")]
     return [match and match[0] for match in found]
-
-
-def test_a_reader_that_leaves_frees_its_place_for_the_next(opened):
-    opened.until(lambda: all(readers(opened)))
-    # In one step: a reader whose text ends meanwhile gives its place to another one.
-    who = opened.browser.execute_script(LEAVE, "#lanes li:nth-child(5)")
-    leaving = re.match(r"#\d+", who)[0]
-    opened.until(lambda: readers(opened)[4] not in (leaving, None))
-    opened.until(lambda: opened.browser.execute_script("return window.left").count(leaving))
-    assert opened.text("lanes-error") == ""
 
 
 def test_a_text_of_a_visitor_joins_and_stays_text(opened):

@@ -98,9 +98,6 @@ class Plain:
     def unsendable(self, items: list[int]) -> list[Any]:
         return [1, lambda: None]
 
-    def leave(self, code: int) -> None:
-        sys.exit(code)
-
     def exit(self, code: int) -> None:
         print("last words", file=sys.stderr)
         os._exit(code)

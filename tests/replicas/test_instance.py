@@ -218,14 +218,6 @@ def test_what_a_class_inherits_from_a_library_is_no_method():
     assert set(instance_of(Table).description.methods) == {"__call__", "near", "pop"}
 
 
-def test_a_class_may_inherit_from_a_builtin_one():
-    class Table(dict):  # type: ignore[type-arg]
-        def __call__(self, item: int) -> int:
-            return item
-
-    assert set(instance_of(Table).description.methods) == {"__call__"}
-
-
 def test_a_lazy_attribute_is_not_made():
     class Lazy:
         @functools.cached_property

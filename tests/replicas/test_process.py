@@ -37,19 +37,6 @@ async def test_code_is_run_in_another_process_that_ends_with_the_replica():
     assert not is_alive(pid)
 
 
-async def test_each_of_many_calls_at_once_gets_its_own_result():
-    results: dict[int, Any] = {}
-
-    async def call(played, number):
-        results[number] = await played.run("__call__", [number, -number])
-
-    for code in (Plain, Async):
-        async with playing(made(code)) as played, anyio.create_task_group() as tasks:
-            for number in range(200):
-                tasks.start_soon(call, played, number)
-        assert results == {number: [2 * number, -2 * number] for number in range(200)}
-
-
 async def test_an_error_carries_the_traceback_of_the_worker_as_a_note():
     async with playing(made()) as played:
         with pytest.raises(AttributeError) as caught:

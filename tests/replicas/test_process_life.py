@@ -79,15 +79,6 @@ async def test_a_replica_that_is_stopped_while_it_starts_is_not_started(folder):
     assert "stopped before it was ready" in str(played.error)
 
 
-async def test_a_replica_that_was_killed_before_it_was_served_is_not_started():
-    replica = made()
-    replica.kill("not needed")
-    async with playing(replica) as played:
-        await played.ended.wait()
-    assert isinstance(played.error, ReplicaNotStarted)
-    assert "not needed" in str(played.error)
-
-
 async def test_an_interpreter_that_is_not_there_is_told():
     error = await failed_start(f"{MODULE}:Plain", python="/no/such/python")
     assert "/no/such/python" in str(error)
@@ -219,13 +210,6 @@ async def test_what_was_not_read_when_a_worker_ended_is_among_its_last_words(tmp
     ended.close()
     death = ended.death()
     assert (death.exit_code, death.last_lines) == (7, "one\ntwo")
-
-
-async def test_a_system_exit_ends_the_worker():
-    async with playing(made()) as played:
-        with pytest.raises(ReplicaDied) as caught:
-            await played.run("leave", [3])
-    assert caught.value.exit_code == 3
 
 
 async def test_a_crash_fails_the_work_and_shows_where_it_was():

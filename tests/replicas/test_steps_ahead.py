@@ -53,17 +53,6 @@ async def first_of(held, stream):
     return item
 
 
-async def test_a_thread_goes_on_while_the_event_loop_is_busy(placement):
-    held = HeldSteps([0], [1], [2], [3])
-    async with calls_of(held.handler, placement) as call, call("x") as stream:
-        assert await first_of(held, stream) == 0
-        held.go[1].set()
-        assert held.begun[2].wait(HANG_S)
-        held.let_all_go()
-        assert [item async for item in stream] == [1, 2, 3]
-    assert held.closed.qsize() == 1
-
-
 async def test_it_goes_on_by_one_step_and_not_more(monkeypatch, placement):
     decided = decisions(monkeypatch, "next_job")
     held = HeldSteps([0], [1], [2], [3])
@@ -434,24 +423,6 @@ async def test_a_kill_after_the_last_step_has_ended_closes_its_generator(
         replica.kill("out of luck")
     assert len(failures) == 1
     assert held.closed.get_nowait() != threading.get_ident()
-
-
-async def test_a_kill_in_the_moment_in_which_a_thread_goes_on(replica_of, stepping):
-    held = HeldSteps([0], [1], [2])
-    replica = replica_of(held.handler)
-    async with (
-        steps_of(replica, stepping) as (steps, failures),
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(dies, anext(steps))
-        await settle()
-        held.go[0].set()
-        assert held.begun[1].wait(HANG_S)
-        replica.kill("out of luck")
-        held.go[1].set()
-    assert len(failures) == 1
-    assert held.closed.qsize() == 1
-    assert not held.begun[2].is_set()
 
 
 async def test_what_an_abandoned_thread_yields_does_not_tell_the_next_replica_to_go_on(

@@ -320,18 +320,6 @@ async def test_what_ends_slowly_after_a_kill_is_left_behind_as_well():
 # Open batches
 
 
-async def test_an_open_batch_is_given_to_the_code_as_it_is():
-    batch = object()
-    found = []
-
-    async def answer(given):
-        found.append((given, current_replica_tag()))
-
-    async with serving(replica := replica_of(answer)):
-        await replica.run_open("__call__", batch)
-    assert found == [(batch, "embed#3")]
-
-
 async def test_the_code_of_an_open_batch_dies_with_its_replica():
     async with serving(replica := replica_of(Waiting())), anyio.create_task_group() as tasks:
 
@@ -341,14 +329,6 @@ async def test_the_code_of_an_open_batch_dies_with_its_replica():
         tasks.start_soon(call)
         await settle()
         replica.kill("out of luck")
-
-
-async def test_plain_code_takes_no_open_batch():
-    def plain(batch): ...
-
-    async with serving(replica := replica_of(plain)):
-        with pytest.raises(TypeError, match="must be an async function of the batch"):
-            replica.open_binding("__call__")
 
 
 # The threads of plain code
