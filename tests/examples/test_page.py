@@ -173,21 +173,6 @@ def test_the_crowd_runs_when_the_page_is_opened_and_no_call_goes_missing(page):
     assert page.complaints() == []
 
 
-def test_batches_reach_the_size_that_is_set_and_say_why_they_were_sent(page):
-    page.enter("clients", 40)
-    page.enter("max-batch-size", 4)
-    assert page.text("max-batch-size-value") == "4"
-    timeline = page.all("#batched canvas")[0]
-    page.until(lambda: "last run for 4, dispatched because it was full" in timeline.accessible_name)
-    page.enter("clients", 3)
-    page.until(lambda: account(page)["waiting"] <= 3)
-    why = "dispatched because its oldest request had waited long enough"
-    page.until(lambda: why in timeline.accessible_name)
-    page.until(lambda: page.text("crowd-size") == "3")
-    assert page.text("show-error") == ""
-    page.enter("max-batch-size", 24)
-
-
 # Has a reader leave; from then on `left` has those whose part of a place ended early, which the
 # page shows for a time only.
 
