@@ -348,18 +348,12 @@ def test_the_package_keeps_the_rule(rule, shoal_modules):
     ("rule", "planted"),
     [
         (upward_imports, {"shoal.core.line": "import shoal.batching.cell"}),
-        (upward_imports, {"shoal.errors": "from shoal.core import line", "shoal.core.line": ""}),
         (upward_imports, {"shoal.core.line": "from ..batching import x", "shoal.batching": ""}),
-        (upward_imports, {"shoal.core.line": "def f():\n    from shoal.http import asgi"}),
         (upward_imports, {"shoal.http.asgi": "if TYPE_CHECKING:\n    from shoal import App"}),
         (upward_imports, {"shoal.utils": "import shoal.errors"}),
         (
             circular_imports,
-            {
-                "shoal.core.a": "from shoal.core import b",
-                "shoal.core.b": "from shoal.core import c",
-                "shoal.core.c": "from shoal.core.a import x",
-            },
+            {"shoal.core.a": "from shoal.core import b", "shoal.core.b": "import shoal.core.a"},
         ),
         (
             circular_rooms,
@@ -370,9 +364,7 @@ def test_the_package_keeps_the_rule(rule, shoal_modules):
                 "shoal.server.d": "from shoal.http.app import c",
             },
         ),
-        (event_loop_imports, {"shoal.batching.batcher": "from trio.lowlevel import checkpoint"}),
         (event_loop_imports, {"shoal.http.asgi": "def f():\n    import asyncio.events"}),
-        (late_imports, {"shoal.batching.run": "async def f():\n    from shoal.core import line"}),
         (
             late_imports,
             {"shoal.core.line": "class A:\n    def f(self):\n        import shoal.http"},
@@ -398,12 +390,8 @@ def test_a_planted_violation_is_seen(rule, planted):
         (upward_imports, {"shoal.observe.metrics": "import shoal.batching.statistics"}),
         (circular_imports, {"shoal.core.a": "import shoal.core.b", "shoal.core.b": "import json"}),
         (event_loop_imports, {"shoal.loops.trio_parking": "import asyncio, trio"}),
-        (event_loop_imports, {"shoal.server": "import hypercorn.trio"}),
         (late_imports, {"shoal.http.payload": "def f():\n    import orjson"}),
-        (late_imports, {"shoal": "def __getattr__(name):\n    from shoal.http.app import App"}),
         (lone_subclasses, {"shoal.core.a": "class A: ...\nclass B(A): ...\nclass C(A): ..."}),
-        (lone_subclasses, {"shoal.errors": "class A(Exception): ...\nclass B(A): ..."}),
-        (lone_subclasses, {"shoal.core.a": "import x\nclass B(x.A): ...\nclass C(int): ..."}),
     ],
 )
 def test_what_the_rules_allow(rule, allowed):

@@ -29,34 +29,6 @@ async def hang(items: list[int]) -> list[int]:
     return items
 
 
-@anyio_test
-@real_time
-async def test_what_is_made_in_the_block_can_be_called_there():
-    async with shoal.start() as client:
-        assert client.url is None
-        await client.create_backend("b", double)
-        await client.create_endpoint("e", backend="b")
-        assert await (await client.get_handle("e")).call(3) == 6
-
-
-@anyio_test
-@real_time
-async def test_after_the_block_or_a_shutdown_in_it_calls_say_that_it_was_shut_down():
-    async with shoal.start() as client:
-        await client.create_backend("b", double)
-        await client.create_endpoint("e", backend="b")
-        handle = await client.get_handle("e")
-        await client.shutdown()
-        await client.shutdown()
-        with pytest.raises(errors.ShutDown):
-            await handle.call(1)
-    with pytest.raises(errors.ShutDown):
-        await client.list_backends()
-    with pytest.raises(errors.ShutDown):
-        await client.create_endpoint("e", backend=None)
-    await client.shutdown()
-
-
 class Mine(BaseException):
     """No error."""
 
@@ -82,47 +54,6 @@ async def test_what_the_block_raises_comes_out_as_it_is(error):
 
 
 @anyio_test
-@real_time
-async def test_a_block_that_is_cancelled_under_load_ends_at_once():
-    endings = []
-    called = anyio.Event()
-
-    async def never(items: list[int]) -> list[int]:
-        called.set()
-        return await hang(items)
-
-    with anyio.CancelScope() as scope:
-        async with shoal.start() as client, anyio.create_task_group() as tasks:
-            await client.create_backend("b", never)
-            await client.create_endpoint("e", backend="b")
-            handle = await client.get_handle("e")
-
-            async def call() -> None:
-                try:
-                    await handle.call(1)
-                finally:
-                    endings.append("left")
-
-            tasks.start_soon(call)
-            await called.wait()
-            scope.cancel()
-    assert scope.cancelled_caught
-    assert endings == ["left"]
-    with pytest.raises(errors.ShutDown):
-        await client.list_backends()
-
-
-@anyio_test
-@real_time
-async def test_two_controllers_in_one_program_do_not_see_each_other():
-    async with shoal.start() as one, shoal.start() as other:
-        await one.create_backend("b", double)
-        assert await other.list_backends() == {}
-        await other.shutdown()
-        assert set(await one.list_backends()) == {"b"}
-
-
-@anyio_test
 async def test_what_is_started_is_entered_once():
     starting = shoal.start()
     async with starting as client:
@@ -135,14 +66,6 @@ async def test_what_is_started_is_entered_once():
     for entering in (starting.__aenter__, plain.__aenter__):
         with pytest.raises(RuntimeError, match="already entered"):
             await entering()
-
-
-@anyio_test
-async def test_a_damaged_state_file_is_refused(tmp_path):
-    (tmp_path / "state.db").write_text("no database" * 100)
-    with pytest.raises(errors.StateRefused):
-        async with shoal.start(state=tmp_path / "state.db"):
-            pass
 
 
 @anyio_test

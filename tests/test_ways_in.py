@@ -59,7 +59,6 @@ TABLE = [
         body=[1],
     ),
     Row(code="of_one", batched=NO_LIST, served=ONE, takes="one int at a time"),
-    Row(code="of_one_async", batched=NO_LIST, served=ONE, takes="one int at a time"),
     Row(
         code="of_array",
         batched=NO_RESULTS,
@@ -78,7 +77,6 @@ TABLE = [
         body=None,
     ),
     Row(code="OfLists", batched=LIST, served=LIST, takes=f"{LISTS} int"),
-    Row(code="OfOne", batched=NO_LIST, served=ONE, takes="one int at a time"),
     Row(code="BatchedMethod", batched=NO_LIST, served=LIST, takes="one int at a time"),
     Row(code="BatchedCall", batched=LIST, served=LIST, takes="one int at a time"),
     Row(
@@ -90,7 +88,6 @@ TABLE = [
     ),
     Row(code="steps_of_lists", batched=LIST, served=LIST, takes=f"{LISTS} int", streams=True),
     Row(code="steps_of_one", batched=NO_LIST, served=ONE, takes="one int at a time", streams=True),
-    Row(code="async_steps_of_lists", batched=LIST, served=LIST, takes=f"{LISTS} int", streams=True),
     Row(
         code="of_two_lists",
         batched=f"{LIST}, list [True]",

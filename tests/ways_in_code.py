@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import (  # noqa: TC003 - the annotations are read
-    AsyncIterator,
     Collection,
     Iterable,
     Iterator,
@@ -46,10 +45,6 @@ def of_one(x: int) -> str:
     return told(x)
 
 
-async def of_one_async(x: int) -> str:
-    return told(x)
-
-
 def of_array(x: np.ndarray) -> str:
     return told(x)
 
@@ -73,11 +68,6 @@ def of_maybe_a_list(xs: list[int] | None) -> str:
 class OfLists:
     def __call__(self, xs: list[int]) -> list[str]:
         return told(xs)
-
-
-class OfOne:
-    def __call__(self, x: int) -> str:
-        return told(x)
 
 
 class BatchedMethod:
@@ -105,10 +95,6 @@ def steps_of_lists(xs: list[int]) -> Iterator[list[str]]:
 
 def steps_of_one(x: int) -> Iterator[str]:
     yield told(x)
-
-
-async def async_steps_of_lists(xs: list[int]) -> AsyncIterator[list[str]]:
-    yield told(xs)
 
 
 def of_two_lists(xs: list[int], flags: list[bool]) -> list[str]:

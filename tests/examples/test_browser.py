@@ -1,17 +1,12 @@
 """The page of the browser example in a real browser, against the real server in a process."""
 
-import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
-from browser import NEEDS_CHROMIUM, chromium
-from progress_lines import first_line
+from browser import NEEDS_CHROMIUM
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
@@ -34,31 +29,8 @@ RECONNECT = """
 """
 
 
-@pytest.fixture(scope="module")
-def url():
-    with subprocess.Popen(
-        [sys.executable, "-m", "shoal", "serve", "examples.browser.app:app", "--port", "0"],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as server:
-        try:
-            yield re.search(r"http://\S+", first_line(server.stderr))[0]
-        finally:
-            server.send_signal(signal.SIGINT)
-            said = server.stderr.read()
-    assert "0 cut off" in said
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
-        driver.set_script_timeout(LIMIT_S)
-        yield driver
-
-
-def test_the_page_reads_streams_and_results(browser, url):
-    browser.get(url)
+def test_the_page_reads_streams_and_results(browser, browser_app):
+    browser.get(browser_app)
 
     def shows(name, text):
         found = browser.find_element(By.ID, name)
@@ -76,6 +48,6 @@ def test_the_page_reads_streams_and_results(browser, url):
     assert [each for each in errors if "favicon" not in each] == []
 
 
-def test_an_event_source_that_reconnects_stops_and_gets_each_item_once(browser, url):
-    browser.get(url)
+def test_an_event_source_that_reconnects_stops_and_gets_each_item_once(browser, browser_app):
+    browser.get(browser_app)
     assert browser.execute_async_script(RECONNECT) == ["1", "2", "3"]

@@ -32,15 +32,6 @@ def test_it_is_right_about_nearly_all_held_out_images(digits):
     assert digits.accuracy > 0.95
 
 
-def test_training_shows_progress(capsys):
-    from examples.digits.model import Digits
-
-    Digits(trees=50)
-    shown = capsys.readouterr().err.splitlines()
-    assert [line.split()[1] for line in shown[:-1]] == ["20", "40", "50"]
-    assert "held-out images right" in shown[-1]
-
-
 @pytest.mark.anyio
 async def test_a_prediction_names_the_digit_the_chances_and_the_batch(digits, images):
     shown, labels = images
@@ -54,15 +45,6 @@ async def test_a_prediction_names_the_digit_the_chances_and_the_batch(digits, im
     assert {tuple(prediction["batch"].items()) for prediction in predictions} == {
         (("id", predictions[0]["batch"]["id"]), ("size", 4), ("reason", "full"))
     }
-
-
-@pytest.mark.anyio
-async def test_a_prediction_is_the_same_alone_and_with_others(digits, images):
-    shown, _ = images
-    async with shoal.Batcher(digits, max_batch_size=8) as call:
-        together = await call.map(shown[:8])
-        alone = [await call(image) for image in shown[:8]]
-    assert [p["probabilities"] for p in together] == [p["probabilities"] for p in alone]
 
 
 def test_an_image_of_the_wrong_shape_or_ink_is_refused():

@@ -1,16 +1,13 @@
 """The demo's page in a real browser, against the real server in a process of its own."""
 
-import http.server
 import json
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
-from browser import NEEDS_CHROMIUM, chromium
+from browser import NEEDS_CHROMIUM
 
 ROOT = Path(__file__).parents[2]
 FEW, USUAL = 4, 48
@@ -62,12 +59,6 @@ def announced():
 def url(announced):
     (found,) = (word for line in announced for word in re.findall(r"is at (http://\S+/)", line))
     return found
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
-        yield driver
 
 
 class Page:
@@ -182,66 +173,14 @@ def test_the_crowd_runs_when_the_page_is_opened_and_no_call_goes_missing(page):
     assert page.complaints() == []
 
 
-def test_batches_reach_the_size_that_is_set_and_say_why_they_were_sent(page):
-    page.enter("clients", 40)
-    page.enter("max-batch-size", 4)
-    assert page.text("max-batch-size-value") == "4"
-    timeline = page.all("#batched canvas")[0]
-    page.until(lambda: "last run for 4, dispatched because it was full" in timeline.accessible_name)
-    page.enter("clients", 3)
-    page.until(lambda: account(page)["waiting"] <= 3)
-    why = "dispatched because its oldest request had waited long enough"
-    page.until(lambda: why in timeline.accessible_name)
-    page.until(lambda: page.text("crowd-size") == "3")
-    assert page.text("show-error") == ""
-    page.enter("max-batch-size", 24)
-
-
 # Has a reader leave; from then on `left` has those whose part of a place ended early, which the
 # page shows for a time only.
-LEAVE = """
-    const place = arguments[0];
-    const lanes = document.querySelector("#lanes");
-    window.left = [];
-    new MutationObserver(() => {
-        for (const part of document.querySelectorAll(`${place} .left`))
-            window.left.push(part.title.split(":")[0]);
-    }).observe(lanes, {subtree: true, childList: true, attributes: true});
-    const who = document.querySelector(`${place} .who`).textContent;
-    document.querySelector(`${place} button`).click();
-    return who;
-"""
 
 
 def readers(page):
     """Who is in each place: the number of a reader, or None."""
     found = [re.match(r"#\d+", name) for name in page.now("#lanes .who", "textContent")]
     return [match and match[0] for match in found]
-
-
-def test_texts_join_a_running_batch_while_others_go_on(opened):
-    opened.until(lambda: all(readers(opened)))
-    assert len(readers(opened)) == 8
-    before = readers(opened)
-
-    def another_joined_the_rest():
-        pairs = list(zip(before, readers(opened), strict=True))
-        return any(was != now and now for was, now in pairs) and any(
-            was == now for was, now in pairs
-        )
-
-    opened.until(another_joined_the_rest)
-    opened.until(lambda: "In the queue: #" in opened.text("queue"))
-
-
-def test_a_reader_that_leaves_frees_its_place_for_the_next(opened):
-    opened.until(lambda: all(readers(opened)))
-    # In one step: a reader whose text ends meanwhile gives its place to another one.
-    who = opened.browser.execute_script(LEAVE, "#lanes li:nth-child(5)")
-    leaving = re.match(r"#\d+", who)[0]
-    opened.until(lambda: readers(opened)[4] not in (leaving, None))
-    opened.until(lambda: opened.browser.execute_script("return window.left").count(leaving))
-    assert opened.text("lanes-error") == ""
 
 
 def test_a_text_of_a_visitor_joins_and_stays_text(opened):
@@ -264,18 +203,6 @@ def test_a_text_of_a_visitor_joins_and_stays_text(opened):
     assert opened.complaints() == []
 
 
-def test_a_drawing_travels_with_the_crowd(page):
-    page.enter("clients", USUAL)
-    page.until(lambda: account(page).get("answered", 0) > 0)
-
-    def travels():
-        page.all("#samples button")[7].click()
-        page.until(lambda: page.text("digit") == "7")
-        return int(page.text("batch-size")) > 1
-
-    page.until(travels)  # when the crowd does not call, a drawing is alone
-
-
 def test_a_killed_worker_comes_back_and_no_call_fails(page):
     page.until(lambda: page.one("kill").is_enabled())
     failed = account(page).get("failed", 0)
@@ -289,24 +216,6 @@ def test_a_killed_worker_comes_back_and_no_call_fails(page):
     answered = account(page)["answered"]
     page.until(lambda: account(page)["answered"] > answered)
     assert account(page)["failed"] == failed
-
-
-@pytest.fixture
-def in_motion(browser):
-    """Has the page drawn as often as the screen is, as most visitors have it."""
-    motion = {"name": "prefers-reduced-motion", "value": "no-preference"}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [motion]})
-    yield
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-
-
-def test_pause_stops_the_drawing_and_the_feed_goes_on(in_motion, page):
-    page.until(lambda: page.text("step").startswith("Step "))
-    page.one("pause").click()
-    assert page.one("pause").get_attribute("aria-pressed") == "true"
-    stood_at = page.text("step")
-    page.one("pause").click()
-    page.until(lambda: page.text("step") != stood_at)
 
 
 @pytest.fixture
@@ -347,19 +256,6 @@ def test_text_streams_in_and_stop_ends_it(page, slow_network):
     assert page.complaints() == []
 
 
-def test_equal_seeds_write_equal_texts_to_their_ends(page):
-    page.enter("length", 50)
-    page.enter("seed", 12)
-    texts = []
-    for _ in range(2):
-        page.one("write").click()
-        page.until(lambda: page.text("status").startswith("Done"))
-        texts.append(page.text("written"))
-    assert texts[0] == texts[1]
-    assert 0 < len(texts[0]) <= 50
-    assert page.text("text-error") == ""
-
-
 def test_a_refusal_is_said_on_the_page(opened):
     opened.enter("prompt", "x" * 3000)
     opened.one("write").click()
@@ -393,20 +289,6 @@ def test_the_page_may_load_nothing_from_elsewhere(url):
     assert not re.search(r"<script(?![^>]*\bsrc=)|\sstyle=|\son\w+=", page)
 
 
-@pytest.mark.parametrize("image", [[[1]], [[17] * 8] * 8, "ink"])
-def test_an_image_of_the_wrong_shape_or_ink_is_refused(url, image):
-    request = urllib.request.Request(
-        f"{url}digits",
-        json.dumps(image).encode(),
-        {"content-type": "application/json"},
-    )
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request)
-    with refused.value as answer:
-        assert answer.code == 422
-        assert json.load(answer)["detail"]
-
-
 def test_the_commands_that_are_printed_work_from_any_folder(announced, tmp_path):
     def answer_of(line):
         ran = subprocess.run(
@@ -422,71 +304,3 @@ def test_the_commands_that_are_printed_work_from_any_folder(announced, tmp_path)
     assert answer_of(chat).endswith("data: [DONE]\n\n")
     (load,) = (line for line in announced if line.endswith("load.py"))
     assert "--clients" in answer_of(f"{load} --help")
-
-
-class StandIn:
-    """Serves the page with one frame of the show, and can go away and come back."""
-
-    def __init__(self, frame):
-        self.frame = json.dumps({"item": frame}).encode() + b"\n"
-        self._port = 0
-
-    def __enter__(self):
-        self._over = threading.Event()
-        frame, over = self.frame, self._over
-
-        class Handler(http.server.SimpleHTTPRequestHandler):
-            def __init__(self, *args):
-                super().__init__(*args, directory=ROOT / "examples" / "demo" / "page")
-
-            def translate_path(self, path):
-                if path == "/watch.js":
-                    return str(files("shoal.http.dashboard") / "static" / "watch.js")
-                return super().translate_path(path)
-
-            def do_POST(self):
-                self.send_response(200)
-                self.send_header("content-type", "application/x-ndjson")
-                self.end_headers()
-                self.wfile.write(frame)
-                self.wfile.flush()
-                over.wait(LIMIT_S)
-
-            def log_message(self, *args):
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
-        self._port = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
-        return f"http://127.0.0.1:{self._port}/"
-
-    def __exit__(self, *_):
-        self._over.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
-@pytest.fixture
-def frame(url):
-    """A frame of the show."""
-    watching = urllib.request.Request(
-        f"{url}show",
-        b"{}",
-        {"content-type": "application/json", "accept": "application/x-ndjson"},
-    )
-    with urllib.request.urlopen(watching) as answer:
-        return json.loads(answer.readline())["item"]
-
-
-def test_the_page_says_that_the_server_is_away_and_comes_back_to_it(browser, frame):
-    stand_in = StandIn(frame)
-    with stand_in as there:
-        page = Page(browser, there)
-        page.until(lambda: page.text("live") == "Live")
-    page.until(lambda: page.text("live") == "The server is unreachable; trying again")
-    assert not page.one("kill").is_enabled()
-    with stand_in:
-        page.until(lambda: page.text("live") == "Live")
-    browser.get("about:blank")

@@ -4,7 +4,6 @@ import anyio.to_thread
 import pytest
 from anyio import create_task_group
 
-from examples.demo.app import app as demo
 from examples.language_model.generate import generate
 from examples.language_model.model import CharTransformer
 from examples.language_model.served import app
@@ -62,7 +61,3 @@ async def test_the_client_gets_what_the_model_writes():
         found = await anyio.to_thread.run_sync(use_client, urls[0].rstrip("/") + "/")
         stop.set()
     assert found == (text, text, {text}, text.partition(" o")[0])
-
-
-def test_the_demo_speaks_it_too():
-    assert [one.__class__.__name__ for one in demo.settings.protocols] == ["OpenAI"]

@@ -9,7 +9,6 @@ from starlette.exceptions import HTTPException
 
 import shoal
 from examples.demo import lanes, show
-from examples.demo.log import Log
 from examples.demo.show import (
     BATCHED,
     SINGLE,
@@ -182,18 +181,10 @@ async def test_a_reader_that_leaves_is_replaced_and_the_others_go_on(playing, mo
 
 
 @pytest.mark.anyio
-async def test_killing_a_worker_that_is_not_up_is_refused(playing):
-    async with playing() as (theirs, _, watch), watch.stream(Watch()) as frames:
-        await until(frames, answered)
-        with pytest.raises(HTTPException, match="not up"):
-            await theirs.kill([Kill()])
-
-
-@pytest.mark.anyio
 async def test_answers_of_a_killed_worker_that_come_late_do_not_show_it_up(playing):
     async with playing() as (theirs, _, watch), watch.stream(Watch()) as frames:
         before = await until(frames, answered)
-        with pytest.raises(HTTPException):
+        with pytest.raises(HTTPException, match="not up"):
             await theirs.kill([Kill()])
         await anext(frames)  # it may have been made before
         after = await until(frames, lambda each: answered(each) > answered(before))
@@ -208,13 +199,3 @@ async def test_visitors_texts_are_bounded(playing):
         *given, refused = numbers
         assert all(isinstance(number, int) for number in given)
         assert isinstance(refused, HTTPException)
-
-
-def test_a_log_gives_what_is_kept_of_what_one_has_not_had():
-    log = Log(3)
-    for entry in "abcde":
-        log.add(entry)
-    assert log.end == 5
-    assert log.since(0) == ["c", "d", "e"]
-    assert log.since(4) == ["e"]
-    assert log.since(5) == []

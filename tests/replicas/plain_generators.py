@@ -9,14 +9,9 @@ from itertools import count
 from queue import SimpleQueue
 
 import anyio.lowlevel
-import pytest
 
 import shoal
-from shoal.batching.current import Identity
-from shoal.errors import ReplicaDied
-from shoal.replicas.code.definition import Definition
 from shoal.replicas.code.jobs import Job
-from shoal.replicas.contract import Blueprint, ReplicaOptions
 from shoal.testing import settle
 
 HANG_S = 10
@@ -65,32 +60,6 @@ async def calls_of(handler, placement, **options):
     async with app.lifespan():
         batcher = app.controller.backends["steps"].method_batchers["__call__"].batcher
         yield batcher.call
-
-
-def local_replica(kind, handler):
-    """Returns a replica of a class in this process."""
-    return kind(
-        Blueprint(
-            identity=Identity("held", "held#1"),
-            definition=Definition(handler, ()),
-            user_config=None,
-            options=ReplicaOptions(),
-        )
-    )
-
-
-async def serve(replica, failures, *, task_status):
-    """Serves a replica; the list gets how it died."""
-    try:
-        await replica.serve(task_status=task_status)
-    except ReplicaDied as error:
-        failures.append(error)
-
-
-async def dies(work):
-    """Awaits work, which the end of its replica ends."""
-    with pytest.raises(ReplicaDied):
-        await work
 
 
 def pretend(monkeypatch, *, waits):

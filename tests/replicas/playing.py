@@ -1,8 +1,7 @@
-"""Plays process replicas."""
+"""Plays replicas in processes."""
 
 from __future__ import annotations
 
-import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import anyio
 
 from shoal.batching.current import Identity
 from shoal.replicas.code.definition import Definition
-from shoal.replicas.contract import Blueprint, ReplicaOptions
+from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
 from shoal.replicas.process.replica import ProcessReplica
 from shoal.testing.replicas.stage import Played
 
@@ -46,7 +45,7 @@ def made(
 
 
 @asynccontextmanager
-async def playing(replica: ProcessReplica, *, stop: bool = True) -> AsyncGenerator[Played]:
+async def playing(replica: Replica, *, stop: bool = True) -> AsyncGenerator[Played]:
     """Plays a replica; stops it in the end, if it has not ended."""
     played = Played(replica)
     async with anyio.create_task_group() as tasks:
@@ -80,18 +79,3 @@ def is_alive(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def children() -> set[int]:
-    """Returns the ids of the processes that this one has started, dead ones too."""
-    found = set()
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat", encoding="ascii", errors="replace") as file:
-                    parent = int(file.read().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if parent == os.getpid():
-                found.add(int(entry))
-    return found

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
-from shoal.batching.current import current_batch, current_replica_tag
+from shoal.batching.current import current_batch
 from shoal.replicas.code.endpoint_call import CallOut
 from shoal.replicas.process.child.endpoints import parent_channel
 from shoal.testing.replicas.code import Folder
@@ -51,16 +51,6 @@ class Unreadable:
 
 def _unreadable() -> None:
     raise RuntimeError("made again")
-
-
-def _outcome_of_truncating(fd: int) -> str:
-    before = os.fstat(fd).st_size
-    try:
-        os.ftruncate(fd, 0)
-    except OSError as error:
-        return type(error).__name__
-    os.ftruncate(fd, before)  # or the next to read it would be killed, which may be the tests
-    return "it is gone"
 
 
 class Block:
@@ -107,9 +97,6 @@ class Plain:
 
     def unsendable(self, items: list[int]) -> list[Any]:
         return [1, lambda: None]
-
-    def leave(self, code: int) -> None:
-        sys.exit(code)
 
     def exit(self, code: int) -> None:
         print("last words", file=sys.stderr)
@@ -205,17 +192,6 @@ class Plain:
     def kept(self, items: list[int]) -> list[Any]:
         return [float(kept.sum()) for kept in self._kept]
 
-    def truncate(self, items: list[int]) -> list[str]:
-        """Tries to take away the memory that it shares with its parent."""
-        shared = [
-            int(fd)
-            for fd in os.listdir("/proc/self/fd")
-            if os.path.lexists(f"/proc/self/fd/{fd}")
-            and "memfd:shoal" in os.readlink(f"/proc/self/fd/{fd}")
-        ]
-        tried = {_outcome_of_truncating(fd) for fd in shared}
-        return [*tried] * len(items)
-
     def forget(self, items: list[int]) -> list[int]:
         self._kept.clear()
         return items
@@ -286,9 +262,6 @@ class Async(Plain):
                 yield [step]
         finally:
             self._note("closed the generator")
-
-    async def health(self) -> None:
-        self._note(f"health of {current_replica_tag()}")
 
     async def call_out_async(self, item: int) -> Any:
         return await self._channel.call_async(CallOut(endpoint="other", args=(item,)))

@@ -7,14 +7,12 @@ import threading
 import anyio
 import pytest
 
+from replicas.local_replicas import dies, made, serve
 from replicas.plain_generators import (
     HANG_S,
     HeldSteps,
     decisions,
-    dies,
     handed_out,
-    local_replica,
-    serve,
 )
 from shoal.replicas.code.jobs import Job
 from shoal.replicas.local.task import TaskReplica
@@ -26,7 +24,7 @@ pytestmark = pytest.mark.real_time
 
 async def give_up_in_a_step(kind, held):
     """Cancels what serves a replica while a step of its generator runs."""
-    replica = local_replica(kind, held.handler)
+    replica = made(kind, held.handler)
     async with anyio.create_task_group() as readers, anyio.create_task_group() as tasks:
         await tasks.start(serve, replica, [])
         readers.start_soon(dies, anext(replica.run_stream("__call__", ["x"])))
@@ -91,7 +89,7 @@ async def test_a_generator_that_was_to_be_closed_after_other_work_is_closed_neve
         yield from held[items[0]].handler(items)
 
     x, y = held.values()
-    replica = local_replica(ThreadReplica, handler)
+    replica = made(ThreadReplica, handler)
     x_steps, y_steps = (replica.run_stream("__call__", [item]) for item in held)
 
     with anyio.fail_after(HANG_S):

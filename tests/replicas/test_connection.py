@@ -16,7 +16,7 @@ import pytest
 
 from replicas.playing import made, playing
 from shoal.replicas.process.wire.connection import FrameConnection
-from shoal.replicas.process.wire.frames import Frame, FrameKind, FrameReader, encoded
+from shoal.replicas.process.wire.frames import FrameReader
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -24,30 +24,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 BAD_KIND = b"\x63" + bytes(23)
-
-
-class Reading:
-    """A connection that the event loop reads, and what it has read."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.frames: list[Frame] = []
-        self.errors: list[Exception] = []
-        self.closings = 0
-        self.closed = anyio.Event()
-        self.got_some = anyio.Event()
-        self.connection = FrameConnection(sock, on_invalid_frame=self.errors.append)
-        if not self.connection.begin_reading(self.take, self.ended):
-            pytest.skip("only tasks can read in this loop")
-
-    def ended(self) -> None:
-        self.closings += 1
-        self.closed.set()
-
-    def take(self, frame: Frame) -> None:
-        if frame.kind is FrameKind.CANCEL:
-            raise KeyError(frame.id)
-        self.frames.append(frame)
-        self.got_some.set()
 
 
 @pytest.fixture
@@ -72,45 +48,13 @@ async def test_a_closed_connection_frees_its_buffer_at_once(ends):
         gc.enable()
 
 
-async def test_only_trio_has_tasks_read(ends, anyio_backend_name):
-    connection = FrameConnection(ends[0])
-    reads = connection.begin_reading(lambda _: None, lambda: None)
-    connection.close()
-    assert reads is (anyio_backend_name == "asyncio")
-
-
-async def test_the_loop_reads_each_frame_until_the_other_end_is_gone(ends):
-    ours, theirs = ends
-    reading = Reading(ours)
-    for nth in range(3):
-        theirs.sendall(b"".join(encoded(FrameKind.RESULT, nth, [b"x"])))
-        await reading.got_some.wait()
-        reading.got_some = anyio.Event()
-    assert [frame.id for frame in reading.frames] == [0, 1, 2]
-    theirs.close()
-    await reading.closed.wait()
-    for _ in range(3):
-        await anyio.lowlevel.checkpoint()
-    assert reading.closings == 1
-    assert reading.connection.is_closed
-    reading.connection.close()
-
-
-@pytest.mark.parametrize("sent", [BAD_KIND, b"".join(encoded(FrameKind.CANCEL, 7))])
-async def test_the_loop_reads_nothing_behind_an_invalid_frame(ends, sent):
-    ours, theirs = ends
-    reading = Reading(ours)
-    theirs.sendall(sent + b"".join(encoded(FrameKind.RESULT, 1)))
-    await reading.closed.wait()
-    reading.connection.close()
-    assert len(reading.errors) == 1
-    assert not reading.frames
-
-
 async def test_a_closed_connection_leaves_its_number_to_the_next_socket(ends):
     ours, theirs = ends
     number = ours.fileno()
-    Reading(ours).connection.close()
+    connection = FrameConnection(ours)
+    if not connection.begin_reading(lambda _: None, lambda: None):
+        pytest.skip("only tasks can read in this loop")
+    connection.close()
     copied = os.dup2(theirs.fileno(), number)
     try:
         with anyio.fail_after(5):  # it is readable, as its other end is closed

@@ -112,25 +112,6 @@ def test_a_function_behind_an_import_path_takes_no_init_args_either():
         definition.load()
 
 
-@pytest.mark.parametrize(
-    ("target", "name"),
-    [
-        ("package.module:Name", "Name"),
-        (double, "double"),
-        (Model, "Model"),
-        (Model(), "Model"),
-        (functools.partial(double), "partial"),
-    ],
-)
-def test_a_definition_has_a_name_for_messages(target, name):
-    assert Definition(target).name == name
-
-
-def test_an_object_has_no_import_path():
-    assert Definition(double).import_path is None
-    assert Definition("package.module:Name").import_path == "package.module:Name"
-
-
 doubled = functools.partial(functools.partial(double), items=[1])
 ran = functools.partial(system, "true")
 

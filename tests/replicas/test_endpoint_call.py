@@ -44,19 +44,6 @@ def test_none_leaves_an_option_as_it_is(name):
     assert HandleOptions(**OTHERS).with_changes({name: None}) == HandleOptions(**OTHERS)
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("timeout", "'timeout' is not an option of a handle; did you mean 'timeout_s'?"),
-        ("stream", f"'stream' is not an option of a handle; there are {', '.join(OTHERS)}"),
-    ],
-)
-def test_an_unknown_option_is_refused_with_a_suggestion(name, said):
-    with pytest.raises(TypeError) as caught:
-        HandleOptions().with_changes({name: 1})
-    assert str(caught.value) == said
-
-
 def test_a_call_from_a_process_carries_every_option():
     channel: Any = None
     handle = ChildHandle("e", channel).options(**OTHERS)

@@ -114,36 +114,12 @@ def test_the_signature_is_that_of_a_call_of_one_item():
     assert list(methods["marked"].signature.parameters) == ["items"]
 
 
-@pytest.mark.parametrize(
-    ("target", "batched"),
-    [(double, True), (of_one, False), (functools.partial(double), True), (Model(), True)],
-)
-def test_a_function_or_an_object_has_a_call(target, batched):
-    instance = instance_of(target)
-    assert instance.description.method("__call__").batched is batched
-
-
 def test_a_function_has_nothing_but_its_call():
     instance = instance_of(double)
     assert list(instance.description.methods) == ["__call__"]
     assert not instance.description.reconfigures
     assert not instance.description.checks_health
     assert all(instance.hook(name) is None for name in ("reconfigure", "health", "close"))
-
-
-def test_a_class_is_constructed_with_its_init_args():
-    definition = Definition(Model, (1, 2), (("size", 3),))
-    call = Instance(definition).handlers["__call__"].function
-    assert call.arguments == ((1, 2), {"size": 3})
-
-
-def test_what_the_constructor_raises_is_raised():
-    class Broken(Model):
-        def __init__(self):
-            raise KeyError("weights")
-
-    with pytest.raises(KeyError, match="weights"):
-        instance_of(Broken)
 
 
 def test_hooks_are_not_methods():
@@ -222,29 +198,9 @@ def test_only_async_code_of_one_item_that_batches_by_itself_gathers():
     assert not any(method.gathers for method in instance_of(Model).description.methods.values())
 
 
-def test_a_call_without_a_form_is_refused():
-    def anything(*items):
-        return items
-
-    with pytest.raises(TypeError, match="must be named, but it takes"):
-        instance_of(anything)
-
-
 def test_whether_it_takes_lists_can_be_said_for_it():
     assert instance_of(of_one, accept_batch=True).description.method("__call__").batched
     assert not instance_of(double, accept_batch=False).description.method("__call__").batched
-
-
-async def test_a_handler_of_lists_gives_back_what_the_code_does():
-    handlers = instance_of(Model).handlers
-    assert await handlers["__call__"].results([1, 2]) == [1, 2]
-    assert [step async for step in handlers["steps"].steps(["a", "b"])] == [["a", "b"]]
-
-
-async def test_a_handler_of_one_item_gives_back_lists_of_one():
-    handlers = instance_of(Model).handlers
-    assert await handlers["one"].results([(4, 0.5)]) == [2.0]
-    assert [step async for step in handlers["steps_of_one"].steps(["a"])] == [["a"]]
 
 
 def test_what_a_class_inherits_from_a_library_is_no_method():
@@ -260,14 +216,6 @@ def test_what_a_class_inherits_from_a_library_is_no_method():
             return item
 
     assert set(instance_of(Table).description.methods) == {"__call__", "near", "pop"}
-
-
-def test_a_class_may_inherit_from_a_builtin_one():
-    class Table(dict):  # type: ignore[type-arg]
-        def __call__(self, item: int) -> int:
-            return item
-
-    assert set(instance_of(Table).description.methods) == {"__call__"}
 
 
 def test_a_lazy_attribute_is_not_made():

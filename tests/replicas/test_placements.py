@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import subprocess
 import sys
 from dataclasses import dataclass, fields, replace
@@ -19,7 +18,6 @@ from shoal.replicas.local.thread import ThreadReplica
 from shoal.replicas.placements import (
     BUILT_IN,
     ProcessOptions,
-    placement_name,
     placement_of,
     takes_open_batches,
 )
@@ -90,11 +88,6 @@ def test_a_placement_may_wrap_another_and_set_its_options():
         ProcessReplica(replace(blueprint, placement_options={"log_lines": -1}))
 
 
-@pytest.mark.parametrize("placement", [own, TaskReplica, functools.partial(own)])
-def test_a_callable_is_a_placement(placement):
-    assert placement_of(placement) is placement
-
-
 def test_options_that_are_no_dataclass_are_named():
     def odd(blueprint):
         return TaskReplica(blueprint)
@@ -118,10 +111,6 @@ def test_options_may_raise_anything_without_ending_the_server():
         placement_of(odd, {})
 
 
-def test_a_placement_may_be_given_by_its_import_path():
-    assert placement_of(f"{__name__}:own") is own
-
-
 @pytest.mark.parametrize("text", ["tasks", "", "Task", "shoal.replicas.local.task"])
 def test_text_that_names_no_placement_is_refused(text):
     with pytest.raises(ValueError, match="placement must be 'task', 'thread', 'process' or 'ray'"):
@@ -140,17 +129,3 @@ def test_without_ray_its_placement_says_what_to_install(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'shoal\[ray\]'"):
         placement_of("ray")
-
-
-@pytest.mark.parametrize(
-    ("placement", "name"),
-    [
-        ("process", "process"),
-        ("package.module:Own", "package.module:Own"),
-        (own, "own"),
-        (TaskReplica, "TaskReplica"),
-        (functools.partial(own), "partial"),
-    ],
-)
-def test_a_placement_has_a_name_for_messages(placement, name):
-    assert placement_name(placement) == name

@@ -24,14 +24,8 @@ from shoal.batching.current import running_batch, setting
 from shoal.core.request import Batch, DispatchReason
 from shoal.errors import HandlerFailed, ReplicaDied
 from shoal.testing.policies import make_request
-from shoal.testing.replicas.code import Folder
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
-
-
-@pytest.fixture
-def folder(tmp_path) -> Folder:
-    return Folder(str(tmp_path))
 
 
 async def test_code_is_run_in_another_process_that_ends_with_the_replica():
@@ -41,33 +35,6 @@ async def test_code_is_run_in_another_process_that_ends_with_the_replica():
         assert is_alive(pid)
     assert played.error is None
     assert not is_alive(pid)
-
-
-async def test_plain_code_runs_in_the_main_thread_of_its_process():
-    async with playing(made(f"{MODULE}:double")) as played:
-        assert await played.run("__call__", [1, 2]) == [2, 4]
-
-
-async def test_calls_of_async_code_run_at_the_same_time(folder):
-    async with playing(made(Async, folder.path)) as played, anyio.create_task_group() as tasks:
-        for name in ("a", "b"):
-            tasks.start_soon(played.run, "hold_async", [name])
-        await noted(folder, "holds a")
-        await noted(folder, "holds b")
-        folder.release("all")
-
-
-async def test_each_of_many_calls_at_once_gets_its_own_result():
-    results: dict[int, Any] = {}
-
-    async def call(played, number):
-        results[number] = await played.run("__call__", [number, -number])
-
-    for code in (Plain, Async):
-        async with playing(made(code)) as played, anyio.create_task_group() as tasks:
-            for number in range(200):
-                tasks.start_soon(call, played, number)
-        assert results == {number: [2 * number, -2 * number] for number in range(200)}
 
 
 async def test_an_error_carries_the_traceback_of_the_worker_as_a_note():
@@ -214,33 +181,6 @@ async def test_work_that_is_cancelled_before_it_began_is_never_begun(code, folde
         assert "second" not in folder.notes()
 
 
-async def test_async_code_is_cancelled_and_its_worker_lives_on(folder):
-    async with playing(made(Async, folder.path)) as played:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(played.run, "hold_async", ["a"])
-            await noted(folder, "holds a")
-            tasks.cancel_scope.cancel()
-        assert "leaves a" in folder.notes()
-        assert await played.run("__call__", [4]) == [8]
-
-
-@pytest.mark.parametrize(("code", "method"), [(Plain, "hold"), (Async, "stubborn")])
-async def test_work_that_goes_on_after_its_cancellation_is_left_to_finish(code, method, folder):
-    async with playing(made(code, folder.path, cancel_grace_s=0)) as played:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(played.run, method, ["a"])
-            await noted(folder, "holds a")
-            tasks.cancel_scope.cancel()
-            tasks.start_soon(let_go, folder)
-        assert await played.run("__call__", [4]) == [8]
-
-
-async def let_go(folder: Folder) -> None:
-    with anyio.CancelScope(shield=True):
-        await anyio.sleep(0.05)
-        folder.release("a")
-
-
 @pytest.mark.parametrize(("code", "method"), [(Plain, "hold"), (Async, "stubborn")])
 async def test_work_that_goes_on_after_its_time_was_up_is_killed(code, method, folder):
     async with playing(made(code, folder.path, cancel_grace_s=0.05)) as played:
@@ -276,12 +216,6 @@ async def test_a_worker_that_does_not_read_hangs_nobody(folder):
             await played.run("echo", [b"x" * 50_000_000])
         replica.kill("the test is over")
         tasks.cancel_scope.cancel()
-
-
-async def test_health_is_asked_in_the_loop_of_async_code(folder):
-    async with playing(made(Async, folder.path)) as played:
-        await played.replica.check_health()
-        assert folder.notes() == ["health of model#0"]
 
 
 async def test_a_worker_without_health_answers_a_check_while_it_works(folder):

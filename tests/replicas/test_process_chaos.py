@@ -11,10 +11,11 @@ from collections import Counter
 import anyio
 import pytest
 
-from replicas.playing import children, made
+from replicas.playing import made
 from replicas.process_backends import Async, Block, Plain
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.testing.replicas.stage import Played
+from worker_processes import children_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
 
@@ -91,7 +92,7 @@ class Chaos:
 
 
 async def run_chaos(kills: int, seed: int) -> None:
-    before = children()
+    before = children_of(os.getpid())
     descriptors = len(os.listdir("/proc/self/fd"))
     chaos = Chaos(kills, seed)
     async with anyio.create_task_group() as tasks:
@@ -100,7 +101,7 @@ async def run_chaos(kills: int, seed: int) -> None:
             tasks.start_soon(chaos.call)
     assert chaos.counts["kills"] == kills
     assert chaos.counts["answers"] > kills
-    assert children() == before
+    assert children_of(os.getpid()) == before
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 2  # the event loop's own
 

@@ -16,30 +16,27 @@ from typing import Any
 import anyio
 import pytest
 
-from replicas.playing import MODULE, children, gone, is_alive, made, noted, playing
+from replicas.local_replicas import dies, failure_of
+from replicas.playing import MODULE, gone, is_alive, made, noted, playing
 from replicas.process_backends import Plain
 from shoal.batching.current import Identity
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas.placements import ProcessOptions
 from shoal.replicas.process import worker
 from shoal.replicas.process.worker import Output
-from shoal.testing.replicas.code import Folder
+from shoal.testing.replicas.stage import Played
+from worker_processes import children_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 
-@pytest.fixture
-def folder(tmp_path) -> Folder:
-    return Folder(str(tmp_path))
-
-
 async def failed_start(target: Any, *init_args: Any, **options: Any) -> ReplicaNotStarted:
     """Plays a replica that does not become ready, and returns why."""
-    before = children()
+    before = children_of(os.getpid())
     async with playing(made(target, *init_args, **options)) as played:
         await played.ended.wait()
     assert isinstance(played.error, ReplicaNotStarted)
-    assert children() == before
+    assert children_of(os.getpid()) == before
     return played.error
 
 
@@ -73,32 +70,13 @@ async def test_a_start_that_takes_too_long_is_killed(folder):
 
 
 async def test_a_replica_that_is_stopped_while_it_starts_is_not_started(folder):
-    replica = made(f"{MODULE}:Slow", folder.path)
-    played_end = anyio.Event()
-    errors: list[BaseException] = []
-
-    async def serve():
-        try:
-            await replica.serve(task_status=anyio.TASK_STATUS_IGNORED)
-        except ReplicaNotStarted as error:
-            errors.append(error)
-        played_end.set()
-
+    played = Played(made(f"{MODULE}:Slow", folder.path))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(serve)
+        tasks.start_soon(played.serve)
         await noted(folder, "constructing")
-        replica.stop()
-        await played_end.wait()
-    assert "stopped before it was ready" in str(errors)
-
-
-async def test_a_replica_that_was_killed_before_it_was_served_is_not_started():
-    replica = made()
-    replica.kill("not needed")
-    async with playing(replica) as played:
-        await played.ended.wait()
+        played.replica.stop()
     assert isinstance(played.error, ReplicaNotStarted)
-    assert "not needed" in str(played.error)
+    assert "stopped before it was ready" in str(played.error)
 
 
 async def test_an_interpreter_that_is_not_there_is_told():
@@ -184,18 +162,20 @@ SCRIPT = """
 """
 
 
-async def run_script(path: Any, text: str, *arguments: str) -> tuple[str, str]:
+GUARDED = f'{SCRIPT}\n    if __name__ == "__main__":\n        anyio.run(main)\n'
+
+
+async def run_script(path: Any, text: str, *arguments: str, cwd: Any = None) -> tuple[str, str]:
     path.write_text(textwrap.dedent(text))
     command = [sys.executable, *arguments]
-    done = await anyio.run_process(command, check=False, cwd=path.parent)
+    done = await anyio.run_process(command, check=False, cwd=cwd or path.parent)
     return done.stdout.decode(), done.stderr.decode()
 
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("how", [["script_9.py", "argument"], ["-m", "script_9"]])
 async def test_code_of_the_main_script_is_found_by_running_it_under_another_name(tmp_path, how):
-    guarded = f'{SCRIPT}\n    if __name__ == "__main__":\n        anyio.run(main)\n'
-    out, errors = await run_script(tmp_path / "script_9.py", guarded, *how)
+    out, errors = await run_script(tmp_path / "script_9.py", GUARDED, *how)
     assert "['1 in __mp_main__']" in out, errors
 
 
@@ -232,13 +212,6 @@ async def test_what_was_not_read_when_a_worker_ended_is_among_its_last_words(tmp
     assert (death.exit_code, death.last_lines) == (7, "one\ntwo")
 
 
-async def test_a_system_exit_ends_the_worker():
-    async with playing(made()) as played:
-        with pytest.raises(ReplicaDied) as caught:
-            await played.run("leave", [3])
-    assert caught.value.exit_code == 3
-
-
 async def test_a_crash_fails_the_work_and_shows_where_it_was():
     async with playing(made()) as played:
         with pytest.raises(ReplicaDied) as caught:
@@ -248,13 +221,10 @@ async def test_a_crash_fails_the_work_and_shows_where_it_was():
 
 
 async def test_a_kill_fails_all_work_under_way_and_each_has_its_own_error(folder):
-    errors: list[ReplicaDied] = []
+    errors = []
 
     async def call(name):
-        try:
-            await played.run("hold_async", [name])
-        except ReplicaDied as error:
-            errors.append(error)
+        errors.append(await failure_of(played.run("hold_async", [name])))
 
     async with playing(made(f"{MODULE}:Async", folder.path)) as played:
         [pid] = await played.run("pid", [0])
@@ -319,18 +289,13 @@ async def test_a_close_that_does_not_end_is_killed(folder, monkeypatch):
 
 
 async def test_a_replica_that_is_cancelled_leaves_no_process(folder):
-    before = children()
+    before = children_of(os.getpid())
     async with playing(made(Plain, folder.path)) as played, anyio.create_task_group() as tasks:
-        tasks.start_soon(failed, played, folder)
+        tasks.start_soon(dies, played.run("hold", ["a"]))
         await noted(folder, "holds a")
         played.scope.cancel()
         await played.ended.wait()
-    assert children() == before
-
-
-async def failed(played: Any, folder: Folder) -> None:
-    with pytest.raises(ReplicaDied):
-        await played.run("hold", ["a"])
+    assert children_of(os.getpid()) == before
 
 
 # Knowing
@@ -351,6 +316,16 @@ async def test_a_worker_that_writes_much_is_not_held_back():
     async with playing(replica) as played:
         assert await played.run("flood", [20_000]) == [20_000]
     assert [*replica._worker.stdout.lines] == ["19997", "19998", "19999"]
+
+
+def test_of_a_flood_of_lines_only_some_are_taken():
+    readable, writable = os.pipe()
+    with open(readable, "rb") as ours, open(writable, "wb", buffering=0) as theirs:
+        output = Output(ours, logging.getLogger("shoal.replicas"), "a#0", 1000)
+        theirs.write(b"\n" * 2**16)
+        output.read_available()
+    assert len(output.lines) < 500
+    assert output.lines[0].endswith("lines are left out: too much output)")
 
 
 async def test_the_memory_of_a_worker_is_known_while_it_lives():
@@ -385,32 +360,21 @@ async def test_a_replica_works_where_there_is_no_pidfd_and_no_shared_memory(monk
         assert caught.value.exit_code == 7
 
 
-def test_the_lifeline_does_nothing_to_a_process_whose_parent_lives():
+@pytest.mark.parametrize(("parent_lives", "printed"), [(True, b"lives\n"), (False, b"")])
+def test_a_worker_ends_at_once_if_its_parent_is_gone_already(parent_lives, printed):
     held, ours = os.pipe()
+    if not parent_lives:
+        os.close(ours)
     code = (
         "import sys; from shoal.replicas.process.child.main import die_with_the_parent;"
         f"die_with_the_parent({held}); print('lives')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], pass_fds=[held], capture_output=True, check=False
-    )
-    os.close(ours)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, pass_fds=[held], capture_output=True, check=False)
     os.close(held)
-    assert done.stdout == b"lives\n"
-
-
-def test_a_worker_whose_parent_is_gone_already_ends_at_once():
-    held, ours = os.pipe()
-    os.close(ours)
-    code = (
-        "import sys; from shoal.replicas.process.child.main import die_with_the_parent;"
-        f"die_with_the_parent({held}); print('lives')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], pass_fds=[held], capture_output=True, check=False
-    )
-    os.close(held)
-    assert done.stdout == b""
+    if parent_lives:
+        os.close(ours)
+    assert done.stdout == printed
 
 
 NO_SUCH_KIND = b"\x63" + bytes(23)
@@ -465,11 +429,8 @@ async def test_the_memory_of_a_worker_that_died_is_closed_at_once():
 @pytest.mark.one_loop
 async def test_a_worker_takes_no_module_from_the_current_directory(tmp_path):
     script, elsewhere = tmp_path / "script.py", tmp_path / "elsewhere"
-    script.write_text(
-        f'{textwrap.dedent(SCRIPT)}\nif __name__ == "__main__":\n    anyio.run(main)\n'
-    )
     elsewhere.mkdir()
     for name in ("runpy", "pickle", "socket"):
         (elsewhere / f"{name}.py").write_text("raise SystemExit('this is not the library')\n")
-    done = await anyio.run_process([sys.executable, str(script)], check=False, cwd=elsewhere)
-    assert b"['1 in __mp_main__']" in done.stdout, done.stderr
+    out, errors = await run_script(script, GUARDED, str(script), cwd=elsewhere)
+    assert "['1 in __mp_main__']" in out, errors

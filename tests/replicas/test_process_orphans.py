@@ -39,8 +39,9 @@ anyio.run(main, backend=sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("backend", ["trio", "asyncio"])
-@pytest.mark.parametrize("work", ["idle", "in_sleep", "in_c"])
+@pytest.mark.parametrize(
+    ("backend", "work"), [("trio", "idle"), ("asyncio", "in_sleep"), ("trio", "in_c")]
+)
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_a_worker_ends_with_its_parent(backend, work, end, tmp_path):
     path = os.pathsep.join(sys.path)

@@ -14,21 +14,12 @@ from hypothesis import strategies as st
 
 from shoal.replicas.process.child.calls import Stacked, stacked
 from shoal.replicas.process.wire import shared_memory
-from shoal.replicas.process.wire.shared_memory import Region, SharedMemory, new_memory
+from shoal.replicas.process.wire.shared_memory import Region, new_memory
 
 
 @pytest.fixture
 def region() -> Region:
     return Region(memoryview(bytearray(1000)))
-
-
-def test_a_block_is_reserved_as_long_as_it_is_not_freed(region):
-    [(first, _)] = region.reserve([600])
-    assert region.reserve([600]) == []
-    [(second, _)] = region.reserve([300])
-    assert second >= first + 600
-    region.free([first])
-    assert region.reserve([600]) == [(first, 600)]
 
 
 def test_buffers_of_one_size_lie_without_gaps_and_others_on_even_places(region):
@@ -78,24 +69,6 @@ def test_a_block_is_given_back_when_the_last_view_of_it_is_gone(region):
     assert bytes(nested) == b"b" * 10
     del nested
     assert list(region.given_back) == [places[0][0]]
-
-
-def test_both_ends_of_the_memory_see_the_same():
-    fd = new_memory(10_000)
-    if fd is None:
-        pytest.skip("there is no such memory here")
-    ours, theirs = SharedMemory(fd, 10_000), SharedMemory(fd, 10_000)
-    os.close(fd)
-    places = ours.requests.reserve([7])
-    ours.requests.write(places, [[b"to ", b"them"]], pause=False)
-    back = theirs.replies.reserve([7])
-    theirs.replies.write(back, [[b"to us!!"]], pause=False)
-    assert bytes(theirs.requests.views(places)[0]) == b"to them"
-    assert bytes(ours.replies.copies(back, pause=False)[0]) == b"to us!!"
-
-
-def test_there_is_no_memory_where_none_is_wanted():
-    assert new_memory(0) is None
 
 
 @given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(1, 400), min_size=1, max_size=4))))

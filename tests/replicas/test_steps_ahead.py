@@ -15,16 +15,14 @@ import pytest
 
 import shoal
 from batching.scenes import read_all
+from replicas.local_replicas import dies, made, serving
 from replicas.plain_generators import (
     HANG_S,
     HeldSteps,
     calls_of,
     decisions,
-    dies,
     handed_out,
-    local_replica,
     pretend,
-    serve,
 )
 from shoal.batching.current import setting
 from shoal.batching.running.stream import Stepping, running_steps
@@ -53,17 +51,6 @@ async def first_of(held, stream):
     item = await anext(stream)
     assert held.begun[1].wait(HANG_S)
     return item
-
-
-async def test_a_thread_goes_on_while_the_event_loop_is_busy(placement):
-    held = HeldSteps([0], [1], [2], [3])
-    async with calls_of(held.handler, placement) as call, call("x") as stream:
-        assert await first_of(held, stream) == 0
-        held.go[1].set()
-        assert held.begun[2].wait(HANG_S)
-        held.let_all_go()
-        assert [item async for item in stream] == [1, 2, 3]
-    assert held.closed.qsize() == 1
 
 
 async def test_it_goes_on_by_one_step_and_not_more(monkeypatch, placement):
@@ -278,7 +265,7 @@ async def test_a_thread_that_goes_on_is_given_no_other_work():
 
 @pytest.fixture(params=[TaskReplica, ThreadReplica])
 def replica_of(request):
-    return partial(local_replica, request.param)
+    return partial(made, request.param)
 
 
 @pytest.fixture
@@ -292,12 +279,9 @@ def stepping():
 @asynccontextmanager
 async def steps_of(replica, stepping):
     """Serves a replica; gives the steps of its code, and a list that gets how it ended."""
-    failures = []
     with anyio.fail_after(HANG_S), setting(running_steps, stepping):
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(serve, replica, failures)
+        async with serving(replica) as failures:
             yield replica.run_stream("__call__", ["x"]), failures
-            replica.stop()
 
 
 async def close(steps, *, task_status):
@@ -439,24 +423,6 @@ async def test_a_kill_after_the_last_step_has_ended_closes_its_generator(
         replica.kill("out of luck")
     assert len(failures) == 1
     assert held.closed.get_nowait() != threading.get_ident()
-
-
-async def test_a_kill_in_the_moment_in_which_a_thread_goes_on(replica_of, stepping):
-    held = HeldSteps([0], [1], [2])
-    replica = replica_of(held.handler)
-    async with (
-        steps_of(replica, stepping) as (steps, failures),
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(dies, anext(steps))
-        await settle()
-        held.go[0].set()
-        assert held.begun[1].wait(HANG_S)
-        replica.kill("out of luck")
-        held.go[1].set()
-    assert len(failures) == 1
-    assert held.closed.qsize() == 1
-    assert not held.begun[2].is_set()
 
 
 async def test_what_an_abandoned_thread_yields_does_not_tell_the_next_replica_to_go_on(

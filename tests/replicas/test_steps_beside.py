@@ -10,7 +10,6 @@ import pytest
 
 from batching.scenes import read_all
 from replicas.plain_generators import calls_of, pretend
-from shoal.batching.running.stream import Stepping, running_steps
 from shoal.testing import settle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -83,15 +82,3 @@ async def test_items_are_passed_on_although_another_reader_holds_the_next_step_u
         assert [item async for item in slow] == [0, 1, 2, 3, 4]
     assert taken == [0, 1, 2, 3, 4]
     assert reader.items == []
-
-
-async def test_a_plain_generator_tells_in_the_event_loop_that_its_next_step_has_begun(monkeypatch):
-    told = []
-    monkeypatch.setattr(
-        "shoal.batching.running.stream.Stepping",
-        lambda began, *more: Stepping(lambda: (told.append(threading.get_ident()), began()), *more),
-    )
-    async with calls_of(Beside(waits=False).handler, "task") as call, call("x") as stream:
-        assert [item async for item in stream] == [0, 1, 2, 3, 4]
-    assert told == [threading.get_ident()] * (STEPS + 1)
-    assert running_steps.get(None) is None

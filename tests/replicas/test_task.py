@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextvars
 import logging
+import math
 import threading
 import types
-from contextlib import asynccontextmanager
 from functools import partial
 
 import anyio
@@ -15,10 +14,9 @@ import anyio.to_thread
 import pytest
 
 import shoal
-from shoal.batching.current import Identity, current_replica_tag
-from shoal.errors import NoSuchName, ReplicaDied, ReplicaNotStarted, WrongResultType
-from shoal.replicas.code.definition import Definition
-from shoal.replicas.contract import Blueprint, ReplicaOptions
+from replicas.local_replicas import dies, failed_start, failure_of, made, serve, serving
+from shoal.batching.current import current_backend_tag, current_replica_tag
+from shoal.errors import ReplicaDied
 from shoal.replicas.local.task import TaskReplica
 from shoal.testing import settle
 
@@ -27,44 +25,7 @@ pytestmark = pytest.mark.anyio
 real_time = pytest.mark.real_time
 HANG_S = 20
 
-
-def replica_of(target, *args, user_config=None, **options) -> TaskReplica:
-    return TaskReplica(
-        Blueprint(
-            identity=Identity("embed", "embed#3"),
-            definition=Definition(target, args),
-            user_config=user_config,
-            options=ReplicaOptions(**options),
-        )
-    )
-
-
-@asynccontextmanager
-async def serving(replica):
-    """Serves a replica; the block gets a list that holds what `serve` raises, in the end."""
-    failures = []
-
-    async def serve(*, task_status):
-        try:
-            await replica.serve(task_status=task_status)
-        except (ReplicaDied, ReplicaNotStarted) as error:
-            failures.append(error)
-
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(serve)
-        yield failures
-        replica.stop()
-
-
-async def failure_of(call):
-    """Returns what a call raises."""
-    with pytest.raises(Exception) as raised:
-        await call
-    return raised.value
-
-
-async def all_steps(replica, method):
-    return [step async for step in replica.run_stream(method, [1])]
+replica_of = partial(made, TaskReplica)
 
 
 async def double(items: list[int]) -> list[int]:
@@ -74,8 +35,12 @@ async def double(items: list[int]) -> list[int]:
 class Waiting:
     """Async code that waits until it is cancelled."""
 
-    def __init__(self):
+    def __init__(self, warm_up_s=0, close_s=0):
         self.heard = []
+        self._warm_up_s, self._close_s = warm_up_s, close_s
+
+    async def warm_up(self):
+        await anyio.sleep(self._warm_up_s)
 
     async def __call__(self, item):
         self.heard.append("called")
@@ -104,54 +69,23 @@ class Waiting:
 
     async def close(self):
         self.heard.append("close()")
+        await anyio.sleep(self._close_s)
 
 
 # Starting
 
 
-async def test_a_function_needs_no_thread_to_start():
-    """In virtual time any thread would be overtaken by the time-out."""
-    async with serving(replica := replica_of(double, start_timeout_s=1)):
-        assert await replica.run("__call__", [1, 2]) == [2, 4]
-
-
 async def test_a_start_that_takes_too_long_is_given_up_in_time():
-    class Slow(Waiting):
-        async def warm_up(self):
-            await anyio.sleep(61)
-
-    replica = replica_of(Slow(), start_timeout_s=60)
     began = anyio.current_time()
-    error = await failure_of(replica.serve(task_status=anyio.TASK_STATUS_IGNORED))
-    assert isinstance(error, ReplicaNotStarted)
+    error = await failed_start(replica_of(Waiting(warm_up_s=61), start_timeout_s=60))
     assert str(error) == "embed#3 was not ready within 60 s (start_timeout_s)"
     assert anyio.current_time() == began + 60
 
 
 async def test_without_a_time_out_a_start_takes_what_it_takes():
-    class Slow(Waiting):
-        async def warm_up(self):
-            await anyio.sleep(80_000)
-
-    async with serving(replica := replica_of(Slow(), start_timeout_s=None)):
+    replica = replica_of(Waiting(warm_up_s=80_000), start_timeout_s=None)
+    async with serving(replica):
         assert replica.instance.description.methods
-
-
-@real_time
-async def test_a_constructor_that_hangs_is_left_behind():
-    may_end = threading.Event()
-
-    class Slow:  # that of an async class would hold the event loop
-        def __init__(self):
-            assert may_end.wait(15)
-
-        def __call__(self, item): ...
-
-    replica = replica_of(Slow, start_timeout_s=0.05)
-    error = await failure_of(replica.serve(task_status=anyio.TASK_STATUS_IGNORED))
-    may_end.set()
-    assert isinstance(error, ReplicaNotStarted)
-    assert "was not ready within 0.05 s" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -163,32 +97,26 @@ async def test_a_constructor_that_hangs_is_left_behind():
 )
 @pytest.mark.parametrize("begins_first", [True, False])
 async def test_a_replica_may_end_before_it_is_ready(end, why, begins_first):
-    class Slow(Waiting):
-        async def warm_up(self):
-            await anyio.sleep_forever()
-
-    replica = replica_of(Slow(), start_timeout_s=None)
+    replica = replica_of(Waiting(warm_up_s=math.inf), start_timeout_s=None)
     async with anyio.create_task_group() as tasks:
 
-        async def serve():
-            error = await failure_of(replica.serve(task_status=anyio.TASK_STATUS_IGNORED))
-            assert isinstance(error, ReplicaNotStarted)
-            assert str(error) == why
+        async def fail_to_start():
+            assert str(await failed_start(replica)) == why
 
         if begins_first:
-            tasks.start_soon(serve)
+            tasks.start_soon(fail_to_start)
             await settle()
         end(replica)
         if not begins_first:
-            tasks.start_soon(serve)
+            tasks.start_soon(fail_to_start)
 
 
 async def test_a_user_config_that_nothing_takes_is_refused():
-    replica = replica_of(double, user_config={"threshold": 1})
-    error = await failure_of(replica.serve(task_status=anyio.TASK_STATUS_IGNORED))
-    assert isinstance(error, ReplicaNotStarted)
+    error = await failed_start(replica_of(double, user_config={"threshold": 1}))
     assert isinstance(error.__cause__, TypeError)
     assert "has no method reconfigure(user_config)" in str(error)
+    async with serving(replica := replica_of(double)):
+        assert isinstance(await failure_of(replica.reconfigure(1)), TypeError)
 
 
 async def test_a_cancelled_start_leaves_nothing_behind():
@@ -223,7 +151,7 @@ async def test_a_start_may_be_cancelled_at_any_turn(turns):
 
 
 async def test_work_that_is_killed_is_cancelled_and_told_why():
-    code = Waiting()
+    code, errors = Waiting(), []
     async with serving(replica := replica_of(code)) as failures, anyio.create_task_group() as tasks:
 
         async def call():
@@ -231,28 +159,16 @@ async def test_work_that_is_killed_is_cancelled_and_told_why():
             assert isinstance(error, ReplicaDied)
             assert str(error) == "embed#3 was killed: out of luck"
             assert error.replica == "embed#3"
+            errors.append(error)
 
         tasks.start_soon(call)
         tasks.start_soon(call)
         await settle()
         replica.kill("out of luck")
+    assert errors[0] is not errors[1]
     assert code.heard == ["called", "called", "left", "left"]
     [failure] = failures
     assert str(failure) == "embed#3 was killed: out of luck"
-
-
-async def test_no_two_callers_share_an_error():
-    errors = []
-    async with serving(replica := replica_of(Waiting())), anyio.create_task_group() as tasks:
-
-        async def call():
-            errors.append(await failure_of(replica.run("__call__", [1])))
-
-        tasks.start_soon(call)
-        tasks.start_soon(call)
-        await settle()
-        replica.kill("out of luck")
-    assert len(set(map(id, errors))) == 2
 
 
 @pytest.mark.parametrize("method", ["stubborn", "complain"])
@@ -299,16 +215,11 @@ async def test_the_code_of_a_stream_does_not_change_its_readers_context():
         found = []
         async for step in replica.run_stream("__call__", [1]):
             found.append(step)
-            with pytest.raises(RuntimeError):
-                current_replica_tag()
+            for ask in (current_backend_tag, current_replica_tag):
+                message = rf"^{ask.__name__}\(\) works only in a backend's code"
+                with pytest.raises(RuntimeError, match=message):
+                    ask()
         assert found == [["embed#3"], ["embed#3"]]
-
-
-async def test_an_unknown_method_is_named():
-    async with serving(replica := replica_of(double)):
-        error = await failure_of(replica.run("embed", [1]))
-        assert isinstance(error, NoSuchName)
-        assert "no method 'embed'; it has __call__" in str(error)
 
 
 async def test_a_check_of_code_without_health_is_a_checkpoint():
@@ -318,11 +229,6 @@ async def test_a_check_of_code_without_health_is_a_checkpoint():
             scope.cancel()
             await replica.check_health()
         assert scope.cancelled_caught
-
-
-async def test_a_new_user_config_that_nothing_takes_is_refused():
-    async with serving(replica := replica_of(double)):
-        assert isinstance(await failure_of(replica.reconfigure(1)), TypeError)
 
 
 # The end
@@ -343,13 +249,6 @@ async def test_stop_waits_for_work_to_be_gone_before_it_closes():
     assert failures == []
 
 
-async def test_a_killed_replica_is_not_closed():
-    code = Waiting()
-    async with serving(replica := replica_of(code)):
-        replica.kill("out of luck")
-    assert code.heard == []
-
-
 async def test_an_error_of_close_is_logged(caplog):
     class Broken(Waiting):
         async def close(self):
@@ -363,11 +262,7 @@ async def test_an_error_of_close_is_logged(caplog):
 
 
 async def test_a_replica_that_is_closing_can_be_killed():
-    class Slow(Waiting):
-        async def close(self):
-            await anyio.sleep_forever()
-
-    async with serving(replica := replica_of(Slow())) as failures:
+    async with serving(replica := replica_of(Waiting(close_s=math.inf))) as failures:
         replica.stop()
         await settle()
         replica.kill("it took too long")
@@ -377,244 +272,52 @@ async def test_a_replica_that_is_closing_can_be_killed():
 # Plain code in threads
 
 
-class Plain:
-    """Plain code that waits until the test lets it go."""
-
-    def __init__(self):
-        self.began = anyio.Event()
-        self.may_go = threading.Event()
-        self.ending = threading.Event()
-        self.heard = []
-        self.together = threading.Barrier(2, timeout=15)
-
-    def hold(self, item):
-        anyio.from_thread.run_sync(self.began.set)
-        assert self.may_go.wait(15)
-        self.heard.append("held")
-        return item
-
-    def __call__(self, item):
-        self.heard.append("called")
-        return item
-
-    def meet(self, item):
-        self.together.wait()
-        return item
-
-    def hold_a_step(self, item):
-        try:
-            yield item
-            yield self.hold(item)
-        finally:
-            self.heard.append("closed")
-
-    async def asynchronous(self, item):
-        return item
-
-    def forgets_to_await(self, item):
-        return self.asynchronous(item)
-
-    def variables(self, item):
-        found = VARIABLE.get()
-        VARIABLE.set("by the code")
-        yield found
-        yield VARIABLE.get()
-
-    def two_steps(self, item):
-        yield item
-        yield item
-
-    def hold_its_end(self, item):
-        try:
-            yield item
-        finally:
-            self.ending.set()
-            assert self.may_go.wait(15)
-
-
-VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE")
-
-
-@pytest.fixture
-def plain():
-    code = Plain()
-    yield code
-    code.may_go.set()
-
-
 @real_time
 async def test_plain_code_runs_in_as_many_threads_as_it_is_called():
-    async with (
-        serving(replica := replica_of(Plain())) as failures,
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(replica.run, "meet", [1])
-        tasks.start_soon(replica.run, "meet", [2])
-    assert failures == []
+    together = threading.Barrier(2, timeout=15)
+
+    def meet(item):
+        together.wait()
+
+    async with serving(replica := replica_of(meet)), anyio.create_task_group() as tasks:
+        tasks.start_soon(replica.run, "__call__", [1])
+        tasks.start_soon(replica.run, "__call__", [2])
+
+
+class EndsSlowly:
+    def __init__(self):
+        self.working, self.closing, self.may_end = (threading.Event() for _ in range(3))
+
+    def __call__(self, item):
+        self.working.set()
+        assert self.may_end.wait(15)
+
+    def steps(self, item):
+        try:
+            yield item
+        finally:
+            self.closing.set()
+            assert self.may_end.wait(15)
 
 
 @real_time
-@pytest.mark.parametrize("method", ["hold", "hold_a_step"])
-async def test_a_thread_that_is_killed_is_waited_for_by_serve_alone(plain, method):
-    async with serving(replica := replica_of(plain)) as failures:
-        async with anyio.create_task_group() as tasks:
-
-            async def call():
-                error = await failure_of(
-                    replica.run(method, [1]) if method == "hold" else all_steps(replica, method)
-                )
-                assert str(error) == "embed#3 was killed: out of luck"
-
-            tasks.start_soon(call)
-            await plain.began.wait()
-            replica.kill("out of luck")
-        assert failures == []
-        assert plain.heard == []
-        plain.may_go.set()
-    assert len(failures) == 1
-    assert plain.heard == (["held"] if method == "hold" else ["held", "closed"])
-
-
-@real_time
-async def test_a_plain_stream_between_two_steps_dies_with_its_replica(plain):
-    async with serving(replica := replica_of(plain)):
-        steps = replica.run_stream("two_steps", [1])
-        assert await anext(steps) == [1]
-        replica.kill("out of luck")
-        assert str(await failure_of(anext(steps))) == "embed#3 was killed: out of luck"
-
-
-@real_time
-async def test_a_stream_may_be_closed_after_its_replica_has_ended(plain):
-    async with serving(replica := replica_of(plain)):
-        steps = replica.run_stream("two_steps", [1])
-        await anext(steps)
-    await steps.aclose()
-
-
-@real_time
-async def test_what_ends_slowly_after_a_kill_is_left_behind_as_well(plain):
-    replica = replica_of(plain)
+async def test_what_ends_slowly_after_a_kill_is_left_behind_as_well():
+    code = EndsSlowly()
+    replica = replica_of(code)
     async with anyio.create_task_group() as callers, anyio.create_task_group() as tasks:
-        await tasks.start(lambda *, task_status: replica.serve(task_status=task_status))
-        steps = replica.run_stream("hold_its_end", [1])
+        await tasks.start(serve, replica, [])
+        steps = replica.run_stream("steps", [1])
         await anext(steps)
-
-        async def fail(call):
-            assert isinstance(await failure_of(call), ReplicaDied)
-
-        callers.start_soon(fail, replica.run("hold", [1]))
-        await plain.began.wait()
+        callers.start_soon(dies, replica.run("__call__", [1]))
+        await anyio.to_thread.run_sync(code.working.wait, 15)
         replica.kill("out of luck")
-        callers.start_soon(fail, steps.aclose())
-        await anyio.to_thread.run_sync(plain.ending.wait, 15)
+        callers.start_soon(dies, steps.aclose())
+        await anyio.to_thread.run_sync(code.closing.wait, 15)
         tasks.cancel_scope.cancel()
-
-
-@real_time
-async def test_a_replica_that_is_cancelled_leaves_its_threads_behind(plain):
-    replica = replica_of(plain)
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(lambda *, task_status: replica.serve(task_status=task_status))
-        async with anyio.create_task_group() as callers:
-
-            async def call():
-                with pytest.raises(ReplicaDied, match="has ended"):
-                    await replica.run("hold", [1])
-
-            callers.start_soon(call)
-            await plain.began.wait()
-            tasks.cancel_scope.cancel()
-    assert plain.heard == []
-
-
-@real_time
-async def test_a_cancelled_caller_waits_for_its_thread(plain):
-    async with serving(replica := replica_of(plain)), anyio.create_task_group() as tasks:
-        left = anyio.Event()
-
-        async def call():
-            try:
-                await replica.run("hold", [1])
-            finally:
-                left.set()
-
-        tasks.start_soon(call)
-        await plain.began.wait()
-        tasks.cancel_scope.cancel()
-        with anyio.CancelScope(shield=True):
-            await anyio.wait_all_tasks_blocked()
-            assert not left.is_set()
-            plain.may_go.set()
-            await left.wait()
-        assert plain.heard == ["held"]
-
-
-@real_time
-async def test_a_caller_that_is_cancelled_already_calls_nothing(plain):
-    async with serving(replica := replica_of(plain)):
-        with anyio.CancelScope() as scope:
-            scope.cancel()
-            await replica.run("__call__", [1])
-        assert scope.cancelled_caught
-        assert await replica.run("__call__", [2]) == [2]
-    assert plain.heard == ["called"]
-
-
-@real_time
-async def test_a_stream_that_is_cancelled_between_steps_is_closed(plain):
-    async with serving(replica := replica_of(plain)):
-        steps = replica.run_stream("hold_a_step", [1])
-        await anext(steps)
-        with anyio.CancelScope() as scope:
-            scope.cancel()
-            await anext(steps)
-        assert scope.cancelled_caught
-        assert plain.heard == ["closed"]
-
-
-@real_time
-async def test_plain_code_that_gives_back_an_awaitable_is_told_so(plain):
-    async with serving(replica := replica_of(plain)):
-        error = await failure_of(replica.run("forgets_to_await", [1]))
-        assert isinstance(error, WrongResultType)
-        assert "make it an async function" in str(error)
-
-
-@real_time
-async def test_the_steps_of_a_plain_generator_share_a_context(plain):
-    VARIABLE.set("by the caller")
-    async with serving(replica := replica_of(plain)):
-        steps = [step async for step in replica.run_stream("variables", [1])]
-    assert steps == [["by the caller"], ["by the code"]]
-    assert VARIABLE.get() == "by the caller"
-
-
-@real_time
-@pytest.mark.parametrize("error", [StopIteration, SystemExit, KeyboardInterrupt])
-async def test_no_error_of_a_thread_is_lost(error):
-    def fail(item):
-        raise error("odd")
-
-    async with serving(replica := replica_of(fail)):
-        # What would end a process ends its replica.
-        with pytest.raises(RuntimeError if error is StopIteration else ReplicaDied):
-            await replica.run("__call__", [1])
+    code.may_end.set()
 
 
 # Open batches
-
-
-async def test_an_open_batch_is_given_to_the_code_as_it_is():
-    batch = object()
-    found = []
-
-    async def answer(given):
-        found.append((given, current_replica_tag()))
-
-    async with serving(replica := replica_of(answer)):
-        await replica.run_open("__call__", batch)
-    assert found == [(batch, "embed#3")]
 
 
 async def test_the_code_of_an_open_batch_dies_with_its_replica():
@@ -626,12 +329,6 @@ async def test_the_code_of_an_open_batch_dies_with_its_replica():
         tasks.start_soon(call)
         await settle()
         replica.kill("out of luck")
-
-
-async def test_plain_code_takes_no_open_batch(plain):
-    async with serving(replica := replica_of(plain)):
-        with pytest.raises(TypeError, match="must be an async function of the batch"):
-            replica.open_binding("__call__")
 
 
 # The threads of plain code
@@ -710,29 +407,3 @@ async def test_few_threads_are_kept():
             may_end.set()
         assert len(replica._idle) == 8
     assert not replica._idle
-
-
-@pytest.mark.parametrize("method", ["run", "run_stream"])
-async def test_a_thread_that_can_t_be_started_fails_its_work_alone(method, monkeypatch):
-    @shoal.accept_batch
-    def plain(items):
-        return items
-
-    @shoal.accept_batch
-    def steps(items):
-        yield items
-
-    async def call():
-        if method == "run":
-            return await replica.run("__call__", [1])
-        return await all_steps(replica, "__call__")
-
-    async with serving(replica := replica_of(plain if method == "run" else steps)):
-        with monkeypatch.context() as patched:
-            patched.setattr(anyio.to_thread, "run_sync", refuse)
-            assert str(await failure_of(call())) == "can't start new thread"
-        assert await call() == ([1] if method == "run" else [[1]])
-
-
-async def refuse(*_, **__):
-    raise RuntimeError("can't start new thread")

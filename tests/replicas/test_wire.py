@@ -67,20 +67,6 @@ def test_frames_come_as_they_went(frames, pieces):
     assert got == frames
 
 
-def test_places_in_shared_memory_travel_in_the_place_of_buffers():
-    [frame] = read_in_pieces(
-        joined(encoded(FrameKind.RUN, 1, [b"x"], (), [(64, 10), (128, 20)])), []
-    )
-    assert (frame.buffers, frame.place) == ([(64, 10), (128, 20)], None)
-    assert places_of(frame) == [(64, 10), (128, 20)]
-
-
-def test_a_pickle_in_shared_memory_has_the_last_place():
-    [frame] = read_in_pieces(joined(encoded(FrameKind.RUN, 1, (), (), [(64, 10), (128, 20)])), [])
-    assert (bytes(frame.body), frame.buffers, frame.place) == (b"", [(64, 10)], (128, 20))
-    assert places_of(frame) == [(64, 10), (128, 20)]
-
-
 @given(st.lists(st.binary(max_size=5)), st.integers(0, 30))
 def test_what_is_left_of_a_frame_is_the_rest(parts, sent):
     assert joined(rest_of(parts, sent)) == joined(parts)[sent:]

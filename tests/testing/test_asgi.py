@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import anyio
 import pytest
 
@@ -190,7 +188,3 @@ async def test_a_lifespan_starts_and_stops_as_a_server_does_it():
         await lifespan.answered.wait()
     assert lifespan.sent[1:] == [{"type": "lifespan.shutdown.complete"}]
     assert seen == [("lifespan", "lifespan.startup"), ("lifespan", "lifespan.shutdown")]
-
-
-async def test_an_answer_is_read_as_json():
-    assert (await ask(echo, "/", body=json.dumps([1]).encode())).json() == [1]

@@ -89,19 +89,13 @@ def rule(options: BatchOptions) -> BatchPolicy:
     return policy_of(options, model, adaptive)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seeds",
+    [range(0, 1000, 10), pytest.param(range(1000), marks=pytest.mark.soak)],
+    ids=["some seeds", "all seeds"],
+)
 @pytest.mark.parametrize("what", OPTIONS)
-def test_a_rule_of_ours_keeps_its_promises(what):
-    check(what, range(0, 1000, 10))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("what", OPTIONS)
-def test_it_does_so_in_many_programs(what):
-    check(what, range(1000))
-
-
-def check(what, seeds):
+def test_a_rule_of_ours_keeps_its_promises(what, seeds):
     options = BatchOptions(max_batch_size=4, **OPTIONS[what])
 
     def request(random: Random, arrived_at: float) -> Request:

@@ -63,22 +63,6 @@ class LosesOne(SizeOrWindow):
         return taken
 
 
-class LosesWhatIsPutBack(SizeOrWindow):
-    def put_back(self, requests: Sequence[Request]) -> None:
-        pass
-
-
-class KeepsWhatItHandsOut(SizeOrWindow):
-    def take(self, dispatch: Dispatch) -> list[Request]:
-        return self.queue[: dispatch.size]
-
-
-class HandsOutTwiceAtOnce(SizeOrWindow):
-    def take(self, dispatch: Dispatch) -> list[Request]:
-        taken = super().take(dispatch)
-        return [*taken, taken[0]] if len(taken) < dispatch.size else taken
-
-
 class HandsOutAgain(SizeOrWindow):
     """Reports the right waiting requests, but returns the last batch's first request again."""
 
@@ -101,13 +85,6 @@ class WaitsUnderPressure(SizeOrWindow):
         return super().decide(now, None)
 
 
-class IgnoresPressureForOne(SizeOrWindow):
-    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
-        return super().decide(
-            now, None if pressure is None or pressure.request is not None else pressure
-        )
-
-
 class DispatchesOnceForOne(SizeOrWindow):
     last: Request | None = None
 
@@ -121,17 +98,6 @@ class DispatchesOnceForOne(SizeOrWindow):
 class SaysThatOneWaitsTwice(SizeOrWindow):
     def waiting(self) -> Iterable[Request]:
         return [*self.queue, *self.queue[:1]]
-
-
-class SaysThatAnotherWaits(SizeOrWindow):
-    last: Sequence[Request] = ()
-
-    def take(self, dispatch: Dispatch) -> list[Request]:
-        self.last = super().take(dispatch)
-        return [*self.last]
-
-    def waiting(self) -> Iterable[Request]:
-        return [*self.last[:1], *self.queue[1:]] if self.last and self.queue else self.queue
 
 
 class TakesNothing(SizeOrWindow):
@@ -148,28 +114,9 @@ class TakesTooMuch(SizeOrWindow):
         return super().take(Dispatch(SIZE, dispatch.reason))
 
 
-class DispatchesNothing(SizeOrWindow):
-    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
-        decision = super().decide(now, pressure)
-        return Dispatch(0, decision.reason) if isinstance(decision, Dispatch) else decision
-
-
 class DispatchesAnEmptyQueue(SizeOrWindow):
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         return super().decide(now, pressure) if self.queue else Dispatch(1, DispatchReason.TIMER)
-
-
-class DispatchesAnEmptyQueueUnderPressure(SizeOrWindow):
-    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
-        if not self.queue and pressure is not None:
-            return Dispatch(1, pressure.reason)
-        return super().decide(now, pressure)
-
-
-class NamesNothing(SizeOrWindow):
-    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
-        decision = super().decide(now, pressure)
-        return decision if isinstance(decision, Dispatch) else Wait(None)
 
 
 class WaitsForMoreForever(SizeOrWindow):
@@ -185,23 +132,9 @@ class NamesATimeThatHasCome(SizeOrWindow):
         return Wait(now) if isinstance(decision, Wait) and self.queue else decision
 
 
-class NamesATimeAndThenAnother(SizeOrWindow):
-    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
-        decision = super().decide(now, pressure)
-        if isinstance(decision, Dispatch) and decision.reason is DispatchReason.TIMER:
-            return Wait(now + WINDOW_S, SIZE)
-        return decision
-
-
 class NamesATimeForNobody(SizeOrWindow):
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         return super().decide(now, pressure) if self.queue else Wait(now + WINDOW_S, 1)
-
-
-class SleepsWhenItIsFull(SizeOrWindow):
-    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
-        decision = super().decide(now, pressure)
-        return Wait(decision.until) if isinstance(decision, Wait) and self.queue else decision
 
 
 class SleepsThroughAnUrgentOne(SizeOrWindow):
@@ -227,27 +160,17 @@ class DecidesOtherwise(SizeOrWindow):
 
 BROKEN = {
     LosesOne: "exactly once",
-    LosesWhatIsPutBack: "exactly once",
-    KeepsWhatItHandsOut: "exactly once",
-    HandsOutTwiceAtOnce: "exactly once",
     HandsOutAgain: "exactly once",
     HandsOutWhoHasLeft: "exactly once",
     WaitsUnderPressure: "with a pressure",
-    IgnoresPressureForOne: "with a pressure",
     DispatchesOnceForOne: "with a pressure",
     SaysThatOneWaitsTwice: "exactly once",
-    SaysThatAnotherWaits: "exactly once",
     TakesNothing: "at least one request and at most its size",
     TakesTooMuch: "at least one request and at most its size",
-    DispatchesNothing: "at least one request and at most its size",
     DispatchesAnEmptyQueue: "an empty queue",
-    DispatchesAnEmptyQueueUnderPressure: "an empty queue",
-    NamesNothing: "when to decide again",
     WaitsForMoreForever: "when to decide again",
     NamesATimeThatHasCome: "the time that Wait named",
-    NamesATimeAndThenAnother: "the time that Wait named",
     NamesATimeForNobody: "the time that Wait named",
-    SleepsWhenItIsFull: "when to decide again",
     SleepsThroughAnUrgentOne: "when to decide again",
     PutsBackToTheEnd: "old positions",
     DecidesOtherwise: "decide returns Dispatch or Wait",

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import line_up, outcome, outcomes, read_all
+from batching.scenes import line_up, outcome, read_all
 from shoal.testing import ScriptedHandler, ScriptedStreams, settle
 
 if TYPE_CHECKING:
@@ -42,17 +42,6 @@ async def test_the_test_answers_each_batch():
     assert [batch.items for batch in handler.batches] == [["eel", "herring"], ["cod"]]
 
 
-async def test_an_answer_waits_for_nothing_but_the_test():
-    handler: ScriptedHandler[int, int] = ScriptedHandler()
-    async with shoal.Batcher(handler) as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, call(1))
-        batch = await handler.next_batch()
-        await anyio.sleep(59)
-        assert caller.ended_at is None
-        batch.answer([2])
-    assert caller.outcome == 2
-
-
 async def test_a_batch_can_fail_as_a_whole_or_in_one_place():
     handler: ScriptedHandler[int, Any] = ScriptedHandler()
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=1)
@@ -65,26 +54,6 @@ async def test_a_batch_can_fail_as_a_whole_or_in_one_place():
     assert [type(caller.outcome) for caller in callers] == [
         *(ZeroDivisionError, ZeroDivisionError, KeyError, str)
     ]
-
-
-async def test_a_wrong_answer_is_handed_on():
-    handler: ScriptedHandler[int, int] = ScriptedHandler()
-    async with shoal.Batcher(handler) as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, call(1))
-        (await handler.next_batch()).answer([1, 2])
-    assert isinstance(caller.outcome, shoal.errors.WrongBatchSize)
-
-
-async def test_batches_are_taken_in_the_order_in_which_they_came():
-    handler: ScriptedHandler[int, int] = ScriptedHandler()
-    batcher = shoal.Batcher(handler, max_batch_size=1, max_concurrent_batches=3)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0), call(1), call(2))
-        await settle()
-        batches = [await handler.next_batch() for _ in range(3)]
-        assert [batch.items for batch in batches] == [[0], [1], [2]]
-        for batch in reversed(batches):
-            batch.answer([None])
 
 
 async def test_a_batch_without_callers_is_cancelled():
@@ -168,13 +137,6 @@ async def test_leaving_the_block_asserts_that_all_was_answered():
             await line_up(tasks, call(1))
             await settle()
         (await handler.next_batch()).answer([1])
-
-
-async def test_a_batch_that_ended_without_an_answer_was_not_answered():
-    handler: ScriptedHandler[int, int] = ScriptedHandler()
-    with a_missing_answer(handler):
-        async with shoal.Batcher(handler) as call:
-            await outcomes(call(1))
 
 
 async def test_a_batch_that_the_closing_batcher_gave_up_was_not_answered():
@@ -262,17 +224,6 @@ async def test_steps_are_made_when_readers_have_room():
             assert batch.made == 3
 
 
-async def test_streams_can_fail():
-    handler: ScriptedStreams[str, int] = ScriptedStreams()
-    async with shoal.Batcher(handler) as call, anyio.create_task_group() as tasks:
-        (reader,) = await read_all(tasks, call("a"))
-        batch = await handler.next_batch()
-        batch.step([1])
-        batch.fail(ZeroDivisionError())
-    assert (reader.items, type(reader.outcome)) == ([1], ZeroDivisionError)
-    assert not batch.cancelled
-
-
 async def test_a_batch_of_streams_without_readers_is_closed():
     handler: ScriptedStreams[str, int] = ScriptedStreams()
     async with shoal.Batcher(handler) as call, anyio.create_task_group() as tasks:
@@ -310,16 +261,6 @@ async def test_a_batch_of_streams_that_is_not_ended_fails_its_readers():
             await settle()
             assert reader.items == [1]
     assert str(reader.outcome) == "the test did not answer the batch of ['a'] within 7 s"
-
-
-async def test_streams_that_the_closing_batcher_gave_up_were_not_ended():
-    handler: ScriptedStreams[str, int] = ScriptedStreams()
-    async with anyio.create_task_group() as tasks:
-        with a_missing_answer(handler):
-            async with shoal.Batcher(handler) as call:
-                await read_all(tasks, call("a"))
-                (await handler.next_batch()).step([1])
-                await settle()
 
 
 async def test_streams_that_are_all_over_need_no_end():

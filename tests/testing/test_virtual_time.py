@@ -14,13 +14,6 @@ HOUR_S = 3600.0
 
 
 @pytest.mark.anyio
-async def test_an_hour_passes_at_once_and_exactly():
-    started = anyio.current_time()
-    await anyio.sleep(HOUR_S)
-    assert anyio.current_time() - started == HOUR_S
-
-
-@pytest.mark.anyio
 async def test_time_goes_to_the_next_deadline_of_any_task():
     woken = []
 
@@ -90,13 +83,6 @@ def test_settling_on_asyncio_runs_what_is_timed_for_now_and_takes_few_turns():
     seen, turns = run_virtually(main, backend="asyncio")
     assert seen
     assert turns < 10
-
-
-@pytest.mark.anyio
-async def test_two_tasks_may_settle_at_once():
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(settle)
-        tasks.start_soon(settle)
 
 
 @pytest.mark.anyio

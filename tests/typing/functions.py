@@ -22,11 +22,6 @@ def plain_with_options(items: list[int]) -> list[str]:
     return [str(item) for item in items]
 
 
-@shoal.batch(max_batch_size=4)
-async def coroutine_with_options(items: list[int]) -> list[str]:
-    return [str(item) for item in items]
-
-
 @shoal.batch()
 async def of_tuples(items: list[bytes]) -> tuple[float, ...]:
     return tuple(float(item) for item in items)
@@ -42,11 +37,6 @@ async def async_generator(items: list[int]) -> AsyncIterator[list[str]]:
     yield [str(item) for item in items]
 
 
-@shoal.batch(stream_buffer=4)
-async def async_generator_with_options(items: list[int]) -> AsyncIterator[list[str]]:
-    yield [str(item) for item in items]
-
-
 @shoal.batch
 async def two(left: list[int], right: list[str]) -> list[bytes]:
     return [b"" for _ in left]
@@ -55,11 +45,6 @@ async def two(left: list[int], right: list[str]) -> list[bytes]:
 @shoal.batch(max_batch_size=3)
 async def three(left: list[int], middle: list[str], right: list[bytes]) -> list[float]:
     return [0.0 for _ in left]
-
-
-@shoal.batch
-async def two_streamed(left: list[int], right: list[str]) -> AsyncIterator[list[bytes]]:
-    yield [b"" for _ in left]
 
 
 def flag() -> bool:
@@ -72,7 +57,6 @@ async def calls() -> None:
     assert_type(await plain(1), str)
     assert_type(await coroutine(1), str)
     assert_type(await plain_with_options(1), str)
-    assert_type(await coroutine_with_options(1), str)
     assert_type(await of_tuples(b"1"), float)
     assert_type(await two(1, "2"), bytes)
     assert_type(await three(1, "2", b"3"), float)
@@ -92,8 +76,6 @@ async def streams() -> None:
     assert_type(generator, BatchedGenerator[[int], str])
     assert_type(async_generator, BatchedGenerator[[int], str])
     assert_type(generator(1), ResultStream[str])
-    assert_type(async_generator_with_options(1), ResultStream[str])
-    assert_type(two_streamed(1, "2"), ResultStream[bytes])
     async with async_generator(1) as stream:
         assert_type(stream, ResultStream[str])
         async for item in stream:
@@ -139,9 +121,3 @@ async def draw() -> list[float]:
 
 async def call_without_arguments() -> None:
     assert_type(await draw(), float)
-    async with shoal.Batcher(draw_plain) as call:
-        assert_type(await call(), float)
-
-
-def draw_plain() -> list[float]:
-    return [0.5] * shoal.current_batch().size

@@ -12,10 +12,6 @@ class Model:
     async def predict(self, items: list[int]) -> list[str]:
         return [str(item) for item in items]
 
-    @shoal.batch(max_batch_size=4)
-    def predict_in_thread(self, items: list[int]) -> list[str]:
-        return [str(item) for item in items]
-
     @shoal.batch
     async def tokens(self, items: list[int]) -> AsyncIterator[list[str]]:
         yield [str(item) for item in items]
@@ -44,13 +40,11 @@ async def calls(model: Model) -> None:
     assert_type(await model.predict(1), str)
     assert_type(await model.predict.options(timeout_s=1)(1), str)
     assert_type(await model.predict.map([1]), list[str])
-    assert_type(await model.predict_in_thread(1), str)
     assert_type(model.tokens(1), ResultStream[str])
     assert_type(await model.two(1, "2"), bytes)
     assert_type(await Model.static(1), str)
-    assert_type(await model.static(1), str)
     assert_type(await Model.static_inside(1), str)
-    async with shoal.open_batchers(model.predict, model.tokens, Model.static):
+    async with shoal.open_batchers(model.predict, model.tokens):
         model.predict.set_max_batch_size(3)
 
 

@@ -58,12 +58,6 @@ async def what_a_batch_tells(batch: OpenBatch[int, str], request: OpenRequest[in
     request.fail("no exception")  # type: ignore[arg-type]
 
 
-class Callable:
-    async def __call__(self, batch: OpenBatch[int, str]) -> None:
-        async for request in batch:
-            request.finish(str(request.item))
-
-
 async def faces() -> None:
     assert_type(Batcher(handler, fill="open"), Batcher[UnaryCall[[int], str]])
     assert_type(
@@ -71,7 +65,6 @@ async def faces() -> None:
         Batcher[UnaryCall[[int], str]],
     )
     assert_type(Batcher(in_steps, fill="continuous", streams=True), Batcher[StreamCall[[int], str]])
-    assert_type(Batcher(Callable(), fill="open"), Batcher[UnaryCall[[int], str]])
     async with Batcher(handler, fill="open", idle_timeout_s=1) as call:
         assert_type(await call(1), str)
         assert_type(await call.map([1]), list[str])
@@ -88,19 +81,6 @@ async def faces() -> None:
 async def opened(batch: OpenBatch[int, str]) -> None:
     async for request in batch:
         request.finish(str(request.item))
-
-
-@shoal.batch(fill="continuous", streams=False, max_batch_size=4)
-async def continuous(batch: OpenBatch[int, str]) -> None:
-    async for request in batch:
-        request.finish(str(request.item))
-
-
-@shoal.batch(fill="open", streams=True, batch_wait_timeout_s=None)
-async def opened_streams(batch: OpenBatch[int, str]) -> None:
-    async for request in batch:
-        await request.send(str(request.item))
-        request.finish()
 
 
 @shoal.batch(fill="continuous", streams=True)
@@ -122,17 +102,9 @@ class Model:
             await request.send(str(request.item))
             request.finish()
 
-    @staticmethod
-    @shoal.batch(fill="open")
-    async def static(batch: OpenBatch[int, str]) -> None:
-        async for request in batch:
-            request.finish(str(request.item))
-
 
 async def decorated(model: Model) -> None:
     assert_type(opened, BatchedFunction[[int], str])
-    assert_type(continuous, BatchedFunction[[int], str])
-    assert_type(opened_streams, BatchedGenerator[[int], str])
     assert_type(tokens, BatchedGenerator[[int], str])
     assert_type(await opened(1), str)
     assert_type(await opened.map([1, 2]), list[str])
@@ -143,7 +115,6 @@ async def decorated(model: Model) -> None:
     assert_type(await model.predict.map([1]), list[str])
     assert_type(await Model.predict(model, 1), str)
     assert_type(model.tokens(1), ResultStream[str])
-    assert_type(await Model.static(1), str)
     async with shoal.open_batchers(opened, tokens, model.predict, model.tokens):
         model.predict.set_max_batch_size(3)
     await opened("1")  # type: ignore[arg-type]
@@ -171,17 +142,9 @@ async def named(batch: OpenBatch[tuple[int, str], bytes]) -> None:
         request.finish(b"")
 
 
-@shoal.batch(signature=two, fill="continuous", streams=True)
-async def named_streams(batch: OpenBatch[tuple[int, str], bytes]) -> None:
-    async for request in batch:
-        await request.send(b"")
-        request.finish()
-
-
 async def with_signatures() -> None:
     assert_type(await named(1), bytes)
     assert_type(await named(right="2", left=1), bytes)
-    assert_type(named_streams(1, right="2"), ResultStream[bytes])
 
 
 @shoal.batch(fill="open")  # type: ignore[arg-type]

@@ -30,11 +30,15 @@ _ELSEWHERE: Final = (
 _PAGE: Final = "see the page 'Where your code runs'"
 
 
+def _message(error: BaseException) -> str:
+    """Returns the message of an error; nothing if it has none, or is no `Exception`."""
+    args = error.args if isinstance(error, Exception) else ()
+    # Not str(error), which may be code of the user's.
+    return args[0] if len(args) == 1 and type(args[0]) is str else ""
+
+
 def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
-    if not isinstance(error, Exception) or len(error.args) != 1:
-        return False
-    said: object = error.args[0]  # not str(error), which may be code of the user's
-    return type(said) is str and any(text in said for text in texts)
+    return any(text in _message(error) for text in texts)
 
 
 def _loop_of(failure: str) -> tuple[str, str] | None:
@@ -45,10 +49,7 @@ def _loop_of(failure: str) -> tuple[str, str] | None:
 
 
 def _loop_hint(error: BaseException) -> str:
-    if type(error) not in (RuntimeError, TypeError) or len(error.args) != 1:
-        return ""
-    said: object = error.args[0]
-    loops = _loop_of(said) if type(said) is str else None
+    loops = _loop_of(_message(error)) if type(error) in (RuntimeError, TypeError) else None
     if loops is None:
         return ""
     other, running = loops

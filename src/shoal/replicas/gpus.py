@@ -206,8 +206,7 @@ class BoundedCall(Generic[T]):
 class GpuMeter:
     """Reads the GPUs that this program may use."""
 
-    def __init__(self, open_: Callable[[], Nvml] = Nvml, limit_s: float = _LIMIT_S) -> None:
-        self._open = open_
+    def __init__(self, limit_s: float = _LIMIT_S) -> None:
         self._limit_s = limit_s
         self._nvml: Nvml | None = None
         self._is_missing = not has_nvml()
@@ -238,5 +237,5 @@ class GpuMeter:
 
     def _read(self) -> tuple[GpuReading, ...]:
         if self._nvml is None:
-            self._nvml = self._open()
+            self._nvml = Nvml()
         return self._nvml.readings()

@@ -21,19 +21,19 @@ import logging
 import os
 import sys
 import typing
-from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import MARK, signature_of_call
+from shoal.core.options.checks import named_values
 from shoal.errors import NotAllowed
 from shoal.failures.held import held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Mapping
 
 
 C = TypeVar("C", bound="Callable[..., Any]")
@@ -115,8 +115,8 @@ class Definition:
         """
         if isinstance(self.target, str):
             split_import_path(self.target)
-            return self
-        self.check_loaded(self.target)
+        else:
+            self.check_loaded(self.target)
         return self
 
     def load(self) -> Any:
@@ -208,12 +208,7 @@ def named_arguments(init_kwargs: Any) -> tuple[tuple[str, Any], ...]:
     """Checks the keyword arguments of a class, and returns them as pairs."""
     if init_kwargs is None:
         return ()
-    if not isinstance(init_kwargs, Mapping):
-        raise TypeError(f"init_kwargs must map names to values, not {init_kwargs!r}")
-    for name in cast("Mapping[object, Any]", init_kwargs):
-        if not isinstance(name, str):
-            raise TypeError(f"init_kwargs must map names to values, and {name!r} is not a name")
-    return tuple(cast("Mapping[str, Any]", init_kwargs).items())
+    return tuple(named_values("init_kwargs", init_kwargs, "path").items())
 
 
 def split_import_path(path: str) -> tuple[str, str]:

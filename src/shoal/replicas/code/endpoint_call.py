@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypedDict, cast
 
 from shoal.batching.trace import trace_headers
@@ -24,10 +25,6 @@ def _mapping(name: str, value: Any) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value)
 
 
-def _level(name: str, value: Any) -> int:
-    return whole(name, value, least=1)
-
-
 @dataclass(frozen=True)
 class HandleOptions:
     """The options of a handle, for each of its calls.
@@ -46,7 +43,7 @@ class HandleOptions:
     http_method: str | None = option(None, _text)
     http_headers: Mapping[str, str] | None = option(None, _mapping)
     timeout_s: float | None = option(None, seconds)
-    priority: int | None = option(None, _level)
+    priority: int | None = option(None, partial(whole, least=1))
 
     def with_changes(self, given: Mapping[str, Any]) -> HandleOptions:
         """Returns these options with changes, which it checks; None leaves an option as it is.

@@ -13,10 +13,11 @@ if an event never happens.
 from __future__ import annotations
 
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from shoal.failures.exceptions import alone
 from shoal.testing.replicas import promises
 from shoal.testing.replicas.code import Folder
 from shoal.testing.replicas.stage import Stage
@@ -97,7 +98,7 @@ async def check_replica(
 
 
 async def _run(check: Callable[[Stage], Awaitable[None]], stage: Stage, patience_s: float) -> None:
-    failure: Exception | None = None
+    failure: BaseException | None = None
     scope = anyio.CancelScope()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stage.expire, scope)
@@ -105,7 +106,7 @@ async def _run(check: Callable[[Stage], Awaitable[None]], stage: Stage, patience
             with scope:
                 await check(stage)
         except Exception as error:
-            failure = _first(error)
+            failure = alone(error)
         finally:
             stage.folder.release("all")
             tasks.cancel_scope.cancel()
@@ -115,9 +116,3 @@ async def _run(check: Callable[[Stage], Awaitable[None]], stage: Stage, patience
         raise failure
     if failure is not None:
         raise stage.broken(f"it raised {failure!r}") from failure
-
-
-def _first(error: Exception) -> Exception:
-    if isinstance(error, ExceptionGroup):
-        return _first(cast("ExceptionGroup[Exception]", error).exceptions[0])
-    return error

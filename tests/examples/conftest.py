@@ -1,0 +1,35 @@
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from progress_lines import first_line
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    from browser import chromium
+
+    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
+        driver.set_script_timeout(60)
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def browser_app():
+    """The URL of `examples/browser`, served in a process."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "shoal", "serve", "examples.browser.app:app", "--port", "0"],
+        cwd=Path(__file__).parents[2],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        try:
+            yield re.search(r"http://\S+", first_line(server.stderr))[0]
+        finally:
+            server.send_signal(signal.SIGINT)
+            said = server.stderr.read()
+    assert "0 cut off" in said

@@ -1,0 +1,251 @@
+"""Plain code in replicas of this process, whichever of the two placements it has."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import weakref
+from functools import partial
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+import pytest
+
+import shoal
+from replicas.local_replicas import failed_start, failure_of, made, serve, serving
+from shoal.errors import ReplicaDied, WrongResultType
+from shoal.replicas.local.task import TaskReplica
+from shoal.replicas.local.thread import ThreadReplica
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE")
+
+
+class Plain:
+    """Plain code that waits until the test lets it go."""
+
+    def __init__(self):
+        self.began = anyio.Event()
+        self.may_go = threading.Event()
+        self.heard = []
+
+    def hold(self, item):
+        anyio.from_thread.run_sync(self.began.set)
+        assert self.may_go.wait(15)
+        self.heard.append("held")
+        return item
+
+    def __call__(self, item):
+        self.heard.append("called")
+        return item
+
+    def hold_a_step(self, item):
+        try:
+            yield item
+            yield self.hold(item)
+        finally:
+            self.heard.append("closed")
+
+    def two_steps(self, item):
+        yield item
+        yield item
+
+    def variable(self, item):
+        found = VARIABLE.get()
+        VARIABLE.set("by the code")
+        return found
+
+    def variables(self, item):
+        yield self.variable(item)
+        yield self.variable(item)
+
+
+@pytest.fixture(params=[TaskReplica, ThreadReplica])
+def replica_of(request):
+    return partial(made, request.param)
+
+
+@pytest.fixture
+def plain():
+    code = Plain()
+    yield code
+    code.may_go.set()
+
+
+async def all_steps(replica, method):
+    return [step async for step in replica.run_stream(method, [1])]
+
+
+async def test_a_constructor_that_hangs_is_left_behind(replica_of):
+    may_end = threading.Event()
+
+    class Slow(Plain):
+        def __init__(self):
+            assert may_end.wait(15)
+
+    error = await failed_start(replica_of(Slow, start_timeout_s=0.05))
+    may_end.set()
+    assert "was not ready within 0.05 s" in str(error)
+
+
+@pytest.mark.parametrize("method", ["hold", "hold_a_step"])
+async def test_a_kill_ends_the_waits_at_once_and_serve_waits_for_the_thread(
+    replica_of, plain, method
+):
+    async with serving(replica := replica_of(plain)) as failures:
+        async with anyio.create_task_group() as tasks:
+
+            async def call(work):
+                assert str(await failure_of(work)) == "embed#3 was killed: out of luck"
+
+            is_stream = method == "hold_a_step"
+            tasks.start_soon(
+                call, all_steps(replica, method) if is_stream else replica.run(method, [1])
+            )
+            await plain.began.wait()
+            replica.kill("out of luck")
+        assert failures == []
+        assert plain.heard == []
+        plain.may_go.set()
+    assert [str(failure) for failure in failures] == ["embed#3 was killed: out of luck"]
+    assert plain.heard == (["held", "closed"] if is_stream else ["held"])
+
+
+async def test_a_stream_between_two_steps_dies_with_its_replica(replica_of, plain):
+    async with serving(replica := replica_of(plain)):
+        steps = replica.run_stream("two_steps", [1])
+        assert await anext(steps) == [1]
+        replica.kill("out of luck")
+        assert str(await failure_of(anext(steps))) == "embed#3 was killed: out of luck"
+
+
+async def test_a_stream_may_be_closed_after_its_replica_has_ended(replica_of, plain):
+    async with serving(replica := replica_of(plain)):
+        steps = replica.run_stream("two_steps", [1])
+        await anext(steps)
+    await steps.aclose()
+
+
+async def test_a_replica_that_is_cancelled_leaves_its_threads_behind(replica_of, plain):
+    replica = replica_of(plain)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(serve, replica, [])
+        async with anyio.create_task_group() as callers:
+
+            async def call():
+                with pytest.raises(ReplicaDied, match="has ended"):
+                    await replica.run("hold", [1])
+
+            callers.start_soon(call)
+            await plain.began.wait()
+            tasks.cancel_scope.cancel()
+    assert plain.heard == []
+
+
+async def test_a_caller_that_is_cancelled_already_calls_nothing(replica_of, plain):
+    async with serving(replica := replica_of(plain)):
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await replica.run("__call__", [1])
+        assert scope.cancelled_caught
+        assert await replica.run("__call__", [2]) == [2]
+    assert plain.heard == ["called"]
+
+
+async def test_a_stream_that_is_cancelled_between_steps_is_closed(replica_of, plain):
+    async with serving(replica := replica_of(plain)):
+        steps = replica.run_stream("hold_a_step", [1])
+        await anext(steps)
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await anext(steps)
+        assert scope.cancelled_caught
+        assert plain.heard == ["closed"]
+
+
+async def test_code_that_returns_an_awaitable_is_told_to_be_async(replica_of):
+    async def asynchronous(item):
+        return item
+
+    def forgets_to_await(item):
+        return asynchronous(item)
+
+    async with serving(replica := replica_of(forgets_to_await)):
+        error = await failure_of(replica.run("__call__", [1]))
+    assert isinstance(error, WrongResultType)
+    assert "make it an async function" in str(error)
+
+
+async def test_the_code_sees_its_callers_context_and_changes_a_copy(replica_of, plain):
+    VARIABLE.set("by the caller")
+    async with serving(replica := replica_of(plain)):
+        for _ in range(2):
+            assert await replica.run("variable", [1]) == ["by the caller"]
+        # The steps of a generator share a context.
+        assert await all_steps(replica, "variables") == [["by the caller"], ["by the code"]]
+    assert VARIABLE.get() == "by the caller"
+
+
+async def test_the_code_may_call_into_the_event_loop_or_run_its_own(replica_of, anyio_backend_name):
+    async def answer():
+        await anyio.lowlevel.checkpoint()
+        return "done"
+
+    def run(item):
+        return [anyio.from_thread.run(answer), anyio.run(answer, backend=anyio_backend_name)]
+
+    async with serving(replica := replica_of(run)):
+        assert await replica.run("__call__", [1]) == [["done", "done"]]
+
+
+async def test_an_idle_thread_holds_on_to_nothing(replica_of):
+    class Large:
+        pass
+
+    def make(item):
+        return Large()
+
+    async with serving(replica := replica_of(make)):
+        [large] = await replica.run("__call__", [1])
+        watch = weakref.ref(large)
+        del large
+        with anyio.move_on_after(5):
+            while watch() is not None:  # noqa: ASYNC110 - until the thread has turned from it
+                await anyio.sleep(0.001)
+        assert watch() is None
+
+
+async def test_a_stop_iteration_of_a_thread_is_not_lost(replica_of):
+    def fail(item):
+        raise StopIteration
+
+    async with serving(replica := replica_of(fail)):
+        with pytest.raises(RuntimeError):
+            await replica.run("__call__", [1])
+
+
+@pytest.mark.parametrize("method", ["run", "run_stream"])
+async def test_a_thread_that_can_t_be_started_fails_its_work_alone(replica_of, method, monkeypatch):
+    @shoal.accept_batch
+    def plain(items):
+        return items
+
+    @shoal.accept_batch
+    def steps(items):
+        yield items
+
+    async def refuse(*_, **__):
+        raise RuntimeError("can't start new thread")
+
+    async def call():
+        if method == "run":
+            return await replica.run("__call__", [1])
+        return await all_steps(replica, "__call__")
+
+    async with serving(replica := replica_of(plain if method == "run" else steps)):
+        with monkeypatch.context() as patched:
+            patched.setattr(anyio.to_thread, "run_sync", refuse)
+            assert str(await failure_of(call())) == "can't start new thread"
+        assert await call() == ([1] if method == "run" else [[1]])
