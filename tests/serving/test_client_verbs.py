@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from typing import Any
 
 import httpx
@@ -68,32 +67,6 @@ class Recording:
 def connected(client):
     api = AdminListener(AdminApi(client, token=None, allowed_modules=["models"]))
     return RemoteClient("http://localhost", transport=httpx.ASGITransport(app=api))
-
-
-def test_every_verb_but_get_handle_is_a_request():
-    assert VERBS.keys() - REQUESTS.keys() == {"get_handle"}
-
-
-def test_no_two_verbs_are_one_request():
-    requests = [(one.method, re.sub(r"{\w+}", "{}", one.path)) for one in REQUESTS.values()]
-    assert len({*requests}) == len(requests)
-
-
-@EACH_REQUEST
-def test_the_table_names_parameters_of_the_method(name):
-    declared = REQUESTS[name]
-    in_path = set(re.findall(r"{(\w+)}", declared.path))
-    named = in_path | {*declared.forms} | ({declared.query, declared.body} - {None})
-    assert named <= declared.signature.parameters.keys()
-    assert in_path <= declared.forms.keys()  # or the server could get another path
-
-
-@EACH_REQUEST
-def test_a_verb_with_a_body_is_of_a_method_that_has_one(name):
-    declared = REQUESTS[name]
-    assert declared.method in {"GET", "POST", "PUT", "PATCH", "DELETE"}
-    if declared.takes_body:
-        assert declared.method in {"POST", "PUT", "PATCH"}
 
 
 @pytest.mark.parametrize("name", VERBS)
