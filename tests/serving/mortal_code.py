@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class Mortal:
-    """Dies of its items."""
-
     def __init__(self, flag: str) -> None:
         self._is_healthy = True
         if os.path.exists(flag):
@@ -50,8 +48,6 @@ class Mortal:
 
 
 class Noting:
-    """Gives its items back, and first writes them into a file."""
-
     def __init__(self, ledger: str) -> None:
         self._ledger = ledger
 

@@ -328,7 +328,6 @@ b = 3
 
 
 def paths_in(data, path=()):
-    """All paths in what `tomllib` reads."""
     items = (
         data.items()
         if isinstance(data, dict)

@@ -34,8 +34,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Configured:
-    """Code that answers with its config."""
-
     def __init__(self) -> None:
         self.config: Any = None
 
@@ -74,12 +72,8 @@ async def test_batch_options_hold_from_the_next_batch_on() -> None:
 
 
 async def test_a_window_changes_for_the_batch_after_the_one_that_gathers() -> None:
-    async with serving_tasks(echo, batch_wait_timeout_s=20, max_batch_size=4) as (
-        controller,
-        handle,
-        _,
-        tasks,
-    ):
+    async with serving_tasks(echo, batch_wait_timeout_s=20, max_batch_size=4) as scene:
+        controller, handle, _, tasks = scene
         first = await line_up(tasks, handle.call(1))
         await anyio.sleep(5)
         await change(controller, batch_wait_timeout_s=6)
@@ -282,8 +276,6 @@ async def test_a_user_config_that_kills_is_set_right_without_a_wait() -> None:
 
 
 class Healthy(Configured):
-    """The same with a health check."""
-
     def health(self) -> None: ...
 
 

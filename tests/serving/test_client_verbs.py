@@ -19,6 +19,8 @@ from shoal.serving.controller.controller import Controller
 from shoal.serving.imports import ImportRule
 from shoal.serving.status import Status
 
+pytestmark = pytest.mark.anyio
+
 REQUESTS = {name: one for name, one in VERBS.items() if one is not None}
 EACH_REQUEST = pytest.mark.parametrize("name", REQUESTS)
 
@@ -81,7 +83,6 @@ def test_the_remote_client_has_of_its_own_only_what_the_table_cannot_say():
 
 
 @EACH_REQUEST
-@pytest.mark.anyio
 async def test_a_verb_reaches_the_server_with_its_arguments_and_returns_its_result(name):
     parameters = REQUESTS[name].signature.parameters
     bound = inspect.BoundArguments(
@@ -101,7 +102,6 @@ async def test_a_verb_reaches_the_server_with_its_arguments_and_returns_its_resu
     assert type(result) is type(RESULTS.get(name))
 
 
-@pytest.mark.anyio
 async def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent():
     server = Recording()
     client = connected(server)
@@ -118,7 +118,6 @@ async def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent():
     assert server.asked == []
 
 
-@pytest.mark.anyio
 async def test_a_blocking_verb_of_a_controller_has_the_docstring_of_its_declaration():
     bridge: Any = None
     blocking = BlockingClient(Controller(), bridge)

@@ -58,12 +58,8 @@ def verbs(controller: Controller) -> list[Awaitable[Any]]:
 
 async def test_it_says_how_things_are() -> None:
     held = Held()
-    async with serving_tasks(held, max_batch_size=2, num_replicas=2) as (
-        controller,
-        handle,
-        _,
-        tasks,
-    ):
+    async with serving_tasks(held, max_batch_size=2, num_replicas=2) as scene:
+        controller, handle, _, tasks = scene
         await under_way(tasks, *[handle.call(item) for item in range(6)])
         status = (await controller.status()).backends["b"]
         assert (status.tag, status.code, status.placement) == ("b", "Held", "Stage")

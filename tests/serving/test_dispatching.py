@@ -480,8 +480,6 @@ async def test_a_batch_that_runs_again_fails_when_no_replica_can_be_started() ->
 
 
 class Two:
-    """Code of two methods; the batches of one can be held."""
-
     def __init__(self, held: Held) -> None:
         self._held = held
 

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 def four(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server may use four GPUs."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
 
 

@@ -24,8 +24,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Code:
-    """Code of several methods."""
-
     async def __call__(self, items: list[int]) -> list[int]:
         return items
 
@@ -56,17 +54,9 @@ async def controller() -> AsyncGenerator[Controller, None]:
 
 
 async def endpoint_of(controller: Controller, name: str, code: Any, **config: Any) -> Stage:
-    """Adds a backend, and an endpoint of the same name."""
     stage = Stage()
     await deployed(controller, name, code, config={"placement": stage, **config})
     return stage
-
-
-async def test_a_call_gives_its_own_result() -> None:
-    async with serving(echo) as (_, handle, _):
-        assert await outcomes(*[handle.call(item) for item in range(30)]) == [*range(30)]
-        assert await handle.remote(7) == 7
-        assert handle.endpoint == "e"
 
 
 async def test_any_method_can_be_called() -> None:
@@ -117,6 +107,7 @@ async def test_options_lie_over_each_other() -> None:
         assert await first.call(0) == (5, "POST", {})
         assert await second.call(0) == (5, "POST", {"a": "b"})
         assert await second.options(timeout_s=2).call(0) == (2, "POST", {"a": "b"})
+        assert await second.map([0, 0]) == [(5, "POST", {"a": "b"})] * 2
 
 
 @pytest.mark.parametrize(
@@ -163,12 +154,6 @@ async def test_many_calls_raise_the_first_error_or_return_each_in_its_place() ->
             await handle.map(range(6))
         results = await handle.map(range(6), return_exceptions=True)
         assert [*map(repr, results)] == ["0", "1", "LookupError(2)", "3", "4", "LookupError(5)"]
-
-
-async def test_each_of_many_calls_has_the_options_of_the_handle() -> None:
-    async with serving(asked, max_batch_size=64) as (_, handle, _):
-        asking = handle.options(timeout_s=5).options(http_method="PUT")
-        assert await asking.map(range(2)) == [(5, "PUT", {})] * 2
 
 
 async def test_many_calls_that_are_cancelled_leave_nothing_behind() -> None:
@@ -564,24 +549,7 @@ async def test_a_deadline_that_has_passed_ends_the_calls_of_the_code() -> None:
         assert stage.calls == []
 
 
-async def test_streams_pass_through_code() -> None:
-    async with serving(Code) as (controller, inner, _):
-        steps = inner.options(method_name="steps")
-
-        async def outer(item: int) -> AsyncGenerator[int, None]:
-            async with steps.stream(item) as stream:
-                async for step in stream:
-                    yield -step
-
-        await endpoint_of(controller, "o", outer)
-        handle = await controller.get_handle("o")
-        async with handle.stream(2) as stream:
-            assert [item async for item in stream] == [-20, -21, -22]
-
-
 class Opened:
-    """Code that takes its requests while it runs."""
-
     async def __call__(self, batch: shoal.OpenBatch[int, int]) -> None:
         async for request in batch:
             await anyio.sleep(1)

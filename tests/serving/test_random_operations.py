@@ -87,8 +87,6 @@ class Checked(Versioned):
 
 
 class Program:
-    """One run of a program."""
-
     def __init__(self, operations: list[Operation]) -> None:
         self._operations = operations
         self._random = random.Random(1)

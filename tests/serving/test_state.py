@@ -48,7 +48,6 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def written(path: Path) -> Path:
-    """A closed file with some declarations."""
     with closing(StateFile.open(path)) as state:
         state.apply(EMBED)
         state.apply(SHOWN, HIDDEN)
@@ -218,7 +217,6 @@ def test_a_file_in_use_is_refused(written: Path) -> None:
 
 @pytest.fixture
 def other_process(written: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """One that has the file open."""
     code = (
         "import sys; from shoal.serving.state.file import StateFile\n"
         "state = StateFile.open(sys.argv[1]); print('open', flush=True); sys.stdin.read()"

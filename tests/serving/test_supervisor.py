@@ -380,12 +380,8 @@ async def test_more_replicas_run_more_batches_at_once() -> None:
 
 async def test_scaling_down_waits_for_work() -> None:
     held = Held()
-    async with serving_tasks(held, num_replicas=3, max_batch_size=1) as (
-        controller,
-        handle,
-        stage,
-        tasks,
-    ):
+    async with serving_tasks(held, num_replicas=3, max_batch_size=1) as scene:
+        controller, handle, stage, tasks = scene
         await settle()
         callers = await under_way(tasks, *[handle.call(item) for item in range(3)])
         [scaling] = await line_up(tasks, controller.scale_backend("b", 1))
@@ -414,12 +410,8 @@ async def test_idle_replicas_go_first() -> None:
 
 
 async def test_the_replica_that_stays_works_while_the_others_drain() -> None:
-    async with serving_tasks(slowly, num_replicas=2, max_batch_size=1) as (
-        controller,
-        handle,
-        _,
-        tasks,
-    ):
+    async with serving_tasks(slowly, num_replicas=2, max_batch_size=1) as scene:
+        controller, handle, _, tasks = scene
         await under_way(tasks, handle.call(15.0), handle.call(2.0))
         tasks.start_soon(controller.scale_backend, "b", 1)
         await anyio.sleep(3)
@@ -428,12 +420,8 @@ async def test_the_replica_that_stays_works_while_the_others_drain() -> None:
 
 
 async def test_work_that_does_not_end_in_its_grace_is_killed() -> None:
-    async with serving_tasks(slowly, num_replicas=2, graceful_shutdown_timeout_s=7) as (
-        controller,
-        handle,
-        _,
-        tasks,
-    ):
+    async with serving_tasks(slowly, num_replicas=2, graceful_shutdown_timeout_s=7) as scene:
+        controller, handle, _, tasks = scene
         callers = await under_way(tasks, handle.call(100.0))
         callers += await under_way(tasks, handle.call(100.0))
         await controller.scale_backend("b", 1)
