@@ -630,33 +630,6 @@ async def test_changes_of_two_backends_do_not_wait_for_each_other() -> None:
             tasks.cancel_scope.cancel()
 
 
-async def test_a_cost_of_items_that_are_lists_is_asked_of_the_item() -> None:
-    def cost(tokens: list[Any]) -> float:
-        return len(tokens)
-
-    async def code(prompts: list[list[Any]]) -> list[int]:
-        return [len(prompts)] * len(prompts)
-
-    async with serving(code, batch_size_fn=cost, max_batch_size=4) as (_, handle, _):
-        results = await outcomes(*[handle.call([1, 2]) for _ in range(4)])
-        assert results == [2] * 4
-
-
-async def test_a_cost_in_rays_form_is_given_a_list() -> None:
-    seen: list[Any] = []
-
-    def cost(texts: list[str]) -> float:
-        seen.append(texts)
-        return 1
-
-    async def code(texts: list[str]) -> list[str]:
-        return texts
-
-    async with serving(code, batch_size_fn=cost, max_batch_size=4) as (_, handle, _):
-        assert await handle.call("abc") == "abc"
-        assert seen == [["abc"]]
-
-
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("most", [1, 3, 8])
 async def test_a_replica_never_has_more_requests_than_it_may(batched: bool, most: int) -> None:

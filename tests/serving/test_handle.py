@@ -18,7 +18,6 @@ from shoal.serving.controller.controller import Controller
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from shoal.serving.controller.endpoints import EndpointHandle
 
 pytestmark = pytest.mark.anyio
 
@@ -154,15 +153,6 @@ async def test_many_calls_raise_the_first_error_or_return_each_in_its_place() ->
             await handle.map(range(6))
         results = await handle.map(range(6), return_exceptions=True)
         assert [*map(repr, results)] == ["0", "1", "LookupError(2)", "3", "4", "LookupError(5)"]
-
-
-async def test_many_calls_that_are_cancelled_leave_nothing_behind() -> None:
-    held = Held()
-    async with serving(held, max_batch_size=1) as (controller, handle, _):
-        with anyio.move_on_after(1):
-            await handle.map(range(9))
-        assert controller.status_now().backends["b"].queued == 0
-        held.gate.set()
 
 
 async def test_code_is_told_that_a_call_came_from_python_and_by_which_endpoint() -> None:
@@ -311,15 +301,6 @@ async def test_a_time_out_ends_a_call_that_runs() -> None:
         error = await outcome(handle.options(timeout_s=2).call(100.0))
         assert isinstance(error, DeadlineExceeded)
         assert anyio.current_time() == 2
-
-
-async def test_a_time_out_ends_a_call_that_waits_for_a_replica() -> None:
-    async with serving(slowly) as (_, handle, stage), anyio.create_task_group() as tasks:
-        await under_way(tasks, handle.call(100.0))
-        error = await outcome(handle.options(timeout_s=2).call(1.0))
-        assert isinstance(error, DeadlineExceeded)
-        assert len(stage.calls) == 1
-        tasks.cancel_scope.cancel()
 
 
 async def test_a_time_out_ends_a_stream() -> None:
@@ -574,42 +555,6 @@ async def test_a_second_method_of_open_batches_waits_for_its_turn(controller: Co
         [caller] = await under_way(tasks, handle.call(1))
         assert await handle.options(method_name="other").call(2) == 2
     assert caller.outcome == -1
-
-
-async def test_open_batches_answer_by_streams(controller: Controller) -> None:
-    async def code(batch: shoal.OpenBatch[int, int]) -> None:
-        async for request in batch:
-            await request.send(request.item)
-            await request.send(-request.item)
-            request.finish()
-
-    config = {"fill": "continuous", "streams": True}
-    await deployed(controller, "b", code, config=config, endpoint="e")
-    handle: EndpointHandle = await controller.get_handle("e")
-    async with handle.stream(3) as stream:
-        assert [item async for item in stream] == [3, -3]
-
-
-async def test_an_open_batch_is_cancelled_when_its_callers_have_left(
-    controller: Controller,
-) -> None:
-    ends: list[str] = []
-
-    async def code(batch: shoal.OpenBatch[int, int]) -> None:
-        try:
-            async for request in batch:
-                await anyio.sleep(100)
-                request.finish(request.item)
-        except anyio.get_cancelled_exc_class():
-            ends.append("cancelled")
-            raise
-
-    handle = await deployed(controller, "b", code, config={"fill": "open"}, endpoint="e")
-    with anyio.move_on_after(2):
-        await handle.call(1)
-    await settle()
-    assert ends == ["cancelled"]
-    assert controller.status_now().backends["b"].ongoing == 0
 
 
 async def test_code_for_open_batches_that_takes_none_is_refused(controller: Controller) -> None:

@@ -233,13 +233,6 @@ class Odd(Stage):
         return super().__call__(blueprint)
 
 
-async def test_a_placement_that_raises_is_a_start_that_fails() -> None:
-    async with Controller() as controller:
-        with pytest.raises(ReplicaNotStarted, match="no such machine"):
-            await controller.create_backend("b", echo, config={"placement": Odd(0, 1)})
-        assert await controller.list_backends() == {}
-
-
 async def test_a_placement_that_raises_later_is_tried_again() -> None:
     async with serving(echo, Odd(1, 2)) as (controller, handle, stage):
         stage.replicas[0].die()
@@ -367,17 +360,6 @@ async def test_scaling_up_starts_all_that_are_missing_side_by_side() -> None:
         assert (await controller.get_backend_config("b")).num_replicas == 4
 
 
-async def test_more_replicas_run_more_batches_at_once() -> None:
-    held = Held()
-    async with serving_tasks(held, max_batch_size=1) as (controller, handle, _, tasks):
-        await under_way(tasks, *[handle.call(item) for item in range(4)])
-        assert len(held.batches) == 1
-        await controller.scale_backend("b", 3)
-        await settle()
-        assert len(held.batches) == 3
-        held.gate.set()
-
-
 async def test_scaling_down_waits_for_work() -> None:
     held = Held()
     async with serving_tasks(held, num_replicas=3, max_batch_size=1) as scene:
@@ -478,16 +460,6 @@ async def test_a_config_that_does_not_fit_the_code_is_refused() -> None:
         await controller.create_backend("b", one, config={"placement": stage})
 
 
-async def test_a_backend_that_is_cancelled_starts_nothing_any_more() -> None:
-    stage = Stage()
-    with anyio.CancelScope() as scope:
-        async with serving(echo, stage, num_replicas=3):
-            await settle()
-            scope.cancel()
-            await anyio.sleep(1)
-    assert len(stage.replicas) == len(stage.ended) == 3
-
-
 async def test_it_says_in_the_log_why_a_replica_died(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(echo) as (_, _, stage):
         stage.replicas[0].die("ran out of luck")
@@ -505,16 +477,6 @@ async def test_an_end_that_was_asked_for_is_no_error(caplog: pytest.LogCaptureFi
         await controller.delete_endpoint("e")
         await controller.delete_backend("b", force=True)
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-
-
-async def test_two_that_die_at_once_are_both_counted_as_restarted() -> None:
-    async with serving(echo, num_replicas=2) as (controller, _, stage):
-        await settle()
-        for replica in stage.alive:
-            replica.die()
-        await anyio.sleep(5)
-        status = status_of(controller)
-        assert (status.starts, status.deaths, status.restarts) == (4, 2, 2)
 
 
 async def test_replicas_that_are_cancelled_are_not_told_as_dead(
