@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 
 class Code:
-    """Plain code."""
-
     def __init__(self, path: str) -> None:
         self._folder = Folder(path)
 

@@ -58,8 +58,6 @@ class Calling:
 
 
 class PlainCalling:
-    """Does the same in plain code."""
-
     def __init__(self, handle, log=None):
         self.handle = handle
         self.log = log
@@ -98,8 +96,6 @@ class Connecting:
 
 
 class PlainConnecting:
-    """Does the same in plain code."""
-
     def __call__(self, item):
         handle = shoal.connect().sync.get_handle("inner")
         return handle.options(timeout_s=10).call(item)
@@ -117,8 +113,6 @@ class PlainConnecting:
 
 
 class ConnectingAtStart:
-    """Connects when it is made, for good."""
-
     def __init__(self):
         self.client = shoal.connect()
 
@@ -138,8 +132,6 @@ class Forwarding:
 
 
 class PlainForwarding(Forwarding):
-    """Hands a blocking handle on."""
-
     def __call__(self, item):
         return self.outer.sync.call(self.inner.sync)
 
@@ -175,8 +167,6 @@ class Dropping:
 
 
 class PlainDropping(Dropping):
-    """Does the same in plain code."""
-
     def __call__(self, item):
         return next(self.handle.sync.stream(item).__enter__())
 
@@ -184,20 +174,17 @@ class PlainDropping(Dropping):
 
 
 async def endless(items: list[int]):
-    """Gives each item back, without an end."""
     while True:
         yield list(items)
         await anyio.lowlevel.checkpoint()
 
 
 def plain_endless(items: list[int]):
-    """Does the same in plain code."""
     while True:
         yield list(items)
 
 
 async def until_draining(items: list[int]):
-    """Gives each item back until the backend ends."""
     batch = shoal.current_batch()
     while not batch.draining.is_set():
         yield list(items)
@@ -206,7 +193,6 @@ async def until_draining(items: list[int]):
 
 
 def plain_until_draining(items: list[int]):
-    """Does the same in plain code, step by step."""
     batch = shoal.current_batch()
     while not batch.draining.is_set():
         yield list(items)

@@ -20,8 +20,6 @@ def _seen(by: str) -> str:
 
 
 class Plain:
-    """Plain code."""
-
     def __init__(self) -> None:
         _seen("the constructor")
 
@@ -47,8 +45,6 @@ class Plain:
 
 
 class Async:
-    """The same, async."""
-
     def __init__(self) -> None:
         _seen("the constructor")
 

@@ -1,8 +1,6 @@
 """Code of backends, to be named by import paths."""
 
-import os
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -75,22 +73,3 @@ class Broken:
 
     def __call__(self, item):
         return item
-
-
-class Tellable:
-    """Code that dies of some user configs: when it is told, or at its next health check."""
-
-    def __init__(self) -> None:
-        self._config: Any = None
-
-    def reconfigure(self, config: Any) -> None:
-        self._config = config
-        if config == "deadly":
-            os._exit(3)
-
-    def health(self) -> None:
-        if self._config == "deadly later":
-            os._exit(4)
-
-    def __call__(self, items: list[int]) -> list[Any]:
-        return [(item, self._config) for item in items]

@@ -226,7 +226,6 @@ class Stage:
 
     @property
     def alive(self) -> list[ScriptedReplica]:
-        """Those that are ready."""
         return [replica for replica in self.replicas if replica.is_ready]
 
 
@@ -242,7 +241,6 @@ async def at_once(*_: Any) -> None:
 
 
 async def never(*_: Any) -> None:
-    """Does not come back."""
     await anyio.sleep_forever()
 
 
@@ -323,7 +321,6 @@ async def under_way(tasks: TaskGroup, *calls: Any) -> list[Caller]:
 
 
 async def echo(items: list[int]) -> list[int]:
-    """Answers at once with what it was given."""
     return items
 
 

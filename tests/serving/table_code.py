@@ -47,8 +47,6 @@ def made(kind: str) -> Any:
 
 @accept_batch
 class Plain:
-    """Plain code."""
-
     def __call__(self, items: list[str]) -> Any:
         return made(items[0])
 
@@ -58,8 +56,6 @@ class Plain:
 
 @accept_batch
 class Async:
-    """The same, async."""
-
     async def __call__(self, items: list[str]) -> Any:
         return made(items[0])
 

@@ -38,8 +38,6 @@ METHODS = [
 
 
 class Served:
-    """A backend whose only replica is a process."""
-
     def __init__(self, controller: Controller, handle: AsyncHandle, folder: Folder) -> None:
         self.controller = controller
         self.folder = folder
@@ -58,7 +56,6 @@ class Served:
         return found
 
     async def leave(self, method: str, name: str) -> None:
-        """Makes a call, and cancels it while it runs."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.ask, method, name)
             await noted(self.folder, f"holds {name}")

@@ -114,6 +114,7 @@ BACKEND = '[backends.b]\ncode = "m:b"\n'
 ENDPOINT = f'{BACKEND}[endpoints.e]\nbackend = "b"\n'
 TRAFFIC = f"{BACKEND}[endpoints.e]\n"
 SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
+WHOLE_SHADOW = f"{SHADOW}backend = 'b'\nproportion = 1\n"
 
 
 @pytest.mark.parametrize(
@@ -134,24 +135,11 @@ SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
         ("endpoints.e = 3", "app.toml:1: endpoints.e: must be a table, as [endpoints.e], not 3"),
         ("server = 'x'", "app.toml:1: server: must be a table, as [server], not 'x'"),
         ("[backends]\nb = 3", "app.toml:2: backends.b: must be a table, as [backends.b], not 3"),
-        # [server]
+        # [server]: test_http_options.py has a wrong value of each
         ("[server]\nport = 65536", "2: server.port: port must be from 0 to 65535, not 65536"),
-        (
-            "[server]\nprotocols = ['opanai']",
-            (
-                "2: server.protocols: protocols must name protocols (oip, openai), not 'opanai'; "
-                "did you mean 'openai'?"
-            ),
-        ),
-        ("[server]\nport = '80'", "2: server.port: port must be a whole number, not '80'"),
-        ("[server]\nhost = 1", '2: server.host: host must be text, such as "127.0.0.1", not 1'),
         ("[server]\nHost = 'a'", "2: server.Host: there is no such key; did you mean 'host'?"),
         ("server.debug = 1", "1: server.debug: debug must be True or False, not 1"),
         ("server = { send_timeout_s = 0 }", "1: server.send_timeout_s: send_timeout_s must be "),
-        (
-            "[server]\noverload_status = 500",
-            "2: server.overload_status: overload_status must be 503 or 429, not 500",
-        ),
         # [backends.TAG]
         ("[backends.b]", '1: backends.b: has no code; write code = "package.module:Name"'),
         ("[backends.b]\ncode = 3", '2: backends.b.code: must be text, as "package.module:Name"'),
@@ -164,39 +152,15 @@ SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
         (f"{BACKEND}init_kwargs = [1]", "3: backends.b.init_kwargs: must be a table, as {size = "),
         (
             f"{BACKEND}init_args = [1, 1979-05-27]",
-            "3: backends.b.init_args: init_args[1] can't be kept as JSON: datetime.date(1979, ",
+            "3: backends.b.init_args: init_args[1] can't be",
         ),
-        (
-            f"{BACKEND}num_replica = 2",
-            "3: backends.b.num_replica: there is no such key; did you mean 'num_replicas'?",
-        ),
-        (
-            f"{BACKEND}xyzzy = 2",
-            "3: backends.b.xyzzy: there is no such key; shoal.BackendConfig lists the options",
-        ),
-        (
-            f"{BACKEND}num_replicas = 0",
-            "3: backends.b.num_replicas: num_replicas must be at least 1, not 0",
-        ),
-        (
-            f"{BACKEND}num_replicas = 'none'",
-            "3: backends.b.num_replicas: num_replicas must be a whole number, not None",
-        ),
-        (
-            f'{BACKEND}placement = "proces"',
-            "3: backends.b.placement: placement must be 'task', 'thread', 'process' or 'ray', not ",
-        ),
-        (
-            f'{BACKEND}python = "/usr/bin/python3"',
-            "3: backends.b.python: python is for placement='process'",
-        ),
+        (f"{BACKEND}num_replica = 2", "3: backends.b.num_replica: there is no such key; did you "),
+        (f"{BACKEND}xyzzy = 2", "3: backends.b.xyzzy: there is no such key; shoal.BackendConfig "),
+        (f"{BACKEND}num_replicas = 'none'", "3: backends.b.num_replicas: num_replicas must be a "),
+        (f"{BACKEND}python = 'python3'", "3: backends.b.python: python is for placement='process'"),
         (
             f"{BACKEND}placement_options = {{ zone = 'a' }}",
             "3: backends.b.placement_options: placement_options is for a placement of your own; ",
-        ),
-        (
-            f"{BACKEND}placement_options = 3",
-            "3: backends.b.placement_options: placement_options must be a mapping, not 3",
         ),
         (
             f"{BACKEND}max_ongoing_requests = 1\nmax_concurrent_queries = 2",
@@ -214,30 +178,23 @@ SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
             f"{BACKEND}[backends.b.autoscaling]\ntarget_ongoing_requests = 1\nmax_replicas = 0",
             "5: backends.b.autoscaling.max_replicas: max_replicas must be at least 1, not 0",
         ),
-        (
-            f"{BACKEND}queue_policies.1.timeout_s = -1",
-            "3: backends.b.queue_policies.1.timeout_s: ",
-        ),
+        (f"{BACKEND}queue_policies.1.timeout_s = -1", "3: backends.b.queue_policies.1.timeout_s: "),
         (f"{BACKEND}bucket_by = 'x'", "3: backends.b.bucket_by: bucket_by: 'x' is not an import"),
-        (f"{BACKEND}idle_timeout_s = inf", "3: backends.b.idle_timeout_s: idle_timeout_s "),
         # [endpoints.NAME]
         (TRAFFIC, '3: endpoints.e: has no backend; write backend = "TAG", or traffic = '),
-        (
-            f"{ENDPOINT}traffic = {{ b = 1 }}",
-            "3: endpoints.e: has both backend and traffic; leave one out",
-        ),
+        (f"{ENDPOINT}traffic.b = 1", "3: endpoints.e: has both backend and traffic; leave one out"),
         (
             f"{TRAFFIC}backend = 'c'",
-            "4: endpoints.e.backend: there is no backend 'c'; there are: b",
+            "4: endpoints.e.backend: there is no backend 'c'; there are",
         ),
         ("[endpoints.e]\nbackend = 1", "2: endpoints.e.backend: there is no backend 1; there are"),
         (
-            f"{TRAFFIC}traffic = {{ b = 0.5, c = 0.5 }}",
-            "4: endpoints.e.traffic.c: there is no backend 'c'; there are: b",
+            f"{TRAFFIC}traffic.c = 1",
+            "4: endpoints.e.traffic.c: there is no backend 'c'; there",
         ),
         (
             f"{TRAFFIC}traffic = {{ b = 0.5 }}",
-            "4: endpoints.e.traffic: the weights of traffic must sum to 1, not to 0.5",
+            "4: endpoints.e.traffic: the weights of traffic",
         ),
         (f"{TRAFFIC}traffic.b = 'all'", "4: endpoints.e.traffic: the weight of b must be a number"),
         (f"{TRAFFIC}traffic = 1", "4: endpoints.e.traffic: must be a table, as "),
@@ -245,14 +202,10 @@ SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
         (f"{ENDPOINT}route = '/-/x'", "5: endpoints.e.route: '/-/x': the paths under /-/ are "),
         (
             f"{ENDPOINT}methods = 'GET'",
-            "5: endpoints.e.methods: methods must be a list, not 'GET'; write methods = [\"GET\"]",
+            "5: endpoints.e.methods: methods must be a list, not 'GET'",
         ),
         (f"{ENDPOINT}methods = ['GO']", "5: endpoints.e.methods: 'GO' is not a method; there are "),
         (f"{ENDPOINT}method = ['GET']", "5: endpoints.e.method: there is no such key; did you "),
-        (
-            f"{ENDPOINT}route = '/x'\n[endpoints.f]\nbackend = 'b'\nroute = '/x'",
-            "8: endpoints.f.route: GET /x is answered by the endpoint 'e' already, on line 3",
-        ),
         (
             f"{ENDPOINT}route = '/{{a}}'\n[endpoints.f]\nbackend = 'b'\nroute = '/{{b}}'",
             "8: endpoints.f.route: GET /{b} is answered by the endpoint 'e' already, on line 3",
@@ -263,26 +216,20 @@ SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
         (f"{SHADOW}proportion = 0.1", "5: endpoints.e.shadows[0]: has no backend; write backend "),
         (f"{SHADOW}backend = 'b'", "5: endpoints.e.shadows[0]: has no proportion; write backend "),
         (
-            f"{SHADOW}backend = 'c'\nproportion = 1",
-            "6: endpoints.e.shadows[0].backend: there is no backend 'c'; there are: b",
+            f"{SHADOW}proportion = 1\nbackend = 'c'",
+            "7: endpoints.e.shadows[0].backend: there is no",
         ),
         (
             f"{SHADOW}backend = 'b'\nproportion = 2",
-            "7: endpoints.e.shadows[0].proportion: the proportion of shadow traffic must be from 0",
+            "7: endpoints.e.shadows[0].proportion: the",
         ),
         (
-            f"{SHADOW}backend = 'b'\nproportion = 1\ncompare = 'm'",
-            "8: endpoints.e.shadows[0].compare: 'm' is not an import path; write it like ",
+            f"{WHOLE_SHADOW}compare = 'm'",
+            "8: endpoints.e.shadows[0].compare: 'm' is not an import",
         ),
+        (f"{WHOLE_SHADOW}compare = 1", "8: endpoints.e.shadows[0].compare: must be text, as "),
         (
-            f"{SHADOW}backend = 'b'\nproportion = 1\ncompare = 1",
-            "8: endpoints.e.shadows[0].compare: must be text, as ",
-        ),
-        (
-            (
-                f"{SHADOW}backend = 'b'\nproportion = 1\n"
-                "[[endpoints.e.shadows]]\nbackend = 'b'\nproportion = 1"
-            ),
+            f"{WHOLE_SHADOW}[[endpoints.e.shadows]]\nbackend = 'b'\nproportion = 1",
             "9: endpoints.e.shadows[1].backend: 'b' has a shadow of this endpoint already",
         ),
     ],
@@ -381,7 +328,6 @@ b = 3
 
 
 def paths_in(data, path=()):
-    """All paths in what `tomllib` reads."""
     items = (
         data.items()
         if isinstance(data, dict)

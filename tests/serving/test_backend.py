@@ -25,7 +25,6 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def running(code: Any, stage: Stage, **config: Any) -> AsyncGenerator[Backend]:
-    """Runs a backend for as long as the block takes, and cancels it then."""
     backend = Backend(
         "b",
         Definition(code),

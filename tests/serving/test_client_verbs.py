@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from typing import Any
 
 import httpx
@@ -19,6 +18,8 @@ from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.controller import Controller
 from shoal.serving.imports import ImportRule
 from shoal.serving.status import Status
+
+pytestmark = pytest.mark.anyio
 
 REQUESTS = {name: one for name, one in VERBS.items() if one is not None}
 EACH_REQUEST = pytest.mark.parametrize("name", REQUESTS)
@@ -70,32 +71,6 @@ def connected(client):
     return RemoteClient("http://localhost", transport=httpx.ASGITransport(app=api))
 
 
-def test_every_verb_but_get_handle_is_a_request():
-    assert VERBS.keys() - REQUESTS.keys() == {"get_handle"}
-
-
-def test_no_two_verbs_are_one_request():
-    requests = [(one.method, re.sub(r"{\w+}", "{}", one.path)) for one in REQUESTS.values()]
-    assert len({*requests}) == len(requests)
-
-
-@EACH_REQUEST
-def test_the_table_names_parameters_of_the_method(name):
-    declared = REQUESTS[name]
-    in_path = set(re.findall(r"{(\w+)}", declared.path))
-    named = in_path | {*declared.forms} | ({declared.query, declared.body} - {None})
-    assert named <= declared.signature.parameters.keys()
-    assert in_path <= declared.forms.keys()  # or the server could get another path
-
-
-@EACH_REQUEST
-def test_a_verb_with_a_body_is_of_a_method_that_has_one(name):
-    declared = REQUESTS[name]
-    assert declared.method in {"GET", "POST", "PUT", "PATCH", "DELETE"}
-    if declared.takes_body:
-        assert declared.method in {"POST", "PUT", "PATCH"}
-
-
 @pytest.mark.parametrize("name", VERBS)
 def test_the_controller_has_each_verb_with_the_parameters_of_its_declaration(name):
     declared, its_own = getattr(Client, name), vars(Controller)[name]
@@ -108,7 +83,6 @@ def test_the_remote_client_has_of_its_own_only_what_the_table_cannot_say():
 
 
 @EACH_REQUEST
-@pytest.mark.anyio
 async def test_a_verb_reaches_the_server_with_its_arguments_and_returns_its_result(name):
     parameters = REQUESTS[name].signature.parameters
     bound = inspect.BoundArguments(
@@ -128,7 +102,6 @@ async def test_a_verb_reaches_the_server_with_its_arguments_and_returns_its_resu
     assert type(result) is type(RESULTS.get(name))
 
 
-@pytest.mark.anyio
 async def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent():
     server = Recording()
     client = connected(server)
@@ -145,7 +118,6 @@ async def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent():
     assert server.asked == []
 
 
-@pytest.mark.anyio
 async def test_a_blocking_verb_of_a_controller_has_the_docstring_of_its_declaration():
     bridge: Any = None
     blocking = BlockingClient(Controller(), bridge)

@@ -35,8 +35,6 @@ async def joined(code=Calling, *args, inner=echo, **config):
 
 
 class Hanging:
-    """Code that does not come back until it is let go, and says what becomes of it."""
-
     def __init__(self):
         self.called = anyio.Event()
         self.left_at = None
@@ -77,8 +75,7 @@ async def test_code_calls_by_the_handle_that_it_was_given(code, placement, inner
         assert [await handle.call(number) for number in range(3)] == [0, 2, 4]
 
 
-@real_time
-@pytest.mark.parametrize(
+PLACES = pytest.mark.parametrize(
     ("code", "placement"),
     [
         (Calling, "task"),
@@ -87,53 +84,33 @@ async def test_code_calls_by_the_handle_that_it_was_given(code, placement, inner
         pytest.param(PlainCalling, "process", marks=pytest.mark.one_loop),
     ],
 )
-async def test_code_makes_many_calls_of_another_backend_at_once(code, placement):
+
+
+@real_time
+@PLACES
+async def test_code_makes_many_calls_reads_streams_and_gets_errors_of_other_backends(
+    code, placement
+):
     async with Controller() as client:
-        config = {"placement": placement}
-        handle = await join(client, code, inner=composed_code.double, config=config)
-        made, unsent = await handle.options(method_name="mapped").call(30)
+        outer = await join(
+            client, code, inner=composed_code.double, config={"placement": placement}
+        )
+        made, unsent = await outer.options(method_name="mapped").call(30)
         assert made == [2 * number for number in range(30)]
         assert unsent == ["int", "TypeError"]
-
-
-@real_time
-@pytest.mark.parametrize(
-    ("code", "placement"),
-    [
-        (Calling, "task"),
-        pytest.param(Calling, "process", marks=pytest.mark.one_loop),
-        (PlainCalling, "thread"),
-        pytest.param(PlainCalling, "process", marks=pytest.mark.one_loop),
-    ],
-)
-async def test_code_reads_the_stream_of_another_backend(code, placement):
-    async with Controller() as client:
-        config = {"placement": placement}
-        handle = await join(client, code, inner=composed_code.count, config=config)
-        assert await handle.options(method_name="summed").call(40) == 780
-
-
-@real_time
-@pytest.mark.parametrize(
-    ("code", "placement"),
-    [
-        pytest.param(Calling, "process", marks=pytest.mark.one_loop),
-        (PlainCalling, "thread"),
-        pytest.param(PlainCalling, "process", marks=pytest.mark.one_loop),
-    ],
-)
-async def test_errors_cross_both_levels_by_their_type(code, placement):
-    async with Controller() as client:
-        config = {"placement": placement}
-        handle = await join(client, code, inner=composed_code.failing, config=config)
+        await client.create_backend("count", composed_code.count)
+        await client.set_traffic("inner", {"count": 1})
+        assert await outer.options(method_name="summed").call(40) == 780
+        await client.create_backend("failing", composed_code.failing)
+        await client.set_traffic("inner", {"failing": 1})
         with pytest.raises(LookupError, match="no such word: heron"):
-            await handle.call("heron")
+            await outer.call("heron")
         await client.delete_endpoint("inner")
         with pytest.raises(errors.NoSuchName):
-            await handle.call("heron")
-        await client.create_endpoint("inner", backend="inner")
+            await outer.call("heron")
+        await client.create_endpoint("inner", backend="failing")
         with pytest.raises(LookupError):
-            await handle.call("heron")
+            await outer.call("heron")
 
 
 @real_time
@@ -248,8 +225,6 @@ async def test_code_that_calls_itself_without_a_deadline_ends_with_its_backend()
 
 
 class Counting(Calling):
-    """Counts its runs."""
-
     runs = 0
 
     async def __call__(self, item):
@@ -278,14 +253,7 @@ async def test_the_inner_backend_may_run_its_batch_again_unseen():
 
 
 @real_time
-@pytest.mark.parametrize(
-    ("code", "placement"),
-    [
-        pytest.param(Calling, "process", marks=pytest.mark.one_loop),
-        (PlainCalling, "thread"),
-        pytest.param(PlainCalling, "process", marks=pytest.mark.one_loop),
-    ],
-)
+@PLACES
 async def test_so_it_is_across_threads_and_processes(code, placement, tmp_path):
     log = tmp_path / "runs"
     async with Controller() as client:

@@ -30,13 +30,10 @@ ADDING = f"{__name__}:Adding"
 
 
 async def echo(items: list[Any]) -> list[Any]:
-    """Answers at once with what it was given."""
     return items
 
 
 class Adding:
-    """Adds what it was made with, and what it was told."""
-
     def __init__(self, left: int, *, right: int) -> None:
         self._sum = left + right
         self._told = 0
@@ -51,8 +48,6 @@ class Adding:
 
 
 class Refusing:
-    """A state file that refuses to write when it is told to."""
-
     def __init__(self, file: StateFile) -> None:
         self._file = file
         self.refuses = False

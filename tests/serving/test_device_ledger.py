@@ -9,27 +9,6 @@ from hypothesis import strategies as st
 from shoal.serving.devices import DeviceLedger, exact_part
 
 
-def test_whole_devices_are_given_in_order_and_come_back():
-    ledger = DeviceLedger(["0", "1", "2", "3"])
-    assert ledger.take("a", 1) == ("0",)
-    assert ledger.take("b", 2) == ("1", "2")
-    assert ledger.take("c", 2) is None
-    assert ledger.held_by("c") == ()
-    ledger.release("a")
-    assert ledger.take("c", 2) == ("0", "3")
-    ledger.release("nobody")
-
-
-def test_a_part_goes_where_the_least_is_left():
-    ledger = DeviceLedger(["0", "1"])
-    ledger.take("a", 0.5)
-    assert ledger.take("b", 0.75) == ("1",)
-    assert ledger.take("c", 0.25) == ("1",)
-    assert ledger.take("d", 1) is None
-    ledger.release("a")
-    assert ledger.take("d", 1) == ("0",)
-
-
 @pytest.mark.parametrize(("part", "fit"), [(1 / 3, 3), (0.333333, 3), (0.1, 10), (0.34, 2), (1, 1)])
 def test_parts_are_exact(part, fit):
     ledger = DeviceLedger(["0"])
@@ -37,16 +16,6 @@ def test_parts_are_exact(part, fit):
     for number in range(fit):
         assert ledger.take(f"r{number}", part) == ("0",)
     assert ledger.take("more", part) is None
-
-
-def test_places_without_some_holders():
-    ledger = DeviceLedger(["0", "1", "2"])
-    ledger.take("a", 1)
-    ledger.take("b", 0.5)
-    assert ledger.places(1) == 1
-    assert ledger.places(1, ["a"]) == 2
-    assert ledger.places(2, ["a"]) == 1
-    assert ledger.places(0.5, ["a", "b"]) == 6
 
 
 def test_who_has_what_is_shown_and_bounded():

@@ -216,17 +216,6 @@ async def test_a_batch_runs_again_with_all_of_its_items() -> None:
     assert [sorted(items) for _, items in stage.calls] == [[1, 2], [1, 2]]
 
 
-async def test_a_batch_that_runs_again_waits_for_a_replica() -> None:
-    held = Held()
-    async with serving_tasks(held, retries=1) as (_, handle, stage, tasks):
-        [caller] = await under_way(tasks, handle.call(0))
-        stage.replicas[0].die()
-        held.gate.set()
-        await anyio.sleep(1)
-        assert caller.outcome == 0
-        assert stage.calls == [(0, [0]), (1, [0])]
-
-
 @pytest.mark.parametrize("retries", [0, 1, 3])
 async def test_a_batch_that_kills_is_run_so_often_and_no_more(retries: int) -> None:
     stage = Stage()
@@ -319,34 +308,6 @@ async def test_a_batch_is_given_up_when_all_leave_while_it_waits_for_a_replica()
         await settle()
         assert len(stage.calls) == 1
         assert (await controller.status()).backends["b"].ongoing == 0
-
-
-async def test_the_code_is_cancelled_when_all_callers_have_left() -> None:
-    held = Held()
-    config: Any = {"max_batch_size": 2, "batch_wait_timeout_s": 1}
-    async with serving_tasks(held, **config) as (controller, handle, _, tasks):
-        callers = await under_way(tasks, handle.call(1), handle.call(2))
-        callers[0].leave()
-        await settle()
-        assert held.cancelled == []
-        callers[1].leave()
-        await settle()
-        assert held.cancelled == [[1, 2]]
-        held.gate.set()
-        assert await handle.call(3) == 3
-        assert (await controller.status()).backends["b"].deaths == 0
-
-
-async def test_a_caller_that_leaves_while_it_waits_for_a_replica_costs_nothing() -> None:
-    held = Held()
-    async with serving_tasks(held) as (_, handle, stage, tasks):
-        await under_way(tasks, handle.call(1))
-        [second] = await under_way(tasks, handle.call(2))
-        second.leave()
-        await settle()
-        held.gate.set()
-        await settle()
-        assert stage.calls == [(0, [1])]
 
 
 async def test_a_batch_that_runs_again_is_not_stopped_by_a_bound_that_was_lowered() -> None:
@@ -450,25 +411,6 @@ async def test_a_stream_that_failed_alone_does_not_run_again() -> None:
     assert len(code.runs[1]) == 1
 
 
-async def test_a_reader_that_leaves_closes_the_stream_of_the_code() -> None:
-    closed: list[list[int]] = []
-
-    async def code(items: list[int]) -> AsyncGenerator[list[int], None]:
-        try:
-            while True:
-                yield items
-                await anyio.sleep(1)
-        finally:
-            closed.append(items)
-
-    async with serving(code) as (controller, handle, _):
-        async with handle.stream(7) as stream:
-            assert await anext(stream) == 7
-        await settle()
-        assert closed == [[7]]
-        assert (await controller.status()).backends["b"].ongoing == 0
-
-
 async def test_a_batch_that_runs_again_fails_when_no_replica_can_be_started() -> None:
     stage, held = Stage(), Held()
     async with serving_tasks(held, stage, retries=3) as (_, handle, _, tasks):
@@ -480,8 +422,6 @@ async def test_a_batch_that_runs_again_fails_when_no_replica_can_be_started() ->
 
 
 class Two:
-    """Code of two methods; the batches of one can be held."""
-
     def __init__(self, held: Held) -> None:
         self._held = held
 

@@ -46,21 +46,18 @@ async def serving(
 
 
 async def has_room(client: Any) -> None:
-    """Waits until nobody is read to."""
     with anyio.fail_after(5):
         while (await client.status()).backends["inner"].ongoing:  # noqa: ASYNC110
             await anyio.sleep(0.001)
 
 
 async def first(stream: Any) -> Any:
-    """Reads one item, as who does not know better does."""
     async for item in stream:
         return item
     raise AssertionError
 
 
 async def begun(stream: Any) -> Any:
-    """Reads one item, and returns the stream."""
     await stream.__aenter__()
     assert await anext(stream) == 1
     return stream

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.anyio
 
 
 async def who(items: list[Any]) -> list[str]:
-    """Answers with the tag of its backend."""
     return [current_backend_tag()] * len(items)
 
 

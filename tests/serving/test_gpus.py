@@ -18,7 +18,6 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 def four(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server may use four GPUs."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
 
 
@@ -234,22 +233,6 @@ async def test_autoscaling_goes_no_further_than_there_are_free_ones():
         assert (status.wanted, status.starts, status.failure) == (2, 2, None)
         tasks.cancel_scope.cancel()
     assert len(stage.replicas) == 2
-
-
-async def test_what_another_backend_took_meanwhile_is_said_and_tried_again():
-    first, second = Stage(), Stage()
-    first.start = gated = Gated()
-    async with Controller() as controller, anyio.create_task_group() as tasks:
-        config = {"placement": first, "num_replicas": 2, "gpus": 2}
-        await under_way(tasks, controller.create_backend("a", echo, config=config))
-        with pytest.raises(NotEnoughGpus):
-            await controller.create_backend("b", echo, config={"placement": second, "gpus": 1})
-        gated.let(0)
-        gated.let(1)
-        await settle()
-        await controller.delete_backend("a")
-        await controller.create_backend("b", echo, config={"placement": second, "gpus": 4})
-        assert devices_of(second.alive) == [("0", "1", "2", "3")]
 
 
 async def test_of_two_that_are_created_at_once_one_is_refused_whole():

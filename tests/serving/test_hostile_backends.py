@@ -60,8 +60,6 @@ class Async:
 
 
 class Plain:
-    """The same in a thread."""
-
     def __init__(self, start: str = "") -> None:
         answered(start)
 
@@ -248,28 +246,20 @@ async def test_a_policy_breaks_its_own_batcher_alone(method: str, mend: str, how
 
 
 class Refusing(OwnRule):
-    """Raises when it is given a request."""
-
     raises_in = "add"
 
 
 class Sick(Async):
-    """Is ill from its first check on."""
-
     async def health(self) -> None:
         answered("panic")
 
 
 class Cold(Plain):
-    """Does not warm up, and does not close."""
-
     def warm_up(self) -> None:
         answered("panic")
 
 
 class Loose(Async):
-    """Does not close."""
-
     async def close(self) -> None:
         answered("panic")
 
@@ -307,16 +297,6 @@ async def test_an_error_says_what_raised_it(
 
 
 @pytest.mark.parametrize("how", [*RAISES])
-async def test_a_policy_that_refuses_a_request_so_fails_its_call_alone(how: str) -> None:
-    class Rule(OwnRule):
-        raises_in = "add"
-
-    async with served(Async, "task", policy=Rule) as (_, handle):
-        assert type(await error_of(handle.call(how))) is HandlerFailed
-        assert await handle.call("well") == "well"
-
-
-@pytest.mark.parametrize("how", [*RAISES])
 async def test_a_policy_that_can_not_be_made_is_refused(how: str) -> None:
     def policy(_options: Any) -> Any:
         answered(how)
@@ -350,24 +330,6 @@ async def test_a_health_check_and_a_close_may_raise_it(placement: str, how: str)
     async with served(Sick, placement, health_check_period_s=0.02) as (_, handle):
         await checked.wait()
         await well_again(handle)
-
-
-async def test_a_reader_may_leave_a_generator_that_yields_in_a_scope() -> None:
-    async def ticking(items: list[Any]) -> AsyncIterator[list[Any]]:
-        with anyio.move_on_after(100):
-            while True:
-                await anyio.sleep(0.001)
-                yield items
-
-    config = {"max_batch_size": 1, "max_concurrent_batches": 2}
-    async with served(ticking, "task", **config) as (_, handle):
-        async with handle.stream("stays") as staying:
-            for _ in range(3):
-                async with handle.stream("leaves") as stream:
-                    assert await anext(stream) == "leaves"
-                assert await anext(staying) == "stays"
-        async with handle.stream("next") as stream:
-            assert await anext(stream) == "next"
 
 
 class Anything:
@@ -504,19 +466,6 @@ async def test_a_key_that_raises_breaks_its_own_batcher_at_most(method: str, how
         is_armed = False
         await controller.restart_backend("b")
         assert await handle.call("well") == "well"
-
-
-@pytest.mark.parametrize("how", [*RAISES])
-@pytest.mark.parametrize("name", ["batch_size_fn", "bucket_by", "split", "pad"])
-async def test_what_a_function_of_one_item_gives_back_may_raise(name: str, how: str) -> None:
-    more: dict[str, Any] = {
-        "split": {"batch_size_fn": lambda _: 9, "join": list, "max_batch_size": 2},
-        "pad": {"allowed_batch_sizes": [2], "max_batch_size": 2},
-    }
-    config = {name: lambda *_: Anything(how), **more.get(name, {})}
-    async with served(Async, "task", **config) as (_, handle):
-        call = anyio.to_thread.run_sync(handle.sync.call, "item")  # a task of the server's
-        assert isinstance(await error_of(call), Exception)
 
 
 @pytest.mark.parametrize("how", [*RAISES])
@@ -663,14 +612,6 @@ async def test_a_placement_that_raises_fails_its_backend_alone(when: str, how: s
         if when == "later":
             assert isinstance(await error_of(controller.scale_backend("c", 2)), ReplicaNotStarted)
         await controller.delete_backend("c", force=True)
-
-
-@PLACES
-async def test_restarting_mends_what_had_raised_it(code: Any, placement: str) -> None:
-    async with served(code, placement) as (controller, handle):
-        await error_of(handle.call("exit"))
-        await controller.restart_backend("b")
-        assert await handle.call("well") == "well"
 
 
 IMPORTS = "import signal, sys, threading, time, os, anyio, shoal"

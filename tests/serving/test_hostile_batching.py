@@ -64,18 +64,6 @@ async def test_it_ends_its_batch_or_its_replica(code: Any, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", [*RAISES])
-async def test_a_function_of_one_item_fails_its_call_alone(how: str) -> None:
-    class Sized(Calling):
-        @shoal.batch(batch_size_fn=lambda item: 1 if answered(item) else 2)
-        async def inner(self, items: list[Any]) -> list[Any]:
-            return items
-
-    async with served(Sized, "task") as (_, handle):
-        assert type(await error_of(handle.call(how))) is HandlerFailed
-        assert await handle.call("well") == "well"
-
-
-@pytest.mark.parametrize("how", [*RAISES])
 async def test_a_rule_of_its_own_ends_its_replica(how: str) -> None:
     class Rule(OwnRule):
         raises_in = "choose"
@@ -105,22 +93,6 @@ async def test_a_start_that_raises_it_there_has_failed(how: str) -> None:
         error = await error_of(controller.create_backend("c", Warm, config={"placement": "task"}))
         assert isinstance(error, shoal.errors.ReplicaNotStarted)
         assert await handle.call("well") == "well"
-
-
-@pytest.mark.parametrize("how", [*ENDS])
-async def test_what_an_application_has_mounted_may_call_it_too(how: str) -> None:
-    async def mounted(scope: Any, receive: Any, send: Any) -> None:
-        with pytest.raises(HandlerFailed):
-            await shared(how)
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-
-    app = shoal.App()
-    app.endpoint("/e", placement="task")(calls_shared)
-    app.mount("/m", mounted)
-    async with app.lifespan():
-        assert (await ask(app, "/m/x")).status == 204
-        assert (await ask(app, "/e", "well")).json() == "well"
 
 
 @pytest.mark.parametrize("how", [*RAISES])

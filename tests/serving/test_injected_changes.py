@@ -28,8 +28,6 @@ MOST_TURNS = 400
 
 
 class Code:
-    """Answers with its config, and has every hook."""
-
     def __init__(self) -> None:
         self.config: Any = None
 
@@ -54,8 +52,6 @@ VERBS: dict[str, Callable[[Controller], Awaitable[None]]] = {
 
 
 class Scene:
-    """A backend of two replicas, a verb, and what happens at some turn of it."""
-
     def __init__(self, verb: str, turn: int, happens: str) -> None:
         self.was_in_time = False
         self._verb = verb

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 import random
 import re
+import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
+import shoal
 from batching.scenes import settle
 from conformance.replica_scenes import living_tasks
-from serving.fault_backends import Served
-from serving.fault_program import Footprint, shoot
+from serving.mortal_code import Mortal, Noting
 from shoal.core.replicas import restarts
 from shoal.errors import ReplicaDied
+from shoal.replicas.process.replica import ProcessReplica
 from shoal.serving.controller.controller import Controller
+from shoal.testing.asgi import ask
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from shoal.replicas.contract import Replica
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
 
@@ -34,6 +40,47 @@ def restarts_wait_little(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
     monkeypatch.setattr(restarts, "_MAX_S", 0.02)
     # The log of a test holds on to errors, and these to what they are about.
     caplog.set_level(logging.CRITICAL, logger="shoal")
+
+
+class Footprint:
+    """What this process holds of the system: its children, its files, and shared memory."""
+
+    def __init__(self) -> None:
+        self.children = _children()
+        self.files = sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in _open_files())
+        self.shared = {entry.name for entry in Path("/dev/shm").iterdir()}
+
+    def check(self) -> None:
+        """Checks that nothing has come since."""
+        gc.collect()
+        now = Footprint()
+        assert now.children == self.children
+        assert len(now.files) <= len(self.files), (self.files, now.files)
+        assert not {name for name in now.shared - self.shared if name.startswith(("psm", "shoal"))}
+
+
+def _children() -> set[int]:
+    tasks = Path("/proc/self/task").iterdir()
+    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+
+
+def _open_files() -> list[str]:
+    with os.scandir("/proc/self/fd") as entries:
+        names = [entry.name for entry in entries]
+    return [name for name in names if os.path.lexists(f"/proc/self/fd/{name}")]
+
+
+def shoot(replica: Replica) -> bool:
+    """Sends SIGKILL to the process of a replica; returns whether it was there.
+
+    As long as it has not been reaped no other process can have its id.
+    """
+    assert isinstance(replica, ProcessReplica)
+    worker = replica._worker
+    if worker is None or worker.ended.is_set():
+        return False
+    os.kill(worker.pid, signal.SIGKILL)
+    return True
 
 
 class Killing:
@@ -85,7 +132,7 @@ class Killing:
             self.asked += 1
             try:
                 with anyio.fail_after(HANG_S):
-                    assert await handle.call((number, "")) == (number, "b")
+                    assert await handle.call(number) == number
             except ReplicaDied as death:
                 self.failed.append((death.replica, death.signal))
             else:
@@ -97,7 +144,8 @@ async def kill(kills: int, ledger: Path, *, replicas: int, retries: int) -> Kill
     async with Controller() as controller:
         await controller.create_backend(
             "b",
-            Served(str(ledger), 0.005),
+            Noting,
+            str(ledger),
             config={
                 "placement": "process",
                 "num_replicas": replicas,
@@ -168,3 +216,26 @@ async def test_400_replicas_that_are_killed_fail_their_batch_alone(tmp_path: Pat
 @pytest.mark.timeout(290)
 async def test_nobody_sees_100_kills_where_batches_may_run_again(tmp_path: Path) -> None:
     await check_that_nobody_sees_a_kill_where_batches_may_run_again(100, tmp_path)
+
+
+async def test_readiness_tells_of_a_lone_worker_that_died_and_recovers(tmp_path: Path) -> None:
+    flag = tmp_path / "no replica can start"
+    app = shoal.App()
+    app.backend("b", Mortal, str(flag), placement="process")
+    app.route("e", backend="b", path="/e")
+    async with app.lifespan():
+        await until_readiness_is(200, app)
+        flag.touch()
+        died = await ask(app, "/e", "exits")
+        assert (died.status, died.json()["type"]) == (503, "urn:shoal:problem:replica-died")
+        assert died.headers["retry-after"]
+        await until_readiness_is(503, app)
+        flag.unlink()
+        await until_readiness_is(200, app)
+        assert (await ask(app, "/e", "lives")).status == 200
+
+
+async def until_readiness_is(status: int, app: shoal.App) -> None:
+    with anyio.fail_after(HANG_S):
+        while (await ask(app, "/-/readyz", method="GET")).status != status:  # noqa: ASYNC110
+            await anyio.sleep(0.005)

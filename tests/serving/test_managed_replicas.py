@@ -118,12 +118,8 @@ async def test_a_new_period_holds_for_a_replica_that_was_being_started() -> None
         checks.append(replica.number)
 
     stage.health = health
-    async with serving_tasks(echo, stage, num_replicas=2, health_check_period_s=1000) as (
-        controller,
-        _,
-        _,
-        tasks,
-    ):
+    async with serving_tasks(echo, stage, num_replicas=2, health_check_period_s=1000) as scene:
+        controller, _, _, tasks = scene
         await under_way(tasks, controller.update_backend_config("b", {"health_check_period_s": 1}))
         gated.let(1)
         await anyio.sleep(10)
@@ -133,12 +129,8 @@ async def test_a_new_period_holds_for_a_replica_that_was_being_started() -> None
 async def test_health_is_not_checked_while_a_replica_drains() -> None:
     stage, held = Stage(), Held()
     stage.health = health = Health(0)
-    async with serving_tasks(held, stage, health_check_period_s=1) as (
-        controller,
-        handle,
-        _,
-        tasks,
-    ):
+    async with serving_tasks(held, stage, health_check_period_s=1) as scene:
+        controller, handle, _, tasks = scene
         await under_way(tasks, handle.call(1))
         tasks.start_soon(controller.restart_backend, "b")
         await anyio.sleep(10)

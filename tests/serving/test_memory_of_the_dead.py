@@ -37,12 +37,10 @@ WAYS = ("exits", "hangs", "nothing", "is unhealthy", "a stream of exits", "a con
 
 
 def alive() -> Counter[type]:
-    """Counts the objects of replicas that exist."""
     return Counter(type(one) for one in gc.get_objects() if type(one) in OF_A_REPLICA)
 
 
 async def dies(client: Any, handle: Any, how: str) -> None:
-    """Has the only replica die."""
     way, _, item = how.rpartition(" of ")
     if way == "a stream":
         with pytest.raises((ReplicaDied, HandlerTimeout)):

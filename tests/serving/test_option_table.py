@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal.batching.options import with_held_functions
 from shoal.core.options.options import OPTIONS
-from shoal.errors import HandlerFailed
 from shoal.serving.config.options import one_at_a_time
 
 OF_BATCHES: dict[str, Any] = {
@@ -36,19 +34,4 @@ def test_all_other_options_are_not():
     assert one_at_a_time({"stream_buffer": 2}) == {"stream_buffer": 2, "max_batch_size": 1}
 
 
-class Panic(BaseException):
-    """Like the class that Rust extensions raise."""
-
-
-def panicking(*_: Any) -> Any:
-    raise Panic
-
-
 # What `open` makes is entered later: test_served_open_option.py.
-CALLED = [name for name, one in OPTIONS.items() if one.is_function and name != "open"]
-
-
-@pytest.mark.parametrize("name", CALLED)
-def test_no_function_of_a_served_batcher_raises_what_ends_a_program(name):
-    with pytest.raises(HandlerFailed, match="Panic"):
-        with_held_functions({name: panicking})[name](None)

@@ -18,14 +18,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from batching.scenes import LEFT, PENDING, Caller, settle
-from serving.load import Versioned
 from serving.scenes import ScriptedReplica, Stage
+from shoal.batching.current import current_backend_tag
 from shoal.errors import ShoalError
 from shoal.serving.controller.controller import Controller
 from shoal.testing import run_virtually
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import AsyncGenerator, Awaitable
 
     from anyio.abc import TaskGroup
 
@@ -80,15 +80,30 @@ long = settings(
 )
 
 
-class Checked(Versioned):
-    """The same with a health check, by which also a replica's start and its changes go."""
+class Checked:
+    """Takes up to 0.3 s, and answers with each item and its backend's tag.
+
+    Of a health check the start of a replica and its changes depend, too.
+    """
+
+    def __init__(self, random: random.Random) -> None:
+        self._random = random
+
+    def reconfigure(self, _config: Any) -> None: ...
 
     def health(self) -> None: ...
 
+    async def __call__(self, items: list[int]) -> list[tuple[int, str]]:
+        await anyio.sleep(self._random.uniform(0, 0.3))
+        return [(item, current_backend_tag()) for item in items]
+
+    async def steps(self, items: list[int]) -> AsyncGenerator[list[tuple[int, str, int]], None]:
+        for step in range(3):
+            await anyio.sleep(self._random.uniform(0, 0.1))
+            yield [(item, current_backend_tag(), step) for item in items]
+
 
 class Program:
-    """One run of a program."""
-
     def __init__(self, operations: list[Operation]) -> None:
         self._operations = operations
         self._random = random.Random(1)
@@ -236,7 +251,7 @@ class Program:
         if config == DEADLY:
             replica.die()
 
-    def _code(self) -> Versioned:
+    def _code(self) -> Checked:
         return Checked(self._random)
 
     def _config(self) -> dict[str, Any]:

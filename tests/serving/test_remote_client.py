@@ -31,6 +31,8 @@ from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.clients.wire import KINDS, WireError, error_from_wire, error_to_wire
 from shoal.serving.config.config import BackendConfig
 
+pytestmark = pytest.mark.anyio
+
 TOKEN = "correct-horse"
 HANG_S = 10
 
@@ -95,13 +97,11 @@ def served_in_a_thread(app):
 # Verbs
 
 
-@pytest.mark.anyio
 async def test_the_status_is_that_of_the_server(fake):
     async with connected(fake) as client:
         assert await client.status() == full_status()
 
 
-@pytest.mark.anyio
 async def test_an_object_is_no_code_that_can_be_sent(fake):
     async with connected(fake) as client:
         with pytest.raises(TypeError, match=r"serving\.fake_client:full_status"):
@@ -115,7 +115,6 @@ async def test_an_object_is_no_code_that_can_be_sent(fake):
     assert fake.backends == {}
 
 
-@pytest.mark.anyio
 async def test_a_config_of_objects_can_be_looked_at(fake):
     fake.backends["a"] = BackendConfig(batch_size_fn=lambda item: 1, user_config={"x": object()})
     async with connected(fake) as client:
@@ -124,7 +123,6 @@ async def test_a_config_of_objects_can_be_looked_at(fake):
     assert config.user_config["x"].startswith("<object object")
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("name", ["no", "a/b", "..", "", "x" * 65, "\u00fc", None])
 async def test_a_name_that_is_not_there_is_said_to_be_none(fake, name):
     async with connected(fake) as client:
@@ -152,7 +150,6 @@ def error_of(made):
     return made("its text")
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("made", KINDS.values(), ids=lambda made: made.__name__)
 async def test_an_error_has_its_class_text_and_attributes_again(fake, made):
     fake.fails = error_of(made)
@@ -195,7 +192,6 @@ def test_a_class_that_is_not_in_the_table_is_never_made(like):
     assert error_from_wire(WireError(like, "text")) is None
 
 
-@pytest.mark.anyio
 async def test_a_wrong_token_is_not_allowed(fake):
     transport = httpx.ASGITransport(app=admin_listener(fake, TOKEN))
     for token, says in ((None, "Authorization: Bearer"), ("wrong", "token is wrong")):
@@ -207,14 +203,12 @@ async def test_a_wrong_token_is_not_allowed(fake):
         await client.status()
 
 
-@pytest.mark.anyio
 async def test_a_module_that_was_not_allowed_is_not_allowed(fake):
     async with connected(fake, TOKEN, allowed=["models"]) as client:
         with pytest.raises(errors.NotAllowed, match="did not allow imports from 'os'"):
             await client.create_backend("a", "os:system")
 
 
-@pytest.mark.anyio
 async def test_an_api_that_is_off_is_said_to_be(fake):
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 404, "headers": []})
@@ -226,7 +220,6 @@ async def test_an_api_that_is_off_is_said_to_be(fake):
     await client.aclose()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("body", [b"<html>", b"[" * 100_000])
 async def test_an_answer_that_is_no_json_is_of_no_shoal(body):
     async def app(scope, receive, send):
@@ -239,7 +232,6 @@ async def test_an_answer_that_is_no_json_is_of_no_shoal(body):
     await client.aclose()
 
 
-@pytest.mark.anyio
 @pytest.mark.real_time
 async def test_a_server_that_is_not_there_is_said_to_be_gone(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as gone:
@@ -251,7 +243,6 @@ async def test_a_server_that_is_not_there_is_said_to_be_gone(tmp_path):
         assert url in str(caught.value)
 
 
-@pytest.mark.anyio
 @pytest.mark.real_time
 async def test_a_server_that_breaks_off_may_have_done_it():
     async def hang_up(stream):
@@ -269,7 +260,6 @@ async def test_a_server_that_breaks_off_may_have_done_it():
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.anyio
 async def test_a_server_that_answers_bit_by_bit_has_no_longer_than_another():
     class Dripping(httpx.AsyncByteStream):
         async def __aiter__(self):
@@ -310,7 +300,6 @@ def test_arguments_of_the_wrong_type_are_refused():
         RemoteClient("http://x", timeout_s=-1)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("url", ["http://x", "HTTPS://x", "unix:/x.sock"])
 async def test_the_usual_authorities_are_trusted_where_tls_is_spoken_and_none_elsewhere(
     url, monkeypatch
@@ -340,7 +329,6 @@ def test_without_httpx_it_says_what_to_install(monkeypatch):
         RemoteClient("http://x")
 
 
-@pytest.mark.anyio
 async def test_neither_a_client_nor_a_handle_can_be_pickled(fake):
     async with connected(fake) as client:
         with pytest.raises(TypeError, match=r"shoal\.connect\('http://localhost'\)"):
@@ -352,7 +340,6 @@ async def test_neither_a_client_nor_a_handle_can_be_pickled(fake):
 # The end
 
 
-@pytest.mark.anyio
 async def test_a_client_that_is_closed_leaves_the_server_alone(fake):
     async with connected(fake) as client:
         pass
@@ -365,7 +352,6 @@ async def test_a_client_that_is_closed_leaves_the_server_alone(fake):
 # Calls
 
 
-@pytest.mark.anyio
 async def test_a_call_passes_arguments_and_options_on(fake):
     async with connected(fake) as client:
         handle = await client.get_handle("e")
@@ -378,7 +364,6 @@ async def test_a_call_passes_arguments_and_options_on(fake):
         assert fake.asked[-1][-1] == {}
 
 
-@pytest.mark.anyio
 async def test_every_option_of_a_handle_is_passed_on_in_the_form_of_json(fake):
     headers = MappingProxyType({"X-A": "b"})
     given = {"method_name": "m", "shard_key": "u", "http_method": "PUT", "http_headers": headers}
@@ -389,7 +374,6 @@ async def test_every_option_of_a_handle_is_passed_on_in_the_form_of_json(fake):
         assert fake.asked[-1][-1] == {**given, "http_headers": {"X-A": "b"}}
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("item", "error", "words"),
     [
@@ -408,7 +392,6 @@ async def test_an_item_that_json_has_no_form_for_is_refused(fake, item, error, w
             await handle.call(item)
 
 
-@pytest.mark.anyio
 async def test_an_item_that_is_too_large_for_the_server_is_told_so(fake):
     async with connected(fake, settings=HttpOptions(max_body_bytes=1000)) as client:
         handle = await client.get_handle("e")
@@ -417,7 +400,6 @@ async def test_an_item_that_is_too_large_for_the_server_is_told_so(fake):
             await handle.call("x" * (2**20 + 1000))
 
 
-@pytest.mark.anyio
 async def test_an_array_is_sent_as_lists(fake):
     numpy = pytest.importorskip("numpy")
     async with connected(fake) as client:
@@ -425,7 +407,6 @@ async def test_an_array_is_sent_as_lists(fake):
         assert (await handle.call(numpy.arange(4).reshape(2, 2)))["args"] == [[[0, 1], [2, 3]]]
 
 
-@pytest.mark.anyio
 async def test_the_nearest_deadline_is_sent_along(fake):
     async with connected(fake) as client:
         handle = (await client.get_handle("e")).options(timeout_s=5)
@@ -437,7 +418,6 @@ async def test_the_nearest_deadline_is_sent_along(fake):
         assert fake.asked[-1][-1] == {"timeout_s": pytest.approx(2)}
 
 
-@pytest.mark.anyio
 async def test_the_deadline_of_a_scope_is_told_by_the_scope(fake):
     async def answer():
         raise errors.DeadlineExceeded("too late")
@@ -453,7 +433,6 @@ async def test_the_deadline_of_a_scope_is_told_by_the_scope(fake):
         assert not scope.cancelled_caught
 
 
-@pytest.mark.anyio
 async def test_a_stream_gives_its_results_and_ends(fake):
     fake.results = [1, "two\u2028lines\x85", {"three": 3}, ...]
     async with connected(fake) as client:
@@ -464,7 +443,6 @@ async def test_a_stream_gives_its_results_and_ends(fake):
         assert fake.asked[-1] == ("stream", "e", ("x",), {"k": 1}, {})
 
 
-@pytest.mark.anyio
 async def test_a_stream_fails_after_what_came_before(fake):
     fake.results = [1, errors.ReplicaDied("killed", signal="SIGKILL")]
     async with connected(fake) as client, (await client.get_handle("e")).stream() as stream:
@@ -474,7 +452,6 @@ async def test_a_stream_fails_after_what_came_before(fake):
     assert caught.value.signal == "SIGKILL"
 
 
-@pytest.mark.anyio
 async def test_a_stream_that_fails_at_once_fails_on_entering(fake):
     fake.results = [errors.Overloaded("full")]
     async with connected(fake) as client:
@@ -484,7 +461,6 @@ async def test_a_stream_that_fails_at_once_fails_on_entering(fake):
                 pass
 
 
-@pytest.mark.anyio
 async def test_a_stream_must_be_entered(fake):
     async with connected(fake) as client:
         stream = (await client.get_handle("e")).stream()
@@ -493,7 +469,8 @@ async def test_a_stream_must_be_entered(fake):
         await stream.aclose()
 
 
-@pytest.mark.trio
+@pytest.mark.real_time
+@pytest.mark.one_loop
 async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(fake):
     began, ended = trio.Event(), trio.Event()
 
@@ -517,7 +494,8 @@ async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(fake):
             await ended.wait()
 
 
-@pytest.mark.trio
+@pytest.mark.real_time
+@pytest.mark.one_loop
 async def test_a_stream_that_is_left_is_left_at_the_server(fake):
     fake.results = [1]
     async with served(admin_listener(fake)) as url, RemoteClient(url) as client:
@@ -527,7 +505,8 @@ async def test_a_stream_that_is_left_is_left_at_the_server(fake):
         assert await anext(stream, "over") == "over"
 
 
-@pytest.mark.trio
+@pytest.mark.real_time
+@pytest.mark.one_loop
 async def test_a_wait_for_a_result_that_is_cancelled_ends_the_stream(fake):
     fake.results = [1]
     async with served(admin_listener(fake)) as url, RemoteClient(url) as client:
@@ -540,7 +519,8 @@ async def test_a_wait_for_a_result_that_is_cancelled_ends_the_stream(fake):
             await fake.streams[0].closed.wait()
 
 
-@pytest.mark.trio
+@pytest.mark.real_time
+@pytest.mark.one_loop
 async def test_a_stream_that_breaks_off_is_no_stream_that_ended(fake):
     async def app(scope, receive, send):
         if not scope["path"].endswith("/call"):
@@ -558,7 +538,8 @@ async def test_a_stream_that_breaks_off_is_no_stream_that_ended(fake):
                 await anext(stream)
 
 
-@pytest.mark.trio
+@pytest.mark.real_time
+@pytest.mark.one_loop
 async def test_as_many_calls_are_under_way_as_are_made(fake):
     many, all_here, count = 150, trio.Event(), 0
 
@@ -615,7 +596,6 @@ def test_a_program_without_an_event_loop_connects_as_it_starts(fake):
         pass
 
 
-@pytest.mark.anyio
 async def test_an_event_loop_must_not_connect_by_blocking(fake):
     async with connected(fake) as client:
         with pytest.raises(RuntimeError, match=r"async with shoal\.connect"), client:
@@ -665,7 +645,6 @@ def test_a_client_for_threads_that_was_never_used_begins_no_thread():
         assert threading.active_count() == before
 
 
-@pytest.mark.anyio
 @pytest.mark.real_time
 async def test_an_event_loop_must_not_block_and_is_told_what_to_write(fake):
     async with connected(fake) as client:
@@ -678,7 +657,8 @@ async def test_an_event_loop_must_not_block_and_is_told_what_to_write(fake):
             handle.sync.stream(1).__enter__()
 
 
-@pytest.mark.trio
+@pytest.mark.real_time
+@pytest.mark.one_loop
 async def test_a_worker_thread_of_an_event_loop_may_block(fake):
     async with served(admin_listener(fake)) as url, RemoteClient(url) as client:
         handle = (await client.get_handle("e")).options(shard_key="u")
@@ -687,7 +667,8 @@ async def test_a_worker_thread_of_an_event_loop_may_block(fake):
         assert fake.asked[-1][-1] == {"shard_key": "u"}
 
 
-@pytest.mark.trio
+@pytest.mark.real_time
+@pytest.mark.one_loop
 async def test_closing_waits_for_no_thread_that_blocks_on_the_client(fake):
     began = trio.Event()
 
@@ -712,7 +693,8 @@ async def test_closing_waits_for_no_thread_that_blocks_on_the_client(fake):
         await began.wait()
 
 
-@pytest.mark.trio
+@pytest.mark.real_time
+@pytest.mark.one_loop
 async def test_a_cell_of_a_notebook_may_block(fake, monkeypatch):
     monkeypatch.setattr("builtins.get_ipython", object, raising=False)
     app = admin_listener(fake)

@@ -31,12 +31,8 @@ def wanted(controller: Controller) -> int:
 
 
 async def test_it_grows_with_what_waits_and_shrinks_when_that_is_done() -> None:
-    async with serving_tasks(slowly, autoscaling=QUICK, max_batch_size=1) as (
-        controller,
-        handle,
-        stage,
-        tasks,
-    ):
+    async with serving_tasks(slowly, autoscaling=QUICK, max_batch_size=1) as scene:
+        controller, handle, stage, tasks = scene
         assert wanted(controller) == 1
         callers = await line_up(tasks, *[handle.call(15.0) for _ in range(8)])
         await anyio.sleep(4)
@@ -54,12 +50,8 @@ async def test_it_grows_with_what_waits_and_shrinks_when_that_is_done() -> None:
 
 async def test_it_stays_within_its_limits() -> None:
     limits = {**QUICK, "min_replicas": 2, "max_replicas": 3}
-    async with serving_tasks(slowly, autoscaling=limits, max_batch_size=1) as (
-        controller,
-        handle,
-        stage,
-        tasks,
-    ):
+    async with serving_tasks(slowly, autoscaling=limits, max_batch_size=1) as scene:
+        controller, handle, stage, tasks = scene
         await settle()
         assert len(stage.alive) == 2
         await line_up(tasks, *[handle.call(30.0) for _ in range(50)])
@@ -86,12 +78,8 @@ async def test_it_begins_and_ends_with_an_update() -> None:
 
 async def test_it_goes_on_when_a_replica_can_not_be_started() -> None:
     stage = Stage()
-    async with serving_tasks(slowly, stage, autoscaling=QUICK, max_batch_size=1) as (
-        controller,
-        handle,
-        _,
-        tasks,
-    ):
+    async with serving_tasks(slowly, stage, autoscaling=QUICK, max_batch_size=1) as scene:
+        controller, handle, _, tasks = scene
         callers = await line_up(tasks, *[handle.call(10.0) for _ in range(8)])
         stage.start = failing()
         await anyio.sleep(15)
@@ -118,12 +106,8 @@ async def test_a_backend_that_ends_is_scaled_no_more() -> None:
 
 
 async def test_replicas_are_replaced_while_their_number_changes() -> None:
-    async with serving_tasks(slowly, autoscaling=QUICK, max_batch_size=1) as (
-        controller,
-        handle,
-        stage,
-        tasks,
-    ):
+    async with serving_tasks(slowly, autoscaling=QUICK, max_batch_size=1) as scene:
+        controller, handle, stage, tasks = scene
         callers = await line_up(tasks, *[handle.call(3.0) for _ in range(12)])
         await anyio.sleep(6.5)
         with anyio.fail_after(200):

@@ -17,6 +17,8 @@ from shoal.serving.controller.controller import Controller
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+pytestmark = pytest.mark.anyio
+
 pool: ContextVar[str] = ContextVar("pool")
 notes: list[str] = []
 
@@ -57,13 +59,11 @@ class Service:
 
 @asynccontextmanager
 async def serving(code: Any, **config: Any) -> AsyncGenerator[Any]:
-    """Serves some code, and yields its handle."""
     async with Controller() as controller:
         await deployed(controller, "code", code, config=config)
         yield await controller.get_handle("code")
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("code", [one, lists, Service])
 @pytest.mark.parametrize("opens", [connected, f"{__name__}:connected"])
 async def test_it_is_entered_before_the_first_batch_and_left_after_the_last(
@@ -75,7 +75,6 @@ async def test_it_is_entered_before_the_first_batch_and_left_after_the_last(
     assert notes == ["opened", "closed"]
 
 
-@pytest.mark.anyio
 @pytest.mark.real_time
 @pytest.mark.parametrize("placement", ["task", "thread"])
 async def test_plain_code_in_a_thread_has_it_too(placement: str) -> None:
@@ -83,7 +82,6 @@ async def test_plain_code_in_a_thread_has_it_too(placement: str) -> None:
         assert await handle.call(1) == "a pool"
 
 
-@pytest.mark.anyio
 async def test_it_is_entered_for_each_method_that_is_called() -> None:
     async with serving(Service, open=connected) as handle:
         other = handle.options(method_name="other")
@@ -91,7 +89,6 @@ async def test_it_is_entered_for_each_method_that_is_called() -> None:
     assert notes == ["opened"] * 2 + ["closed"] * 2
 
 
-@pytest.mark.anyio
 async def test_a_change_while_it_is_entered_for_a_method_holds_for_that_too() -> None:
     gate = anyio.Event()
 
@@ -117,7 +114,6 @@ async def test_a_change_while_it_is_entered_for_a_method_holds_for_that_too() ->
         assert opened.converters is not None
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("error", [ValueError(7), SystemExit(7), GeneratorExit(7)])
 @pytest.mark.parametrize("when", ["made", "entered"])
 async def test_whatever_it_raises_fails_the_creation_alone(error: BaseException, when: str) -> None:
@@ -139,7 +135,6 @@ async def test_whatever_it_raises_fails_the_creation_alone(error: BaseException,
         assert await (await controller.get_handle("other")).call(1) == "a pool"
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("error", [ValueError(7), SystemExit(7), GeneratorExit(7)])
 async def test_whatever_it_raises_when_it_is_left_is_logged(
     error: BaseException, caplog: pytest.LogCaptureFixture
@@ -155,7 +150,6 @@ async def test_whatever_it_raises_when_it_is_left_is_logged(
     assert "the batcher of code broke" in caplog.text
 
 
-@pytest.mark.anyio
 async def test_it_can_not_be_changed_while_the_backend_serves() -> None:
     async with Controller() as controller:
         await deployed(controller, "code", lists, config={"open": connected})

@@ -101,8 +101,6 @@ async def test_a_change_of_the_config_makes_new_results():
 
 
 class Versioned:
-    """Code whose results depend on its user config."""
-
     def __init__(self) -> None:
         self.version = "none"
 

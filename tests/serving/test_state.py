@@ -48,7 +48,6 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def written(path: Path) -> Path:
-    """A closed file with some declarations."""
     with closing(StateFile.open(path)) as state:
         state.apply(EMBED)
         state.apply(SHOWN, HIDDEN)
@@ -82,11 +81,6 @@ def alter(path: Path, statement: str, *values: object) -> None:
 # what is kept
 
 
-def test_a_new_file_declares_nothing(path: Path) -> None:
-    assert load(path) == DeclaredState()
-    assert load(path) == DeclaredState()
-
-
 def test_a_file_that_is_reopened_has_all_that_was_declared(path: Path) -> None:
     with closing(StateFile.open(path)) as state:
         state.apply(EMBED)
@@ -96,35 +90,6 @@ def test_a_file_that_is_reopened_has_all_that_was_declared(path: Path) -> None:
     assert now == load(path)
     assert now.backends == {"embed": EMBED}
     assert now.endpoints == {"shown": SHOWN, "hidden": HIDDEN}
-
-
-def test_mappings_keep_their_order(path: Path) -> None:
-    with closing(StateFile.open(path)) as state:
-        state.apply(EMBED)
-    assert list(load(path).backends["embed"].init_kwargs) == ["z", "a", ""]
-
-
-def test_what_is_declared_again_takes_the_place_of_what_was(path: Path) -> None:
-    again = BackendRecord(tag="embed", import_path="models:Other")
-    closed = EndpointRecord(name="shown")
-    with closing(StateFile.open(path)) as state:
-        state.apply(EMBED, SHOWN)
-        state.apply(again, closed)
-    assert load(path) == DeclaredState(backends={"embed": again}, endpoints={"shown": closed})
-
-
-def test_what_is_deleted_is_gone(path: Path) -> None:
-    same_name = EndpointRecord(name="embed")
-    with closing(StateFile.open(path)) as state:
-        state.apply(EMBED, SHOWN, same_name)
-        state.apply(Deleted("backend", "embed"), Deleted("endpoint", "shown"))
-    assert load(path) == DeclaredState(endpoints={"embed": same_name})
-
-
-def test_changes_that_belong_together_are_made_in_order(path: Path) -> None:
-    with closing(StateFile.open(path)) as state:
-        state.apply(EMBED, Deleted("backend", "embed"), EndpointRecord(name="shown"), SHOWN)
-    assert load(path) == DeclaredState(endpoints={"shown": SHOWN})
 
 
 def test_a_change_that_can_not_be_written_changes_nothing(written: Path) -> None:
@@ -218,7 +183,6 @@ def test_a_file_in_use_is_refused(written: Path) -> None:
 
 @pytest.fixture
 def other_process(written: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """One that has the file open."""
     code = (
         "import sys; from shoal.serving.state.file import StateFile\n"
         "state = StateFile.open(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
