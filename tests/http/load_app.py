@@ -1,6 +1,5 @@
 """What `test_end_to_end.py` serves with ``shoal serve``.
 
-A client can wait for what happens in here by calling ``/when``: it is answered once that is so.
 Standard output tells when the drain begins and, at the end, what was received and counted.
 """
 
@@ -11,23 +10,12 @@ from contextlib import asynccontextmanager
 
 import anyio
 from prometheus_client.parser import text_string_to_metric_families
-from pydantic import BaseModel
 
 import shoal
 
 received: list[str] = []
-happened: set[str] = set()
-changed: dict[str, anyio.Event] = {}
-
-
-def happen(what: str) -> None:
-    happened.add(what)
-    changed.pop(what, anyio.Event()).set()
-
-
-async def until(what: str) -> None:
-    while what not in happened:
-        await changed.setdefault(what, anyio.Event()).wait()
+draining = anyio.Event()
+waits_for_the_drain = False
 
 
 class LoadApp(shoal.App):
@@ -36,7 +24,7 @@ class LoadApp(shoal.App):
     def begin_drain(self) -> None:
         super().begin_drain()
         print("draining", flush=True)
-        happen("draining")
+        draining.set()
 
     @asynccontextmanager
     async def lifespan(self, _app: object = None) -> AsyncIterator[None]:
@@ -66,56 +54,30 @@ class LoadApp(shoal.App):
 app = LoadApp(max_body_bytes=1000)
 
 
-@app.endpoint("/happen", max_batch_size=1, max_concurrent_batches=100)
-async def tell(whats: list[str]) -> list[None]:
-    happen(whats[0])
-    return [None]
-
-
-@app.endpoint("/when", max_batch_size=1, max_concurrent_batches=100)
-async def when(whats: list[str]) -> list[bool]:
-    await until(whats[0])
-    return [True]
+@app.post("/wait-for-the-drain")
+async def wait_for_the_drain() -> None:
+    global waits_for_the_drain
+    waits_for_the_drain = True
 
 
 @app.endpoint("/work", name="work", max_batch_size=4)
 async def work(items: list[str]) -> list[str]:
-    """Answers at once, or, when it has been told of the signal, once the drain has begun."""
+    """Answers at once, or, where a test wants that, once the drain has begun."""
     received.extend(items)
-    if "signal" in happened:
-        await until("draining")
+    if waits_for_the_drain:
+        await draining.wait()
     return items
 
 
 @app.endpoint("/held", name="held", max_batch_size=1, max_queued_requests=2)
 async def held(names: list[str]) -> list[str]:
-    """Holds a request until its name has happened."""
-    received.extend(names)
-    happen(f"{names[0]} runs")
-    try:
-        await until(names[0])
-    except anyio.get_cancelled_exc_class():
-        happen(f"{names[0]} cancelled")
-        raise
+    await anyio.sleep_forever()
     return names
 
 
 @app.endpoint("/steps", name="steps", max_batch_size=1)
 async def steps(names: list[str]) -> AsyncIterator[list[str]]:
-    """Yields the name, and once more when it has happened."""
-    received.extend(names)
-    try:
-        yield names
-        await until(names[0])
-        yield names
-    finally:
-        happen(f"{names[0]} ended")
-
-
-class Point(BaseModel):
-    x: int
-
-
-@app.endpoint("/points")
-async def points(items: list[Point]) -> list[int]:
-    return [item.x for item in items]
+    """Yields the name, and once more when the drain begins."""
+    yield names
+    await draining.wait()
+    yield names

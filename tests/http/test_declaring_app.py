@@ -330,12 +330,3 @@ async def test_a_batched_function_whose_backend_was_deleted_is_closed():
         with pytest.raises(errors.BatcherClosed):
             await tripled(3)
         assert (await ask(app, "/e", 3)).status == 404
-
-
-@pytest.mark.parametrize("declare", [shoal.App().get, shoal.App().post, shoal.App().endpoint])
-def test_a_decorator_without_its_path_is_told_how_to_write_it(declare):
-    with pytest.raises(TypeError, match=r'a path must be text, .*; write @app.endpoint\("/x"\)'):
-
-        @declare
-        def handler(item: int) -> int:
-            return item

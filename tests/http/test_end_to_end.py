@@ -1,14 +1,12 @@
 """``shoal serve`` as a process of its own: real sockets, real signals, clients that are httpx's."""
 
 import json
-import math
 import re
 import signal
 import subprocess
 import sys
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from uuid import uuid4
 
 import httpx
 import pytest
@@ -22,8 +20,6 @@ HERE = Path(__file__).parent
 HANG_S = 15
 CLIENTS = 32
 LOOPS = ["trio", "asyncio"]
-SSE = {"accept": "text/event-stream"}
-NDJSON = {"accept": "application/x-ndjson"}
 
 
 class Served:
@@ -68,67 +64,33 @@ def serving(*options):
             process.kill()
 
 
-@pytest.fixture(scope="module", params=LOOPS)
-def shared(request):
-    with serving("--event-loop", request.param) as served:
-        yield served
-
-
 @pytest.fixture(params=LOOPS)
 def served(request):
     with serving("--event-loop", request.param) as served:
         yield served
 
 
-@pytest.fixture
-def name():
-    return uuid4().hex
-
-
 @asynccontextmanager
-async def http_client(served, **options):
+async def http_client(served):
     """A client, and a nursery for what it does at once."""
     with trio.fail_after(HANG_S):
-        async with served.client(**options) as client, trio.open_nursery() as nursery:
+        async with served.client() as client, trio.open_nursery() as nursery:
             yield client, nursery
 
 
 class Call:
-    """One request of a client that may leave; its answer, or the error that took its place."""
+    """One request; its answer, or the error that took its place."""
 
-    def __init__(self, client, path, item, **options):
-        self._asked = (client, path, item, options)
-        self._scope = trio.CancelScope()
+    def __init__(self, client, path, item):
+        self._asked = (client, path, item)
         self.answer = None
-        self.ended = trio.Event()
-
-    def leave(self):
-        self._scope.cancel()
 
     async def run(self):
-        client, path, item, options = self._asked
-        with self._scope:
-            try:
-                self.answer = await client.post(path, json=item, **options)
-            except httpx.TransportError as error:
-                self.answer = error
-        self.ended.set()
-
-
-class Stream:
-    """One stream of a client; its lines as they come, without the empty ones."""
-
-    def __init__(self, client, item, headers):
-        self._asking = client.stream("POST", "/steps", json=item, headers=headers)
-        self._put, self.lines = trio.open_memory_channel(math.inf)
-        self.headers = None
-
-    async def run(self):
-        async with self._put, self._asking as answer:
-            self.headers = answer.headers
-            async for line in answer.aiter_lines():
-                if line:
-                    self._put.send_nowait(line)
+        client, path, item = self._asked
+        try:
+            self.answer = await client.post(path, json=item)
+        except httpx.TransportError as error:
+            self.answer = error
 
 
 def request(path, item, *headers):
@@ -145,14 +107,6 @@ def request(path, item, *headers):
     return "\r\n".join(lines).encode()
 
 
-async def tell(client, what):
-    (await client.post("/happen", json=what)).raise_for_status()
-
-
-async def when(client, what):
-    assert (await client.post("/when", json=what)).json() is True
-
-
 async def state(client, endpoint):
     return (await client.get("/-/readyz")).json()["endpoints"][endpoint]
 
@@ -166,51 +120,7 @@ async def until(client, endpoint, **counts):
 # Calls, and clients that leave.
 
 
-@pytest.mark.parametrize(
-    ("headers", "item", "end"),
-    [
-        (SSE, ['data: "{}"'], ["event: end", "data: {}"]),
-        (NDJSON, ['{{"item":"{}"}}'], ['{"end":true}']),
-    ],
-    ids=["sse", "ndjson"],
-)
-async def test_a_stream_arrives_item_by_item(shared, name, headers, item, end):
-    async with http_client(shared) as (client, nursery):
-        stream = Stream(client, name, headers)
-        nursery.start_soon(stream.run)
-        assert await anext(stream.lines) == item[0].format(name)
-        await tell(client, name)
-        assert [line async for line in stream.lines] == [item[0].format(name), *end]
-    assert stream.headers["content-type"] == f"{headers['accept']}; charset=utf-8"
-
-
-async def test_a_client_that_leaves_the_handler_cancels_it_and_frees_its_slot(shared, name):
-    left, last = f"{name}0", f"{name}1"
-    async with http_client(shared) as (client, nursery):
-        call = Call(client, "/held", left)
-        nursery.start_soon(call.run)
-        await when(client, f"{left} runs")
-        call.leave()
-        await when(client, f"{left} cancelled")
-        await until(client, "held", running=0)
-        await tell(client, last)
-        assert (await client.post("/held", json=last)).json() == last
-
-
 # Requests that are refused.
-
-
-JSON = "application/json"
-
-
-async def test_a_body_that_does_not_say_its_length_is_bounded_too(shared):
-    async def pieces():
-        for _ in range(11):
-            yield b" " * 100
-
-    async with http_client(shared) as (client, _):
-        answer = await client.post("/points", content=pieces(), headers={"content-type": JSON})
-    assert (answer.status_code, answer.json()["type"]) == (413, "urn:shoal:problem:body-too-large")
 
 
 # The end.
@@ -310,7 +220,7 @@ async def test_a_signal_under_load_has_every_accepted_request_answered(served, s
 @BY_SIGNALS
 async def test_a_signal_lets_queued_and_running_requests_finish(served, signum):
     async with http_client(served) as (client, nursery):
-        await tell(client, "signal")
+        (await client.post("/wait-for-the-drain")).raise_for_status()
         calls = [Call(client, "/work", f"{number}") for number in range(CLIENTS)]
         for call in calls:
             nursery.start_soon(call.run)
@@ -329,9 +239,9 @@ async def test_a_signal_lets_queued_and_running_requests_finish(served, signum):
     assert json.loads(out[-1])["shoal_request_seconds_count"]["ok"] == CLIENTS
 
 
-async def test_a_second_signal_ends_at_once(served, name):
+async def test_a_second_signal_ends_at_once(served):
     async with http_client(served) as (client, nursery):
-        calls = [Call(client, "/held", f"{name}{number}") for number in range(2)]
+        calls = [Call(client, "/held", f"{number}") for number in range(2)]
         for call in calls:
             nursery.start_soon(call.run)
         await until(client, "held", running=1, queued=1)

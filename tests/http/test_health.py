@@ -117,11 +117,14 @@ async def test_what_callers_send_makes_no_new_series(app):
         await ask(app, "/x", 1)
         await ask(app, "/nowhere", 1)
         await ask(app, "/x", 1, method="PUT")
+        await ask(app, "/x", 1, headers=[("x-serve-call-method", "none")])
         before = set(samples_of((await scrape(app)).body.decode()))
         for number in range(50):
             name = f"n{number}"
             await ask(app, f"/{name}", 1, method=name, headers=[("x-request-id", name)])
-            await ask(app, "/x", number, headers=[("x-request-id", name), (name, name)])
+            headers = [("x-request-id", name), ("x-serve-shard-key", name), (name, name)]
+            await ask(app, "/x", number, headers=headers)
+            await ask(app, "/x", number, headers=[*headers, ("x-serve-call-method", name)])
         after = set(samples_of((await scrape(app)).body.decode()))
     # The first scrape was itself a request.
     assert {key[1:] for key in after - before} <= {

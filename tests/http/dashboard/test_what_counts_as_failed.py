@@ -62,6 +62,24 @@ async def test_an_embedding_that_is_not_finite_is_a_failure(result, asked):
     assert found == (500, (1, 1))
 
 
+async def raising(items: list) -> list:
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/m", 1),
+        ("/v2/models/m/infer", ROW),
+        ("/v1/completions", {"model": "m", "prompt": "a"}),
+        ("/v1/embeddings", EMBED),
+        ("/v1/embeddings", {**EMBED, "input": ["a", "b"]}),
+    ],
+)
+async def test_a_call_that_raises_is_a_failure(path, asked):
+    assert await posted(app_of(raising), path, asked) == (500, (1, 1))
+
+
 @pytest.mark.parametrize("accept", ACCEPTS)
 @pytest.mark.parametrize(
     ("path", "asked"), [("/m", 1), ("/v2/models/m/infer", ROW)], ids=["json", "oip"]

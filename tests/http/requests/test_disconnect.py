@@ -121,31 +121,6 @@ async def test_a_cancelled_request_drops_its_call(app, held):
     assert held.cancelled == 1
 
 
-@pytest.mark.parametrize(("given", "ends"), [({}, 60), ({"answer_timeout_s": 7}, 7)])
-async def test_no_call_with_one_result_waits_without_an_end(held, given, ends):
-    app = shoal.App(**given)
-    app.endpoint("/held", name="held")(held)
-    call = Call(app, "/held", item=1)
-    async with app.lifespan():
-        started = anyio.current_time()
-        await call.run()
-        assert anyio.current_time() - started == pytest.approx(ends)
-    assert call.status == 504
-
-
-@pytest.mark.slow
-async def test_without_a_limit_a_call_may_wait_for_a_day(held):
-    app = shoal.App(answer_timeout_s=None)
-    app.endpoint("/held", name="held")(held)
-    call = Call(app, "/held", item=1)
-    async with app.lifespan(), calling(call):
-        await anyio.sleep(86_400)
-        assert not call.returned.is_set()
-        held.go.set()
-        await call.returned.wait()
-    assert call.status == 200
-
-
 @pytest.fixture
 def unread(held):
     """A call whose client does not read its answer, and its application."""
