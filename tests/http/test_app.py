@@ -108,25 +108,6 @@ async def test_a_handler_stays_what_it_was():
         assert await batched(1) == 2
 
 
-@real_time
-async def test_a_class_of_async_code_is_instantiated_once_in_the_event_loop_when_the_app_opens():
-    made = []
-
-    class Model(Scaled):
-        def __init__(self):
-            super().__init__()
-            made.append(threading.get_ident())
-
-    app = app_of(Model)
-    assert made == []
-    async with app.lifespan():
-        assert len(made) == 1
-        await ask(app, "/x", 1)
-        await ask(app, "/x", 1)
-    assert len(made) == 1
-    assert made[0] == threading.get_ident()
-
-
 async def test_a_handler_sees_what_the_request_was():
     seen = []
 
@@ -475,13 +456,6 @@ def test_a_batched_function_has_one_endpoint():
         app.endpoint("/b", name="b")(batched)
 
 
-def test_a_refused_declaration_leaves_nothing_behind():
-    app = shoal.App()
-    with pytest.raises(TypeError):
-        app.endpoint("/x")(odd)
-    assert app._router.at("/x", "POST") is None
-
-
 # Opening and ending
 
 
@@ -644,14 +618,6 @@ async def test_the_health_routes_say_what_is_there(caplog):
 # Mounting
 
 
-async def test_a_prefix_that_a_proxy_takes_off_does_no_harm():
-    app = app_of(doubled)
-    async with app.lifespan():
-        assert (await ask(app, "/x", 2, root_path="/api")).json() == 4
-        assert (await ask(app, "/x", 2, root_path="/x")).status == 404
-        assert (await ask(app, "/x", 2, root_path="/")).json() == 4
-
-
 async def test_a_path_that_only_begins_like_the_prefix_is_not_below_it():
     app = shoal.App()
     app.endpoint("/mlops", name="ops")(doubled)
@@ -661,6 +627,9 @@ async def test_a_path_that_only_begins_like_the_prefix_is_not_below_it():
         assert (await ask(app, "/ml", 2, root_path="/ml")).json() == 4
         assert (await ask(app, "/ml/", 2, root_path="/ml")).json() == 4
         assert (await ask(app, "/ml/mlops", 2, root_path="/ml/")).json() == 4
+        # A proxy may have taken the prefix off.
+        assert (await ask(app, "/mlops", 2, root_path="/api")).json() == 4
+        assert (await ask(app, "/mlops", 2, root_path="/")).json() == 4
 
 
 def where(name):

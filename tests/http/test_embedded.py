@@ -37,14 +37,22 @@ async def is_served(url):
         return False
 
 
+async def serve(client, code):
+    await client.create_backend("b", code)
+    await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
+
+
+async def ask(url, statuses):
+    statuses.append((await talk(url, "/e", "POST", json=4, timeout=30)).status_code)
+
+
 def operating(url):
     return shoal.connect(url, token="correct-horse")
 
 
 async def test_what_is_changed_by_either_client_is_answered_from_then_on():
     async with shoal.start(http=OPERATED) as client:
-        await client.create_backend("b", double)
-        await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
+        await serve(client, double)
         assert (await talk(client.url, "/e", "POST", json=4)).json() == 8
         async with operating(client.url) as remote:
             assert set(await remote.list_backends()) == {"b"}
@@ -76,18 +84,6 @@ async def test_an_address_in_use_is_an_os_error_and_frees_the_state_file(tmp_pat
         pass
 
 
-async def test_shutting_down_ends_the_server_too():
-    async with shoal.start(http=OPERATED) as client:
-        await client.create_backend("b", double)
-        async with operating(client.url) as remote:
-            await remote.shutdown()
-        with pytest.raises(errors.ShutDown):
-            await client.list_backends()
-        with anyio.fail_after(10):
-            while await is_served(client.url):
-                await anyio.lowlevel.checkpoint()
-
-
 async def test_no_connection_is_accepted_while_it_shuts_down_and_what_runs_is_answered():
     runs, ends = anyio.Event(), anyio.Event()
     statuses = []
@@ -101,9 +97,8 @@ async def test_no_connection_is_accepted_while_it_shuts_down_and_what_runs_is_an
         statuses.append((await talk(url, "/e", "POST", json=4, timeout=30)).status_code)
 
     async with shoal.start(http=OPERATED) as client, anyio.create_task_group() as tasks:
-        await client.create_backend("b", held)
-        await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
-        tasks.start_soon(ask, client.url)
+        await serve(client, held)
+        tasks.start_soon(ask, client.url, statuses)
         await runs.wait()
         async with operating(client.url) as remote, anyio.create_task_group() as shutting_down:
             shutting_down.start_soon(remote.shutdown)
@@ -121,14 +116,11 @@ async def test_what_waits_when_the_block_is_left_is_answered(traffic, status):
 
     statuses = []
 
-    async def ask(url) -> None:
-        statuses.append((await talk(url, "/e", "POST", json=4, timeout=30)).status_code)
-
     async with anyio.create_task_group() as tasks, shoal.start(http=FREE) as client:
         config = {"batch_wait_timeout_s": None, "max_batch_size": 9}
         await client.create_backend("b", echo, config=config)
         await client.create_endpoint("e", backend=traffic, route="/e", methods=["POST"])
-        tasks.start_soon(ask, client.url)
+        tasks.start_soon(ask, client.url, statuses)
         while not (client.backends["b"].queued or client.endpoints["e"].held):
             await anyio.lowlevel.checkpoint()
     assert statuses == [status]
@@ -142,7 +134,7 @@ async def test_a_block_that_is_cancelled_leaves_no_request_without_an_end():
         await anyio.sleep_forever()
         return items
 
-    async def ask(url) -> None:
+    async def ask_and_end(url) -> None:
         with suppress(httpx.TransportError):
             assert (await talk(url, "/e", "POST", json=4)).status_code == 503
         ended.set()
@@ -150,9 +142,8 @@ async def test_a_block_that_is_cancelled_leaves_no_request_without_an_end():
     async with anyio.create_task_group() as tasks:
         with anyio.CancelScope() as scope:
             async with shoal.start(http=FREE) as client:
-                await client.create_backend("b", hang)
-                await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
-                tasks.start_soon(ask, client.url)
+                await serve(client, hang)
+                tasks.start_soon(ask_and_end, client.url)
                 await called.wait()
                 scope.cancel()
                 await anyio.sleep_forever()
@@ -276,9 +267,9 @@ async def test_every_option_reaches_the_application_or_the_server(monkeypatch):
 
     async def noting(app, options, **more):
         passed.extend([app, options])
-        await serve(app, options, **more)
+        await serve_it(app, options, **more)
 
-    serve = embedded.serve
+    serve_it = embedded.serve
     monkeypatch.setattr(embedded, "serve", noting)
     async with shoal.start(http=given):
         app, options = passed

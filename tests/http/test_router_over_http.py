@@ -161,21 +161,6 @@ async def test_code_without_parameters_is_called():
 # Traffic
 
 
-async def test_equal_shard_keys_go_to_one_backend_and_others_elsewhere():
-    async with up(named) as (app, client, _stage):
-        await beside(client, "other", named)
-        await client.set_traffic("e", {"b": 0.5, "other": 0.5})
-        for key in map(str, range(20)):
-            headers = [("X-Serve-Shard-Key", key)]
-            first, *more = [(await ask(app, "/e", 1, headers=headers)).json() for _ in range(5)]
-            assert more == [first] * 4
-        keyed = {
-            (await ask(app, "/e", 1, headers=[("X-Serve-Shard-Key", str(key))])).json()
-            for key in range(40)
-        }
-        assert keyed == {"b", "other"}
-
-
 async def test_each_backend_of_an_endpoint_reads_bodies_by_its_own_signature():
     async def of_two(text: str, times: int = 1):
         return text * times
@@ -277,21 +262,6 @@ async def test_answers_are_compared_with_their_copies():
         await anyio.sleep(1)
         shadow = await shadow_of(client)
         assert (shadow.agreed, shadow.disagreed) == (2, 1)
-
-
-async def test_streams_are_copied_and_compared_too():
-    async def steps(items: list[int]):
-        yield items
-        yield items
-
-    async with up(steps) as (app, client, _stage):
-        await beside(client, "s", steps)
-        await client.shadow_traffic("e", "s", 1.0, compare=lambda first, second: first == second)
-        answer = await ask(app, "/e", 1)
-        assert answer.body.count(b"data: 1\n") == 2
-        await anyio.sleep(1)
-        shadow = await shadow_of(client)
-        assert (shadow.sent, shadow.agreed, shadow.disagreed) == (1, 1, 0)
 
 
 async def test_a_body_that_is_refused_is_not_copied():

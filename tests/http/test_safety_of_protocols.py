@@ -575,14 +575,8 @@ class Raw:
     async def http2(self, path, body, *headers):
         client = Http2Client(await self._server.connect())
         async with client.stream:
-            stream = client.connection.get_next_available_stream_id()
-            common = [
-                *((b":method", b"POST"), (b":path", path.encode()), (b":scheme", b"http")),
-                *((b":authority", b"shoal.test"), (b"authorization", b"Bearer " + SECRET.encode())),
-                *headers,
-            ]
-            client.connection.send_headers(stream, common)
-            client.connection.send_data(stream, body, end_stream=True)
+            authorized = (b"authorization", b"Bearer " + SECRET.encode()), *headers
+            stream = client.ask(path.encode(), method=b"POST", headers=authorized, body=body)
             await client.flush()
             await client.wait_for(h2.events.ResponseReceived, stream)
 

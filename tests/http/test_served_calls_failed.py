@@ -20,7 +20,7 @@ from shoal.testing import settle
 pytestmark = pytest.mark.anyio
 
 
-# Calls that fail.
+BOUNDED = {"max_batch_size": 1, "max_concurrent_batches": 1, "max_queued_requests": 1}
 
 
 @pytest.mark.parametrize("queued", [False, True])
@@ -52,8 +52,7 @@ async def test_a_call_that_is_late_is_answered_with_504(held, queued):
 
 async def test_a_call_that_finds_the_queue_full_is_refused_at_once(held):
     app = shoal.App()
-    bounded = {"max_batch_size": 1, "max_concurrent_batches": 1, "max_queued_requests": 1}
-    app.endpoint("/held", name="held", **bounded)(held)
+    app.endpoint("/held", name="held", **BOUNDED)(held)
     async with served(app) as server:
         clients = [await server.ask("/held", 1) for _ in range(4)]
         assert [client.statuses for client in clients] == [[], [], [503], [503]]
@@ -68,8 +67,7 @@ async def test_a_call_that_finds_the_queue_full_is_refused_at_once(held):
 
 async def test_a_call_that_makes_room_for_another_is_answered(held):
     app = shoal.App()
-    bounded = {"max_batch_size": 1, "max_concurrent_batches": 1, "max_queued_requests": 1}
-    app.endpoint("/held", name="held", overload="shed_oldest", **bounded)(held)
+    app.endpoint("/held", name="held", overload="shed_oldest", **BOUNDED)(held)
     async with served(app) as server:
         clients = [await server.ask("/held", 1) for _ in range(3)]
         assert [client.statuses for client in clients] == [[], [503], []]

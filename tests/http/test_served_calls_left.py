@@ -72,19 +72,15 @@ async def test_a_client_that_leaves_while_its_call_is_queued_frees_its_place(hel
     assert held.batches == [[0], [2]]
 
 
-async def test_a_client_that_leaves_while_its_call_runs_cancels_it(app, held):
-    async with served(app) as server:
-        client = await server.ask("/held", 1)
-        client.leave()
-        await settled(server, client)
-        assert held.cancelled == 1
-        assert counted(app) == (1, 0)
-        assert statistics(app).cancelled == 1
-        assert await answers_counted(app) == {"left": 1}
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
-async def test_a_client_of_openai_that_leaves_while_its_call_runs_cancels_it(path):
+@pytest.mark.parametrize(
+    ("path", "item"),
+    [
+        ("/held", "a"),
+        ("/v1/completions", {"model": "held", "prompt": "a"}),
+        ("/v1/embeddings", {"model": "held", "input": "a"}),
+    ],
+)
+async def test_a_client_that_leaves_while_its_call_runs_cancels_it(path, item):
     app, cancelled = shoal.App(protocols=["openai"]), []
 
     @app.endpoint("/held", name="held")
@@ -95,7 +91,7 @@ async def test_a_client_of_openai_that_leaves_while_its_call_runs_cancels_it(pat
             cancelled.append(len(texts))
 
     async with served(app) as server:
-        client = await server.ask(path, {"model": "held", "prompt": "a", "input": "a"})
+        client = await server.ask(path, item)
         assert server.shared.running == 1
         client.leave()
         await settled(server, client)

@@ -20,25 +20,6 @@ def app(held):
     return app
 
 
-async def test_a_client_that_leaves_the_queue_never_reaches_the_handler(app, held):
-    first, queued, last = (Call(app, "/held", item=item) for item in (1, 2, 3))
-    async with app.lifespan(), calling(first) as tasks:
-        await settle()
-        tasks.start_soon(queued.run)
-        tasks.start_soon(last.run)
-        await settle()
-        assert statistics(app).queued == 2
-        queued.leave()
-        await queued.returned.wait()
-        assert statistics(app).queued == 1
-        held.go.set()
-        await last.returned.wait()
-    assert held.batches == [[1], [3]]
-    assert queued.status == LEFT
-    assert (first.answer.json(), last.answer.json()) == (1, 3)
-    assert statistics(app).cancelled == 1
-
-
 async def test_a_client_that_leaves_the_handler_loses_its_result_and_its_mate_does_not(app, held):
     app.endpoint("/pair", name="pair", max_batch_size=2, batch_wait_timeout_s=None)(held)
     leaver, mate = (Call(app, "/pair", item=item) for item in (1, 2))

@@ -216,20 +216,6 @@ async def test_a_client_that_leaves_the_queue_never_reaches_the_generator(steps)
     assert second.status == LEFT
 
 
-async def test_a_client_that_does_not_read_is_given_up_in_time(steps):
-    app = serving(steps, send_timeout_s=3)
-    call = Call(app, "/steps", item=1, reads=False)
-    async with app.lifespan(), calling(call):
-        steps.step("a")
-        await settle()
-        assert not steps.closed
-        await call.returned.wait()
-        assert anyio.current_time() == pytest.approx(3)
-        await settle()
-        assert steps.closed
-    assert call.sent == []
-
-
 async def test_a_client_that_stops_reading_in_mid_stream_is_given_up_in_time(steps):
     app = serving(steps, send_timeout_s=3)
     call = Call(app, "/steps", item=1)
