@@ -26,7 +26,6 @@ import h2.events
 import h2.settings
 import httpx
 import numpy as np
-import ormsgpack
 import pytest
 from carried_app import carried_app
 from httpx_sse import connect_sse
@@ -217,8 +216,6 @@ def use_openai(carrier):
         ) as client,
     ):
         assert "upper" in [model.id for model in client.models.list()]
-        whole = client.completions.create(model="upper", prompt="a b")
-        assert whole.choices[0].text == "A B"
         messages: Any = [{"role": "user", "content": "hi you"}]
         with client.chat.completions.create(
             model="words", messages=messages, stream=True, stream_options={"include_usage": True}
@@ -260,23 +257,11 @@ def bomb():
 
 
 def use_bodies(carrier):
-    packed = {"content-type": "application/msgpack", "accept": "application/msgpack"}
-    array = np.arange(500.0)
-    file = io.BytesIO()
-    np.save(file, array)
     coded = {"content-type": "application/json", "content-encoding": "gzip"}
     with carrier.client() as client:
         raw = bytes(range(256)) * 1000
         of_bytes = {"content-type": "application/octet-stream"}
         assert client.post("/raw", content=raw, headers=of_bytes).content == raw[::-1]
-        npy = {"content-type": "application/x-npy", "accept": "application/x-npy"}
-        answer = client.post("/double", content=file.getvalue(), headers=npy)
-        assert answer.headers["content-type"] == "application/x-npy"
-        assert (np.load(io.BytesIO(answer.content)) == 2 * array).all()
-        answer = client.post("/any", content=ormsgpack.packb({"a": b"\0"}), headers=packed)
-        assert ormsgpack.unpackb(answer.content) == {"a": b"\0"}
-        files = {"image": ("a.png", b"12345", "image/png")}
-        assert client.post("/photo", files=files, data={"title": "t"}).json() == ["t", 5]
         body = json.dumps("é" * 5000).encode()
         assert client.post("/any", content=gzip.compress(body), headers=coded).json() == "é" * 5000
         refused = client.post("/any", content=bomb(), headers=coded)

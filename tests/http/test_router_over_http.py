@@ -313,6 +313,8 @@ async def test_a_stream_that_fails_is_one_error():
         assert b"event: error" in (await ask(app, "/e", 1)).body
         endpoint = client.endpoints["e"]
         assert (endpoint.requests, endpoint.errors) == (1, 1)
+        labels = ("endpoint", "e"), ("outcome", "failed"), ("protocol", "json")
+        assert (await figures(app))["shoal_request_seconds_count", *labels] == 1
 
 
 async def test_each_series_is_there_once_whatever_backends_are_called():

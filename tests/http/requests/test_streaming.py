@@ -18,7 +18,7 @@ from shoal.http.json.stream_forms import JSON_LINES, accepted
 from shoal.http.requests.codec import StreamForm
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import Exchange
-from shoal.http.requests.streaming import _Messages, _relay
+from shoal.http.requests.streaming import _Messages, _put_at_once, _relay, _relay_rest
 from shoal.observe.metrics import ItemTimes
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
@@ -395,7 +395,7 @@ async def test_events_end_with_done_where_that_is_chosen(steps, method, first):
 
 
 class Numbered(StreamForm):
-    """Messages that have a number; the last one is known by it."""
+    """Messages that have a number, so that an item may be written once only."""
 
     media_type = b"text/plain"
     heartbeat = b"\n"
@@ -416,6 +416,23 @@ class Numbered(StreamForm):
         return b"error\n"
 
 
+async def test_an_item_that_the_handlers_task_could_not_send_is_written_once():
+    sent, left, has_room = [], [], False
+    times = ItemTimes()
+    messages = _Messages(Numbered(3), times)
+
+    def put_at_once(item):
+        return _put_at_once(lambda: has_room, sent.append, messages, lambda: left.append(1), item)
+
+    assert not put_at_once("a")
+    assert messages.of("a") == b"1 a\n"  # the reader gets the item then
+    assert messages.of("b") == b"2 b\n"
+    has_room = True
+    assert put_at_once("c")
+    assert (sent, left) == ([b"3 c\n"], [1])
+    assert (times.first.snapshot().total, times.between.snapshot().total) == (1, 2)
+
+
 async def test_a_form_may_end_a_stream_before_its_call_has_ended(steps, monkeypatch):
     monkeypatch.setattr(JsonCodec, "stream", lambda _self, _exchange: Numbered(2))
     app = serving(steps)
@@ -428,3 +445,22 @@ async def test_a_form_may_end_a_stream_before_its_call_has_ended(steps, monkeypa
         await settle()
         assert call.body == b"1 a\n2 b\nend\n"
         assert steps.closed
+
+
+async def test_of_items_that_are_there_already_none_follows_the_last():
+    class Stream:
+        items = ("a", "b", "c", "d")
+
+        def __aiter__(self):
+            return self
+
+        async def __anext__(self):
+            return self.items[0]
+
+        def ready(self):
+            return self.items[1:]
+
+    call = Call(None, "/steps")
+    exchange = Exchange(RouteDispatcher(HttpOptions()), call.scope, call._receive, call._send)
+    messages = _Messages(Numbered(3), ItemTimes())
+    assert await _relay_rest(exchange, Stream(), messages) == b"1 a\n2 b\n3 c\n"

@@ -47,15 +47,10 @@ class AppAdmin:
     def _open(self) -> AdminListener | None:
         controller = self._app.controller
         if controller is not None:
-            settings = self._app.settings
+            settings, modules = self._app.settings, self._allowed_modules
             api = AdminApi(
-                controller,
-                token=self._token,
-                allowed_modules=self._allowed_modules,
-                settings=settings,
+                controller, token=self._token, allowed_modules=modules, settings=settings
             )
             dashboard = self._app.own_pages.dashboard
-            self._admin_listener = AdminListener(
-                api, self._behind, settings, dashboard.pages, dashboard.is_public_to
-            )
+            self._admin_listener = AdminListener(api, self._behind, settings, dashboard)
         return self._admin_listener
