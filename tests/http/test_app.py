@@ -89,14 +89,6 @@ async def test_every_kind_of_handler_is_served(handler, result):
     assert answer.headers["content-length"] == str(len(answer.body))
 
 
-@pytest.mark.parametrize("handler", [counted, shoal.batch(counted)])
-async def test_a_generator_is_answered_by_a_stream(handler):
-    app = app_of(handler)
-    async with app.lifespan():
-        answer = await ask(app, "/x", 2)
-    assert answer.body == b"data: 2\n\nevent: end\ndata: {}\n\n"
-
-
 async def test_a_handler_stays_what_it_was():
     app = shoal.App()
     batched = shoal.batch(doubled)
@@ -501,18 +493,6 @@ async def test_a_class_that_fails_to_load_fails_the_start_and_says_where(caplog)
     last = message["message"].rstrip().splitlines()[-1]
     assert "/broken could not be opened" in last
     assert "weights.npz" in last
-
-
-async def test_the_lifespan_protocol_opens_and_closes():
-    app = app_of(doubled)
-    lifespan = Lifespan(app)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lifespan.run)
-        await lifespan.answered.wait()
-        assert lifespan.sent == [{"type": "lifespan.startup.complete"}]
-        assert (await ask(app, "/x", 1)).json() == 2
-        lifespan.stop()
-    assert lifespan.sent[1:] == [{"type": "lifespan.shutdown.complete"}]
 
 
 async def test_batchers_close_in_reverse_order():

@@ -11,7 +11,6 @@ import io
 import itertools
 import json
 import os
-import socket
 import ssl
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,19 +19,12 @@ from typing import Any
 
 import anyio
 import anyio.from_thread
-import h2.config
-import h2.connection
-import h2.events
-import h2.settings
 import httpx
 import numpy as np
 import pytest
 from carried_app import carried_app
 from httpx_sse import connect_sse
 from websockets.asyncio.client import connect, unix_connect
-from wsproto.connection import Connection as WebSocket
-from wsproto.connection import ConnectionType
-from wsproto.events import BytesMessage, TextMessage
 
 import shoal.http_client
 from shoal.asgi.http_options import HttpOptions
@@ -122,10 +114,6 @@ class Carrier:
         given = self.served.urls[self.path]
         return "http://localhost" if self.path == "unix" else given
 
-    @property
-    def authority(self):
-        return httpx.URL(self.url).netloc
-
     def transport(self, kind=httpx.HTTPTransport):
         # Without TLS, and with HTTP/2 alone, httpx knows that the server speaks it.
         protocols = {"http1": not self.is_http2 or self.path == "tls", "http2": self.is_http2}
@@ -133,7 +121,7 @@ class Carrier:
         return kind(verify=self.served.trusting(), uds=uds, **protocols)
 
     @contextmanager
-    def client(self, coding="identity"):
+    def client(self):
         """A client of httpx, each answer of which must come by this carrier."""
 
         def check(answer):
@@ -142,26 +130,11 @@ class Carrier:
         with httpx.Client(
             base_url=self.url,
             transport=self.transport(),
-            headers={"accept-encoding": coding},
+            headers={"accept-encoding": "identity"},
             timeout=HANG_S,
             event_hooks={"response": [check]},
         ) as client:
             yield client
-
-    def open_socket(self):
-        """A connection as the kernel has it, or TLS."""
-        if self.path == "unix":
-            plain = socket.socket(socket.AF_UNIX)
-            plain.connect(self.served.urls["unix"].removeprefix("unix:"))
-        else:
-            url = httpx.URL(self.url)
-            plain = socket.create_connection((url.host, url.port))
-        plain.settimeout(HANG_S)
-        if self.path != "tls":
-            return plain
-        context = self.served.trusting()
-        context.set_alpn_protocols(["h2"])
-        return context.wrap_socket(plain, server_hostname="localhost")
 
 
 @pytest.fixture(params=CARRIERS)
@@ -326,70 +299,6 @@ def test_the_client_of_triton_speaks_tls(served):
             assert (found.as_numpy("output") == 2).all()
 
 
-class ExtendedConnect:
-    """A WebSocket over a stream of HTTP/2, by extended CONNECT (RFC 8441)."""
-
-    def __init__(self, carrier, path, *headers):
-        self._socket = carrier.open_socket()
-        config = h2.config.H2Configuration(header_encoding="ascii")
-        self._http2 = h2.connection.H2Connection(config)
-        self._http2.initiate_connection()
-        self._websocket = WebSocket(ConnectionType.CLIENT)
-        self._received = []
-        while self._http2.remote_settings.enable_connect_protocol != 1:
-            self._read()
-        self._stream = self._http2.get_next_available_stream_id()
-        self._http2.send_headers(
-            self._stream,
-            [
-                (":method", "CONNECT"),
-                (":protocol", "websocket"),
-                (":scheme", "https" if carrier.path == "tls" else "http"),
-                (":path", path),
-                (":authority", carrier.authority),
-                ("sec-websocket-version", "13"),
-                *headers,
-            ],
-        )
-        self.status, self.headers = None, {}
-        while self.status is None:
-            self._read()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc_info):
-        self._socket.close()
-
-    def _read(self):
-        self._socket.sendall(self._http2.data_to_send())
-        data = self._socket.recv(2**16)
-        assert data, "closed"
-        for event in self._http2.receive_data(data):
-            if isinstance(event, h2.events.ResponseReceived):
-                self.headers = dict(event.headers)
-                self.status = int(self.headers[":status"])
-            elif isinstance(event, h2.events.DataReceived):
-                self._http2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-                self._websocket.receive_data(event.data)
-        self._socket.sendall(self._http2.data_to_send())
-
-    @property
-    def subprotocol(self):
-        return self.headers.get("sec-websocket-protocol")
-
-    def send(self, message):
-        kind = TextMessage if isinstance(message, str) else BytesMessage
-        self._http2.send_data(self._stream, self._websocket.send(kind(message)))
-
-    def recv(self):
-        """The next message, or the code of the end."""
-        while True:
-            for event in self._websocket.events():
-                return event.data if isinstance(event, TextMessage) else event.code
-            self._read()
-
-
 class BlockingWebSocket:
     """Sends and receives in the event loop that a WebSocket belongs to."""
 
@@ -411,15 +320,11 @@ class BlockingWebSocket:
 
 @contextmanager
 def open_websocket(carrier, path):
-    """A WebSocket; over HTTP/1.1 one of the client `websockets`.
+    """A WebSocket of the client `websockets`, which speaks HTTP/1.1.
 
     Not of `websockets.sync`: it reads in one thread and writes in another, and an SSL socket of
     CPython loses handshakes then (python/cpython#151508).
     """
-    if carrier.is_http2:
-        with ExtendedConnect(carrier, path, ("sec-websocket-protocol", "shoal.v1")) as websocket:
-            yield websocket
-        return
     options = {"subprotocols": ["shoal.v1"], "compression": None, "proxy": None}
     if carrier.path == "unix":
         opening = unix_connect(
@@ -435,6 +340,7 @@ def open_websocket(carrier, path):
         yield BlockingWebSocket(portal, websocket)
 
 
+@pytest.mark.parametrize("carrier", ["http1-tls", "http1-unix"], indirect=True)
 def test_a_websocket_is_carried(carrier):
     with open_websocket(carrier, "/count") as socket:
         assert socket.subprotocol == "shoal.v1"
@@ -451,16 +357,6 @@ def test_a_websocket_is_carried(carrier):
         assert json.loads(socket.recv()) == {"id": 1, "next": item}
         assert not left.is_set()
     assert left.wait(HANG_S)
-
-
-@pytest.mark.parametrize("carrier", ["http2-alpn", "http2-unix"], indirect=True)
-def test_the_status_and_the_end_of_a_websocket_are_carried_by_http2(carrier):
-    with open_websocket(carrier, "/double") as socket:
-        assert socket.status == 200
-        socket.send("rubbish")
-        assert socket.recv() == 1007
-    with ExtendedConnect(carrier, "/double") as socket:
-        assert socket.status == 400  # asks for no sub-protocol
 
 
 def npy_of(values):

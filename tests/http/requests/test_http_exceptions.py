@@ -188,25 +188,34 @@ async def test_a_status_that_no_refusal_has_is_an_internal_error(status, caplog)
     assert f"a status from 300 to 599, not {status!r}" in caplog.text
 
 
+class Bare(HTTPException):
+    def __init__(self):
+        pass
+
+
+class Broken(HTTPException):
+    @property
+    def headers(self):
+        raise KeyError("headers")
+
+    @headers.setter
+    def headers(self, value):
+        pass
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise KeyError("no text")
+
+
 @pytest.mark.one_loop
-async def test_an_exception_without_its_attributes_is_an_internal_error():
-    class Bare(HTTPException):
-        def __init__(self):
-            pass
-
-    class Broken(HTTPException):
-        @property
-        def headers(self):
-            raise KeyError("headers")
-
-        @headers.setter
-        def headers(self, value):
-            pass
-
-    for kind in (Bare, partial(Broken, 404)):
-        app = app_of(kind)
-        async with app.lifespan():
-            assert await statuses(app) == {500}
+@pytest.mark.parametrize(
+    "make", [Bare, partial(Broken, 404), Mute, partial(ValueError, "lone \ud800")], ids=ascii
+)
+async def test_an_exception_that_can_not_be_shown_is_an_internal_error(make):
+    app = app_of(make, debug=True)
+    async with app.lifespan():
+        assert await statuses(app) == {500}
 
 
 @pytest.mark.parametrize("status", [204, 304])
@@ -350,21 +359,3 @@ async def test_a_response_of_no_media_type_is_sent_as_bytes():
     async with app.lifespan():
         answer = await ask(app, "/r", method="GET")
     assert answer.headers["content-type"] == "application/octet-stream"
-
-
-@pytest.mark.one_loop
-async def test_a_traceback_with_a_lone_surrogate_is_shown():
-    app = app_of(lambda: ValueError("lone \ud800"), debug=True)
-    async with app.lifespan():
-        assert await statuses(app) == {500}
-
-
-@pytest.mark.one_loop
-async def test_an_exception_without_a_text_is_an_internal_error():
-    class Mute(Exception):
-        def __str__(self):
-            raise KeyError("no text")
-
-    app = app_of(Mute, debug=True)
-    async with app.lifespan():
-        assert await statuses(app) == {500}
