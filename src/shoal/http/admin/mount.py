@@ -17,10 +17,11 @@ from shoal.http.requests.dispatch import Page, PathMatch, Route, RouteDispatcher
 from shoal.http.requests.exchange import split_path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.http.admin.api import AdminApi
-    from shoal.http.dashboard.dashboard import Dashboard
     from shoal.http.requests.exchange import Exchange
 
 
@@ -34,10 +35,14 @@ class AdminListener:
         api: AdminApi,
         behind: ASGIApp | None = None,
         settings: HttpOptions | None = None,
-        dashboard: Dashboard | None = None,
+        pages: Mapping[str, Page] | None = None,
+        is_public_to: Callable[[Scope], bool] | None = None,
     ) -> None:
-        # For callers with access to the API, unless the application behind shows it to them.
-        self._dashboard = dashboard
+        # Pages for callers with access to the API, and whether the application behind answers them.
+        self._pages = {
+            path: Page(partial(self._answer_page, page)) for path, page in (pages or {}).items()
+        }
+        self._is_public_to = is_public_to
         self._behind = behind
         self._dispatcher = RouteDispatcher(HttpOptions() if settings is None else settings)
         self._api = api
@@ -50,13 +55,9 @@ class AdminListener:
             # The API checks the methods of its paths itself.
             match = PathMatch[Route]({scope["method"]: self._api_page}, {})
             await self._answer(scope, receive, send, match)
-        elif (
-            self._dashboard is not None
-            and path in self._dashboard.pages
-            and not self._dashboard.is_public_to(scope)
-        ):
-            page = Page(partial(self._answer_page, self._dashboard.pages[path]))
-            await self._answer(scope, receive, send, PathMatch[Route]({"GET": page}, {}))
+        elif path in self._pages and not (self._is_public_to and self._is_public_to(scope)):
+            match = PathMatch[Route]({"GET": self._pages[path]}, {})
+            await self._answer(scope, receive, send, match)
         elif self._behind is not None and scope["type"] != "lifespan":
             await self._behind(scope, receive, send)
         elif is_http:

@@ -52,5 +52,7 @@ class AppAdmin:
                 controller, token=self._token, allowed_modules=modules, settings=settings
             )
             dashboard = self._app.own_pages.dashboard
-            self._admin_listener = AdminListener(api, self._behind, settings, dashboard)
+            self._admin_listener = AdminListener(
+                api, self._behind, settings, dashboard.pages, dashboard.is_public_to
+            )
         return self._admin_listener
