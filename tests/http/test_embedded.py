@@ -93,9 +93,6 @@ async def test_no_connection_is_accepted_while_it_shuts_down_and_what_runs_is_an
         await ends.wait()
         return items
 
-    async def ask(url) -> None:
-        statuses.append((await talk(url, "/e", "POST", json=4, timeout=30)).status_code)
-
     async with shoal.start(http=OPERATED) as client, anyio.create_task_group() as tasks:
         await serve(client, held)
         tasks.start_soon(ask, client.url, statuses)
@@ -106,6 +103,8 @@ async def test_no_connection_is_accepted_while_it_shuts_down_and_what_runs_is_an
                 while await is_served(client.url):
                     await anyio.lowlevel.checkpoint()
             ends.set()
+        with pytest.raises(errors.ShutDown):
+            await client.list_backends()
     assert statuses == [200]
 
 
