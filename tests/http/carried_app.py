@@ -8,14 +8,8 @@ import anyio
 import numpy as np
 from numpy.typing import NDArray  # read at run time
 from openai_app import embed, upper, words
-from starlette.requests import Request
 
 import shoal
-
-
-async def photo_of(request: Request) -> tuple[str, bytes]:
-    form = await request.form()
-    return form["title"], await form["image"].read()
 
 
 class Held:
@@ -61,9 +55,5 @@ def carried_app() -> shoal.App:
     @app.endpoint("/raw", name="raw")
     async def raw(items: list[bytes]) -> list[bytes]:
         return [item[::-1] for item in items]
-
-    @app.endpoint("/photo", name="photo", decode=photo_of)
-    async def photo(titles: list[str], images: list[bytes]) -> list[tuple[str, int]]:
-        return [(title, len(image)) for title, image in zip(titles, images, strict=True)]
 
     return app

@@ -185,17 +185,20 @@ class Http2Client:
     async def flush(self):
         await self.stream.send_all(self.connection.data_to_send())
 
-    def ask(self, path=b"/", *, method=b"GET", end=True):
+    def ask(self, path=b"/", *, method=b"GET", headers=(), body=b"", end=True):
         stream_id = self.connection.get_next_available_stream_id()
-        headers = [
+        pairs = [
             (b":method", method),
             (b":path", path),
             (b":scheme", b"http"),
             (b":authority", b"shoal.test"),
+            *headers,
         ]
-        if method == b"POST":
-            headers.append((b"content-type", b"application/json"))
-        self.connection.send_headers(stream_id, headers, end_stream=end)
+        if method == b"POST" and not headers:
+            pairs.append((b"content-type", b"application/json"))
+        self.connection.send_headers(stream_id, pairs, end_stream=end and not body)
+        if body:
+            self.connection.send_data(stream_id, body, end_stream=end)
         return stream_id
 
     async def fetch(self, path=b"/"):

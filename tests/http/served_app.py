@@ -14,7 +14,6 @@ import shoal
 app = shoal.App()
 site = Starlette(lifespan=app.lifespan, routes=[Mount("/ml", app=app)])
 
-seen: list[list[str]] = []
 happened: Counter[str] = Counter()
 changed: dict[str, anyio.Event] = {}
 
@@ -41,11 +40,6 @@ async def when(whats: list[str]) -> list[bool]:
     return [True]
 
 
-@app.endpoint("/seen", methods=("POST",), name="seen")
-async def show(names: list[str]) -> list[list[list[str]]]:
-    return [[batch for batch in seen if batch[0].startswith(name)] for name in names]
-
-
 @app.endpoint("/double")
 class Doubled:
     """A plain handler, in a thread."""
@@ -62,20 +56,14 @@ async def together(items: list[int]) -> list[int]:
     return [len(items)] * len(items)
 
 
-@app.endpoint("/held", max_batch_size=1)
-async def held(names: list[str]) -> list[str]:
-    """Holds a request until its name is told."""
-    seen.append(names)
+@app.endpoint("/hang", max_batch_size=1)
+async def hang(names: list[str]) -> list[str]:
+    """Holds a request until it is cancelled."""
     happen(f"{names[0]} runs")
-    await until(names[0])
-    return names
-
-
-@app.endpoint("/pair", max_batch_size=2, batch_wait_timeout_s=None)
-async def pair(names: list[str]) -> list[str]:
-    """Holds two requests until the name of one of them without its last letter is told."""
-    happen(f"{names[0][:-1]} runs")
-    await until(names[0][:-1])
+    try:
+        await anyio.sleep_forever()
+    finally:
+        happen(f"{names[0]} ended")
     return names
 
 

@@ -12,6 +12,7 @@ from shoal.loops.this_loop import parking_of_this_loop
 from shoal.server.http1.connection import Http1Connection
 from shoal.server.shared import Shared
 from shoal.server.sockets.timeouts import Timeouts
+from shoal.testing import settle
 
 JSON = "Content-Type: application/json"
 
@@ -117,6 +118,13 @@ class ServerInMemory:
 
     def connect(self, wire=None):
         return Client(self.shared, wire)
+
+    async def ask(self, path, item=..., **given):
+        """A client whose request has come as far as it gets."""
+        client = self.connect()
+        client.ask(path, item, **given)
+        await settle()
+        return client
 
     def counts(self):
         """How many calls have begun, and how many of them have ended."""

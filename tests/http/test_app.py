@@ -11,7 +11,7 @@ from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 import shoal
@@ -89,14 +89,6 @@ async def test_every_kind_of_handler_is_served(handler, result):
     assert answer.headers["content-length"] == str(len(answer.body))
 
 
-@pytest.mark.parametrize("handler", [counted, shoal.batch(counted)])
-async def test_a_generator_is_answered_by_a_stream(handler):
-    app = app_of(handler)
-    async with app.lifespan():
-        answer = await ask(app, "/x", 2)
-    assert answer.body == b"data: 2\n\nevent: end\ndata: {}\n\n"
-
-
 async def test_a_handler_stays_what_it_was():
     app = shoal.App()
     batched = shoal.batch(doubled)
@@ -106,52 +98,6 @@ async def test_a_handler_stays_what_it_was():
     assert await doubled([1]) == [2]
     async with shoal.open_batchers(batched):
         assert await batched(1) == 2
-
-
-@real_time
-async def test_a_class_of_async_code_is_instantiated_once_in_the_event_loop_when_the_app_opens():
-    made = []
-
-    class Model(Scaled):
-        def __init__(self):
-            super().__init__()
-            made.append(threading.get_ident())
-
-    app = app_of(Model)
-    assert made == []
-    async with app.lifespan():
-        assert len(made) == 1
-        await ask(app, "/x", 1)
-        await ask(app, "/x", 1)
-    assert len(made) == 1
-    assert made[0] == threading.get_ident()
-
-
-async def test_requests_that_come_together_travel_together():
-    batches = []
-
-    async def sizes(items: list[int]) -> list[int]:
-        batches.append(items)
-        return [len(items)] * len(items)
-
-    app = app_of(sizes, max_batch_size=8, batch_wait_timeout_s=1)
-    calls = [Call(app, "/x", item=item) for item in range(8)]
-    async with app.lifespan(), calling(*calls):
-        for call in calls:
-            await call.returned.wait()
-    assert [call.answer.json() for call in calls] == [8] * 8
-    assert len(batches) == 1
-
-
-async def test_several_parameters_are_named_in_the_body():
-    async def joined(text: list[str], times: list[int] = 2) -> list[str]:
-        return [one * count for one, count in zip(text, times, strict=True)]
-
-    app = app_of(joined)
-    async with app.lifespan():
-        assert (await ask(app, "/x", {"text": "a", "times": 3})).json() == "aaa"
-        assert (await ask(app, "/x", {"text": "a"})).json() == "aa"
-        assert (await ask(app, "/x", {"text": "a", "time": 3})).status == 422
 
 
 async def test_a_handler_sees_what_the_request_was():
@@ -192,8 +138,7 @@ async def test_a_request_item_has_its_body_and_its_query():
         assert (await ask(app, "/x", method="GET")).json() == "GET /x "
 
 
-@pytest.mark.parametrize("raised", [False, True])
-async def test_a_response_in_a_slot_is_sent_as_it_is(raised):
+async def test_a_response_in_a_slot_is_sent_as_it_is():
     ran = []
 
     async def background():
@@ -396,14 +341,6 @@ async def test_a_full_queue_is_answered_at_once_with_when_to_retry(settings, sta
     assert (running.answer.json(), queued.answer.json()) == (1, 2)
 
 
-@pytest.mark.parametrize("handler", [doubled, shoal.batch(doubled)])
-async def test_a_served_queue_is_bounded_unless_an_option_says_otherwise(handler):
-    app = app_of(handler)
-    async with app.lifespan():
-        options = options_of(app)
-        assert (options.max_queued_requests, options.overload) == (1024, "reject")
-
-
 async def test_the_options_of_a_batched_function_hold_under_those_of_its_endpoint():
     batched = shoal.batch(max_batch_size=3, max_queued_requests=5, stream_buffer=2)(doubled)
     app = app_of(batched, max_batch_size=4)
@@ -423,7 +360,9 @@ async def test_the_options_of_a_batched_function_hold_under_those_of_its_endpoin
     ("declare", "error", "text"),
     [
         (lambda app: app.endpoint("x"), ValueError, '@app.endpoint("/x")'),
-        (lambda app: app.endpoint(doubled), TypeError, "a path must be text"),
+        (lambda app: app.endpoint(doubled), TypeError, 'write @app.endpoint("/x")'),
+        (lambda app: app.get(doubled), TypeError, 'write @app.endpoint("/x")'),
+        (lambda app: app.post(doubled), TypeError, 'write @app.endpoint("/x")'),
         (lambda app: app.endpoint("/{a b}"), ValueError, "{name:int}"),
         (lambda app: app.endpoint("/-/x"), ValueError, "the application's own"),
         (lambda app: app.endpoint("/x", methods="POST"), TypeError, 'methods = ["POST"]'),
@@ -450,12 +389,6 @@ async def test_the_options_of_a_batched_function_hold_under_those_of_its_endpoin
         (lambda app: app.endpoint("//a")(doubled), ValueError, "no request can reach"),
         (lambda app: app.mount("/static", None), TypeError, "an ASGI application"),
         (lambda app: app.mount("/mounted/", doubled), ValueError, "mounted already"),
-        (lambda app: shoal.App(max_body_bytes=0), ValueError, "max_body_bytes"),
-        (lambda app: shoal.App(max_body_bytes="1"), TypeError, "max_body_bytes"),
-        (lambda app: shoal.App(send_timeout_s=0), ValueError, "send_timeout_s"),
-        (lambda app: shoal.App(heartbeat_s=True), TypeError, "heartbeat_s"),
-        (lambda app: shoal.App(answer_timeout_s=0), ValueError, "answer_timeout_s"),
-        (lambda app: shoal.App(overload_status=500), ValueError, "503 or 429"),
     ],
 )
 def test_a_wrong_declaration_says_what_is_wrong(declare, error, text):
@@ -515,13 +448,6 @@ def test_a_batched_function_has_one_endpoint():
         app.endpoint("/b", name="b")(batched)
 
 
-def test_a_refused_declaration_leaves_nothing_behind():
-    app = shoal.App()
-    with pytest.raises(TypeError):
-        app.endpoint("/x")(odd)
-    assert app._router.at("/x", "POST") is None
-
-
 # Opening and ending
 
 
@@ -547,15 +473,6 @@ async def test_what_the_body_of_the_lifespan_raises_is_not_wrapped():
             raise KeyError("mine")
 
 
-async def test_leaving_the_lifespan_answers_queued_requests():
-    app = app_of(doubled, batch_wait_timeout_s=None)
-    call = Call(app, "/x", item=4)
-    async with anyio.create_task_group() as tasks, app.lifespan():
-        tasks.start_soon(call.run)
-        await settle()
-    assert call.answer.json() == 8
-
-
 @real_time
 async def test_a_class_that_fails_to_load_fails_the_start_and_says_where(caplog):
     class Broken(Scaled):
@@ -576,18 +493,6 @@ async def test_a_class_that_fails_to_load_fails_the_start_and_says_where(caplog)
     last = message["message"].rstrip().splitlines()[-1]
     assert "/broken could not be opened" in last
     assert "weights.npz" in last
-
-
-async def test_the_lifespan_protocol_opens_and_closes():
-    app = app_of(doubled)
-    lifespan = Lifespan(app)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lifespan.run)
-        await lifespan.answered.wait()
-        assert lifespan.sent == [{"type": "lifespan.startup.complete"}]
-        assert (await ask(app, "/x", 1)).json() == 2
-        lifespan.stop()
-    assert lifespan.sent[1:] == [{"type": "lifespan.shutdown.complete"}]
 
 
 async def test_batchers_close_in_reverse_order():
@@ -693,28 +598,6 @@ async def test_the_health_routes_say_what_is_there(caplog):
 # Mounting
 
 
-@pytest.mark.parametrize("root", ["", "/api"])
-async def test_under_another_app_it_answers_below_its_prefix(root):
-    app = app_of(doubled)
-    site = Starlette(lifespan=app.lifespan, routes=[Mount("/ml", app=app)])
-    lifespan = Lifespan(site)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lifespan.run)
-        await lifespan.answered.wait()
-        assert (await ask(site, f"{root}/ml/x", 2, root_path=root)).json() == 4
-        assert (await ask(site, f"{root}/ml/-/readyz", method="GET", root_path=root)).status == 200
-        assert (await ask(site, f"{root}/ml/y", 2, root_path=root)).status == 404
-        lifespan.stop()
-
-
-async def test_a_prefix_that_a_proxy_takes_off_does_no_harm():
-    app = app_of(doubled)
-    async with app.lifespan():
-        assert (await ask(app, "/x", 2, root_path="/api")).json() == 4
-        assert (await ask(app, "/x", 2, root_path="/x")).status == 404
-        assert (await ask(app, "/x", 2, root_path="/")).json() == 4
-
-
 async def test_a_path_that_only_begins_like_the_prefix_is_not_below_it():
     app = shoal.App()
     app.endpoint("/mlops", name="ops")(doubled)
@@ -724,6 +607,9 @@ async def test_a_path_that_only_begins_like_the_prefix_is_not_below_it():
         assert (await ask(app, "/ml", 2, root_path="/ml")).json() == 4
         assert (await ask(app, "/ml/", 2, root_path="/ml")).json() == 4
         assert (await ask(app, "/ml/mlops", 2, root_path="/ml/")).json() == 4
+        # A proxy may have taken the prefix off.
+        assert (await ask(app, "/mlops", 2, root_path="/api")).json() == 4
+        assert (await ask(app, "/mlops", 2, root_path="/")).json() == 4
 
 
 def where(name):

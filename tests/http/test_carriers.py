@@ -11,7 +11,6 @@ import io
 import itertools
 import json
 import os
-import socket
 import ssl
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,20 +19,12 @@ from typing import Any
 
 import anyio
 import anyio.from_thread
-import h2.config
-import h2.connection
-import h2.events
-import h2.settings
 import httpx
 import numpy as np
-import ormsgpack
 import pytest
 from carried_app import carried_app
 from httpx_sse import connect_sse
 from websockets.asyncio.client import connect, unix_connect
-from wsproto.connection import Connection as WebSocket
-from wsproto.connection import ConnectionType
-from wsproto.events import BytesMessage, CloseConnection, TextMessage
 
 import shoal.http_client
 from shoal.asgi.http_options import HttpOptions
@@ -123,10 +114,6 @@ class Carrier:
         given = self.served.urls[self.path]
         return "http://localhost" if self.path == "unix" else given
 
-    @property
-    def authority(self):
-        return httpx.URL(self.url).netloc
-
     def transport(self, kind=httpx.HTTPTransport):
         # Without TLS, and with HTTP/2 alone, httpx knows that the server speaks it.
         protocols = {"http1": not self.is_http2 or self.path == "tls", "http2": self.is_http2}
@@ -134,7 +121,7 @@ class Carrier:
         return kind(verify=self.served.trusting(), uds=uds, **protocols)
 
     @contextmanager
-    def client(self, coding="identity"):
+    def client(self):
         """A client of httpx, each answer of which must come by this carrier."""
 
         def check(answer):
@@ -143,26 +130,11 @@ class Carrier:
         with httpx.Client(
             base_url=self.url,
             transport=self.transport(),
-            headers={"accept-encoding": coding},
+            headers={"accept-encoding": "identity"},
             timeout=HANG_S,
             event_hooks={"response": [check]},
         ) as client:
             yield client
-
-    def open_socket(self):
-        """A connection as the kernel has it, or TLS."""
-        if self.path == "unix":
-            plain = socket.socket(socket.AF_UNIX)
-            plain.connect(self.served.urls["unix"].removeprefix("unix:"))
-        else:
-            url = httpx.URL(self.url)
-            plain = socket.create_connection((url.host, url.port))
-        plain.settimeout(HANG_S)
-        if self.path != "tls":
-            return plain
-        context = self.served.trusting()
-        context.set_alpn_protocols(["h2"])
-        return context.wrap_socket(plain, server_hostname="localhost")
 
 
 @pytest.fixture(params=CARRIERS)
@@ -173,21 +145,9 @@ def carrier(served, request):
 # The protocols.
 
 
-def use_openapi(carrier):
-    with carrier.client() as client:
-        document = client.get("/-/openapi.json").json()
-        assert document["openapi"].startswith("3.1")
-        assert "/double" in document["paths"]
-        page = client.get("/-/docs")
-        assert page.status_code == 200
-        assert "default-src" in page.headers["content-security-policy"]
-        landing = client.get("/", headers={"accept": "text/html"})
-        assert "Carried" in landing.text
-        assert client.get("/-/healthz").status_code == 200
-
-
 def use_json(carrier):
     with carrier.client() as client:
+        assert "Carried" in client.get("/", headers={"accept": "text/html"}).text
         assert client.post("/any", json={"a": [1, None]}).json() == {"a": [1, None]}
         assert client.get("/any?x=1").json() == {"x": "1"}
         problem = client.post("/count", json="no")
@@ -195,18 +155,6 @@ def use_json(carrier):
         assert problem.headers["content-type"] == "application/problem+json"
         late = client.post("/held", json=next(NUMBERS), headers={"x-request-timeout": "0.05"})
         assert late.text.count("deadline-exceeded") == 1  # in the stream, which has begun
-
-
-def use_open_inference_json(carrier):
-    tensor = {"name": "x", "shape": [2, 2], "datatype": "FP64", "data": [1, 2, 3, 4]}
-    with carrier.client() as client:
-        assert client.get("/v2/health/ready").status_code == 200
-        assert client.get("/v2/models/double").json()["name"] == "double"
-        answer = client.post("/v2/models/double/infer", json={"id": "7", "inputs": [tensor]})
-        assert answer.json()["id"] == "7"
-        assert answer.json()["outputs"][0]["data"] == [2, 4, 6, 8]
-        wrong = client.post("/v2/models/double/infer", json={"inputs": []})
-        assert (wrong.status_code, list(wrong.json())) == (400, ["error"])
 
 
 def use_open_inference_binary(carrier):
@@ -241,8 +189,6 @@ def use_openai(carrier):
         ) as client,
     ):
         assert "upper" in [model.id for model in client.models.list()]
-        whole = client.completions.create(model="upper", prompt="a b")
-        assert whole.choices[0].text == "A B"
         messages: Any = [{"role": "user", "content": "hi you"}]
         with client.chat.completions.create(
             model="words", messages=messages, stream=True, stream_options={"include_usage": True}
@@ -284,23 +230,11 @@ def bomb():
 
 
 def use_bodies(carrier):
-    packed = {"content-type": "application/msgpack", "accept": "application/msgpack"}
-    array = np.arange(500.0)
-    file = io.BytesIO()
-    np.save(file, array)
     coded = {"content-type": "application/json", "content-encoding": "gzip"}
     with carrier.client() as client:
         raw = bytes(range(256)) * 1000
         of_bytes = {"content-type": "application/octet-stream"}
         assert client.post("/raw", content=raw, headers=of_bytes).content == raw[::-1]
-        npy = {"content-type": "application/x-npy", "accept": "application/x-npy"}
-        answer = client.post("/double", content=file.getvalue(), headers=npy)
-        assert answer.headers["content-type"] == "application/x-npy"
-        assert (np.load(io.BytesIO(answer.content)) == 2 * array).all()
-        answer = client.post("/any", content=ormsgpack.packb({"a": b"\0"}), headers=packed)
-        assert ormsgpack.unpackb(answer.content) == {"a": b"\0"}
-        files = {"image": ("a.png", b"12345", "image/png")}
-        assert client.post("/photo", files=files, data={"title": "t"}).json() == ["t", 5]
         body = json.dumps("é" * 5000).encode()
         assert client.post("/any", content=gzip.compress(body), headers=coded).json() == "é" * 5000
         refused = client.post("/any", content=bomb(), headers=coded)
@@ -323,9 +257,7 @@ def use_client(carrier):
 
 
 PROTOCOLS = [
-    use_openapi,
     use_json,
-    use_open_inference_json,
     use_open_inference_binary,
     use_openai,
     use_events,
@@ -365,79 +297,6 @@ def test_the_client_of_triton_speaks_tls(served):
             given.set_data_from_numpy(np.ones((2, 1)), binary_data=binary)
             found = client.infer("double", [given])
             assert (found.as_numpy("output") == 2).all()
-
-
-@pytest.mark.parametrize("path", ["tls", "unix"])
-def test_the_client_of_this_package_takes_certificates_and_sockets(served, path):
-    async def main():
-        over = httpx.AsyncClient(verify=served.trusting()) if path == "tls" else None
-        async with shoal.http_client.HttpClient(served.urls[path], client=over) as client:
-            assert await client.call("/any", 1) == 1
-            async with client.stream("/count", 3) as stream:
-                assert [step async for step in stream] == [0, 1, 2]
-
-    anyio.run(main, backend=served.loop)
-
-
-class ExtendedConnect:
-    """A WebSocket over a stream of HTTP/2, by extended CONNECT (RFC 8441)."""
-
-    def __init__(self, carrier, path, *headers):
-        self._socket = carrier.open_socket()
-        config = h2.config.H2Configuration(header_encoding="ascii")
-        self._http2 = h2.connection.H2Connection(config)
-        self._http2.initiate_connection()
-        self._websocket = WebSocket(ConnectionType.CLIENT)
-        self._received = []
-        while self._http2.remote_settings.enable_connect_protocol != 1:
-            self._read()
-        self._stream = self._http2.get_next_available_stream_id()
-        self._http2.send_headers(
-            self._stream,
-            [
-                (":method", "CONNECT"),
-                (":protocol", "websocket"),
-                (":scheme", "https" if carrier.path == "tls" else "http"),
-                (":path", path),
-                (":authority", carrier.authority),
-                ("sec-websocket-version", "13"),
-                *headers,
-            ],
-        )
-        self.status, self.headers = None, {}
-        while self.status is None:
-            self._read()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc_info):
-        self._socket.close()
-
-    def _read(self):
-        self._socket.sendall(self._http2.data_to_send())
-        data = self._socket.recv(2**16)
-        assert data, "closed"
-        for event in self._http2.receive_data(data):
-            if isinstance(event, h2.events.ResponseReceived):
-                self.headers = dict(event.headers)
-                self.status = int(self.headers[":status"])
-            elif isinstance(event, h2.events.DataReceived):
-                self._http2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-                self._websocket.receive_data(event.data)
-        self._socket.sendall(self._http2.data_to_send())
-
-    def send(self, message):
-        data = self._websocket.send(message)
-        self._http2.send_data(self._stream, data)
-
-    def recv(self):
-        """The next message, or the end."""
-        while True:
-            for event in self._websocket.events():
-                assert isinstance(event, TextMessage | CloseConnection)
-                return event
-            self._read()
 
 
 class BlockingWebSocket:
@@ -481,54 +340,23 @@ def open_websocket(carrier, path):
         yield BlockingWebSocket(portal, websocket)
 
 
-HTTP1 = [name for name, (_, is_http2) in CARRIERS.items() if not is_http2]
-HTTP2 = [name for name, (_, is_http2) in CARRIERS.items() if is_http2]
-
-
-@pytest.mark.parametrize("name", HTTP1)
-def test_a_websocket_is_carried_by_http1(served, name):
-    carrier = Carrier(served, name)
+@pytest.mark.parametrize("carrier", ["http1-tls", "http1-unix"], indirect=True)
+def test_a_websocket_is_carried(carrier):
     with open_websocket(carrier, "/count") as socket:
         assert socket.subprotocol == "shoal.v1"
         socket.send('{"id": 1, "item": 100}')
         socket.send('{"id": 2, "item": 2}')
-        check_streams(lambda: json.loads(socket.recv()))
+        check_streams(socket)
     with open_websocket(carrier, "/double") as socket:
         socket.send(b'{"id": 1}\n' + npy_of([1.5]))
         assert json.loads(socket.recv()) == {"id": 1, "result": [3.0]}
     item = next(NUMBERS)
-    left = served.app.held.left[item]
+    left = carrier.served.app.held.left[item]
     with open_websocket(carrier, "/held") as socket:
         socket.send(json.dumps({"id": 1, "item": item}))
         assert json.loads(socket.recv()) == {"id": 1, "next": item}
         assert not left.is_set()
     assert left.wait(HANG_S)
-
-
-@pytest.mark.parametrize("name", HTTP2)
-def test_a_websocket_is_carried_by_http2(served, name):
-    carrier = Carrier(served, name)
-    asked = ("sec-websocket-protocol", "shoal.v1")
-    with ExtendedConnect(carrier, "/count", asked) as socket:
-        assert socket.status == 200
-        assert socket.headers["sec-websocket-protocol"] == "shoal.v1"
-        socket.send(TextMessage('{"id": 1, "item": 100}'))
-        socket.send(TextMessage('{"id": 2, "item": 2}'))
-        check_streams(lambda: json.loads(socket.recv().data))
-    with ExtendedConnect(carrier, "/double", asked) as socket:
-        socket.send(BytesMessage(b'{"id": 1}\n' + npy_of([1.5])))
-        assert json.loads(socket.recv().data) == {"id": 1, "result": [3.0]}
-        socket.send(TextMessage("rubbish"))
-        assert socket.recv().code == 1007
-    item = next(NUMBERS)
-    left = served.app.held.left[item]
-    with ExtendedConnect(carrier, "/held", asked) as socket:
-        socket.send(TextMessage(json.dumps({"id": 1, "item": item})))
-        assert json.loads(socket.recv().data) == {"id": 1, "next": item}
-        assert not left.is_set()
-    assert left.wait(HANG_S)
-    with ExtendedConnect(carrier, "/double") as socket:
-        assert socket.status == 400  # asks for no sub-protocol
 
 
 def npy_of(values):
@@ -537,11 +365,11 @@ def npy_of(values):
     return file.getvalue()
 
 
-def check_streams(recv):
+def check_streams(socket):
     """Reads two streams to their ends."""
     found, ended = {1: [], 2: []}, set()
     while len(ended) < 2:
-        message = recv()
+        message = json.loads(socket.recv())
         if "next" in message:
             found[message["id"]].append(message["next"])
         else:

@@ -100,30 +100,17 @@ async def test_decorated_and_declared_endpoints_stand_beside_each_other():
 # Clashes
 
 
-def test_a_tag_is_declared_once():
-    app = declared("b")
-    with pytest.raises(errors.NameTaken):
-        app.backend("b", echo)
-    with pytest.raises(errors.NameTaken):
-        app.endpoint("/x", name="b")(negative)
-    app.route("x", backend="b", path="/x")  # the endpoint that failed took neither name nor path
-
-
-def test_a_name_and_a_path_with_a_method_are_declared_once():
-    app = declared("b")
-    app.route("e", backend="b", path="/e", methods=["POST"])
-    with pytest.raises(errors.NameTaken):
-        app.route("e", backend="b", path="/other")
-    with pytest.raises(errors.NameTaken):
-        app.route("other", backend="b", path="/e", methods=["PUT", "POST"])
-    with pytest.raises(errors.NameTaken):
-        app.endpoint("/e")(negative)
-    app.route("other", backend="b", path="/e", methods=["PUT"])
-
-
 @pytest.mark.parametrize(
     ("declare", "error"),
     [
+        (lambda app: app.backend("b", echo), errors.NameTaken),
+        (lambda app: app.endpoint("/x", name="b")(negative), errors.NameTaken),
+        (lambda app: app.endpoint("/there")(negative), errors.NameTaken),
+        (lambda app: app.route("there", backend="b", path="/x"), errors.NameTaken),
+        (
+            lambda app: app.route("x", backend="b", path="/there", methods=["PUT", "POST"]),
+            errors.NameTaken,
+        ),
         (lambda app: app.backend("b c", echo), ValueError),
         (lambda app: app.backend(5, echo), TypeError),
         (lambda app: app.backend("c", 5), TypeError),
@@ -150,9 +137,12 @@ def test_a_name_and_a_path_with_a_method_are_declared_once():
 )
 def test_a_declaration_that_is_wrong_is_refused_where_it_is_written(declare, error):
     app = declared("b")
-    app.route("there", backend="b")
+    app.route("there", backend="b", path="/there", methods=["POST"])
     with pytest.raises(error):
         declare(app)
+    # A declaration that failed has taken neither a name nor a path.
+    app.route("x", backend="b", path="/x")
+    app.route("put", backend="b", path="/there", methods=["PUT"])
 
 
 # Opening
@@ -189,19 +179,6 @@ async def test_what_was_changed_while_it_was_open_is_forgotten_without_a_state_f
         assert await answers(app) == {"new"}
     async with app.lifespan():
         assert await answers(app) == {"old"}
-
-
-@real_time
-async def test_code_that_can_not_be_made_says_where_and_leaves_it_closed():
-    app = shoal.App()
-    app.backend("broken", f"{CODE}:Broken")
-    app.route("e", backend="broken", path="/e")
-    for _ in range(2):
-        with pytest.raises(OSError, match="no weights") as caught:
-            async with app.lifespan():
-                pass
-        assert "the backend broken could not be opened" in caught.value.__notes__[-1]
-        assert (await ask(app, "/e", 1)).status == 503
 
 
 # With a state file
@@ -259,17 +236,6 @@ async def test_an_endpoint_that_can_not_be_kept_leaves_nothing_of_it(tmp_path):
             "traffic": {"old": 1.0},
             "shadows": {"new": 0.5},
         }
-
-
-@real_time
-async def test_code_that_was_declared_as_an_object_can_not_be_kept(tmp_path):
-    app = shoal.App()
-    app.endpoint("/e")(negative)
-    app.state = StateFile.open(tmp_path / "state.db")
-    with pytest.raises(errors.NotDurable) as caught:
-        async with app.lifespan():
-            pass
-    assert "the endpoint /e could not be opened" in caught.value.__notes__[-1]
 
 
 # Batched functions
@@ -330,12 +296,3 @@ async def test_a_batched_function_whose_backend_was_deleted_is_closed():
         with pytest.raises(errors.BatcherClosed):
             await tripled(3)
         assert (await ask(app, "/e", 3)).status == 404
-
-
-@pytest.mark.parametrize("declare", [shoal.App().get, shoal.App().post, shoal.App().endpoint])
-def test_a_decorator_without_its_path_is_told_how_to_write_it(declare):
-    with pytest.raises(TypeError, match=r'a path must be text, .*; write @app.endpoint\("/x"\)'):
-
-        @declare
-        def handler(item: int) -> int:
-            return item

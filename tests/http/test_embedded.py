@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import stat
@@ -12,8 +11,6 @@ import anyio
 import anyio.lowlevel
 import httpx
 import pytest
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 
 import shoal
 from serving.plain_code import double
@@ -40,14 +37,22 @@ async def is_served(url):
         return False
 
 
+async def serve(client, code):
+    await client.create_backend("b", code)
+    await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
+
+
+async def ask(url, statuses):
+    statuses.append((await talk(url, "/e", "POST", json=4, timeout=30)).status_code)
+
+
 def operating(url):
     return shoal.connect(url, token="correct-horse")
 
 
 async def test_what_is_changed_by_either_client_is_answered_from_then_on():
     async with shoal.start(http=OPERATED) as client:
-        await client.create_backend("b", double)
-        await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
+        await serve(client, double)
         assert (await talk(client.url, "/e", "POST", json=4)).json() == 8
         async with operating(client.url) as remote:
             assert set(await remote.list_backends()) == {"b"}
@@ -67,16 +72,6 @@ async def test_it_is_not_served_unless_asked_for(http):
         assert client.url is None
 
 
-def test_it_is_served_in_a_program_that_asyncio_runs():
-    async def main():
-        async with shoal.start(http=FREE) as client:
-            await client.create_backend("b", double)
-            await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
-            return (await talk(client.url, "/e", "POST", json=4)).json()
-
-    assert asyncio.run(main()) == 8
-
-
 async def test_an_address_in_use_is_an_os_error_and_frees_the_state_file(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -89,47 +84,6 @@ async def test_an_address_in_use_is_an_os_error_and_frees_the_state_file(tmp_pat
         pass
 
 
-@pytest.mark.parametrize(
-    "http",
-    [
-        5,
-        "0.0.0.0:80",
-        {"ports": 0},
-        {"port": "0"},
-        {"port": -1},
-        {"port": 0, "host": None},
-        {"port": 0, "uds": 5},
-        {"port": 0, "middlewares": 5},
-        {"port": 0, "middlewares": [5]},
-        {"port": 0, "token": 5},
-        {"port": 0, "admin_socket": 5},
-        {"port": 0, "allowed_modules": "my_models"},
-        {"port": 0, "max_connections": "x"},
-        {"port": 0, "max_body_bytes": "x"},
-        {"port": 0, "max_body_bytes": 0},
-        {"port": 0, "graceful_timeout_s": "x"},
-        {"port": 0, "event_loop": "asyncio"},
-    ],
-    ids=repr,
-)
-async def test_an_option_that_is_wrong_is_refused(http):
-    with pytest.raises((TypeError, ValueError)):
-        async with shoal.start(http=http):
-            pass
-
-
-async def test_shutting_down_ends_the_server_too():
-    async with shoal.start(http=OPERATED) as client:
-        await client.create_backend("b", double)
-        async with operating(client.url) as remote:
-            await remote.shutdown()
-        with pytest.raises(errors.ShutDown):
-            await client.list_backends()
-        with anyio.fail_after(10):
-            while await is_served(client.url):
-                await anyio.lowlevel.checkpoint()
-
-
 async def test_no_connection_is_accepted_while_it_shuts_down_and_what_runs_is_answered():
     runs, ends = anyio.Event(), anyio.Event()
     statuses = []
@@ -139,13 +93,9 @@ async def test_no_connection_is_accepted_while_it_shuts_down_and_what_runs_is_an
         await ends.wait()
         return items
 
-    async def ask(url) -> None:
-        statuses.append((await talk(url, "/e", "POST", json=4, timeout=30)).status_code)
-
     async with shoal.start(http=OPERATED) as client, anyio.create_task_group() as tasks:
-        await client.create_backend("b", held)
-        await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
-        tasks.start_soon(ask, client.url)
+        await serve(client, held)
+        tasks.start_soon(ask, client.url, statuses)
         await runs.wait()
         async with operating(client.url) as remote, anyio.create_task_group() as shutting_down:
             shutting_down.start_soon(remote.shutdown)
@@ -153,6 +103,8 @@ async def test_no_connection_is_accepted_while_it_shuts_down_and_what_runs_is_an
                 while await is_served(client.url):
                     await anyio.lowlevel.checkpoint()
             ends.set()
+        with pytest.raises(errors.ShutDown):
+            await client.list_backends()
     assert statuses == [200]
 
 
@@ -163,14 +115,11 @@ async def test_what_waits_when_the_block_is_left_is_answered(traffic, status):
 
     statuses = []
 
-    async def ask(url) -> None:
-        statuses.append((await talk(url, "/e", "POST", json=4, timeout=30)).status_code)
-
     async with anyio.create_task_group() as tasks, shoal.start(http=FREE) as client:
         config = {"batch_wait_timeout_s": None, "max_batch_size": 9}
         await client.create_backend("b", echo, config=config)
         await client.create_endpoint("e", backend=traffic, route="/e", methods=["POST"])
-        tasks.start_soon(ask, client.url)
+        tasks.start_soon(ask, client.url, statuses)
         while not (client.backends["b"].queued or client.endpoints["e"].held):
             await anyio.lowlevel.checkpoint()
     assert statuses == [status]
@@ -184,7 +133,7 @@ async def test_a_block_that_is_cancelled_leaves_no_request_without_an_end():
         await anyio.sleep_forever()
         return items
 
-    async def ask(url) -> None:
+    async def ask_and_end(url) -> None:
         with suppress(httpx.TransportError):
             assert (await talk(url, "/e", "POST", json=4)).status_code == 503
         ended.set()
@@ -192,9 +141,8 @@ async def test_a_block_that_is_cancelled_leaves_no_request_without_an_end():
     async with anyio.create_task_group() as tasks:
         with anyio.CancelScope() as scope:
             async with shoal.start(http=FREE) as client:
-                await client.create_backend("b", hang)
-                await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
-                tasks.start_soon(ask, client.url)
+                await serve(client, hang)
+                tasks.start_soon(ask_and_end, client.url)
                 await called.wait()
                 scope.cancel()
                 await anyio.sleep_forever()
@@ -228,53 +176,29 @@ async def test_a_unix_socket_that_others_can_open_has_no_admin_api_without_a_tok
         assert await remote.list_backends() == {}
 
 
-async def test_a_unix_socket_in_use_stays_with_who_has_it(tmp_path):
-    http = {"uds": str(tmp_path / "server.sock")}
-    async with shoal.start(http=http) as client:
-        with pytest.raises(OSError):
-            async with shoal.start(http=http):
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+async def test_without_a_token_nobody_operates_at_a_port(host):
+    async with shoal.start(http={**FREE, "host": host}) as client:
+        url = f"http://127.0.0.1:{client.url.rpartition(':')[2]}"
+        assert (await talk(url, "/-/healthz")).status_code == 200
+        # A relay that adds no header looks like a program of this machine, whoever is behind it.
+        headers = {"host": "localhost"}
+        assert (await talk(url, "/-/api/shutdown", "POST", headers=headers)).status_code == 404
+        assert await client.list_backends() == {}
+        with pytest.raises(ConnectionError, match="off without a token"):
+            async with shoal.connect(url):
                 pass
-        async with shoal.connect(client.url) as remote:
-            assert await remote.list_backends() == {}
 
 
-async def test_who_does_not_know_the_token_may_not_operate():
-    async with shoal.start(http={**FREE, "token": "correct-horse"}) as client:
-        for wrong in (None, "battery-staple"):
-            with pytest.raises(errors.NotAllowed):
-                async with shoal.connect(client.url, token=wrong) as remote:
-                    await remote.list_backends()
-        async with shoal.connect(client.url, token="correct-horse") as remote:
-            assert await remote.list_backends() == {}
-
-
-async def test_import_paths_lead_only_where_the_operator_allowed():
+async def test_import_paths_lead_only_to_code_of_the_allowed_modules():
     async with shoal.start(http=OPERATED) as client, operating(client.url) as remote:
         with pytest.raises(errors.NotAllowed):
             await remote.create_backend("b", "serving.plain_code:double")
     http = {**OPERATED, "allowed_modules": ["serving.plain_code"]}
     async with shoal.start(http=http) as client, operating(client.url) as remote:
         await remote.create_backend("b", "serving.plain_code:double")
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
-async def test_without_a_token_nobody_operates_at_a_port(host):
-    async with shoal.start(http={**FREE, "host": host}) as client:
-        url = f"http://127.0.0.1:{client.url.rpartition(':')[2]}"
-        assert (await talk(url, "/-/healthz")).status_code == 200
-        assert (await talk(url, "/-/api/backends")).status_code == 404
-
-
-async def test_what_a_relay_passes_on_to_the_port_operates_nothing():
-    # A relay that adds no header looks like a program of this machine, whoever is behind it.
-    async with shoal.start(http=FREE) as client:
-        headers = {"host": "localhost"}
-        answer = await talk(client.url, "/-/api/shutdown", "POST", headers=headers)
-        assert answer.status_code == 404
-        assert await client.list_backends() == {}
-        with pytest.raises(ConnectionError, match="off without a token"):
-            async with shoal.connect(client.url):
-                pass
+        with pytest.raises(errors.ReplicaNotStarted, match="not in serving"):
+            await remote.create_backend("imported", "serving.plain_code:accept_batch")
 
 
 async def test_the_admin_socket_is_the_owners_and_needs_no_token(tmp_path):
@@ -301,19 +225,10 @@ async def test_middlewares_stand_before_everything_the_first_outermost():
 
         return wrap
 
-    cors = Middleware(CORSMiddleware, allow_origins=["*"])
-    http = {**FREE, "middlewares": [noting("outer"), cors, noting("inner")]}
+    http = {**FREE, "middlewares": [noting("outer"), noting("inner")]}
     async with shoal.start(http=http) as client:
-        answer = await talk(client.url, "/-/healthz", headers={"origin": "http://elsewhere"})
-    assert answer.headers["access-control-allow-origin"] == "*"
+        await talk(client.url, "/-/healthz")
     assert passed == [("outer", "http"), ("inner", "http")]
-
-
-async def test_what_an_allowed_module_has_imported_is_no_backend():
-    http = {**OPERATED, "allowed_modules": ["serving.plain_code"]}
-    async with shoal.start(http=http) as client, operating(client.url) as remote:
-        with pytest.raises(errors.ReplicaNotStarted, match="not in serving"):
-            await remote.create_backend("b", "serving.plain_code:accept_batch")
 
 
 async def test_the_values_of_environment_variables_are_not_shown():
@@ -351,39 +266,11 @@ async def test_every_option_reaches_the_application_or_the_server(monkeypatch):
 
     async def noting(app, options, **more):
         passed.extend([app, options])
-        await serve(app, options, **more)
+        await serve_it(app, options, **more)
 
-    serve = embedded.serve
+    serve_it = embedded.serve
     monkeypatch.setattr(embedded, "serve", noting)
     async with shoal.start(http=given):
         app, options = passed
     assert app.settings == HttpOptions(**of_app)
     assert options == given
-
-
-async def test_a_call_may_take_as_long_as_the_options_say():
-    async def hang(items: list[int]) -> list[int]:
-        await anyio.sleep_forever()
-        return items
-
-    async with shoal.start(http={**FREE, "answer_timeout_s": 0.05}) as client:
-        await client.create_backend("b", hang)
-        await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
-        assert (await talk(client.url, "/e", "POST", json=4)).status_code == 504
-
-
-async def test_an_idle_connection_is_closed_when_the_options_say():
-    async with shoal.start(http={**FREE, "keep_alive_timeout_s": 0.05}) as client:
-        port = int(client.url.rpartition(":")[2])
-        with anyio.fail_after(4):
-            async with await anyio.connect_tcp("127.0.0.1", port) as idle:
-                with pytest.raises(anyio.EndOfStream):
-                    await idle.receive()
-
-
-async def test_an_inherited_socket_is_served():
-    inherited = socket.create_server(("127.0.0.1", 0))
-    port = inherited.getsockname()[1]
-    async with shoal.start(http={"fd": inherited.detach()}) as client:
-        assert client.url == f"http://127.0.0.1:{port}"
-        assert await is_served(client.url)

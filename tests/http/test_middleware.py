@@ -96,6 +96,18 @@ class Passing(BaseHTTPMiddleware):
         return await call_next(request)
 
 
+async def asking(server, version, path="/a", method="GET", body=b""):
+    """Returns the stream of a connection that has sent a request, of HTTP/1.1 or HTTP/2."""
+    stream = await server.connect()
+    if version == 1:
+        await stream.send_all(request(path, method=method, body=body))
+    else:
+        client = Http2Client(stream)
+        client.ask(path.encode(), method=method.encode(), body=body)
+        await client.flush()
+    return stream
+
+
 @leaves_its_stream
 @pytest.mark.real_time
 @pytest.mark.parametrize("version", [1, 2])
@@ -127,14 +139,7 @@ async def test_a_client_that_leaves_behind_starlettes_middleware_is_no_error(ver
 
     app.mount("/site", site)
     async with live(app) as server:
-        stream = await server.connect()
-        if version == 1:
-            await stream.send_all(request(path, method="POST", body=b"1"))
-        else:
-            client = Http2Client(stream)
-            number = client.ask(path.encode(), method=b"POST", end=False)
-            client.connection.send_data(number, b"1", end_stream=True)
-            await client.flush()
+        stream = await asking(server, version, path, method="POST", body=b"1")
         await began.wait()
         await stream.aclose()
         await left.wait()
@@ -159,18 +164,6 @@ async def test_on_other_servers_starlettes_middleware_gets_an_answer_though_the_
         call.leave()
         await call.returned.wait()
     assert call.status == 499
-
-
-async def asking(server, version):
-    """Returns the stream of a connection that has sent a request, of HTTP/1.1 or HTTP/2."""
-    stream = await server.connect()
-    if version == 1:
-        await stream.send_all(request("/a"))
-    else:
-        client = Http2Client(stream)
-        client.ask(b"/a")
-        await client.flush()
-    return stream
 
 
 @pytest.mark.real_time

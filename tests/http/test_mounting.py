@@ -9,7 +9,6 @@ import anyio
 import httpx
 import pytest
 from fastapi import FastAPI, Request
-from live_server import live, request
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
@@ -154,16 +153,6 @@ async def test_a_lifespan_can_not_be_mounted_when_it_would_not_run():
         assert (await ask(outer, "/other/openapi.json", method="GET")).status == 200
 
 
-async def test_mounted_lifespans_end_in_the_reverse_order():
-    log = []
-    outer = models()
-    outer.mount("/a/longer", api(log, "first"), lifespan=True)
-    outer.mount("/b", api(log, "second"), lifespan=True)
-    async with outer.lifespan():
-        pass
-    assert log == ["first opens", "second opens", "second closes", "first closes"]
-
-
 async def test_it_can_call_endpoints_while_it_starts_and_ends():
     outer, seen = models(), []
 
@@ -246,26 +235,6 @@ async def test_its_lifespan_is_not_run_unless_asked_for():
     outer.mount("/api", api(log))
     async with outer.lifespan():
         assert log == []
-
-
-@pytest.mark.real_time
-async def test_both_are_served():
-    log = []
-    outer = models()
-    outer.mount("/api", api(log), lifespan=True)
-    async with live(outer) as server:
-        answers = [
-            await server.talk(request("/length", method="POST", body=b'"eel"', close=True)),
-            await server.talk(request("/api/whoami", close=True)),
-        ]
-    assert [answer.split(b"\r\n\r\n")[-1][:14] for answer in answers] == [b"3", b'{"name":"api",']
-    assert log == ["api opens", "api closes"]
-
-
-def test_what_is_no_application_is_refused():
-    for lifespan in (False, True):
-        with pytest.raises(TypeError, match="takes an ASGI application"):
-            shoal.App().mount("/x", None, lifespan=lifespan)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("options", [{}, {"lifespan": True}])

@@ -7,9 +7,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from live_server import live, request
-
-import shoal
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {
@@ -87,52 +84,3 @@ def test_no_version_with_a_known_flaw_is_allowed():
     lowest = dict(each.partition(",")[0].split(">=") for each in extras["serve"])
     for name, version in MENDED_IN.items():
         assert tuple(map(int, lowest[name].split("."))) >= version
-
-
-@pytest.fixture
-def app():
-    app = shoal.App()
-
-    @app.endpoint("/double")
-    async def double(items: list[int]) -> list[int]:
-        return [2 * item for item in items]
-
-    return app
-
-
-def post(*headers):
-    lines = ["POST /double HTTP/1.1", "Host: shoal.test", *headers]
-    return "\r\n".join([*lines, "Content-Length: 2", "Connection: close", "", "21"]).encode()
-
-
-@pytest.mark.anyio
-@pytest.mark.real_time
-@pytest.mark.parametrize(
-    "headers",
-    [(), ("Content-Type:",), ("Content-Type: text/plain",), ("Content-Type: multipart/form-data",)],
-    ids=["none", "empty", "text", "form"],
-)
-async def test_json_is_read_if_it_says_that_it_is(app, headers):
-    """A page of another origin can send the types of forms, or none, without being asked."""
-    async with live(app) as server:
-        assert (await server.talk(post(*headers))).startswith(b"HTTP/1.1 415 ")
-        answer = await server.talk(post("Content-Type: application/json"))
-        assert answer.endswith(b"\r\n\r\n42")
-
-
-@pytest.mark.anyio
-@pytest.mark.real_time
-async def test_no_answer_lets_another_origin_read_it(app):
-    origin = "Origin: https://evil.test"
-    json = "Content-Type: application/json"
-    preflight = ("Access-Control-Request-Method: POST", "Access-Control-Request-Headers: a")
-    async with live(app) as server:
-        for asked in (
-            post(json, origin),
-            request("/-/readyz", headers=[origin], close=True),
-            request("/nowhere", headers=[origin], close=True),
-            request("/double", method="OPTIONS", headers=[origin, *preflight], close=True),
-        ):
-            answer = await server.talk(asked)
-            assert answer.startswith(b"HTTP/1.1 ")
-            assert b"access-control-" not in answer.lower()

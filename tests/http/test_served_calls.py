@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
-
 import pytest
 from held_app import answers_counted, counted, served, statistics
 from live_server import request
@@ -21,18 +18,6 @@ pytestmark = pytest.mark.anyio
 
 def admin_of(app):
     return AdminListener(AdminApi(app.controller, token="x" * 32, allowed_modules=()), behind=app)
-
-
-async def test_the_access_log_has_the_status_of_the_answer(app, held, caplog):
-    caplog.set_level(logging.INFO, "shoal.access")
-    async with served(app, access_log=True) as server:
-        server.connect().ask("/held", 1)
-        await settle()
-        assert caplog.records == []
-        held.go.set()
-        await settle()
-    lines = [json.loads(r.getMessage()) for r in caplog.records if r.name == "shoal.access"]
-    assert [(line["status"], line["bytes"]) for line in lines] == [(200, 1)]
 
 
 def itself(app):
@@ -111,30 +96,10 @@ async def test_a_server_that_ends_leaves_the_calls_of_another(app, held):
 async def test_an_answer_says_whether_the_connection_ends(app, held, version, headers, closes):
     held.go.set()
     async with served(app) as server:
-        client = server.connect()
-        client.ask("/held", 1, version=version, headers=headers)
-        await settle()
+        client = await server.ask("/held", 1, version=version, headers=headers)
         assert client.statuses == [200]
         assert (b"\r\nconnection: close\r\n" in client.wire.sent) == closes
         assert client.wire.is_open != closes
-
-
-async def test_head_gets_the_length_of_the_answer_alone(held):
-    held.go.set()
-    app = shoal.App()
-
-    @app.endpoint("/held", methods=("GET",))
-    async def double(items: list[bytes]) -> list[str]:
-        return ["answer"] * len(items)
-
-    async with served(app) as server:
-        client = server.connect()
-        client.ask("/held", method="HEAD")
-        await settle()
-        assert client.wire.sent.startswith(b"HTTP/1.1 200 OK\r\n")
-        assert client.wire.sent.endswith(b"\r\n\r\n")
-        assert b"content-length: 8\r\n" in client.wire.sent
-        assert client.wire.is_open
 
 
 async def test_a_body_that_is_too_large_is_refused_though_it_came_whole():

@@ -20,7 +20,7 @@ from shoal.testing import settle
 pytestmark = pytest.mark.anyio
 
 
-# Calls that fail.
+BOUNDED = {"max_batch_size": 1, "max_concurrent_batches": 1, "max_queued_requests": 1}
 
 
 @pytest.mark.parametrize("queued", [False, True])
@@ -52,13 +52,9 @@ async def test_a_call_that_is_late_is_answered_with_504(held, queued):
 
 async def test_a_call_that_finds_the_queue_full_is_refused_at_once(held):
     app = shoal.App()
-    bounded = {"max_batch_size": 1, "max_concurrent_batches": 1, "max_queued_requests": 1}
-    app.endpoint("/held", name="held", **bounded)(held)
+    app.endpoint("/held", name="held", **BOUNDED)(held)
     async with served(app) as server:
-        clients = [server.connect() for _ in range(4)]
-        for client in clients:
-            client.ask("/held", 1)
-            await settle()
+        clients = [await server.ask("/held", 1) for _ in range(4)]
         assert [client.statuses for client in clients] == [[], [], [503], [503]]
         assert [kind_of(client.answers[0]) for client in clients[2:]] == ["overloaded"] * 2
         assert server.counts() == (4, 2)
@@ -71,13 +67,9 @@ async def test_a_call_that_finds_the_queue_full_is_refused_at_once(held):
 
 async def test_a_call_that_makes_room_for_another_is_answered(held):
     app = shoal.App()
-    bounded = {"max_batch_size": 1, "max_concurrent_batches": 1, "max_queued_requests": 1}
-    app.endpoint("/held", name="held", overload="shed_oldest", **bounded)(held)
+    app.endpoint("/held", name="held", overload="shed_oldest", **BOUNDED)(held)
     async with served(app) as server:
-        clients = [server.connect() for _ in range(3)]
-        for client in clients:
-            client.ask("/held", 1)
-            await settle()
+        clients = [await server.ask("/held", 1) for _ in range(3)]
         assert [client.statuses for client in clients] == [[], [503], []]
         held.go.set()
         await settle()
@@ -203,9 +195,7 @@ async def test_a_call_that_waits_for_a_backend_is_told_that_its_endpoint_was_del
     app.endpoint("/held", name="held")(held)
     async with served(app) as server:
         await app.controller.create_endpoint("later", backend=None, route="/later")
-        client = server.connect()
-        client.ask("/later", 1)
-        await settle()
+        client = await server.ask("/later", 1)
         await app.controller.delete_endpoint("later")
         await settle()
         assert client.statuses == [404]
@@ -218,10 +208,7 @@ async def test_calls_of_a_backend_that_is_deleted_are_answered(held, force):
     app = shoal.App()
     app.endpoint("/held", name="held", max_batch_size=1, graceful_shutdown_timeout_s=5)(held)
     async with served(app) as server:
-        clients = [server.connect() for _ in range(2)]
-        for client in clients:
-            client.ask("/held", 1)
-        await settle()
+        clients = [await server.ask("/held", 1) for _ in range(2)]
         await app.controller.delete_endpoint("held")
         await app.controller.delete_backend("held", force=force)
         await settle()

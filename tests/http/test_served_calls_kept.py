@@ -27,9 +27,7 @@ async def test_a_backend_that_is_deleted_is_not_kept_by_its_last_call(held):
     app.endpoint("/model", name="model")(same)
     app.backend("next", held)
     async with served(app) as server:
-        client = server.connect()
-        client.ask("/model", 1)
-        await settle()
+        client = await server.ask("/model", 1)
         assert client.statuses == [200]
         batcher = weakref.ref(app.controller.backends["model"].method_batchers["__call__"].batcher)
         await app.controller.set_traffic("model", {"next": 1})

@@ -72,21 +72,15 @@ async def test_a_client_that_leaves_while_its_call_is_queued_frees_its_place(hel
     assert held.batches == [[0], [2]]
 
 
-async def test_a_client_that_leaves_while_its_call_runs_cancels_it(app, held):
-    async with served(app) as server:
-        client = server.connect()
-        client.ask("/held", 1)
-        await settle()
-        client.leave()
-        await settled(server, client)
-        assert held.cancelled == 1
-        assert counted(app) == (1, 0)
-        assert statistics(app).cancelled == 1
-        assert await answers_counted(app) == {"left": 1}
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
-async def test_a_client_of_openai_that_leaves_while_its_call_runs_cancels_it(path):
+@pytest.mark.parametrize(
+    ("path", "item"),
+    [
+        ("/held", "a"),
+        ("/v1/completions", {"model": "held", "prompt": "a"}),
+        ("/v1/embeddings", {"model": "held", "input": "a"}),
+    ],
+)
+async def test_a_client_that_leaves_while_its_call_runs_cancels_it(path, item):
     app, cancelled = shoal.App(protocols=["openai"]), []
 
     @app.endpoint("/held", name="held")
@@ -97,9 +91,7 @@ async def test_a_client_of_openai_that_leaves_while_its_call_runs_cancels_it(pat
             cancelled.append(len(texts))
 
     async with served(app) as server:
-        client = server.connect()
-        client.ask(path, {"model": "held", "prompt": "a", "input": "a"})
-        await settle()
+        client = await server.ask(path, item)
         assert server.shared.running == 1
         client.leave()
         await settled(server, client)
@@ -190,9 +182,7 @@ async def test_a_client_that_leaves_while_its_call_waits_for_a_backend_frees_its
     app.endpoint("/held", name="held")(held)
     async with served(app) as server:
         await app.controller.create_endpoint("later", backend=None, route="/later")
-        client = server.connect()
-        client.ask("/later", 1)
-        await settle()
+        client = await server.ask("/later", 1)
         assert server.counts() == (1, 0)
         client.leave()
         await settled(server, client)
@@ -233,9 +223,7 @@ async def test_clients_that_all_leave_leave_nothing_behind(app, held):
 
 async def test_a_call_is_answered_during_the_drain(app, held):
     async with served(app) as server:
-        client = server.connect()
-        client.ask("/held", 1)
-        await settle()
+        client = await server.ask("/held", 1)
         server.shared.drain()
         assert server.shared.running == 1
         held.go.set()
@@ -247,9 +235,7 @@ async def test_a_call_is_answered_during_the_drain(app, held):
 
 async def test_a_call_that_is_cut_off_is_answered_with_a_problem(app, held):
     async with served(app) as server:
-        client = server.connect()
-        client.ask("/held", 1)
-        await settle()
+        client = await server.ask("/held", 1)
         server.shared.end_early()
         await settle()
         assert [kind_of(answer) for answer in client.answers] == ["closed"]
@@ -262,9 +248,7 @@ async def test_a_call_that_is_cut_off_is_answered_with_a_problem(app, held):
 @pytest.mark.parametrize("steps", range(8))
 async def test_a_call_that_is_cut_off_as_it_ends_is_answered_once(app, held, steps):
     async with served(app) as server:
-        client = server.connect()
-        client.ask("/held", 1)
-        await settle()
+        client = await server.ask("/held", 1)
         held.go.set()
         for _ in range(steps):
             await anyio.lowlevel.checkpoint()
@@ -276,9 +260,7 @@ async def test_a_call_that_is_cut_off_as_it_ends_is_answered_once(app, held, ste
 
 async def test_a_connection_that_is_aborted_ends_its_call(app, held):
     async with served(app) as server:
-        client = server.connect()
-        client.ask("/held", 1)
-        await settle()
+        client = await server.ask("/held", 1)
         server.abort()
         await settled(server, client)
         assert held.cancelled == 1
@@ -325,16 +307,6 @@ async def connected(app, tasks):
     await is_up.wait()
     async with await anyio.connect_tcp("127.0.0.1", int(urls[0].rpartition(":")[2])) as stream:
         yield stream
-
-
-@pytest.mark.real_time
-async def test_a_call_is_answered_on_a_real_socket(app, held):
-    held.go.set()
-    async with live(app) as server:
-        asked_for = asked("/held", 7, headers=["Connection: close"])
-        answer = await server.talk(asked_for)
-        assert answer.endswith(b"\r\n\r\n7")
-    assert server.drained.served == 1
 
 
 @pytest.mark.real_time

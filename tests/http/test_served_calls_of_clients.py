@@ -46,9 +46,7 @@ async def test_the_admin_api_wants_its_token_however_its_path_is_written(method)
     async with app.lifespan(), serving(AppAdmin(app, token="x" * 32, allowed_modules=())) as server:
         for status, targets in ((401, OF_ADMINS), (404, NOWHERE), (200, OF_ENDPOINTS)):
             for target in targets:
-                client = server.connect()
-                client.ask(target, method=method)
-                await settle()
+                client = await server.ask(target, method=method)
                 assert (target, client.statuses) == (target, [status])
 
 

@@ -168,25 +168,6 @@ async def test_a_call_that_is_cut_off_gets_its_items_and_then_the_error(app, ste
         assert steps.closed
 
 
-async def test_a_failure_comes_after_the_items(app, steps):
-    async with served(app) as server:
-        (client,) = await begun(server, steps)
-        await steps.take("a", ValueError("broken"))
-        assert items_of(client) == [0, "a"]
-        assert parts_of(client)[-1]["error"]["status"] == 500
-        assert server.counts() == (1, 1)
-
-
-async def test_the_next_request_of_a_connection_is_answered_after_the_stream(app, steps):
-    async with served(app) as server:
-        (client,) = await begun(server, steps)
-        client.ask("/-/healthz")
-        await steps.take(1, shoal.END)
-        stream, _, after = client.wire.sent.partition(b"0\r\n\r\n")
-        assert stream.count(b'{"item":') == 2
-        assert after.startswith(b"HTTP/1.1 ")
-
-
 async def test_silence_after_an_item_is_broken_by_a_heartbeat():
     app = shoal.App(heartbeat_s=1.0)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 
-import anyio
 import pytest
 from held_app import counted, served
 from sharing_app import CACHE, Slow, asked_together
@@ -15,20 +13,6 @@ from shoal.testing import settle
 from shoal.testing.asgi import ask
 
 pytestmark = pytest.mark.anyio
-
-
-async def test_equal_requests_share_a_call():
-    slow = Slow(dedupe=True)
-    async with slow.app.lifespan():
-        request = ("/unary", {"value": 3}, {})
-        assert await asked_together(slow.app, request, request) == [{"twice": 6}] * 2
-        assert slow.items == [{"value": 3}]
-        stream = ("/stream", {"value": 3}, {})
-        one, other = await asked_together(slow.app, stream, stream)
-        assert one == other
-        assert b"3.0" in one
-        assert b"3.1" in one
-    assert slow.items == [{"value": 3}] * 2
 
 
 async def test_a_cached_result_is_answered_though_the_key_function_changes_its_mind():
@@ -74,20 +58,6 @@ async def test_a_cached_result_that_can_not_be_written_fails_once_and_its_client
         assert gone.releases == 1
         assert server.counts() == (2, 2)
         assert counted(app, "fail") == (2, 2)
-
-
-async def test_a_client_that_leaves_takes_it_from_nobody():
-    slow = Slow(dedupe=True)
-    async with served(slow.app) as server:
-        first, second = server.connect(), server.connect()
-        first.ask("/unary", {"value": 3})
-        await settle()
-        second.ask("/unary", {"value": 3})
-        await anyio.sleep(0.5)
-        first.leave()
-        await anyio.sleep(1)
-        assert json.loads(second.answers[0][1]) == {"twice": 6}
-    assert slow.items == [{"value": 3}]
 
 
 async def test_path_parameters_are_part_of_a_request():

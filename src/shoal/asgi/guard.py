@@ -52,7 +52,7 @@ class RequestGuard:
             origin = None
         if (host, origin) in self._known:
             return
-        if self._hosts is not None and _host_of(host) not in self._hosts:
+        if self._hosts is not None and host_of(host) not in self._hosts:
             self._log_once(421, "host", host, "allowed_hosts (--allow-host)")
             raise BadRequest(
                 421,
@@ -99,7 +99,7 @@ def _names(allowed: Iterable[str], default: Iterable[str]) -> frozenset[str] | N
     return None if "*" in names else names
 
 
-def _host_of(host: bytes) -> str:
+def host_of(host: bytes) -> str:
     """Returns a host without its port and brackets, in lower case; empty if it is malformed."""
     match = _HOST.fullmatch(host.decode("latin-1").lower())
     return "" if match is None else match[1] or match[2]

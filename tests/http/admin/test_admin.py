@@ -204,13 +204,6 @@ async def test_an_error_is_told_though_utf_8_has_no_form_for_its_text(client):
     assert answer.json()["detail"].endswith(r"\udcff.onnx")
 
 
-async def test_after_the_shutdown_verbs_say_so(client):
-    app = admin_app(client)
-    await talk(app, "POST", "shutdown")
-    answer = await talk(app, "GET", "status")
-    assert (answer.status, kind_of(answer)) == (503, "shut-down")
-
-
 async def test_a_result_that_json_has_not_is_said_to_be_one(client):
     async def answer():
         return object()
@@ -326,27 +319,16 @@ async def test_each_route_needs_the_token(client, route):
 @pytest.mark.parametrize(
     "given",
     [
-        "",
-        "Bearer",
-        "Bearer wrong",
-        f"Basic {TOKEN}",
-        TOKEN,
-        f"Bearer {TOKEN}x",
-        f"Bearer {TOKEN[:-1]}",
-        "Bearer \u00fc",
+        *([""], ["Bearer"], ["Bearer wrong"], ["Bearer \u00fc"], [f"Basic {TOKEN}"], [TOKEN]),
+        *([f"Bearer {TOKEN}x"], [f"Bearer {TOKEN[:-1]}"], [f"Bearer {TOKEN}"] * 2),
     ],
+    ids=str,
 )
 async def test_a_wrong_token_is_refused(client, given):
-    headers = (LOCAL, ("authorization", given))
+    headers = (LOCAL, *(("authorization", one) for one in given))
     answer = await talk(admin_app(client, token=TOKEN), "GET", "status", headers=headers)
     assert answer.status == 401
     assert client.asked == []
-
-
-async def test_two_tokens_are_none(client):
-    headers = (LOCAL, BEARER, BEARER)
-    answer = await talk(admin_app(client, token=TOKEN), "GET", "status", headers=headers)
-    assert answer.status == 401
 
 
 async def test_a_path_that_is_not_there_needs_the_token_too(client):
@@ -397,41 +379,26 @@ async def test_a_page_of_a_browser_can_change_nothing(client, route, token):
 
 
 @pytest.mark.parametrize(
-    "host",
+    "hosts",
     [
-        "evil.test",
-        "localhost.evil.test",
-        "127.0.0.1.evil.test",
-        "localhost:80@evil.test",
-        "[::2]:80",
-        "10.0.0.1",
-        "::1",
-        "",
-        None,
+        *(["evil.test"], ["localhost.evil.test"], ["127.0.0.1.evil.test"]),
+        *(["localhost:80@evil.test"], ["[::2]:80"], ["10.0.0.1"], ["::1"], [""], []),
+        ["localhost:8000", "evil.test"],
     ],
+    ids=str,
 )
-async def test_without_a_token_other_host_names_are_refused(client, host):
-    headers = [] if host is None else [("host", host)]
+async def test_without_a_token_other_host_names_are_refused(client, hosts):
+    headers = [("host", host) for host in hosts]
     answer = await talk(admin_app(client), "GET", "status", headers=headers)
     assert (answer.status, kind_of(answer)) == (421, "misdirected")
     assert client.asked == []
 
 
-async def test_a_second_name_beside_a_good_one_is_refused(client):
-    answer = await talk(admin_app(client), "GET", "status", headers=(LOCAL, ("host", "evil.test")))
-    assert answer.status == 421
-
-
 @pytest.mark.parametrize(
     "host",
     [
-        "localhost",
-        "LOCALHOST:80",
-        "localhost.:80",
-        "127.0.0.1:8000",
-        "127.1.2.3",
-        "[::1]",
-        "[::1]:80",
+        *("localhost", "LOCALHOST:80", "localhost.:80"),
+        *("127.0.0.1:8000", "127.1.2.3", "[::1]", "[::1]:80"),
     ],
 )
 async def test_without_a_token_loopback_names_are_accepted(client, host):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import asynccontextmanager
 
 import anyio
 import pytest
@@ -41,8 +42,13 @@ def app(controller):
     return AdminListener(AdminApi(controller, token=None, allowed_modules=None))
 
 
-def trace(app, item, **more):
-    return Call(app, "/-/api/trace", item=item, headers=[LOCAL], **more)
+@asynccontextmanager
+async def tracing(app, item, *, until=b'"batcher"'):
+    """A recording that has begun."""
+    call = Call(app, "/-/api/trace", item=item, headers=[LOCAL])
+    async with calling(call):
+        await call.until_sent(until)
+        yield call
 
 
 def lines_of(body):
@@ -55,9 +61,7 @@ def of_kind(body, kind):
 
 async def test_a_recording_has_the_batchers_their_requests_and_an_end(app, controller):
     handle = await controller.get_handle("s")
-    call = trace(app, {"seconds": 2.2})
-    async with calling(call):
-        await call.until_sent(b'"batcher"')
+    async with tracing(app, {"seconds": 2.2}) as call:
         for number in range(3):
             assert await handle.call(number) == 2 * number
         await call.returned.wait()
@@ -88,9 +92,7 @@ async def test_a_recording_has_the_batchers_their_requests_and_an_end(app, contr
 
 async def test_one_backend_can_be_recorded_and_a_change_of_its_options_is(app, controller):
     small, large = await controller.get_handle("s"), await controller.get_handle("l")
-    call = trace(app, {"seconds": 2, "backend": "large"})
-    async with calling(call):
-        await call.until_sent(b'"batcher"')
+    async with tracing(app, {"seconds": 2, "backend": "large"}) as call:
         await small.call(1)
         await large.call(1)
         await controller.update_backend_config("large", {"max_batch_size": 32})
@@ -103,9 +105,8 @@ async def test_one_backend_can_be_recorded_and_a_change_of_its_options_is(app, c
 
 async def test_a_recording_is_full_some_time(app, controller):
     handle = await controller.get_handle("l")
-    call = trace(app, {"seconds": 100, "most_requests": 5, "most_a_second": 3})
-    async with calling(call), anyio.create_task_group() as tasks:
-        await call.until_sent(b'"batcher"')
+    limits = {"seconds": 100, "most_requests": 5, "most_a_second": 3}
+    async with tracing(app, limits) as call, anyio.create_task_group() as tasks:
         for number in range(4):
             tasks.start_soon(handle.call, number)
         await anyio.sleep(1.2)
@@ -121,9 +122,7 @@ async def test_what_a_slow_reader_misses_is_counted_and_it_delays_nobody(
 ):
     monkeypatch.setattr(arrivals, "MOST_HELD", 4)
     handle = await controller.get_handle("s")
-    call = trace(app, {"seconds": 5})
-    async with calling(call):
-        await call.until_sent(b'"batcher"')
+    async with tracing(app, {"seconds": 5}) as call:
         call.stop_reading()
         began_at = anyio.current_time()
         for number in range(100):
@@ -140,9 +139,7 @@ async def test_what_a_slow_reader_misses_is_counted_and_it_delays_nobody(
 async def test_one_that_does_not_read_is_disconnected_and_nothing_is_recorded_any_more(
     app, controller
 ):
-    call = trace(app, {"seconds": 1000})
-    async with calling(call):
-        await call.until_sent(b'"progress"')
+    async with tracing(app, {"seconds": 1000}, until=b'"progress"') as call:
         assert len(controller.observers.all) == 1
         call.stop_reading()
         await call.returned.wait()
@@ -150,18 +147,14 @@ async def test_one_that_does_not_read_is_disconnected_and_nothing_is_recorded_an
 
 
 async def test_one_that_leaves_ends_its_recording(app, controller):
-    call = trace(app, {"seconds": 1000})
-    async with calling(call):
-        await call.until_sent(b'"batcher"')
+    async with tracing(app, {"seconds": 1000}) as call:
         call.leave()
         await call.returned.wait()
         assert controller.observers.all == ()
 
 
 async def test_a_server_that_ends_ends_its_recordings(app, controller):
-    call = trace(app, {"seconds": 1000})
-    async with calling(call):
-        await call.until_sent(b'"progress"')
+    async with tracing(app, {"seconds": 1000}, until=b'"progress"') as call:
         controller.drain()
         await call.returned.wait()
     (end,) = of_kind(call.answer.body, "end")
@@ -170,9 +163,7 @@ async def test_a_server_that_ends_ends_its_recordings(app, controller):
 
 async def test_few_recordings_run_at_once(app, controller, monkeypatch):
     monkeypatch.setattr(recordings, "MOST_RECORDINGS", 1)
-    call = trace(app, {"seconds": 1})
-    async with calling(call):
-        await call.until_sent(b'"batcher"')
+    async with tracing(app, {"seconds": 1}) as call:
         refused = await ask(app, "/-/api/trace", {"seconds": 1}, headers=[LOCAL])
         assert refused.status == 503
         assert refused.json()["type"].endswith("too-many-recordings")

@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import json
 import re
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.resources import files
 from types import SimpleNamespace
 from urllib.parse import quote
@@ -60,6 +60,15 @@ def app():
 
 def viewer(app):
     return Call(app, FEED, method="GET")
+
+
+@asynccontextmanager
+async def watched(app):
+    """A viewer that has had its first message."""
+    call = viewer(app)
+    async with calling(call):
+        await call.until(lambda call: call.body)
+        yield call
 
 
 def messages_of(call):
@@ -115,9 +124,7 @@ def test_the_files_of_others_are_what_their_list_says(name):
 
 
 async def test_a_viewer_is_told_what_batches_do(app):
-    watching = viewer(app)
-    async with app.lifespan(), calling(watching):
-        await watching.until(lambda call: call.body)
+    async with app.lifespan(), watched(app) as watching:
         calls = [Call(app, "/slow", item=item) for item in (1, 2, 3)]
         async with anyio.create_task_group() as tasks:
             for call in calls:
@@ -170,10 +177,8 @@ async def test_failures_are_noted_before_anybody_watches_and_without_their_texts
     async with app.lifespan():
         failed = await ask(app, "/slow", item=13)
         assert failed.status == 500
-        watching = viewer(app)
-        async with calling(watching):
-            await watching.until(lambda call: call.body)
-        (failure,) = state_of(messages_of(watching))["failures"]
+        async with watched(app) as watching:
+            (failure,) = state_of(messages_of(watching))["failures"]
     assert failure.pop("age_s") < 1
     ids = [failed.headers["x-request-id"]]
     assert failure == {
@@ -196,16 +201,12 @@ async def counted(app):
 async def test_a_viewer_counts_as_a_request_only_if_it_is_refused(app, monkeypatch):
     monkeypatch.setattr("shoal.http.dashboard.feed.MOST_PUBLIC", 1)
     async with app.lifespan():
-        watching = viewer(app)
-        async with calling(watching):
-            await watching.until(lambda call: call.body)
+        async with watched(app) as watching:
             assert (await ask(app, f"{DASHBOARD}/feed", method="GET")).status == 503
             watching.leave()
             await watching.returned.wait()
         assert await counted(app) == {"unavailable": "1.0"}
-        ended = viewer(app)
-        async with calling(ended):
-            await ended.until(lambda call: call.body)
+        async with watched(app) as ended:
             app.begin_drain()
             await ended.returned.wait()
         assert await counted(app) == {"unavailable": "1.0", "ok": "1.0"}  # that of the metrics
@@ -258,9 +259,7 @@ async def test_a_viewer_beyond_the_limit_is_refused_until_another_leaves(app):
         assert refused.headers["retry-after"] == "1"
         watching[0].leave()
         await anyio.sleep(UNNOTICED_S + 0.01)
-        late = viewer(app)
-        async with calling(late):
-            await late.until(lambda call: call.body)
+        async with watched(app) as late:
             assert late.status == 200
 
 
@@ -301,9 +300,7 @@ async def test_a_deleted_backend_disappears(app):
         assert "gone" not in {one["name"] for one in state_of(messages_of(watching))["backends"]}
         await client.create_backend("gone", slow)
         await anyio.sleep(1.5)
-        late = viewer(app)
-        async with calling(late):
-            await late.until(lambda call: call.body)
+        async with watched(app) as late:
             assert lane_of(messages_of(late), "gone") == ([], [])
 
 
@@ -311,10 +308,8 @@ async def test_what_is_shown_is_bounded():
     app = shoal.App(dashboard=True)
     for number in range(MOST_SHOWN + 3):
         app.endpoint(f"/{number}", name=f"e{number}")(slow)
-    watching = viewer(app)
-    async with app.lifespan(), calling(watching):
-        await watching.until(lambda call: call.body)
-    (message,) = messages_of(watching)
+    async with app.lifespan(), watched(app) as watching:
+        (message,) = messages_of(watching)
     assert len(message["lanes"]) == MOST_SHOWN
     assert len(state_of([message])["backends"]) == MOST_SHOWN
     assert state_of([message])["hidden"] == 6

@@ -12,10 +12,10 @@ import httpx
 import pytest
 from live_server import live
 from starlette.exceptions import HTTPException
-from test_dashboard import messages_of, state_of, viewer
+from test_dashboard import messages_of, state_of, watched
 
 import shoal
-from shoal.testing.asgi import ask, calling
+from shoal.testing.asgi import ask
 from socket_in_memory import opened
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
@@ -60,6 +60,24 @@ async def test_an_embedding_that_is_not_finite_is_a_failure(result, asked):
     vector = result if isinstance(result, list) else [1.0, result]
     found = await posted(app_of(answering_with(vector)), "/v1/embeddings", asked)
     assert found == (500, (1, 1))
+
+
+async def raising(items: list) -> list:
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/m", 1),
+        ("/v2/models/m/infer", ROW),
+        ("/v1/completions", {"model": "m", "prompt": "a"}),
+        ("/v1/embeddings", EMBED),
+        ("/v1/embeddings", {**EMBED, "input": ["a", "b"]}),
+    ],
+)
+async def test_a_call_that_raises_is_a_failure(path, asked):
+    assert await posted(app_of(raising), path, asked) == (500, (1, 1))
 
 
 @pytest.mark.parametrize("accept", ACCEPTS)
@@ -120,11 +138,9 @@ async def test_an_answer_that_code_has_chosen_is_no_failure_below_500(status, er
             socket.say(id=1, item=1)
             assert (await socket.read())["error"]["status"] == status
         assert counts(app) == (2, 2 * errors)
-        watching = viewer(app)
-        async with calling(watching):
-            await watching.until(lambda call: call.body)
-        # Equal failures are shown together.
-        failures = state_of(messages_of(watching))["failures"]
+        async with watched(app) as watching:
+            # Equal failures are shown together.
+            failures = state_of(messages_of(watching))["failures"]
         shown = [(one["error"], one["count"]) for one in failures]
         assert shown == [("HTTPException", 2)] * errors
         (statistics,) = app.controller.backends["m"].statistics()
@@ -151,8 +167,6 @@ async def test_failures_beside_a_chosen_answer_are_shown():
         async with anyio.create_task_group() as tasks:
             for item in (1, 2):
                 tasks.start_soon(ask, app, "/m", item)
-        watching = viewer(app)
-        async with calling(watching):
-            await watching.until(lambda call: call.body)
-        (failure,) = state_of(messages_of(watching))["failures"]
+        async with watched(app) as watching:
+            (failure,) = state_of(messages_of(watching))["failures"]
     assert (failure["error"], failure["count"]) == ("KeyError", 1)

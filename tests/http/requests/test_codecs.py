@@ -1,6 +1,5 @@
 """The seam for protocols: another one is a codec and its paths, and gets all else of a call."""
 
-import anyio
 import pytest
 
 import shoal
@@ -130,26 +129,6 @@ async def test_streams_have_its_form():
         assert broken.body.endswith(b"+ 12\n! internal r1\n")
 
 
-async def test_a_client_that_leaves_cancels_its_call():
-    app, began, left = text_app(), anyio.Event(), anyio.Event()
-
-    @app.endpoint("/w")
-    async def waiting(items: list[int]) -> list[int]:
-        began.set()
-        try:
-            await anyio.sleep_forever()
-        finally:
-            left.set()
-
-    async with app.lifespan():
-        call = Call(app, "/text/waiting", body=b"1")
-        async with calling(call):
-            await began.wait()
-            call.leave()
-        await left.wait()
-        assert call.status is None
-
-
 async def test_the_first_protocol_with_a_route_at_a_path_has_it():
     app = text_app()
     app.endpoint("/text/doubled")(doubled)
@@ -165,17 +144,6 @@ async def test_a_protocol_has_routes_that_belong_to_no_endpoint():
     app.endpoint("/d")(doubled)
     async with app.lifespan():
         assert (await ask(app, "/text", method="GET")).body == b"doubled"
-
-
-def test_a_wrong_protocol_is_refused():
-    with pytest.raises(ValueError, match="not 'opanai'; did you mean 'openai'"):
-        shoal.App(protocols=["opanai"])
-    with pytest.raises(ValueError, match=r"\(oip, openai\), not 'smtp'$"):
-        shoal.App(protocols=["smtp"])
-    with pytest.raises(TypeError, match=r"protocols must be a list of names .* not with 3"):
-        shoal.App(protocols=[3])
-    with pytest.raises(TypeError, match=r"protocols must be a list of names .* not 'oip'"):
-        shoal.App(protocols="oip")
 
 
 class FailingRoutes(TextRoutes):

@@ -48,19 +48,6 @@ async def test_a_short_call_never_waits_in_receive():
         assert call.answer.json() == 1
 
 
-async def test_who_waited_in_receive_has_ended_before_the_answer_is_sent():
-    go = anyio.Event()
-    app = holding_app(go)
-    call = Call(app, "/held", item=1)
-    async with app.lifespan(), calling(call):
-        await anyio.sleep(1)
-        assert call.is_listening
-        go.set()
-        await call.returned.wait()
-    assert call.answer.json() == 1
-    assert not call.listened_to_the_end
-
-
 async def test_a_receive_that_raises_ends_its_call_alone(caplog):
     go = anyio.Event()
 

@@ -20,25 +20,6 @@ def app(held):
     return app
 
 
-async def test_a_client_that_leaves_the_queue_never_reaches_the_handler(app, held):
-    first, queued, last = (Call(app, "/held", item=item) for item in (1, 2, 3))
-    async with app.lifespan(), calling(first) as tasks:
-        await settle()
-        tasks.start_soon(queued.run)
-        tasks.start_soon(last.run)
-        await settle()
-        assert statistics(app).queued == 2
-        queued.leave()
-        await queued.returned.wait()
-        assert statistics(app).queued == 1
-        held.go.set()
-        await last.returned.wait()
-    assert held.batches == [[1], [3]]
-    assert queued.status == LEFT
-    assert (first.answer.json(), last.answer.json()) == (1, 3)
-    assert statistics(app).cancelled == 1
-
-
 async def test_a_client_that_leaves_the_handler_loses_its_result_and_its_mate_does_not(app, held):
     app.endpoint("/pair", name="pair", max_batch_size=2, batch_wait_timeout_s=None)(held)
     leaver, mate = (Call(app, "/pair", item=item) for item in (1, 2))
@@ -119,31 +100,6 @@ async def test_a_cancelled_request_drops_its_call(app, held):
         await settle()
         assert statistics(app).cancelled == 1
     assert held.cancelled == 1
-
-
-@pytest.mark.parametrize(("given", "ends"), [({}, 60), ({"answer_timeout_s": 7}, 7)])
-async def test_no_call_with_one_result_waits_without_an_end(held, given, ends):
-    app = shoal.App(**given)
-    app.endpoint("/held", name="held")(held)
-    call = Call(app, "/held", item=1)
-    async with app.lifespan():
-        started = anyio.current_time()
-        await call.run()
-        assert anyio.current_time() - started == pytest.approx(ends)
-    assert call.status == 504
-
-
-@pytest.mark.slow
-async def test_without_a_limit_a_call_may_wait_for_a_day(held):
-    app = shoal.App(answer_timeout_s=None)
-    app.endpoint("/held", name="held")(held)
-    call = Call(app, "/held", item=1)
-    async with app.lifespan(), calling(call):
-        await anyio.sleep(86_400)
-        assert not call.returned.is_set()
-        held.go.set()
-        await call.returned.wait()
-    assert call.status == 200
 
 
 @pytest.fixture

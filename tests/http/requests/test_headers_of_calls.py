@@ -63,7 +63,8 @@ FORMS = {
     "row": Form("/v2/models/whole/infer", 1, {}),
     "rows": Form("/v2/models/whole/infer", 2, {}),
 }
-LIMITED = {name: form for name, form in FORMS.items() if "stream" not in form.more}
+
+
 each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
@@ -137,15 +138,6 @@ async def test_a_call_ends_as_soon_as_its_client_waits_no_longer(form):
         answer, seconds = await timed(slow.app, form, ("X-Request-Timeout", "60"))
         assert (answer.status, seconds) == (200, pytest.approx(SLOW_S * form.texts))
         assert slow.texts == ["a"] * form.texts
-
-
-@pytest.mark.parametrize("form", LIMITED.values(), ids=LIMITED)
-async def test_a_client_that_waits_long_does_not_lengthen_the_limit_of_the_server(form):
-    slow = Slow(answer_timeout_s=4)
-    async with slow.app.lifespan():
-        answer, seconds = await timed(slow.app, form, ("X-Request-Timeout", "60"))
-        assert (answer.status, seconds) == (504, pytest.approx(4))
-        message_of(form, answer, type="server_error", code="timeout")
 
 
 @pytest.mark.parametrize("more", [{}, {"n": 2}], ids=["one text", "n=2"])

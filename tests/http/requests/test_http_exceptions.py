@@ -28,6 +28,12 @@ FRAMING = {
     "Trailer": "x-sum",
     "Upgrade": "h2c",
 }
+TENSOR = {"name": "items", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+BODIES = {
+    "/m": "a",
+    "/v1/completions": {"model": "m", "prompt": "a"},
+    "/v2/models/m/infer": {"inputs": [TENSOR]},
+}
 OF_THE_BODY = {"Content-Type": "text/html", "Content-Encoding": "gzip", "X-Request-ID": "mine"}
 
 
@@ -106,8 +112,7 @@ async def ask_openai(path, asked, app):
 
 
 async def ask_oip(app):
-    tensor = {"name": "items", "shape": [1], "datatype": "BYTES", "data": ["a"]}
-    answer = await ask(app, "/v2/models/m/infer", {"inputs": [tensor]})
+    answer = await ask(app, "/v2/models/m/infer", {"inputs": [TENSOR]})
     return answer.status, text_of(answer.json()["error"])
 
 
@@ -183,25 +188,34 @@ async def test_a_status_that_no_refusal_has_is_an_internal_error(status, caplog)
     assert f"a status from 300 to 599, not {status!r}" in caplog.text
 
 
+class Bare(HTTPException):
+    def __init__(self):
+        pass
+
+
+class Broken(HTTPException):
+    @property
+    def headers(self):
+        raise KeyError("headers")
+
+    @headers.setter
+    def headers(self, value):
+        pass
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise KeyError("no text")
+
+
 @pytest.mark.one_loop
-async def test_an_exception_without_its_attributes_is_an_internal_error():
-    class Bare(HTTPException):
-        def __init__(self):
-            pass
-
-    class Broken(HTTPException):
-        @property
-        def headers(self):
-            raise KeyError("headers")
-
-        @headers.setter
-        def headers(self, value):
-            pass
-
-    for kind in (Bare, partial(Broken, 404)):
-        app = app_of(kind)
-        async with app.lifespan():
-            assert await statuses(app) == {500}
+@pytest.mark.parametrize(
+    "make", [Bare, partial(Broken, 404), Mute, partial(ValueError, "lone \ud800")], ids=ascii
+)
+async def test_an_exception_that_can_not_be_shown_is_an_internal_error(make):
+    app = app_of(make, debug=True)
+    async with app.lifespan():
+        assert await statuses(app) == {500}
 
 
 @pytest.mark.parametrize("status", [204, 304])
@@ -237,18 +251,11 @@ HEADERS = [
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize(("headers", "sent"), HEADERS, ids=repr)
-@pytest.mark.parametrize("path", ["/m", "/v1/completions", "/v2/models/m/infer"])
+@pytest.mark.parametrize("path", BODIES)
 async def test_headers_are_sent_as_far_as_they_can_be(path, headers, sent):
     app = app_of(lambda: Odd(404, "x", headers))
-    asked = {
-        "/m": "a",
-        "/v1/completions": {"model": "m", "prompt": "a"},
-        "/v2/models/m/infer": {
-            "inputs": [{"name": "items", "shape": [1], "datatype": "BYTES", "data": ["a"]}]
-        },
-    }
     async with app.lifespan():
-        answer = await ask(app, path, asked[path])
+        answer = await ask(app, path, BODIES[path])
     assert answer.status == 404
     found = dict(answer.headers)
     assert found.pop("x-request-id") != "mine"
@@ -305,27 +312,19 @@ def app_with_framing_headers():
 
 
 @pytest.mark.real_time
-@pytest.mark.parametrize("way", ["/m", "/r", "/v1/completions", "/v2/models/m/infer"])
+@pytest.mark.parametrize("way", [*BODIES, "/r"])
 async def test_framing_headers_of_code_are_never_sent(way):
-    asked = {
-        "/m": b'"a"',
-        "/v1/completions": b'{"model": "m", "prompt": "a"}',
-        "/v2/models/m/infer": b'{"inputs": [{"name": "items", "shape": [1], "datatype": "BYTES", '
-        b'"data": ["a"]}]}',
-    }
-    body = asked.get(way)
-    method = "GET" if body is None else "POST"
+    body = json.dumps(BODIES[way]).encode() if way in BODIES else b""
+    method = "POST" if body else "GET"
     async with live(app_with_framing_headers()) as server:
-        answer = await server.talk(request(way, method=method, body=body or b"", close=True))
+        answer = await server.talk(request(way, method=method, body=body, close=True))
         lines, _, content = answer.partition(b"\r\n\r\n")
         names = [line.partition(b":")[0].lower() for line in lines.split(b"\r\n")[1:]]
         assert len(names) == len(set(names))
         assert not {b"transfer-encoding", b"keep-alive", b"te", b"trailer", b"upgrade"} & {*names}
         assert b"content-length: %d" % len(content) in lines
         client = Http2Client(await server.connect())
-        stream = client.ask(way.encode(), method=method.encode(), end=body is None)
-        if body is not None:
-            client.connection.send_data(stream, body, end_stream=True)
+        client.ask(way.encode(), method=method.encode(), body=body)
         await client.flush()
         found = [name for name, _ in (await client.wait_for(h2.events.ResponseReceived)).headers]
         assert len(found) == len(set(found))
@@ -360,21 +359,3 @@ async def test_a_response_of_no_media_type_is_sent_as_bytes():
     async with app.lifespan():
         answer = await ask(app, "/r", method="GET")
     assert answer.headers["content-type"] == "application/octet-stream"
-
-
-@pytest.mark.one_loop
-async def test_a_traceback_with_a_lone_surrogate_is_shown():
-    app = app_of(lambda: ValueError("lone \ud800"), debug=True)
-    async with app.lifespan():
-        assert await statuses(app) == {500}
-
-
-@pytest.mark.one_loop
-async def test_an_exception_without_a_text_is_an_internal_error():
-    class Mute(Exception):
-        def __str__(self):
-            raise KeyError("no text")
-
-    app = app_of(Mute, debug=True)
-    async with app.lifespan():
-        assert await statuses(app) == {500}

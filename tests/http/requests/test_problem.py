@@ -251,19 +251,6 @@ async def test_what_is_the_clients_own_is_not_logged(caplog):
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_a_handler_that_runs_for_too_long_is_a_504():
-    async def slow(items: list[int]) -> list[int]:
-        await anyio.sleep(100)
-        return items
-
-    app = shoal.App()
-    app.endpoint("/x", handler_timeout_s=2)(slow)
-    async with app.lifespan():
-        answer = await ask(app, "/x", 1)
-    assert answer.json()["type"] == "urn:shoal:problem:handler-timeout"
-    assert answer.status == 504
-
-
 class Unwilling(Exception):
     """Lets nothing be put on it, and shows nothing of itself."""
 

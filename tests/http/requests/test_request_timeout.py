@@ -50,14 +50,6 @@ async def test_the_shorter_of_both_limits_counts(limited, held, given, took_s):
     assert seconds == pytest.approx(took_s, abs=1e-6)
 
 
-async def test_it_counts_where_the_endpoint_has_no_limit_of_its_own(app, held):
-    async with app.lifespan():
-        answer, seconds = await timed(app, "61")
-        assert (answer.status, seconds) == (504, pytest.approx(60))  # `answer_timeout_s`
-        answer, seconds = await timed(app, "59")
-        assert (answer.status, seconds) == (504, pytest.approx(59))
-
-
 async def test_a_stream_has_no_limit_but_that(held):
     app = shoal.App(heartbeat_s=1000)
 

@@ -34,9 +34,20 @@ def serving(handler, *, name="steps", options=None, **settings):
     return app
 
 
+async def answered(steps, *values, method="POST", headers=(), **settings):
+    """The answer to a request for a stream of these values."""
+    for value in values:
+        steps.step(value)
+    steps.end()
+    app = serving(steps, **settings)
+    item = 1 if method == "POST" else ...
+    async with app.lifespan():
+        return await ask(app, "/steps?items=1", item, method=method, headers=headers)
+
+
 async def test_server_sent_events_are_sent_as_they_are_produced(steps):
-    app, call = serving(steps), Call(None, "/steps", item=1)
-    call._app = app
+    app = serving(steps)
+    call = Call(app, "/steps", item=1)
     async with app.lifespan(), calling(call):
         await settle()
         assert call.sent == []
@@ -58,29 +69,13 @@ async def test_server_sent_events_are_sent_as_they_are_produced(steps):
 
 
 async def test_json_lines_name_what_each_line_is(steps):
-    app = serving(steps)
-    for step in ({"end": True}, None):
-        steps.step(step)
-    steps.end()
-    async with app.lifespan():
-        answer = await ask(app, "/steps", 1, headers=[LINES])
+    answer = await answered(steps, {"end": True}, None, headers=[LINES])
     assert answer.headers["content-type"] == "application/x-ndjson; charset=utf-8"
     assert answer.body == b'{"item":{"end":true}}\n{"item":null}\n{"end":true}\n'
 
 
-async def test_a_stream_without_items_has_its_end(steps):
-    app = serving(steps)
-    steps.end()
-    async with app.lifespan():
-        answer = await ask(app, "/steps", 1)
-    assert (answer.status, answer.body) == (200, b"event: end\ndata: {}\n\n")
-
-
 async def test_an_error_before_the_first_item_has_a_status_of_its_own(steps):
-    app = serving(steps)
-    steps.step(ValueError("secret"))
-    async with app.lifespan():
-        answer = await ask(app, "/steps", 1)
+    answer = await answered(steps, ValueError("secret"))
     assert answer.status == 500
     assert answer.headers["content-type"] == "application/problem+json"
 
@@ -90,11 +85,7 @@ async def test_an_error_before_the_first_item_has_a_status_of_its_own(steps):
     [("text/event-stream", b"event: error\ndata: ", b"\n\n"), (LINES[1], b'{"error":', b"}\n")],
 )
 async def test_an_error_in_mid_stream_is_the_last_event(steps, accept, before, after):
-    app = serving(steps)
-    steps.step(1)
-    steps.step(ValueError("secret"))
-    async with app.lifespan():
-        answer = await ask(app, "/steps", 1, headers=[("accept", accept)])
+    answer = await answered(steps, 1, ValueError("secret"), headers=[("accept", accept)])
     assert answer.status == 200
     _, found, problem = answer.body.partition(before)
     assert found
@@ -225,20 +216,6 @@ async def test_a_client_that_leaves_the_queue_never_reaches_the_generator(steps)
     assert second.status == LEFT
 
 
-async def test_a_client_that_does_not_read_is_given_up_in_time(steps):
-    app = serving(steps, send_timeout_s=3)
-    call = Call(app, "/steps", item=1, reads=False)
-    async with app.lifespan(), calling(call):
-        steps.step("a")
-        await settle()
-        assert not steps.closed
-        await call.returned.wait()
-        assert anyio.current_time() == pytest.approx(3)
-        await settle()
-        assert steps.closed
-    assert call.sent == []
-
-
 async def test_a_client_that_stops_reading_in_mid_stream_is_given_up_in_time(steps):
     app = serving(steps, send_timeout_s=3)
     call = Call(app, "/steps", item=1)
@@ -300,7 +277,6 @@ def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
 
 async def test_a_connection_that_is_lost_in_a_send_frees_the_slot(steps):
     app = serving(steps)
-    call = Call(None, "/steps", item=1)
 
     async def send(message):
         raise OSError("gone")
@@ -308,7 +284,7 @@ async def test_a_connection_that_is_lost_in_a_send_frees_the_slot(steps):
     async def run(scope, receive, _send):
         await app(scope, receive, send)
 
-    call._app = run
+    call = Call(run, "/steps", item=1)
     async with app.lifespan(), calling(call):
         steps.step("a")
         await call.returned.wait()
@@ -351,9 +327,7 @@ def test_the_most_accepted_form_is_chosen(accept, media_type):
 
 
 async def test_no_accepted_form_is_refused_before_the_call(steps):
-    app = serving(steps)
-    async with app.lifespan():
-        answer = await ask(app, "/steps", 1, headers=[("accept", "text/html")])
+    answer = await answered(steps, headers=[("accept", "text/html")])
     assert answer.status == 406
     assert answer.json()["type"] == "urn:shoal:problem:not-acceptable"
     assert steps.batches == []
@@ -361,62 +335,38 @@ async def test_no_accepted_form_is_refused_before_the_call(steps):
 
 @pytest.mark.parametrize("values", [[], [1], [1, "a", {"b": [None]}]])
 async def test_a_stream_is_one_json_array_for_who_accepts_json(steps, values):
-    app = serving(steps)
-    for value in values:
-        steps.step(value)
-    steps.end()
-    async with app.lifespan():
-        answer = await ask(app, "/steps", 1, headers=[("accept", ARRAY)])
+    answer = await answered(steps, *values, headers=[("accept", ARRAY)])
     assert (answer.status, answer.headers["content-type"]) == (200, ARRAY)
     assert answer.json() == values
 
 
 async def test_an_array_that_fails_is_no_json(steps):
-    app = serving(steps)
-    steps.step(1)
-    steps.step(ValueError("secret"))
-    async with app.lifespan():
-        answer = await ask(app, "/steps", 1, headers=[("accept", ARRAY)])
+    answer = await answered(steps, 1, ValueError("secret"), headers=[("accept", ARRAY)])
     assert (answer.status, answer.body) == (200, b"[1")
 
 
 async def test_events_of_a_get_have_ids_and_the_time_of_the_retry(steps):
-    app = serving(steps)
-    for value in ("a", "b"):
-        steps.step(value)
-    steps.end()
-    async with app.lifespan():
-        answer = await ask(app, "/steps?items=1", method="GET")
+    answer = await answered(steps, "a", "b", method="GET")
     assert answer.body == (
         b'retry: 1000\nid: 1\ndata: "a"\n\nid: 2\ndata: "b"\n\nid: 3\nevent: end\ndata: {}\n\n'
     )
 
 
 async def test_a_failed_get_has_an_id_as_well(steps):
-    app = serving(steps)
-    steps.step(1)
-    steps.step(ValueError("secret"))
-    async with app.lifespan():
-        answer = await ask(app, "/steps?items=1", method="GET")
+    answer = await answered(steps, 1, ValueError("secret"), method="GET")
     assert b"\n\nid: 2\nevent: error\ndata: {" in answer.body
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_a_reconnection_does_not_run_the_handler_again(steps, method):
-    app = serving(steps)
-    async with app.lifespan():
-        again = [("last-event-id", "3"), ("accept", EVENTS), ("content-type", ARRAY)]
-        answer = await ask(app, "/steps?items=1", method=method, body=b"1", headers=again)
+    again = [("last-event-id", "3"), ("accept", EVENTS)]
+    answer = await answered(steps, method=method, headers=again)
     assert (answer.status, answer.body) == (204, b"")
     assert steps.batches == []
 
 
 async def test_an_empty_id_is_as_none(steps):
-    app = serving(steps)
-    steps.end()
-    async with app.lifespan():
-        empty = [("last-event-id", "")]
-        answer = await ask(app, "/steps?items=1", method="GET", headers=empty)
+    answer = await answered(steps, method="GET", headers=[("last-event-id", "")])
     assert (answer.status, steps.batches) == (200, [[1]])
 
 
@@ -424,13 +374,8 @@ async def test_an_empty_id_is_as_none(steps):
 @pytest.mark.parametrize("accept", [EVENTS, NDJSON])
 async def test_no_reader_of_lines_cuts_an_item_or_an_error(steps, method, accept):
     text = "caf\u00e9 a\x85b\u2028c\u2029d"
-    app = serving(steps)
-    steps.step(text)
-    steps.step(HTTPException(409, {text: [text]}))
-    async with app.lifespan():
-        body = b"1" if method == "POST" else None
-        headers = [("accept", accept), ("content-type", ARRAY)]
-        answer = await ask(app, "/steps?items=1", method=method, body=body, headers=headers)
+    values = text, HTTPException(409, {text: [text]})
+    answer = await answered(steps, *values, method=method, headers=[("accept", accept)])
     assert answer.headers["content-type"] == f"{accept}; charset=utf-8"
     lines = [line.removeprefix("data: ") for line in answer.body.decode().splitlines()]
     first, second = (json.loads(line) for line in lines if line.startswith(('"', "{")))
@@ -439,25 +384,13 @@ async def test_no_reader_of_lines_cuts_an_item_or_an_error(steps, method, accept
 
 
 async def test_an_id_says_nothing_about_another_form(steps):
-    app = serving(steps)
-    steps.end()
-    async with app.lifespan():
-        answer = await ask(app, "/steps", 1, headers=[("last-event-id", "3"), LINES])
+    answer = await answered(steps, headers=[("last-event-id", "3"), LINES])
     assert answer.body == b'{"end":true}\n'
 
 
 @pytest.mark.parametrize(("method", "first"), [("POST", b""), ("GET", b"retry: 1000\nid: 1\n")])
 async def test_events_end_with_done_where_that_is_chosen(steps, method, first):
-    app = serving(steps, sse_done=True)
-    steps.end()
-    async with app.lifespan():
-        answer = await ask(
-            app,
-            "/steps?items=1",
-            method=method,
-            body=b"1" if method == "POST" else None,
-            headers=[("content-type", ARRAY)],
-        )
+    answer = await answered(steps, method=method, sse_done=True)
     assert answer.body == first + b"data: [DONE]\n\n"
 
 
@@ -502,8 +435,8 @@ async def test_an_item_that_the_handlers_task_could_not_send_is_written_once():
 
 async def test_a_form_may_end_a_stream_before_its_call_has_ended(steps, monkeypatch):
     monkeypatch.setattr(JsonCodec, "stream", lambda _self, _exchange: Numbered(2))
-    app, call = serving(steps), Call(None, "/steps", item=1)
-    call._app = app
+    app = serving(steps)
+    call = Call(app, "/steps", item=1)
     async with app.lifespan(), calling(call):
         await settle()
         for value in "abc":

@@ -18,6 +18,7 @@ import hmac
 import ipaddress
 from typing import TYPE_CHECKING, Final
 
+from shoal.asgi.guard import host_of
 from shoal.core.options.checks import checked_token
 from shoal.http.requests.problem import Problem, Refused
 
@@ -82,17 +83,13 @@ class Guard:
 
 
 def _is_local(header: bytes) -> bool:
-    host = header.decode("latin-1").strip().lower()
-    if host.startswith("["):
-        name, _, port = host[1:].partition("]")
-        port = port.removeprefix(":") if port else "0"
-    else:
-        name, colon, port = host.partition(":")
-        port = port if colon else "0"
-    if not (port.isascii() and port.isdigit()):
+    name = host_of(header.strip()).removesuffix(".")
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
         return False
-    name = name.removesuffix(".")
-    return name == "localhost" or _is_loopback(name)
 
 
 def _password(credentials: bytes) -> bytes:
@@ -101,13 +98,6 @@ def _password(credentials: bytes) -> bytes:
         return binascii.a2b_base64(credentials, strict_mode=True).partition(b":")[2]
     except binascii.Error:
         return b""
-
-
-def _is_loopback(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _values(scope: Scope, wanted: bytes) -> list[bytes]:

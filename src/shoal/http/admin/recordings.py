@@ -42,11 +42,11 @@ FORMAT: Final = 1
 
 LONGEST_S: Final = 86_400.0
 
-# The limit of one recording.
-MOST_REQUESTS: Final = 10_000_000
-
-# The limit of each second of a recording.
-MOST_A_SECOND: Final = 50_000
+# The defaults of the limits of a recording, and how high they may be set.
+_LIMITS: Final = {
+    "most_requests": (1_000_000, 10_000_000),
+    "most_a_second": (20_000, 50_000),
+}
 
 # The limit of recordings at the same time.
 MOST_RECORDINGS: Final = 4
@@ -54,13 +54,11 @@ MOST_RECORDINGS: Final = 4
 # The time between two pieces of a trace.
 PIECE_S: Final = 0.5
 
-_MEMBERS: Final = dict.fromkeys(("backend", "most_requests", "most_a_second"), False)
 _HEADERS: Final = (
     (b"content-type", b"application/x-ndjson; charset=utf-8"),
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 )
-_USUAL: Final = {"most_requests": 1_000_000, "most_a_second": 20_000}
 _AT_A_TIME: Final = 2_000
 
 
@@ -96,7 +94,7 @@ class RunningRecording:
     """One recording, of one backend or of all."""
 
     def __init__(self, controller: Controller, body: dict[str, Any]) -> None:
-        members(body, {"seconds": True, **_MEMBERS})
+        members(body, {"seconds": True, "backend": False, **dict.fromkeys(_LIMITS, False)})
         self._controller = controller
         self._tag: str | None = body.get("backend")
         if self._tag is not None:
@@ -114,8 +112,8 @@ class RunningRecording:
         self.why_ended = "time"
         self.recorder = ArrivalRecorder(
             self._began_at,
-            most_requests=_count(body, "most_requests", MOST_REQUESTS),
-            most_a_second=_count(body, "most_a_second", MOST_A_SECOND),
+            most_requests=_count(body, "most_requests"),
+            most_a_second=_count(body, "most_a_second"),
             wants=self._wants,
             request_timeout_s=self._request_timeout_s,
         )
@@ -211,10 +209,10 @@ def _written(notes: list[Note]) -> bytes:
     return one_line_json(b"".join(lines))
 
 
-def _count(body: dict[str, Any], name: str, most: int) -> int:
-    value = body.get(name)
+def _count(body: dict[str, Any], name: str) -> int:
+    value, (usual, most) = body.get(name), _LIMITS[name]
     if value is None:
-        return _USUAL[name]
+        return usual
     count = whole(name, value, least=1)
     if count > most:
         raise ValueError(f"{name} must be at most {most}, not {count}")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES: Final = 2**20
 
 
-async def read_object(exchange: Exchange, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
+async def read_object(exchange: Exchange, max_bytes: int) -> dict[str, Any]:
     """Raises TypeError if the body is not an object."""
     media_type = exchange.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     coding = exchange.headers.get(b"content-encoding", b"identity").strip().lower()

@@ -47,12 +47,9 @@ class AppAdmin:
     def _open(self) -> AdminListener | None:
         controller = self._app.controller
         if controller is not None:
-            settings = self._app.settings
+            settings, modules = self._app.settings, self._allowed_modules
             api = AdminApi(
-                controller,
-                token=self._token,
-                allowed_modules=self._allowed_modules,
-                settings=settings,
+                controller, token=self._token, allowed_modules=modules, settings=settings
             )
             dashboard = self._app.own_pages.dashboard
             self._admin_listener = AdminListener(

@@ -182,7 +182,15 @@ class Declarations:
             await self._open_side_by_side(controller, lending, tags, lacking)
         for endpoint in self.endpoints.values():
             if ("endpoint", endpoint.name) in lacking:
-                await _create(controller, endpoint)
+                await controller.declare_endpoint(
+                    endpoint.name,
+                    route=endpoint.path,
+                    methods=endpoint.methods,
+                    weights=endpoint.traffic or None,
+                    shadows=[
+                        (one.backend, one.proportion, one.compare) for one in endpoint.shadows
+                    ],
+                )
         controller.announce_endpoints(())
 
     def _check_given(self, controller: Controller) -> None:
@@ -286,13 +294,3 @@ class Declarations:
                 raise cause from None
             finally:
                 del cause  # its traceback holds this frame
-
-
-async def _create(controller: Controller, endpoint: EndpointDeclaration) -> None:
-    await controller.declare_endpoint(
-        endpoint.name,
-        route=endpoint.path,
-        methods=endpoint.methods,
-        weights=endpoint.traffic or None,
-        shadows=[(one.backend, one.proportion, one.compare) for one in endpoint.shadows],
-    )

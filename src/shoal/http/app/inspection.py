@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from shoal.http.app.app import App
-    from shoal.http.app.declarations import Declarations, EndpointDeclaration
+    from shoal.http.app.declarations import EndpointDeclaration
     from shoal.replicas.code.definition import Definition
     from shoal.serving.config.config import BackendConfig
 
@@ -66,7 +66,11 @@ def plan_of(app: App) -> Plan:
     for tag, (definition, config) in declared.backends.items():
         plan = BackendPlan(tag=tag, code=definition.import_path or definition.name, config=config)
         try:
-            plan = _inspected(plan, definition, _has_route(tag, declared))
+            has_route = any(
+                one.path is not None and one.traffic.get(tag, 0) > 0
+                for one in declared.endpoints.values()
+            )
+            plan = _inspected(plan, definition, has_route)
         except Complaint as complaint:
             complaints.append(complaint)
         backends.append(plan)
@@ -76,12 +80,6 @@ def plan_of(app: App) -> Plan:
         backends=tuple(backends),
         endpoints=tuple(declared.endpoints.values()),
         complaints=tuple(complaints),
-    )
-
-
-def _has_route(tag: str, declared: Declarations) -> bool:
-    return any(
-        one.path is not None and one.traffic.get(tag, 0) > 0 for one in declared.endpoints.values()
     )
 
 

@@ -10,7 +10,7 @@ OpenTelemetry is not loaded before tracing is turned on.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -54,9 +54,6 @@ def within(app: Any, kind: type[T]) -> T | None:
     return None
 
 
-_MOST_ADDRESSES: Final = 16
-
-
 class AppGuard:
     """An ASGI application that refuses requests for other hosts, and from other origins."""
 
@@ -66,7 +63,8 @@ class AppGuard:
         self._sockets = sockets
         options = self._options = dispatcher.settings
         self.checks_all = bool(options.allowed_hosts or options.allowed_origins)
-        self._by_address: dict[Any, RequestGuard] = {}
+        # A guard remembers the hosts and origins that it allows.
+        self._guard_of = lru_cache(maxsize=16)(self._new_guard)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope)
@@ -86,22 +84,17 @@ class AppGuard:
         if not {DISCONNECT, GUARDED}.isdisjoint(scope.get("extensions") or ()):
             return None
         try:
-            self._guard_of(scope).check_headers(scope.get("method", ""), scope.get("headers", ()))
+            guard = self._guard_of(tuple(scope.get("server") or ("", None)))
+            guard.check_headers(scope.get("method", ""), scope.get("headers", ()))
         except BadRequest as refused:
             return refused
         return None
 
-    def _guard_of(self, scope: Scope) -> RequestGuard:
-        host, port = scope.get("server") or ("", None)
-        guard = self._by_address.get(host)
-        if guard is None:
-            try:
-                guard = RequestGuard(self._options, (host, port))
-            except ValueError:  # a name, or the path of a UNIX socket
-                guard = RequestGuard(self._options, host)
-            if len(self._by_address) < _MOST_ADDRESSES:
-                self._by_address[host] = guard
-        return guard
+    def _new_guard(self, address: tuple[str, int | None]) -> RequestGuard:
+        try:
+            return RequestGuard(self._options, address)
+        except ValueError:  # a name, or the path of a UNIX socket
+            return RequestGuard(self._options, address[0])
 
 
 class AppTracing:

@@ -104,35 +104,34 @@ class Pages:
 
     def document(self) -> dict[str, Any]:
         """Returns the OpenAPI document of the endpoints as they are now."""
-        _, unprefixed = self._documents
-        document: dict[str, Any] = orjson.loads(unprefixed.as_json(self._endpoints(), ""))
+        document: dict[str, Any] = orjson.loads(self._document.as_json(self._endpoints(), ""))
         return document
 
+    @property
+    def _controller(self) -> Controller | None:
+        return self._now()[1]
+
     def _statistics(self) -> Iterator[tuple[str, str, BatcherStatistics]]:
-        _, controller = self._now()
-        if controller is not None:
-            yield from controller.statistics()
+        if self._controller is not None:
+            yield from self._controller.statistics()
 
     def _times(self) -> Iterator[RequestTimes]:
         yield self._dispatcher.times
-        _, controller = self._now()
-        if controller is not None:
-            yield controller.times
+        if self._controller is not None:
+            yield self._controller.times
 
     def _starts(self) -> dict[str, StartTimes]:
         from shoal.observe.collector import StartTimes
 
-        _, controller = self._now()
-        if controller is None:
+        if self._controller is None:
             return {}
-        starts = {tag: one.supervisor.failures for tag, one in controller.backends.items()}
+        starts = {tag: one.supervisor.failures for tag, one in self._controller.backends.items()}
         return {
             tag: StartTimes(f.start_failures, f.start_s.snapshot()) for tag, f in starts.items()
         }
 
     def _status(self) -> Status | None:
-        _, controller = self._now()
-        return None if controller is None else controller.status_now()
+        return None if self._controller is None else self._controller.status_now()
 
     async def _answer_alive(self, exchange: Exchange) -> None:
         await exchange.answer(200, JSON, b'{"status":"alive"}', _FRESH)
@@ -176,7 +175,7 @@ class Pages:
         from prometheus_client.exposition import choose_encoder
 
         of_batchers, of_gpus, of_workers = self._collectors
-        _, controller = self._now()
+        controller = self._controller
         if controller is not None:
             self._dispatcher.keep_counts_of(controller.endpoints)
             controller.times.keep(controller.endpoints)
@@ -199,7 +198,11 @@ class Pages:
         await exchange.answer(200, JSON, body, _FRESH)
 
     def _endpoints(self) -> list[ServedEndpoint]:
-        return served_endpoints(*self._now(), self._declared)
+        phase, controller = self._now()
+        declared = self._declared.endpoints
+        if controller is None or phase not in ("open", "draining"):
+            return [_of_declaration(one) for one in declared.values()]
+        return [_of_endpoint(one, declared.get(one.name)) for one in controller.endpoints.values()]
 
     def _routes(self) -> list[dict[str, Any]]:
         return [_route_of(endpoint) for endpoint in self._endpoints()]
@@ -208,15 +211,14 @@ class Pages:
         return [prefix or "/" for prefix in self._mounts.by_prefix]
 
     async def _answer_document(self, exchange: Exchange) -> None:
-        body = self._documents[0].as_json(self._endpoints(), root_of(exchange.scope))
+        body = self._document.as_json(self._endpoints(), root_of(exchange.scope))
         await exchange.answer(200, JSON, body, _FRESH)
 
     @cached_property
-    def _documents(self) -> tuple[Document, Document]:
-        """The document with a prefix, which is rebuilt when that changes, and one without."""
+    def _document(self) -> Document:
         from shoal.http.openapi.document import Document
 
-        return Document(self._settings), Document(self._settings)
+        return Document(self._settings)
 
     async def _answer_viewer(self, exchange: Exchange) -> None:
         from shoal.http.openapi.pages import viewer_page
@@ -314,16 +316,6 @@ def _state(endpoint: Endpoint, *, debug: bool) -> dict[str, Any]:
 Phase = Literal["not open", "opening", "open", "draining", "closed"]
 
 _NOTHING: Final = Documented()
-
-
-def served_endpoints(
-    phase: Phase, controller: Controller | None, declared: Declarations
-) -> list[ServedEndpoint]:
-    if controller is None or phase not in ("open", "draining"):
-        return [_of_declaration(one) for one in declared.endpoints.values()]
-    return [
-        _of_endpoint(one, declared.endpoints.get(one.name)) for one in controller.endpoints.values()
-    ]
 
 
 def _of_declaration(declared: EndpointDeclaration) -> ServedEndpoint:

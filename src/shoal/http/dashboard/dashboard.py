@@ -77,7 +77,7 @@ class Dashboard:
 
     def public_pages(self) -> dict[str, Page]:
         """Returns the page for each path at the application's own address."""
-        pages = {**self.pages, _FEED: Page(self._answer_public_feed)}
+        pages = {**self.pages, _FEED: Page(partial(self._answer_feed, is_public=True))}
         return {path: Page(partial(self._answer_public, one)) for path, one in pages.items()}
 
     async def _answer_public(self, public: Page, exchange: Exchange) -> None:
@@ -103,11 +103,8 @@ class Dashboard:
         max_age_s = _KEPT_S if name.startswith("uPlot") else 0
         await exchange.answer(200, *page_file(_PACKAGE, name, accept, max_age_s))
 
-    async def _answer_feed(self, exchange: Exchange) -> None:
-        await self._feed.answer(exchange)
-
-    async def _answer_public_feed(self, exchange: Exchange) -> None:
-        await self._feed.answer(exchange, is_public=True)
+    async def _answer_feed(self, exchange: Exchange, *, is_public: bool = False) -> None:
+        await self._feed.answer(exchange, is_public=is_public)
 
     @cached_property
     def _feed(self) -> Feed:

@@ -149,7 +149,7 @@ class Feed:
         # A page drops the data of another run, which had another clock and other numbers.
         self._run = secrets.token_hex(4)
 
-    async def answer(self, exchange: Exchange, *, is_public: bool = False) -> None:
+    async def answer(self, exchange: Exchange, *, is_public: bool) -> None:
         """Answers one viewer, until it disconnects or the server drains."""
         # A response that has begun is not counted among the requests: it lasts as long as a page
         # is open, and closing the page is no failure.

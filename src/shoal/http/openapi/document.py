@@ -47,21 +47,20 @@ class Document:
     def __init__(self, options: HttpOptions) -> None:
         self._options = options
         self._endpoints: list[ServedEndpoint] = []
-        self._root: str | None = None
-        self._body = b""
+        self._document: dict[str, Any] | None = None
 
     def as_json(self, endpoints: Sequence[ServedEndpoint], root: str) -> bytes:
         """`root` is the path at which the application is mounted, without a slash at its end."""
         current = list(endpoints[:MOST_ENDPOINTS])
-        if self._root != root or _facts(current) != _facts(self._endpoints):
-            self._body = encoded(document_of(current, self._options, root))
-            self._endpoints, self._root = current, root
-        return self._body
+        described = [one.facts for one in self._endpoints]
+        if self._document is None or [one.facts for one in current] != described:
+            self._document = document_of(current, self._options)
+            self._endpoints = current
+        return encoded({**self._document, "servers": [{"url": quote(root) or "/"}]})
 
 
-def document_of(
-    endpoints: Sequence[ServedEndpoint], options: HttpOptions, root: str = ""
-) -> dict[str, Any]:
+def document_of(endpoints: Sequence[ServedEndpoint], options: HttpOptions) -> dict[str, Any]:
+    """Returns the document without its ``servers``."""
     schemas = Schemas()
     reached = [one for one in endpoints if one.path is not None]
     described: list[_Described] = []
@@ -83,7 +82,6 @@ def document_of(
     return {
         "openapi": _DIALECT,
         "info": {"title": options.title, "version": options.version},
-        "servers": [{"url": quote(root) or "/"}],
         "paths": paths.items,
         "components": components,
     }
@@ -172,7 +170,3 @@ def _priority(levels: int) -> dict[str, Any]:
         "description": "The priority level of the call; 1 is the highest.",
         "schema": {"type": "integer", "minimum": 1, "maximum": levels},
     }
-
-
-def _facts(endpoints: Sequence[ServedEndpoint]) -> list[tuple[Any, ...]]:
-    return [one.facts for one in endpoints]

@@ -19,6 +19,8 @@ from urllib.parse import quote
 
 import orjson
 
+from shoal.http.json.stream_forms import weights
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -189,8 +191,5 @@ def _read(package: str, name: str) -> tuple[bytes, bool]:
 
 
 def _accepts_gzip(accept_encoding: bytes) -> bool:
-    for one in accept_encoding.lower().split(b","):
-        coding, _, weight = (part.strip() for part in one.partition(b";"))
-        if coding in (b"gzip", b"*"):
-            return weight.replace(b" ", b"") not in (b"q=0", b"q=0.0", b"q=0.00", b"q=0.000")
-    return False
+    accepted = weights(accept_encoding)
+    return accepted.get(b"gzip", accepted.get(b"*", 0.0)) > 0
