@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, line_up, outcome, outcomes, settle
+from batching.scenes import Held, Recorder, line_up, outcomes, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -232,25 +232,3 @@ async def test_a_batcher_is_alive_while_it_serves() -> None:
         assert batcher.is_alive
     assert not batcher.is_alive
     assert batcher.failure is None
-
-
-@pytest.mark.parametrize("streams", [False, True])
-async def test_a_batcher_knows_whether_it_streams(streams: bool) -> None:
-    async def generator(items: list[int]) -> AsyncIterator[list[int]]:
-        yield items
-
-    assert shoal.Batcher(generator if streams else Recorder()).streams is streams
-
-
-async def test_failures_and_time_outs_are_counted() -> None:
-    async def handler(items: list[int]) -> list[int]:
-        await anyio.sleep(items[0])
-        return [1 // item for item in items]
-
-    batcher = shoal.Batcher(handler)
-    async with batcher as call:
-        await outcome(call(0))
-        await outcome(call.options(timeout_s=1)(5))
-        await outcome(call(1))
-    statistics = batcher.statistics()
-    assert (statistics.finished, statistics.failed, statistics.expired) == (1, 1, 1)

@@ -297,16 +297,6 @@ async def test_a_dropped_stream_no_longer_holds_back_the_others_of_its_batch() -
             steps.end()
 
 
-async def test_a_dropped_stream_warns() -> None:
-    with Steps() as steps:
-        async with shoal.Batcher(steps.handler) as call:
-            stream = call("a")
-            await stream.__aenter__()
-            with pytest.warns(ResourceWarning, match="a stream of .* was not closed"):
-                del stream
-            await settle()
-
-
 async def test_a_stream_that_was_never_entered_is_dropped_without_a_trace() -> None:
     with Steps() as steps:
         batcher = shoal.Batcher(steps.handler)
@@ -314,22 +304,6 @@ async def test_a_stream_that_was_never_entered_is_dropped_without_a_trace() -> N
             call("a")
             await settle()
             assert batcher.statistics().cancelled == 0
-
-
-async def test_a_stream_that_was_read_or_left_is_watched_no_more() -> None:
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler, max_batch_size=1)
-        async with batcher as call:
-            steps.step(1)
-            steps.end()
-            first = call("a")
-            assert [item async for item in first] == [1]
-            async with call("b") as second:
-                pass
-            await settle()
-            requests = [first.request, second.request]
-            del first, second
-            assert [request.waiter.watch for request in requests] == [None, None]
 
 
 @pytest.mark.real_time

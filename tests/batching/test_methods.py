@@ -60,15 +60,9 @@ async def test_a_method_gets_its_defaults_and_keywords() -> None:
         assert got == [("a", 3, 3), ("a", 4, 3), ("a", 11, 3)]
         assert await model.predict.map([1, 2]) == [("a", 2, 2), ("a", 3, 2)]
         assert await model.predict.options(metadata={})(1) == ("a", 2, 1)
-        with pytest.raises(TypeError):
-            await model.predict()
-
-
-async def test_a_bad_call_of_a_method_is_a_type_error() -> None:
-    model = Model("a")
-    async with shoal.open_batchers(model.predict):
-        with pytest.raises(TypeError):
-            await model.predict(1, 2, 3)
+        for wrong in ((), (1, 2, 3)):
+            with pytest.raises(TypeError):
+                await model.predict(*wrong)
 
 
 async def test_a_generator_method_streams_for_its_instance() -> None:

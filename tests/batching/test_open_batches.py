@@ -119,16 +119,6 @@ async def test_the_first_that_does_not_fit_ends_the_batch_and_begins_the_next(ki
     assert [caller.outcome for caller in callers] == [6, 3, 4, 1]
 
 
-async def test_an_item_that_fits_into_no_batch_fails_alone(kind: Kind) -> None:
-    handler = Taker(kind)
-    batcher = of(handler, kind, max_batch_size=3, batch_size_fn=len, batch_wait_timeout_s=5)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        (caller,) = await kind.line_up(tasks, call, "ab")
-        with pytest.raises(shoal.errors.ItemTooLarge):
-            await kind.ask(call, "abcd")
-    assert caller.outcome == "ab"
-
-
 async def test_without_a_wait_a_batch_takes_what_is_there(kind: Kind) -> None:
     handler = Taker(kind)
     async with of(handler, kind) as call, anyio.create_task_group() as tasks:
@@ -407,16 +397,6 @@ async def test_a_batch_whose_handler_has_ended_takes_nobody(kind: Kind) -> None:
         assert caller.outcome == 2
 
 
-async def test_a_handler_whose_time_is_up_fails_its_batch(kind: Kind) -> None:
-    handler = Taker(kind)
-    batcher = of(handler, kind, batch_wait_timeout_s=None, handler_timeout_s=5)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, 0, 1)
-        await anyio.sleep(6)
-        assert [type(caller.outcome) for caller in callers] == [shoal.errors.HandlerTimeout] * 2
-        assert handler.cancelled == 1
-
-
 # Callers that leave
 
 
@@ -552,21 +532,15 @@ async def test_the_room_of_the_open_batch_admits_requests_where_the_queue_has_no
         assert isinstance(await outcome(kind.ask(call, 3)), shoal.errors.Overloaded)
         handler.gate.set()
         await settle()
+        handler.hold()
         callers += await kind.line_up(tasks, call, 4)
         await anyio.sleep(6)
+        closed_by_time = await outcome(kind.ask(call, 5))
+        assert isinstance(closed_by_time, shoal.errors.Overloaded)
+        handler.gate.set()
+        await settle()
         assert handler.batches == [[0, 1, 2], [4]]
         assert [caller.outcome for caller in callers] == [0, 1, 2, 4]
-
-
-async def test_a_batch_that_was_closed_by_time_has_no_room(kind: Kind) -> None:
-    handler = Taker(kind)
-    handler.hold()
-    batcher = of(handler, kind, max_batch_size=3, batch_wait_timeout_s=5, max_queued_requests=0)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, 0)
-        await anyio.sleep(6)
-        assert isinstance(await outcome(kind.ask(call, 1)), shoal.errors.Overloaded)
-        handler.gate.set()
 
 
 async def test_a_batch_that_ended_early_has_no_room_for_those_who_wait_for_admission() -> None:
@@ -580,15 +554,8 @@ async def test_a_batch_that_ended_early_has_no_room_for_those_who_wait_for_admis
             await anyio.sleep(100)
         assert requests
 
-    unary = Kind(streams=False)
-    batcher = of(
-        handler,
-        unary,
-        max_batch_size=2,
-        batch_wait_timeout_s=None,
-        max_queued_requests=0,
-        overload="wait",
-    )
+    options: dict[str, Any] = {"batch_wait_timeout_s": None, "overload": "wait"}
+    batcher = of(handler, Kind(streams=False), max_batch_size=2, max_queued_requests=0, **options)
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, call(0))
         await settle()
@@ -633,26 +600,13 @@ async def test_more_slots_help_at_once(kind: Kind) -> None:
         handler.gate.set()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"bucket_by": hash},
-        {"isolate_errors": True},
-        {"refuse_late": True},
-        {"preferred_batch_sizes": (2,)},
-        {"allowed_batch_sizes": (2, 10)},
-        {"priority_levels": 2, "priority_mixing": "isolate"},
-    ],
-)
-async def test_options_that_mean_nothing_to_an_open_batch_are_refused(options: Any) -> None:
-    async def handler(batch: Any) -> None: ...
-
+async def test_options_that_mean_nothing_to_an_open_batch_are_refused(kind: Kind) -> None:
     with pytest.raises(ValueError, match="open"):
-        shoal.Batcher(handler, fill="open", **options)
-    batcher: Any = shoal.Batcher(handler, fill="open")
+        of(Taker(kind), kind, bucket_by=hash)
+    batcher = of(Taker(kind), kind)
     async with batcher:
         with pytest.raises(ValueError, match="open"):
-            batcher.configure(**options)
+            batcher.configure(bucket_by=hash)
 
 
 @pytest.mark.parametrize("fill", ["open", "continuous"])
@@ -969,18 +923,6 @@ async def test_a_method_is_batched_for_each_instance() -> None:
         assert (two.sizes, three.sizes) == ([2], [1])
         async with two.counts(4) as stream:
             assert [number async for number in stream] == [8]
-
-
-@pytest.mark.real_time
-async def test_worker_threads_call_an_open_batch() -> None:
-    async with shoal.open_batchers(doubled, counted):
-        assert await anyio.to_thread.run_sync(doubled.from_thread, 4) == 8
-
-        def read() -> list[int]:
-            with counted.from_thread(3) as stream:
-                return list(stream)
-
-        assert await anyio.to_thread.run_sync(read) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])

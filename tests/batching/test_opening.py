@@ -7,7 +7,6 @@ from typing import Any
 
 import anyio
 import pytest
-import trio
 
 import shoal
 from batching.scenes import outcomes
@@ -41,12 +40,6 @@ async def test_a_call_while_nothing_is_open_shows_the_line_that_opens_it() -> No
         await increment(1)
     with pytest.raises(shoal.errors.NotOpen):
         increment.batcher  # noqa: B018
-
-
-async def test_a_function_can_be_opened_again_after_it_was_closed() -> None:
-    for _ in range(3):
-        async with shoal.open_batchers(increment):
-            assert await increment(1) == 2
 
 
 async def test_a_function_is_open_once_in_an_event_loop() -> None:
@@ -143,16 +136,3 @@ async def test_calls_between_batched_functions_work_as_they_close_in_reverse() -
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
     assert results == [2]
-
-
-@pytest.mark.parametrize("anyio_backend", ["trio"])
-async def test_a_trio_nursery_starts_a_batcher() -> None:
-    async def double(items: list[int]) -> list[int]:
-        return [2 * item for item in items]
-
-    batcher = shoal.Batcher(double)
-    async with trio.open_nursery() as nursery:
-        call = await nursery.start(batcher.run)
-        assert await call(4) == 8
-        counts = await batcher.aclose()
-    assert counts == shoal.statistics.ClosingCounts(finished=0, failed=0, cancelled=0)

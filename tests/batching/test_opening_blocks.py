@@ -65,12 +65,6 @@ async def test_functions_open_at_their_first_call_and_close_at_the_end_of_the_bl
         await increment(1)
 
 
-async def test_a_call_outside_of_any_block_says_both_lines_that_open() -> None:
-    with pytest.raises(shoal.errors.NotOpen, match=r"open_batchers\(increment\):") as caught:
-        await increment(1)
-    assert "async with shoal.open_batchers():" in str(caught.value)
-
-
 async def test_first_calls_that_race_share_one_batcher_and_keep_their_order() -> None:
     held = Held()
     batched = shoal.batch(max_batch_size=8, batch_wait_timeout_s=None)(held)
@@ -407,23 +401,6 @@ async def test_a_first_call_comes_from_a_worker_thread() -> None:
         model = Model()
         assert await anyio.to_thread.run_sync(model.predict.from_thread, 1) == ("m", 2, 1)
         del model
-
-
-@pytest.mark.real_time
-@pytest.mark.parametrize("other", ["trio", "asyncio"])
-async def test_blocks_of_two_event_loops_do_not_meet(other: str) -> None:
-    async def elsewhere() -> None:
-        with pytest.raises(shoal.errors.NotOpen):
-            await increment(1)
-        async with shoal.open_batchers():
-            assert await increment.map(range(5)) == [1, 2, 3, 4, 5]
-            assert increment.batcher.statistics().finished == 5
-
-    async with shoal.open_batchers():
-        await increment(1)
-        await anyio.to_thread.run_sync(lambda: anyio.run(elsewhere, backend=other))
-        assert await increment(2) == 3
-        assert increment.batcher.statistics().finished == 2
 
 
 @pytest.mark.real_time

@@ -61,13 +61,6 @@ async def test_calls_with_different_keywords_share_a_batch_and_defaults_fill_the
     ]
 
 
-async def test_a_list_for_each_parameter_even_if_no_call_of_the_batch_gave_it() -> None:
-    model = Greeter()
-    async with shoal.Batcher.over(model) as call:
-        await call(text="a")
-    assert model.calls == [{"text": ["a"], "times": [1], "loud": [False], "end": [""]}]
-
-
 class Adder:
     def run(self, left: int, right: int, *, scale: int = 1) -> int: ...
 

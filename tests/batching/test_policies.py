@@ -195,22 +195,6 @@ async def test_a_cost_that_is_none_fails_its_caller_alone(
     assert (statistics.finished, statistics.failed, statistics.rejected) == (2, 0, 0)
 
 
-@BROKEN_COSTS
-async def test_a_cost_that_is_none_fails_its_stream_alone(
-    cost: Any, error: type[Exception]
-) -> None:
-    async def handler(items: list[str]) -> AsyncIterator[list[str]]:
-        yield items
-
-    batcher = shoal.Batcher(handler, batch_size_fn=lambda item: cost() if item == "bad" else 1)
-    async with batcher as call:
-        with pytest.raises(error):
-            async with call("bad") as stream:
-                await anext(stream)
-        async with call("good") as stream:
-            assert [item async for item in stream] == ["good"]
-
-
 async def test_an_item_that_is_too_large_is_413_over_http() -> None:
     app = shoal.App()
 
@@ -228,17 +212,6 @@ async def test_an_item_that_is_too_large_is_413_over_http() -> None:
     assert [answer.status for answer in refused] == [413, 413]
     kinds = {answer.headers["content-type"] for answer in refused}
     assert kinds == {"application/problem+json"}
-
-
-async def test_a_cost_that_is_none_is_500_over_http_and_the_others_are_served() -> None:
-    app = shoal.App()
-
-    @app.endpoint("/x", batch_size_fn=lambda item: 1 / item)
-    async def handler(items: list[int]) -> list[int]:
-        return items
-
-    async with app.lifespan():
-        assert [(await ask(app, "/x", item)).status for item in (0, 1)] == [500, 200]
 
 
 # bucket_by
@@ -273,27 +246,6 @@ async def test_a_full_bucket_does_not_wait_for_an_older_one_that_may_still_wait(
         await line_up(tasks, call(11), call(12))
     assert (handler.batches, handler.ran_at) == ([[11, 12], [1]], [1, 5])
     assert handler.reasons == [DispatchReason.FULL, DispatchReason.TIMER]
-
-
-@pytest.mark.parametrize(
-    ("key", "error"),
-    [
-        pytest.param(lambda: 1 / 0, ZeroDivisionError, id="raises"),
-        pytest.param(lambda: [1], TypeError, id="can't be hashed"),
-    ],
-)
-async def test_a_key_that_is_none_fails_its_caller_alone(key: Any, error: type[Exception]) -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(
-        handler, batch_wait_timeout_s=1, bucket_by=lambda item: key() if item == "bad" else item
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
-        (before,) = await line_up(tasks, call("good"))
-        with pytest.raises(error):
-            await call("bad")
-        (after,) = await line_up(tasks, call("good"))
-    assert (before.outcome, after.outcome) == ("good", "good")
-    assert handler.batches == [["good", "good"]]
 
 
 class Key:

@@ -20,7 +20,6 @@ from batching.scenes import (
     outcomes,
     settle,
 )
-from shoal.testing.asgi import Call, ask, calling
 
 pytestmark = pytest.mark.anyio
 
@@ -118,26 +117,6 @@ async def test_what_has_waited_for_long_goes_ahead_of_higher_levels(
         await put(tasks, call, "high", priority=1)
         held.gate.set()
     assert held.batches[1] == [first]
-
-
-async def test_no_level_starves_under_a_flood_of_higher_ones() -> None:
-    handler = Recorder()
-
-    async def slow(items: list[Any]) -> list[Any]:
-        handler.note(items)
-        await anyio.sleep(1)
-        return items
-
-    batcher = shoal.Batcher(slow, max_batch_size=1, priority_levels=2, priority_aging_s=5)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await put(tasks, call, *range(2), priority=1)
-        (low,) = await put(tasks, call, "low", priority=2)
-        started = anyio.current_time()
-        for number in range(2, 20):  # the queue never gets empty
-            await put(tasks, call, number, priority=1)
-            await anyio.sleep(1)
-        assert low.ended_at is not None
-        assert low.ended_at - started < 10
 
 
 async def test_streams_have_levels_too() -> None:
@@ -270,18 +249,6 @@ async def test_who_is_parked_is_in_the_queue_for_its_time_out() -> None:
     assert held.batches == [["plug"]]
 
 
-async def test_a_stream_may_wait_in_the_queue_for_so_long() -> None:
-    with Steps() as steps:
-        async with shoal.Batcher(steps.handler, max_batch_size=1) as call, call("plug") as plug:
-            await settle()
-            with pytest.raises(shoal.errors.DeadlineExceeded):
-                async with call.options(queue_timeout_s=2)("late") as late:
-                    await anext(late)
-            steps.end()
-            assert [item async for item in plug] == []
-        assert steps.batches == [["plug"]]
-
-
 async def test_what_is_delayed_lets_its_own_level_go_first_and_is_served_after_all() -> None:
     held = Held()
     batcher = shoal.Batcher(
@@ -394,44 +361,3 @@ async def test_a_level_without_a_window_only_fills_the_room_of_others() -> None:
         await anyio.sleep(3600)
         low += await put(tasks, call, "low 3", "low 4", "low 5", priority=2)  # full by themselves
     assert handler.batches == [["high", "low 1", "low 2"], ["low 3", "low 4", "low 5"]]
-
-
-async def test_an_overloaded_level_is_503_over_http() -> None:
-    app, held = shoal.App(), Held()
-    policy = shoal.QueuePolicy(max_queued_requests=1)
-
-    @app.endpoint("/x", max_batch_size=1, default_queue_policy=policy)
-    async def handler(items: list[int]) -> list[int]:
-        return await held(items)
-
-    running, queued = Call(app, "/x", item=1), Call(app, "/x", item=2)
-    async with app.lifespan(), calling(running) as tasks:
-        await settle()
-        tasks.start_soon(queued.run)
-        await settle()
-        refused = await ask(app, "/x", 3)
-        held.gate.set()
-        for call in (running, queued):
-            await call.returned.wait()
-            assert call.answer.status == 200
-    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
-
-
-async def test_what_waits_in_the_queue_for_too_long_is_504_over_http() -> None:
-    app, held = shoal.App(), Held()
-    policy = shoal.QueuePolicy(timeout_s=2)
-
-    @app.endpoint("/x", max_batch_size=1, default_queue_policy=policy)
-    async def handler(items: list[int]) -> list[int]:
-        return await held(items)
-
-    running, late = Call(app, "/x", item=1), Call(app, "/x", item=2)
-    async with app.lifespan(), calling(running) as tasks:
-        await settle()
-        tasks.start_soon(late.run)
-        await late.returned.wait()
-        assert late.answer.status == 504
-        held.gate.set()
-        await running.returned.wait()
-    assert running.answer.status == 200
-    assert held.batches == [[1]]

@@ -51,13 +51,6 @@ async def test_ts13_it_succeeds_if_the_time_has_room_for_as_many_tries_as_it_nee
         assert len(stubborn.tried_at) == budget
 
 
-async def test_ts12_another_error_is_raised_at_the_first_try() -> None:
-    broken = Stubborn(needed=2, error=ZeroDivisionError)
-    started = anyio.current_time()
-    assert await outcome(shoal.retrying(broken, max_time_s=10, delay_s=1)()) is broken.errors[0]
-    assert broken.tried_at == [started]
-
-
 async def test_another_error_of_a_later_try_is_raised_at_once_too() -> None:
     failures = [
         shoal.errors.Overloaded("full"),
@@ -155,17 +148,6 @@ async def test_a_caller_that_leaves_between_two_tries_is_gone_at_once() -> None:
     assert caller.outcome is LEFT
     assert caller.ended_at == left_at
     assert len(stubborn.tried_at) == 1
-
-
-async def test_a_caller_that_leaves_during_a_try_takes_its_request_with_it() -> None:
-    held = Held()
-    async with shoal.Batcher(held) as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, shoal.retrying(call)("item"))
-        await settle()
-        caller.leave()
-        await settle()
-        assert held.cancelled == [["item"]]
-        assert caller.outcome is LEFT
 
 
 @shoal.batch(max_batch_size=2)

@@ -29,7 +29,6 @@ from batching.scenes import (
 )
 from shoal.batching.stream_buffer import StreamBuffer
 from shoal.core.forming.deadlines import Overdue
-from shoal.core.histogram import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -38,7 +37,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Thing:
-    """An item, or a result, whose life can be watched."""
+    """A result whose life can be watched."""
 
 
 async def test_two_tasks_that_open_a_function_in_one_tick_do_not_both_get_it() -> None:
@@ -63,13 +62,6 @@ async def test_two_tasks_that_open_a_function_in_one_tick_do_not_both_get_it() -
         await settle()
         leave_first.set()
     assert sorted(map(str, seen)) == sorted(map(str, [1, RuntimeError]))
-
-
-async def test_opening_a_batcher_again_is_a_runtime_error() -> None:
-    batcher = shoal.Batcher(Recorder())
-    async with batcher:
-        with pytest.raises(RuntimeError, match="opened once"):
-            await batcher.__aenter__()
 
 
 async def test_opening_a_batcher_again_in_vain_does_not_harm_the_open_one() -> None:
@@ -137,35 +129,12 @@ async def test_a_batcher_survives_being_steered_from_another_thread(what: str) -
         assert answer == 2
 
 
-@pytest.mark.parametrize("side", ["item", "result"])
-async def test_an_idle_batcher_holds_on_to_nothing(side: str) -> None:
+async def test_an_idle_batcher_holds_on_to_no_result() -> None:
     async def handler(items: list[Any]) -> list[Any]:
-        return [Thing() if side == "result" else None for _ in items]
+        return [Thing() for _ in items]
 
     async with shoal.Batcher(handler) as call:
-        item = Thing()
-        result = await call(item)
-        watched = weakref.ref(item if side == "item" else result)
-        del item, result
-        await settle()
-        gc.collect()
-        assert watched() is None
-
-
-async def test_a_stream_that_has_ended_is_not_kept_until_its_deadline() -> None:
-    async def handler(items: list[Any]) -> AsyncIterator[list[int]]:
-        yield [0] * len(items)
-
-    batcher = shoal.Batcher(handler)
-    async with batcher as call:
-        item = Thing()
-        async with call.options(timeout_s=3600)(item) as stream:
-            assert [x async for x in stream] == [0]
-        watched = weakref.ref(item)
-        del item, stream
-        async with call(None) as stream:  # so that the slot has another batch behind it
-            assert [x async for x in stream] == [0]
-        del stream
+        watched = weakref.ref(await call(1))
         await settle()
         gc.collect()
         assert watched() is None
@@ -237,27 +206,6 @@ async def test_errors_of_an_isolated_batch_are_not_chained_to_each_other() -> No
     ) as call:
         got = await outcomes_in_order(*map(call, [1, 2, 0, 3]))
     assert got[2].__cause__.__context__ is None
-
-
-async def test_a_bug_while_a_batch_is_formed_fails_its_callers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bug = ZeroDivisionError("a bug of ours")
-
-    def broken(*_: Any) -> None:
-        raise bug
-
-    batcher = shoal.Batcher(Recorder(), max_batch_size=1)
-    got: list[Any] = []
-    with pytest.raises(BaseExceptionGroup):  # noqa: PT012
-        async with anyio.create_task_group() as tasks:
-            call = await tasks.start(batcher.run)
-            await settle()
-            monkeypatch.setattr(Histogram, "gather", broken)
-            with anyio.CancelScope(shield=True), anyio.move_on_after(10):
-                got += await outcomes(call(1), call(2))
-    assert [type(error) for error in got] == [shoal.errors.BatcherClosed] * 2
-    assert all(error.__cause__ is bug for error in got)
 
 
 async def test_a_bug_in_the_task_of_the_deadlines_is_named_to_every_caller(
@@ -502,21 +450,6 @@ async def test_two_readers_in_one_tick_do_not_see_an_end_that_is_not_there() -> 
     assert "end" not in got
 
 
-async def test_a_stream_that_was_closed_makes_no_call_when_it_is_entered() -> None:
-    handler_calls: list[list[int]] = []
-
-    async def handler(items: list[int]) -> AsyncIterator[list[int]]:
-        handler_calls.append(items)
-        yield items
-
-    async with shoal.Batcher(handler) as call:
-        stream = call(1)
-        await stream.aclose()
-        async with stream:
-            await settle()
-    assert handler_calls == []
-
-
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
 
@@ -578,19 +511,10 @@ async def test_a_call_that_is_refused_is_a_checkpoint_too() -> None:
         await line_up(tasks, call(1))
         await settle()
         await line_up(tasks, call(2))
-        turns = 0
-
-        async def other() -> None:
-            nonlocal turns
-            for _ in range(10):
-                turns += 1
-                await anyio.lowlevel.checkpoint()
-
-        tasks.start_soon(other)
-        for _ in range(30):
-            with pytest.raises(shoal.errors.Overloaded):
-                await call(3)
-        assert turns > 0
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await call(3)
+        assert scope.cancelled_caught
         held.gate.set()
 
 

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, line_up, outcome, outcomes, settle
+from batching.scenes import Held, Recorder, line_up, outcome, settle
 from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded
 
 if TYPE_CHECKING:
@@ -69,18 +69,6 @@ async def test_requests_pile_up_while_there_is_no_room_and_go_in_one_batch() -> 
             places.change(1)
         assert recorder.batches == [[0, 1, 2, 3, 4]]
         assert [caller.outcome for caller in callers] == [0, 1, 2, 3, 4]
-
-
-async def test_no_batch_is_larger_than_it_may_be_for_having_waited() -> None:
-    places, recorder = Places(0), Recorder()
-    async with (
-        shoal.Batcher(places.handler(recorder), capacity=places, max_batch_size=4) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        await line_up(tasks, *[call(item) for item in range(10)])
-        await settle()
-        places.change(1)
-    assert recorder.batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 async def test_no_more_batches_run_than_there_is_room_for() -> None:
@@ -298,10 +286,3 @@ async def test_room_that_shrinks_lets_what_runs_end() -> None:
         await settle()
         assert [caller.outcome for caller in callers] == [1, 2, 3]
     assert places.free == 1
-
-
-async def test_many_calls_at_once_end_each_with_its_own_result() -> None:
-    places, recorder = Places(2), Recorder()
-    batcher = shoal.Batcher(places.handler(recorder), capacity=places, max_batch_size=3)
-    async with batcher as call:
-        assert await outcomes(*[call(item) for item in range(50)]) == [*range(50)]

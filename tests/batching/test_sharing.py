@@ -45,13 +45,6 @@ async def test_a_call_after_the_result_runs_again():
     assert handler.items == ["a", "a"]
 
 
-async def test_without_the_option_nothing_is_shared():
-    handler = Second()
-    async with opened(handler.results, dedupe=False) as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("a"), call("a"))
-    assert handler.items == ["a", "a"]
-
-
 DIFFERENT = [1, True, 1.0, "1", b"1", 0.0, -0.0, None, (1,), (True,), [1], {"a": 1}, {"a": True}]
 
 
@@ -269,14 +262,6 @@ async def test_a_request_that_is_shed_fails_all_that_share_it():
     assert [type(one.outcome) for one in callers[:2]] == [Overloaded] * 2
     assert callers[2].outcome == ("result", "b")
     balanced(batcher, 4)
-
-
-async def test_closing_answers_all():
-    handler = Second()
-    batcher = opened(handler.results)
-    async with anyio.create_task_group() as tasks, batcher as call:
-        callers = await line_up(tasks, call("a"), call("a"))
-    assert [one.outcome for one in callers] == [("result", "a")] * 2
 
 
 async def test_a_batcher_that_ends_fails_all():

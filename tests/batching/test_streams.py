@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, OfUnhashableKind, Steps, read_all, settle
+from batching.scenes import PENDING, OfUnhashableKind, Steps, read_all, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -287,15 +287,6 @@ async def test_reading_is_a_checkpoint_even_when_items_are_there() -> None:
             await anext(stream)
         assert scope.cancelled_caught
         assert [item async for item in stream] == [1, 2]
-
-
-async def test_a_reader_that_leaves_is_said_to_have_left() -> None:
-    with Steps() as steps:
-        async with shoal.Batcher(steps.handler) as call, anyio.create_task_group() as tasks:
-            (reader,) = await read_all(tasks, call("a"))
-            await settle()
-            reader.leave()
-    assert reader.outcome == LEFT
 
 
 async def test_an_item_that_is_not_passed_on_yet_comes_before_the_end() -> None:
