@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -42,39 +43,40 @@ async def test_a_reader_that_leaves_frees_its_slot_and_the_other_goes_on() -> No
     assert (statistics.finished, statistics.cancelled, statistics.failed) == (1, 1, 0)
 
 
-async def test_when_the_last_reader_leaves_the_generator_is_closed() -> None:
+@pytest.mark.parametrize("together", [True, False])
+async def test_when_the_last_reader_leaves_the_generator_is_closed(together: bool) -> None:
     with Steps() as steps:
-        async with pair_of(steps) as call, anyio.create_task_group() as tasks:
+        batcher = pair_of(steps)
+        async with batcher as call, anyio.create_task_group() as tasks:
             readers = await read_all(tasks, call("a"), call("b"))
             steps.step(1, 2)
             await settle()
             readers[0].leave()
-            await settle()
-            assert not steps.closed
+            if not together:
+                await settle()
+                assert not steps.closed
             readers[1].leave()
             await settle()
             assert steps.closed
             assert [request.cancelled for request in steps.requests] == [True, True]
+            assert batcher.statistics().batches_running == 0
+    assert batcher.statistics().cancelled == 2
 
 
-async def test_when_some_ended_and_the_rest_left_the_generator_is_closed() -> None:
+@pytest.mark.parametrize("how", ["ends", "leaves"])
+async def test_when_one_has_ended_and_the_other_ends_or_leaves_the_generator_is_closed(
+    how: str,
+) -> None:
     with Steps() as steps:
         async with pair_of(steps) as call, anyio.create_task_group() as tasks:
             readers = await read_all(tasks, call("a"), call("b"))
             steps.step(shoal.END, 2)
             await settle()
             assert not steps.closed
-            readers[1].leave()
-            await settle()
-            assert steps.closed
-
-
-async def test_when_every_stream_has_ended_the_generator_is_closed() -> None:
-    with Steps() as steps:
-        async with pair_of(steps) as call, anyio.create_task_group() as tasks:
-            await read_all(tasks, call("a"), call("b"))
-            steps.step(shoal.END, 2)
-            steps.step("x", shoal.END)
+            if how == "leaves":
+                readers[1].leave()
+            else:
+                steps.step("x", shoal.END)
             await settle()
             assert steps.closed
 
@@ -113,118 +115,77 @@ async def test_a_reader_that_leaves_the_queue_is_never_seen_by_the_handler() -> 
     assert second.items == [1]
 
 
-async def test_a_reader_may_leave_in_the_same_tick_as_an_item_arrives() -> None:
-    for leave_first in (True, False):
-        with Steps() as steps:
-            batcher = pair_of(steps)
-            async with batcher as call, anyio.create_task_group() as tasks:
-                first, second = await read_all(tasks, call("a"), call("b"))
-                await settle()
-                if leave_first:
-                    first.leave()
-                steps.step(1, 2)
-                if not leave_first:
-                    first.leave()
-                await settle()
-                assert second.items == [2]
-                assert first.outcome == LEFT
-                steps.step(3, 4)
-                steps.end()
-            statistics = batcher.statistics()
-        assert second.items == [2, 4]
-        assert (statistics.finished, statistics.cancelled, statistics.running) == (1, 1, 0)
-
-
-async def test_a_reader_may_leave_in_the_same_tick_as_its_stream_ends() -> None:
-    for leave_first in (True, False):
-        with Steps() as steps:
-            batcher = pair_of(steps)
-            async with batcher as call, anyio.create_task_group() as tasks:
-                first, second = await read_all(tasks, call("a"), call("b"))
-                await settle()
-                if leave_first:
-                    first.leave()
-                steps.step(shoal.END, 2)
-                if not leave_first:
-                    first.leave()
-                await settle()
-                assert first.outcome in (LEFT, "end")
-                assert second.outcome == PENDING
-                steps.end()
-            statistics = batcher.statistics()
-        assert second.items == [2]
-        assert statistics.finished + statistics.cancelled == 2
-        assert statistics.running == 0
-
-
-async def test_two_readers_may_leave_in_one_tick() -> None:
+@pytest.mark.parametrize("leave_first", [True, False])
+@pytest.mark.parametrize("slot", [1, shoal.END], ids=["item", "end"])
+async def test_a_reader_may_leave_in_the_tick_in_which_an_item_or_the_end_comes(
+    slot: Any, leave_first: bool
+) -> None:
     with Steps() as steps:
         batcher = pair_of(steps)
         async with batcher as call, anyio.create_task_group() as tasks:
-            readers = await read_all(tasks, call("a"), call("b"))
-            steps.step(1, 2)
+            first, second = await read_all(tasks, call("a"), call("b"))
             await settle()
-            for reader in readers:
-                reader.leave()
+            if leave_first:
+                first.leave()
+            steps.step(slot, 2)
+            if not leave_first:
+                first.leave()
             await settle()
-            assert steps.closed
-            assert batcher.statistics().batches_running == 0
-    assert batcher.statistics().cancelled == 2
+            assert first.outcome == LEFT or (slot is shoal.END and first.outcome == "end")
+            assert (second.items, second.outcome) == ([2], PENDING)
+            steps.step(3, 4)
+            steps.end()
+        statistics = batcher.statistics()
+    assert second.items == [2, 4]
+    assert statistics.finished + statistics.cancelled == 2
+    assert statistics.running == 0
 
 
-async def test_a_cancelled_wait_for_an_item_loses_nothing() -> None:
-    for cancel_first in (True, False):
-        with Steps() as steps:
-            async with (
-                shoal.Batcher(steps.handler) as call,
-                call("a") as stream,
-                anyio.create_task_group() as tasks,
-            ):
-                got: list[Any] = []
-                scope = anyio.CancelScope()
+@pytest.mark.parametrize("cancel_first", [True, False])
+async def test_a_cancelled_wait_for_an_item_loses_nothing(cancel_first: bool) -> None:
+    got: list[Any] = []
+    scope = anyio.CancelScope()
+    with Steps() as steps:
+        async with (
+            shoal.Batcher(steps.handler) as call,
+            call("a") as stream,
+            anyio.create_task_group() as tasks,
+        ):
 
-                async def read_one() -> None:
-                    with scope:  # noqa: B023 - awaited within this turn of the loop
-                        got.append(await anext(stream))  # noqa: B023
+            async def read_one() -> None:
+                with scope:
+                    got.append(await anext(stream))
 
-                tasks.start_soon(read_one)
-                await settle()
-                if cancel_first:
-                    scope.cancel()
-                steps.step(1)
-                if not cancel_first:
-                    scope.cancel()
-                await settle()
-                steps.step(2)
-                steps.end()
-                rest = [item async for item in stream]
-        assert got + rest == [1, 2]
+            tasks.start_soon(read_one)
+            await settle()
+            if cancel_first:
+                scope.cancel()
+            steps.step(1)
+            if not cancel_first:
+                scope.cancel()
+            await settle()
+            steps.step(2)
+            steps.end()
+            rest = [item async for item in stream]
+    assert got + rest == [1, 2]
 
 
-async def test_a_reader_that_breaks_out_of_its_loop_leaves_with_the_block() -> None:
+@pytest.mark.parametrize("how", ["breaks", "raises"])
+async def test_a_reader_that_breaks_out_of_its_block_leaves_the_stream(how: str) -> None:
     with Steps() as steps:
         batcher = shoal.Batcher(steps.handler)
         async with batcher as call:
             steps.step(1)
-            async with call("a") as stream:
-                async for item in stream:
-                    assert item == 1
-                    break
+            with suppress(LookupError):
+                async with call("a") as stream:
+                    async for item in stream:
+                        assert item == 1
+                        if how == "raises":
+                            raise LookupError
+                        break
             await settle()
             assert steps.closed
             assert batcher.statistics().cancelled == 1
-
-
-async def test_an_error_in_the_readers_block_leaves_the_stream() -> None:
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler)
-        async with batcher as call:
-            with pytest.raises(LookupError):  # noqa: PT012
-                async with call("a"):
-                    await settle()
-                    raise LookupError
-            await settle()
-            assert steps.closed
 
 
 async def test_leaving_while_the_handler_is_held_by_this_reader_lets_it_go_on() -> None:
@@ -304,21 +265,6 @@ async def test_a_stream_that_was_never_entered_is_dropped_without_a_trace() -> N
             call("a")
             await settle()
             assert batcher.statistics().cancelled == 0
-
-
-@pytest.mark.real_time
-@pytest.mark.filterwarnings("ignore:a stream of")
-async def test_a_stream_that_is_dropped_in_another_thread_frees_its_place() -> None:
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler, max_batch_size=1, slow_reader_timeout_s=None)
-        async with batcher as call:
-            held = [call("a")]
-            await held[0].__aenter__()
-            steps.step(1)
-            await anyio.to_thread.run_sync(held.clear)
-            with anyio.fail_after(5):
-                while not steps.closed:
-                    await anyio.lowlevel.checkpoint()
 
 
 async def endless(items: list[int]) -> AsyncIterator[list[int]]:

@@ -81,6 +81,8 @@ async def test_without_levels_shed_oldest_keeps_the_newest() -> None:
         callers = await line_up(tasks, *map(call, range(5)))
         held.gate.set()
     assert ends(callers) == [shoal.errors.Overloaded] * 3 + [3, 4]
+    assert callers[0].outcome is not callers[1].outcome
+    assert "has shed this request" in str(callers[0].outcome)
 
 
 async def test_shed_lowest_fails_the_newest_of_the_lowest_level_for_a_higher_one() -> None:

@@ -12,7 +12,6 @@ import pytest
 import shoal
 from batching.scenes import (
     LEFT,
-    PENDING,
     Held,
     Recorder,
     line_up,
@@ -157,31 +156,23 @@ async def test_the_item_of_several_parameters_is_the_tuple_of_them_in_their_orde
     assert seen == [("a", 3, True), ("b", 4, False), ("c", 5, True)]
 
 
-BROKEN_COSTS = pytest.mark.parametrize(
-    ("cost", "error"),
+@pytest.mark.parametrize(
+    ("option", "broken", "error"),
     [
-        pytest.param(lambda: 1 / 0, ZeroDivisionError, id="raises"),
-        pytest.param(lambda: float("nan"), ValueError, id="nan"),
-        pytest.param(lambda: float("inf"), ValueError, id="infinite"),
-        pytest.param(lambda: -1, ValueError, id="negative"),
-        pytest.param(lambda: None, TypeError, id="None"),
-        pytest.param(lambda: "many", TypeError, id="text"),
-        pytest.param(lambda: 11, shoal.errors.ItemTooLarge, id="too large"),
+        ("batch_size_fn", lambda: 1 / 0, ZeroDivisionError),
+        ("batch_size_fn", lambda: float("nan"), ValueError),
+        ("batch_size_fn", lambda: "many", TypeError),
+        ("batch_size_fn", lambda: 11, shoal.errors.ItemTooLarge),
+        ("bucket_by", lambda: 1 / 0, ZeroDivisionError),
+        ("bucket_by", lambda: [1], TypeError),
     ],
 )
-
-
-@BROKEN_COSTS
-async def test_a_cost_that_is_none_fails_its_caller_alone(
-    cost: Any, error: type[Exception]
+async def test_a_broken_function_of_an_item_fails_its_caller_alone(
+    option: str, broken: Any, error: type[Exception]
 ) -> None:
     handler = Recorder()
-    batcher = shoal.Batcher(
-        handler,
-        max_batch_size=10,
-        batch_wait_timeout_s=1,
-        batch_size_fn=lambda item: cost() if item == "bad" else 1,
-    )
+    options: Any = {option: lambda item: broken() if item == "bad" else 1}
+    batcher = shoal.Batcher(handler, max_batch_size=10, batch_wait_timeout_s=1, **options)
     async with batcher as call, anyio.create_task_group() as tasks:
         (before,) = await line_up(tasks, call("good"))
         with pytest.raises(error):
@@ -267,21 +258,6 @@ async def test_keys_of_empty_buckets_are_forgotten() -> None:
         assert len(kept) < 100  # what has left is not searched for, so a few may stay for a while
 
 
-@pytest.mark.parametrize("how", ["flush", "drain", "close"])
-async def test_all_buckets_are_sent_when_batches_need_not_fill(how: str) -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None, bucket_by=by_tens)
-    async with anyio.create_task_group() as tasks, batcher as call:
-        callers = await line_up(tasks, *map(call, [1, 11, 2, 21]))
-        await settle()
-        assert handler.batches == []
-        if how != "close":
-            getattr(batcher, how)()
-            await settle()
-            assert [caller.outcome for caller in callers] == [1, 11, 2, 21]
-    assert handler.batches == [[1, 2], [11], [21]]
-
-
 # allowed_batch_sizes, padding and pad
 
 
@@ -338,13 +314,8 @@ async def test_streams_are_padded_too() -> None:
 
 async def test_padding_down_leaves_the_rest_first_in_the_queue() -> None:
     handler = Noted()
-    batcher = shoal.Batcher(
-        handler,
-        max_batch_size=8,
-        batch_wait_timeout_s=3,
-        allowed_batch_sizes=(1, 2, 4, 8),
-        padding="down",
-    )
+    options: Any = {"allowed_batch_sizes": (1, 2, 4, 8), "padding": "down"}
+    batcher = shoal.Batcher(handler, max_batch_size=8, batch_wait_timeout_s=3, **options)
     async with batcher as call, anyio.create_task_group() as tasks:
         for item in range(3):
             await line_up(tasks, call(item))
@@ -385,20 +356,6 @@ async def test_padding_by_cost_takes_the_size_that_takes_less_time_a_request(
         sizes.clear()
         assert await call.map(range(3)) == [0, 1, 2]
     assert sizes == expected
-
-
-async def test_padding_by_cost_tries_what_was_not_measured_yet() -> None:
-    async def handler(items: list[int]) -> list[int]:
-        sizes.append(len(items))
-        await anyio.sleep(len(items))
-        return items
-
-    sizes: list[int] = []
-    batcher = shoal.Batcher(handler, max_batch_size=4, allowed_batch_sizes=(2, 4), padding="cost")
-    async with batcher as call:
-        for _ in range(3):
-            await call.map(range(3))
-    assert sizes == [4, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -470,29 +427,37 @@ async def test_the_halves_of_a_failed_batch_are_padded_anew() -> None:
 # preferred_batch_sizes
 
 
-@pytest.mark.parametrize("how", ["flush", "drain", "close"])
-async def test_what_waits_for_a_preferred_size_is_sent_when_batches_need_not_fill(
-    how: str,
-) -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(
-        handler, max_batch_size=8, batch_wait_timeout_s=None, preferred_batch_sizes=(4, 6)
-    )
-    async with anyio.create_task_group() as tasks, batcher as call:
-        callers = await line_up(tasks, *map(call, range(3)))
-        await settle()
-        assert [caller.outcome for caller in callers] == [PENDING] * 3
-        if how != "close":
-            getattr(batcher, how)()
-    assert handler.batches == [[0, 1, 2]]
-
-
 async def test_with_an_idle_time_what_is_below_the_preferred_sizes_waits_for_it() -> None:
     handler = Noted()
     batcher = shoal.Batcher(handler, idle_timeout_s=2, preferred_batch_sizes=(2,))
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, *map(call, range(3)))
     assert (handler.batches, handler.ran_at) == ([[0, 1], [2]], [0, 2])
+
+
+@pytest.mark.parametrize("how", ["flush", "drain", "close"])
+@pytest.mark.parametrize(
+    ("options", "items", "batches"),
+    [
+        ({"bucket_by": by_tens, "max_batch_size": 3}, [1, 11, 2, 21], [[1, 2], [11], [21]]),
+        ({"preferred_batch_sizes": (4, 6)}, [0, 1, 2], [[0, 1, 2]]),
+    ],
+    ids=["buckets", "preferred sizes"],
+)
+async def test_what_waits_is_sent_when_batches_need_not_fill(
+    how: str, options: Any, items: list[int], batches: list[list[int]]
+) -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None, **options)
+    async with anyio.create_task_group() as tasks, batcher as call:
+        callers = await line_up(tasks, *map(call, items))
+        await settle()
+        assert handler.batches == []
+        if how != "close":
+            getattr(batcher, how)()
+            await settle()
+            assert [caller.outcome for caller in callers] == items
+    assert handler.batches == batches
 
 
 # policy

@@ -190,11 +190,11 @@ async def test_a_map_has_the_wishes_of_its_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy_s", "call_s", "ends_at"),
-    [(None, 3, 3), (5, None, 5), (5, 3, 3), (3, 5, 3)],
+    ("policy_s", "call_s", "deadline_s", "ends_at"),
+    [(None, 3, None, 3), (5, None, None, 5), (5, 3, 9, 3), (3, 5, None, 3), (None, 5, 2, 2)],
 )
 async def test_a_call_can_only_shorten_how_long_it_may_wait_in_the_queue(
-    policy_s: float | None, call_s: float | None, ends_at: float
+    policy_s: float | None, call_s: float | None, deadline_s: float | None, ends_at: float
 ) -> None:
     held = Held()
     policy = shoal.QueuePolicy(timeout_s=policy_s)
@@ -202,7 +202,7 @@ async def test_a_call_can_only_shorten_how_long_it_may_wait_in_the_queue(
     async with batcher as call, anyio.create_task_group() as tasks:
         await plugged(tasks, call)
         started = anyio.current_time()
-        (caller,) = await put(tasks, call, "late", queue_timeout_s=call_s)
+        (caller,) = await put(tasks, call, "late", queue_timeout_s=call_s, timeout_s=deadline_s)
         await anyio.sleep(9)
         assert isinstance(caller.outcome, shoal.errors.DeadlineExceeded)
         assert caller.ended_at == pytest.approx(started + ends_at)
@@ -210,6 +210,8 @@ async def test_a_call_can_only_shorten_how_long_it_may_wait_in_the_queue(
         assert (statistics.expired, statistics.cancelled, statistics.queued) == (1, 0, 0)
         held.gate.set()
     assert held.batches == [["plug"]]
+    if deadline_s == ends_at:
+        assert "was not answered by its deadline" in str(caller.outcome)
 
 
 async def test_the_time_in_the_queue_does_not_count_in_the_handler() -> None:
@@ -220,18 +222,6 @@ async def test_the_time_in_the_queue_does_not_count_in_the_handler() -> None:
         assert caller.outcome is PENDING
         held.gate.set()
     assert caller.outcome == 1
-
-
-async def test_a_deadline_ends_a_call_that_may_wait_in_the_queue_for_longer() -> None:
-    held = Held()
-    async with shoal.Batcher(held, max_batch_size=1) as call, anyio.create_task_group() as tasks:
-        await plugged(tasks, call)
-        started = anyio.current_time()
-        (caller,) = await put(tasks, call, 1, queue_timeout_s=5, timeout_s=2)
-        await anyio.sleep(9)
-        assert caller.ended_at == pytest.approx(started + 2)
-        assert "was not answered by its deadline" in str(caller.outcome)
-        held.gate.set()
 
 
 async def test_who_is_parked_is_in_the_queue_for_its_time_out() -> None:
@@ -285,13 +275,14 @@ async def test_a_delay_without_levels_keeps_the_order_of_those_that_are_delayed(
     assert held.batches[1:] == [[4, 1, 3]]
 
 
-async def test_the_bound_of_a_level_refuses_whatever_overload_says() -> None:
+@pytest.mark.parametrize("overload", ["wait", "shed_oldest"])
+async def test_the_bound_of_a_level_refuses_whatever_overload_says(overload: Any) -> None:
     held = Held()
     batcher = shoal.Batcher(
         held,
         max_batch_size=1,
         priority_levels=2,
-        overload="wait",
+        overload=overload,
         max_queued_requests=9,
         queue_policies={2: shoal.QueuePolicy(max_queued_requests=1)},
     )
@@ -301,6 +292,7 @@ async def test_the_bound_of_a_level_refuses_whatever_overload_says() -> None:
         (low,) = await put(tasks, call, "low", priority=2)
         refusal = await outcome(call.options(priority=2)("low too"))
         assert isinstance(refusal, shoal.errors.Overloaded)
+        assert "requests of priority 2" in str(refusal)
         await put(tasks, call, "high 1", "high 2", priority=1)
         low.leave()
         await settle()
