@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -176,17 +175,6 @@ async def test_who_ended_without_an_answer_is_kept_by_nobody(
         assert gone(references)
 
 
-@asynccontextmanager
-async def leaving(call: Any, references: list[weakref.ref[Any]]) -> AsyncIterator[None]:
-    """Nine callers wait in this block, and leave at its end."""
-    async with anyio.create_task_group() as tasks:
-        for _ in range(9):
-            tasks.start_soon(call_with, call, references)
-        await settle()
-        yield
-        tasks.cancel_scope.cancel()
-
-
 @pytest.mark.parametrize("queue", QUEUES)
 async def test_who_waits_behind_a_busy_slot_and_leaves_is_kept_by_nobody_once_it_is_idle(
     queue: str,
@@ -197,8 +185,11 @@ async def test_who_waits_behind_a_busy_slot_and_leaves_is_kept_by_nobody_once_it
     async with batcher as call, anyio.create_task_group() as plug:
         await line_up(plug, call(Thing()))
         await settle()
-        async with leaving(call, references):
-            pass
+        async with anyio.create_task_group() as tasks:
+            for _ in range(9):
+                tasks.start_soon(call_with, call, references)
+            await settle()
+            tasks.cancel_scope.cancel()
         await idle_again(held)
         assert gone(references)
 

@@ -350,20 +350,17 @@ def test_parameters_without_names_are_refused_where_they_are_decorated(
         way_in(handler)
 
 
+async def _batch(batch: shoal.OpenBatch[int, int]) -> None: ...
+
+
 def test_a_signature_without_names_is_refused() -> None:
-    def one(*xs: int) -> int: ...
+    def any_number(*xs: int) -> int: ...
+
+    def any_name(**fields: int) -> int: ...
 
     def handler(xs: list[int]) -> list[int]: ...
 
     with pytest.raises(TypeError, match="must be named"):
-        shoal.batch(signature=one)(handler)
-
-
-async def _batch(batch: shoal.OpenBatch[int, int]) -> None: ...
-
-
-def test_a_signature_of_an_open_batch_without_names_is_refused() -> None:
-    def one(**fields: int) -> int: ...
-
+        shoal.batch(signature=any_number)(handler)
     with pytest.raises(TypeError, match="must be named"):
-        shoal.batch(signature=one, fill="open")(_batch)
+        shoal.batch(signature=any_name, fill="open")(_batch)

@@ -45,26 +45,11 @@ async def test_a_call_while_nothing_is_open_shows_the_line_that_opens_it() -> No
 async def test_a_function_is_open_once_in_an_event_loop() -> None:
     async with shoal.open_batchers(increment):
         with pytest.raises(RuntimeError, match="open in this event loop already"):
-            async with shoal.open_batchers(increment):
+            async with shoal.open_batchers(sizes, increment):
                 pass
         assert await increment(1) == 2
-
-
-async def test_if_one_function_can_not_be_opened_none_is() -> None:
-    with pytest.raises(RuntimeError, match="already"):
-        async with shoal.open_batchers(sizes, increment, increment):
-            pass
-    with pytest.raises(shoal.errors.NotOpen):
-        await sizes(1)
-
-
-async def test_only_decorated_functions_can_be_opened() -> None:
-    async def plain(numbers: list[int]) -> list[int]:
-        return numbers
-
-    with pytest.raises(TypeError, match=r"shoal.Batcher\(handler\)"):
-        async with shoal.open_batchers(plain):
-            pass
+        with pytest.raises(shoal.errors.NotOpen):
+            await sizes(1)  # if one can't be opened, none is
 
 
 async def test_name_doc_and_signature_are_kept_for_one_item() -> None:
@@ -100,13 +85,6 @@ async def test_a_signature_with_other_parameters_is_refused_where_it_is_written(
     ("options", "error"),
     [
         ({"max_batch_size": 0}, ValueError),
-        ({"max_batch_size": "4"}, TypeError),
-        ({"batch_wait_timeout_s": -1}, ValueError),
-        ({"max_concurrent_batches": 0}, ValueError),
-        ({"max_queued_requests": -1}, ValueError),
-        ({"overload": "drop"}, ValueError),
-        ({"stream_buffer": 0}, ValueError),
-        ({"isolate_errors": 1}, TypeError),
         ({"handler_timeout_s": "1"}, TypeError),
         ({"batch_size": 4}, TypeError),
     ],

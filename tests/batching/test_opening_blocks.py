@@ -61,8 +61,9 @@ async def test_functions_open_at_their_first_call_and_close_at_the_end_of_the_bl
         assert increment.batcher is batcher
         assert batcher.statistics().finished == 3
     assert batcher.statistics().state == "closed"
-    with pytest.raises(shoal.errors.NotOpen):
+    with pytest.raises(shoal.errors.NotOpen, match=r"open_batchers\(increment\):") as caught:
         await increment(1)
+    assert "async with shoal.open_batchers():" in str(caught.value)
 
 
 async def test_first_calls_that_race_share_one_batcher_and_keep_their_order() -> None:
@@ -387,9 +388,15 @@ async def test_an_instance_is_opened_with_all_of_its_batched_methods() -> None:
             await Model("c").predict(1)
 
 
-@pytest.mark.parametrize("given", [Model, object(), 7])
-async def test_what_has_no_batched_method_is_refused(given: Any) -> None:
-    with pytest.raises(TypeError, match="open_batchers"):
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *[(given, "open_batchers") for given in (Model, object(), 7)],
+        (Held.__call__, r"shoal.Batcher\(handler\)"),
+    ],
+)
+async def test_what_has_no_batched_method_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         async with shoal.open_batchers(given):
             pytest.fail("it was opened")
 

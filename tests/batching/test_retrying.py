@@ -94,10 +94,6 @@ async def test_it_tries_about_a_hundred_times_in_ten_milliseconds_by_default() -
     assert anyio.current_time() - started < 0.010
 
 
-async def test_without_a_bound_it_tries_until_it_succeeds() -> None:
-    assert await shoal.retrying(Stubborn(1000), max_time_s=math.inf, delay_s=60)("item") == "item"
-
-
 async def test_each_call_has_its_own_time() -> None:
     stubborn = Stubborn(needed=math.inf)
     call = shoal.retrying(stubborn, max_time_s=2, delay_s=1)

@@ -81,14 +81,6 @@ async def test_a_deadline_of_0_never_reaches_the_handler() -> None:
     assert handler.batches == []
 
 
-async def test_a_call_that_is_answered_in_time_is_not_expired() -> None:
-    batcher = shoal.Batcher(Recorder(), request_timeout_s=5)
-    async with batcher as call:
-        assert await call.options(timeout_s=1)(1) == 1
-        await anyio.sleep(10)
-    assert batcher.statistics().expired == 0
-
-
 async def test_an_answer_in_the_tick_of_the_deadline_is_counted_once() -> None:
     async def handler(items: list[int]) -> list[int]:
         await anyio.sleep(5)
