@@ -139,6 +139,9 @@ async def test_statistics_are_a_frozen_snapshot() -> None:
     async with batcher as call:
         await call(1)
         during = batcher.statistics()
+        assert batcher.is_alive
+    assert not batcher.is_alive
+    assert batcher.failure is None
     assert (before.name, before.state, before.finished) == ("of cats", "new", 0)
     assert (during.state, during.finished) == ("open", 1)
     assert batcher.statistics().state == "closed"
@@ -223,12 +226,3 @@ async def test_a_batcher_says_since_when_its_batches_run_and_where_they_are() ->
         (stack,) = batcher.stacks()
         assert "await self.gate.wait()" in stack
         held.gate.set()
-
-
-async def test_a_batcher_is_alive_while_it_serves() -> None:
-    batcher = shoal.Batcher(Recorder())
-    assert not batcher.is_alive
-    async with batcher:
-        assert batcher.is_alive
-    assert not batcher.is_alive
-    assert batcher.failure is None

@@ -20,7 +20,6 @@ from batching.scenes import (
     outcomes_in_order,
     settle,
 )
-from shoal.testing.asgi import ask
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -244,21 +243,3 @@ async def test_streams_are_not_divided() -> None:
 
     with pytest.raises(ValueError, match="split is for calls with one result"):
         shoal.Batcher(steps, **SPLIT)
-
-
-async def test_a_large_item_is_divided_over_http() -> None:
-    app = shoal.App()
-    seen: list[list[str]] = []
-
-    @app.endpoint("/x", **SPLIT)
-    async def handler(items: list[str]) -> list[str]:
-        seen.append(items)
-        if "fail" in items:
-            raise ZeroDivisionError
-        return [upper(item) for item in items]
-
-    async with app.lifespan():
-        answer = await ask(app, "/x", "abcdefghij")
-        assert (answer.status, answer.json()) == (200, "ABCDEFGHIJ")
-        assert (await ask(app, "/x", "abcdfailij")).status == 500
-    assert seen[:3] == [["abcd"], ["efgh"], ["ij"]]

@@ -144,20 +144,13 @@ async def test_run_and_run_batch_may_be_any_functions() -> None:
         assert await call(text="a") == "a on gpu"
 
 
-async def test_a_plain_run_batch_runs_in_a_thread_and_an_async_one_in_the_loop() -> None:
+async def test_it_is_threaded_named_and_set_up_as_every_batcher() -> None:
     assert shoal.Batcher.over(Adder()).threaded
-    assert not shoal.Batcher.over(Greeter()).threaded
-
-
-async def test_the_name_is_that_of_the_class_unless_another_is_given() -> None:
-    assert shoal.Batcher.over(Greeter()).name == "Greeter"
+    batcher = shoal.Batcher.over(Greeter(), max_batch_size=3)
+    assert not batcher.threaded
+    assert batcher.name == "Greeter"
+    assert batcher.options.max_batch_size == 3
     assert shoal.Batcher.over(Greeter(), name="greetings").name == "greetings"
-
-
-async def test_options_are_those_of_every_batcher() -> None:
-    assert shoal.Batcher.over(Greeter(), max_batch_size=3).options.max_batch_size == 3
-    with pytest.raises(TypeError, match="batch_size"):
-        shoal.Batcher.over(Greeter(), batch_size=3)  # type: ignore[call-arg]
 
 
 class NoRunBatch:

@@ -9,7 +9,6 @@ import pytest
 
 import shoal
 from batching.scenes import LEFT, PENDING, Held, Steps, line_up, outcome, read_all, settle
-from shoal.testing.asgi import Call, calling
 
 pytestmark = pytest.mark.anyio
 
@@ -136,23 +135,3 @@ async def test_a_stream_that_is_shed_fails_before_its_first_item() -> None:
             steps.end()
         assert [readers[0].outcome, readers[2].outcome] == ["end", "end"]
         assert steps.batches == [["running"], ["queued"]]
-
-
-async def test_a_call_that_is_shed_is_503_over_http() -> None:
-    app, held = shoal.App(), Held()
-
-    @app.endpoint("/x", max_batch_size=1, max_queued_requests=1, overload="shed_oldest")
-    async def handler(items: list[int]) -> list[int]:
-        return await held(items)
-
-    calls = [Call(app, "/x", item=item) for item in range(3)]
-    async with app.lifespan(), calling() as tasks:
-        for call in calls:
-            tasks.start_soon(call.run)
-            await settle()
-        await calls[1].returned.wait()
-        held.gate.set()
-        for call in calls:
-            await call.returned.wait()
-    assert [call.answer.status for call in calls] == [200, 503, 200]
-    assert calls[1].answer.headers["retry-after"] == "1"

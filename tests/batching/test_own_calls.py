@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import line_up, outcome, settle
+from batching.scenes import outcome, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -228,10 +228,8 @@ async def test_so_is_a_task_of_a_handler_that_runs_again_for_a_part_of_its_batch
 
     batcher = shoal.Batcher(handler, max_batch_size=2, isolate_errors=True)
     with anyio.fail_after(5):
-        async with batcher as call, anyio.create_task_group() as tasks:
-            callers = await line_up(tasks, call(1), call(2))
-            await settle()
-            assert all(is_refusal(caller.outcome) for caller in callers)
+        async with batcher as call:
+            assert all(map(is_refusal, await call.map([1, 2], return_exceptions=True)))
 
 
 @pytest.mark.real_time

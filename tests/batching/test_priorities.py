@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -21,15 +22,23 @@ from batching.scenes import (
     settle,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
 pytestmark = pytest.mark.anyio
 
 THREE: dict[str, Any] = {"priority_levels": 3, "max_batch_size": 2}
 
 
-async def plugged(tasks: Any, call: Any) -> None:
-    """Occupies the only slot."""
-    await line_up(tasks, call("plug"))
-    await settle()
+@asynccontextmanager
+async def plugged(held: Held, **options: Any) -> AsyncGenerator[tuple[Any, Any, Any]]:
+    """Opens a batcher whose only slot is occupied until the block ends."""
+    batcher = shoal.Batcher(held, **options)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await put(tasks, call, "plug")
+        await settle()
+        yield batcher, call, tasks
+        held.gate.set()
 
 
 async def put(tasks: Any, call: Any, *items: Any, **options: Any) -> list[Caller]:
@@ -43,13 +52,11 @@ async def put(tasks: Any, call: Any, *items: Any, **options: Any) -> list[Caller
 
 async def test_higher_levels_go_first_and_equals_in_order_of_arrival() -> None:
     held = Held()
-    async with shoal.Batcher(held, **THREE) as call, anyio.create_task_group() as tasks:
-        await plugged(tasks, call)
+    async with plugged(held, **THREE) as (_, call, tasks):
         await put(tasks, call, "low 1", "low 2", priority=3)
         await put(tasks, call, "usual 1")
         await put(tasks, call, "high 1", "high 2", "high 3", priority=1)
         await put(tasks, call, "usual 2", priority=2)
-        held.gate.set()
     assert held.batches[1:] == [
         ["high 1", "high 2"],
         ["high 3", "usual 1"],
@@ -60,13 +67,10 @@ async def test_higher_levels_go_first_and_equals_in_order_of_arrival() -> None:
 
 async def test_isolated_levels_share_no_batch_and_keep_their_order() -> None:
     held = Held()
-    batcher = shoal.Batcher(held, **THREE, priority_mixing="isolate")
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await plugged(tasks, call)
+    async with plugged(held, **THREE, priority_mixing="isolate") as (_, call, tasks):
         await put(tasks, call, "low 1", priority=3)
         await put(tasks, call, "usual 1", "usual 2", "usual 3")
         await put(tasks, call, "high 1", priority=1)
-        held.gate.set()
     assert held.batches[1:] == [["high 1"], ["usual 1", "usual 2"], ["usual 3"], ["low 1"]]
 
 
@@ -93,14 +97,12 @@ async def test_a_call_that_names_no_level_has_the_default_one(
     default: int | None, expected: list[str]
 ) -> None:
     held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=9, priority_levels=3, default_priority=default)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await plugged(tasks, call)
+    options: Any = {"priority_levels": 3, "default_priority": default}
+    async with plugged(held, **options) as (_, call, tasks):
         await put(tasks, call, "low", priority=3)
         await put(tasks, call, "other", priority=2)
         await put(tasks, call, "high", priority=1)
         await put(tasks, call, "usual")
-        held.gate.set()
     assert held.batches[1] == expected
 
 
@@ -109,13 +111,11 @@ async def test_what_has_waited_for_long_goes_ahead_of_higher_levels(
     aging_s: float | None, first: str
 ) -> None:
     held = Held()
-    batcher = shoal.Batcher(held, priority_levels=2, priority_aging_s=aging_s, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await plugged(tasks, call)
+    options: Any = {"priority_levels": 2, "priority_aging_s": aging_s}
+    async with plugged(held, max_batch_size=1, **options) as (_, call, tasks):
         await put(tasks, call, "low", priority=2)
         await anyio.sleep(11)
         await put(tasks, call, "high", priority=1)
-        held.gate.set()
     assert held.batches[1] == [first]
 
 
@@ -175,14 +175,12 @@ async def test_a_handler_sees_the_level_of_each_request() -> None:
 
 async def test_a_map_has_the_wishes_of_its_call() -> None:
     held = Held()
-    async with shoal.Batcher(held, **THREE) as call, anyio.create_task_group() as tasks:
-        await plugged(tasks, call)
+    async with plugged(held, **THREE) as (_, call, tasks):
         (late,) = await line_up(tasks, call.options(queue_timeout_s=2).map(["a", "b"]))
         await put(tasks, call, "c")
         await line_up(tasks, call.options(priority=1).map(["d", "e"]))
         await anyio.sleep(3)
         assert isinstance(late.outcome, shoal.errors.DeadlineExceeded)
-        held.gate.set()
     assert held.batches[1:] == [["d", "e"], ["c"]]
 
 
@@ -198,9 +196,8 @@ async def test_a_call_can_only_shorten_how_long_it_may_wait_in_the_queue(
 ) -> None:
     held = Held()
     policy = shoal.QueuePolicy(timeout_s=policy_s)
-    batcher = shoal.Batcher(held, max_batch_size=1, default_queue_policy=policy)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await plugged(tasks, call)
+    options: Any = {"max_batch_size": 1, "default_queue_policy": policy}
+    async with plugged(held, **options) as (batcher, call, tasks):
         started = anyio.current_time()
         (caller,) = await put(tasks, call, "late", queue_timeout_s=call_s, timeout_s=deadline_s)
         await anyio.sleep(9)
@@ -208,7 +205,6 @@ async def test_a_call_can_only_shorten_how_long_it_may_wait_in_the_queue(
         assert caller.ended_at == pytest.approx(started + ends_at)
         statistics = batcher.statistics()
         assert (statistics.expired, statistics.cancelled, statistics.queued) == (1, 0, 0)
-        held.gate.set()
     assert held.batches == [["plug"]]
     if deadline_s == ends_at:
         assert "was not answered by its deadline" in str(caller.outcome)
@@ -226,37 +222,27 @@ async def test_the_time_in_the_queue_does_not_count_in_the_handler() -> None:
 
 async def test_who_is_parked_is_in_the_queue_for_its_time_out() -> None:
     held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1, overload="wait")
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await plugged(tasks, call)
+    options: Any = {"max_batch_size": 1, "max_queued_requests": 1, "overload": "wait"}
+    async with plugged(held, **options) as (batcher, call, tasks):
         (queued, parked) = await put(tasks, call, 1, 2, queue_timeout_s=3)
         assert batcher.statistics().parked == 1
         await anyio.sleep(4)
         expired = [type(caller.outcome) for caller in (queued, parked)]
         assert expired == [shoal.errors.DeadlineExceeded] * 2
         assert batcher.statistics().parked == 0
-        held.gate.set()
     assert held.batches == [["plug"]]
 
 
 async def test_what_is_delayed_lets_its_own_level_go_first_and_is_served_after_all() -> None:
     held = Held()
-    batcher = shoal.Batcher(
-        held,
-        max_batch_size=1,
-        priority_levels=2,
-        queue_policies={1: shoal.QueuePolicy(timeout_s=2, timeout_action="delay")},
-        priority_aging_s=None,
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await put(tasks, call, "plug", priority=1)
-        await settle()
-        callers = await put(tasks, call, "delayed 1", "delayed 2", priority=1)
-        await put(tasks, call, "low", priority=2)
+    delaying = shoal.QueuePolicy(timeout_s=2, timeout_action="delay")
+    options: Any = {"priority_levels": 3, "queue_policies": {2: delaying}, "priority_aging_s": None}
+    async with plugged(held, max_batch_size=1, **options) as (batcher, call, tasks):
+        callers = await put(tasks, call, "delayed 1", "delayed 2", priority=2)
+        await put(tasks, call, "low", priority=3)
         await anyio.sleep(3)
-        callers += await put(tasks, call, "in time", priority=1)
+        callers += await put(tasks, call, "in time", priority=2)
         assert [caller.outcome for caller in callers] == [PENDING] * 3
-        held.gate.set()
     assert held.batches[1:] == [["in time"], ["delayed 1"], ["delayed 2"], ["low"]]
     assert batcher.statistics().expired == 0
 
@@ -264,40 +250,29 @@ async def test_what_is_delayed_lets_its_own_level_go_first_and_is_served_after_a
 async def test_a_delay_without_levels_keeps_the_order_of_those_that_are_delayed() -> None:
     held = Held()
     policy = shoal.QueuePolicy(timeout_s=2, timeout_action="delay")
-    batcher = shoal.Batcher(held, max_batch_size=3, default_queue_policy=policy)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await plugged(tasks, call)
+    async with plugged(held, max_batch_size=3, default_queue_policy=policy) as (_, call, tasks):
         callers = await put(tasks, call, 1, 2, 3)
         await anyio.sleep(3)
         await put(tasks, call, 4)
         callers[1].leave()
-        held.gate.set()
     assert held.batches[1:] == [[4, 1, 3]]
 
 
 @pytest.mark.parametrize("overload", ["wait", "shed_oldest"])
 async def test_the_bound_of_a_level_refuses_whatever_overload_says(overload: Any) -> None:
     held = Held()
-    batcher = shoal.Batcher(
-        held,
-        max_batch_size=1,
-        priority_levels=2,
-        overload=overload,
-        max_queued_requests=9,
-        queue_policies={2: shoal.QueuePolicy(max_queued_requests=1)},
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await put(tasks, call, "plug", priority=1)
-        await settle()
-        (low,) = await put(tasks, call, "low", priority=2)
-        refusal = await outcome(call.options(priority=2)("low too"))
+    policies = {3: shoal.QueuePolicy(max_queued_requests=1)}
+    options: Any = {"overload": overload, "max_queued_requests": 9, "queue_policies": policies}
+    async with plugged(held, max_batch_size=1, priority_levels=3, **options) as opened:
+        batcher, call, tasks = opened
+        (low,) = await put(tasks, call, "low", priority=3)
+        refusal = await outcome(call.options(priority=3)("low too"))
         assert isinstance(refusal, shoal.errors.Overloaded)
-        assert "requests of priority 2" in str(refusal)
+        assert "requests of priority 3" in str(refusal)
         await put(tasks, call, "high 1", "high 2", priority=1)
         low.leave()
         await settle()
-        await put(tasks, call, "low in its place", priority=2)
-        held.gate.set()
+        await put(tasks, call, "low in its place", priority=3)
     assert low.outcome == LEFT
     assert held.batches[1:] == [["high 1"], ["high 2"], ["low in its place"]]
     assert batcher.statistics().rejected == 1

@@ -223,19 +223,6 @@ async def test_containers_that_hold_results_are_no_tables(make: Any) -> None:
         assert await outcomes_in_order(call(0), call(1), call(2)) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
-async def test_tables_are_refused_and_columns_are_results(library: str) -> None:
-    module = pytest.importorskip(library)
-    table = module.table if library == "pyarrow" else module.DataFrame
-    column = module.array if library == "pyarrow" else module.Series
-    async with shoal.Batcher(returning(lambda _: table(TWO_COLUMNS))) as call:
-        for error in await outcomes(call(1), call(2)):
-            assert type(error) is shoal.errors.WrongResultType
-            assert "or a list of rows" in str(error)
-    async with shoal.Batcher(returning(column)) as call:
-        assert [int(str(got)) for got in await outcomes(call(1), call(2))] == [1, 2]
-
-
 async def test_the_batcher_goes_on_after_wrong_results() -> None:
     answers = iter([None, [], ["right"]])
     async with shoal.Batcher(returning(lambda _: next(answers))) as call:

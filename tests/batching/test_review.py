@@ -43,24 +43,18 @@ class Thing:
 async def test_two_tasks_that_open_a_function_in_one_tick_do_not_both_get_it() -> None:
     function = shoal.batch(Recorder())
     seen: list[Any] = []
-    leave_first = anyio.Event()
 
-    async def opener(leave: anyio.Event | None) -> None:
+    async def opener(open_for_s: float) -> None:
         try:
             async with shoal.open_batchers(function):
-                if leave is not None:
-                    await leave.wait()
-                else:
-                    await anyio.sleep(1)
+                await anyio.sleep(open_for_s)
                 seen.append(await outcome(function(1)))
         except RuntimeError as error:
             seen.append(type(error))
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(opener, leave_first)
-        tasks.start_soon(opener, None)
-        await settle()
-        leave_first.set()
+        tasks.start_soon(opener, 1)
+        tasks.start_soon(opener, 2)
     assert sorted(map(str, seen)) == sorted(map(str, [1, RuntimeError]))
 
 

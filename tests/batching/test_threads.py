@@ -143,39 +143,9 @@ async def test_a_thread_has_no_batcher_of_the_loop_that_started_it() -> None:
 
 
 class Model:
-    def __init__(self) -> None:
-        self.threads: set[int] = set()
-
     @shoal.batch
     async def predict(self, items: list[int]) -> list[int]:
-        self.threads.add(threading.get_ident())
         return [-item for item in items]
-
-
-@pytest.mark.parametrize("other", ["trio", "asyncio"])
-async def test_two_event_loops_in_two_threads_are_independent(other: str) -> None:
-    model = Model()
-
-    async def elsewhere() -> None:
-        with pytest.raises(shoal.errors.NotOpen):
-            await double(1)
-        async with shoal.open_batchers(double, model.predict):
-            assert await double.map(range(5)) == [0, 2, 4, 6, 8]
-            assert await model.predict(1) == -1
-            double.set_max_batch_size(1)
-            assert double.batcher.statistics().finished == 5
-        with pytest.raises(shoal.errors.NotOpen):
-            await double(1)
-
-    async with shoal.open_batchers(double, model.predict):
-        await double(1)
-        await anyio.to_thread.run_sync(lambda: anyio.run(elsewhere, backend=other))
-        assert await double(2) == 4
-        assert await model.predict(2) == -2
-        assert double.batcher.options.max_batch_size == 4
-        double.set_max_batch_size(4)  # of later tests, too
-        assert double.batcher.statistics().finished == 2
-    assert len(model.threads) == 2
 
 
 @BACKENDS
