@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -15,7 +15,9 @@ from batching.scenes import LEFT, PENDING, Steps, read_all, settle
 from shoal.core.request import State
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from batching.scenes import Reader
 
 pytestmark = pytest.mark.anyio
 
@@ -24,20 +26,27 @@ def pair_of(steps: Steps, **options: Any) -> Any:
     return shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2, **options)
 
 
-async def test_a_reader_that_leaves_frees_its_slot_and_the_other_goes_on() -> None:
+@asynccontextmanager
+async def two_readers(**options: Any) -> AsyncGenerator[tuple[Steps, Any, Reader, Reader]]:
+    """Two readers of one batch."""
     with Steps() as steps:
-        batcher = pair_of(steps)
+        batcher = pair_of(steps, **options)
         async with batcher as call, anyio.create_task_group() as tasks:
             first, second = await read_all(tasks, call("a"), call("b"))
-            steps.step(1, 2)
-            await settle()
-            first.leave()
-            await settle()
-            assert [request.cancelled for request in steps.requests] == [True, False]
-            assert batcher.statistics().running == 1
-            steps.step("dropped", 3)
-            steps.end()
-        statistics = batcher.statistics()
+            yield steps, batcher, first, second
+
+
+async def test_a_reader_that_leaves_frees_its_slot_and_the_other_goes_on() -> None:
+    async with two_readers() as (steps, batcher, first, second):
+        steps.step(1, 2)
+        await settle()
+        first.leave()
+        await settle()
+        assert [request.cancelled for request in steps.requests] == [True, False]
+        assert batcher.statistics().running == 1
+        steps.step("dropped", 3)
+        steps.end()
+    statistics = batcher.statistics()
     assert (first.items, first.outcome) == ([1], LEFT)
     assert (second.items, second.outcome) == ([2, 3], "end")
     assert (statistics.finished, statistics.cancelled, statistics.failed) == (1, 1, 0)
@@ -45,21 +54,18 @@ async def test_a_reader_that_leaves_frees_its_slot_and_the_other_goes_on() -> No
 
 @pytest.mark.parametrize("together", [True, False])
 async def test_when_the_last_reader_leaves_the_generator_is_closed(together: bool) -> None:
-    with Steps() as steps:
-        batcher = pair_of(steps)
-        async with batcher as call, anyio.create_task_group() as tasks:
-            readers = await read_all(tasks, call("a"), call("b"))
-            steps.step(1, 2)
+    async with two_readers() as (steps, batcher, first, second):
+        steps.step(1, 2)
+        await settle()
+        first.leave()
+        if not together:
             await settle()
-            readers[0].leave()
-            if not together:
-                await settle()
-                assert not steps.closed
-            readers[1].leave()
-            await settle()
-            assert steps.closed
-            assert [request.cancelled for request in steps.requests] == [True, True]
-            assert batcher.statistics().batches_running == 0
+            assert not steps.closed
+        second.leave()
+        await settle()
+        assert steps.closed
+        assert [request.cancelled for request in steps.requests] == [True, True]
+        assert batcher.statistics().batches_running == 0
     assert batcher.statistics().cancelled == 2
 
 
@@ -67,18 +73,16 @@ async def test_when_the_last_reader_leaves_the_generator_is_closed(together: boo
 async def test_when_one_has_ended_and_the_other_ends_or_leaves_the_generator_is_closed(
     how: str,
 ) -> None:
-    with Steps() as steps:
-        async with pair_of(steps) as call, anyio.create_task_group() as tasks:
-            readers = await read_all(tasks, call("a"), call("b"))
-            steps.step(shoal.END, 2)
-            await settle()
-            assert not steps.closed
-            if how == "leaves":
-                readers[1].leave()
-            else:
-                steps.step("x", shoal.END)
-            await settle()
-            assert steps.closed
+    async with two_readers() as (steps, _, _, second):
+        steps.step(shoal.END, 2)
+        await settle()
+        assert not steps.closed
+        if how == "leaves":
+            second.leave()
+        else:
+            steps.step("x", shoal.END)
+        await settle()
+        assert steps.closed
 
 
 async def test_without_cancel_abandoned_the_generator_goes_on_to_its_end_for_nobody() -> None:
@@ -120,22 +124,19 @@ async def test_a_reader_that_leaves_the_queue_is_never_seen_by_the_handler() -> 
 async def test_a_reader_may_leave_in_the_tick_in_which_an_item_or_the_end_comes(
     slot: Any, leave_first: bool
 ) -> None:
-    with Steps() as steps:
-        batcher = pair_of(steps)
-        async with batcher as call, anyio.create_task_group() as tasks:
-            first, second = await read_all(tasks, call("a"), call("b"))
-            await settle()
-            if leave_first:
-                first.leave()
-            steps.step(slot, 2)
-            if not leave_first:
-                first.leave()
-            await settle()
-            assert first.outcome == LEFT or (slot is shoal.END and first.outcome == "end")
-            assert (second.items, second.outcome) == ([2], PENDING)
-            steps.step(3, 4)
-            steps.end()
-        statistics = batcher.statistics()
+    async with two_readers() as (steps, batcher, first, second):
+        await settle()
+        if leave_first:
+            first.leave()
+        steps.step(slot, 2)
+        if not leave_first:
+            first.leave()
+        await settle()
+        assert first.outcome == LEFT or (slot is shoal.END and first.outcome == "end")
+        assert (second.items, second.outcome) == ([2], PENDING)
+        steps.step(3, 4)
+        steps.end()
+    statistics = batcher.statistics()
     assert second.items == [2, 4]
     assert statistics.finished + statistics.cancelled == 2
     assert statistics.running == 0

@@ -45,14 +45,6 @@ async def test_opening_one_instance_leaves_the_others_closed() -> None:
             await a.tokens(1).__aenter__()
 
 
-async def test_a_method_can_be_called_through_its_class() -> None:
-    model = Model("a")
-    async with shoal.open_batchers(model.predict, model.tokens):
-        assert await Model.predict(model, 1, ys=4) == ("a", 5, 1)
-        async with Model.tokens(model, 1) as stream:
-            assert [token async for token in stream] == ["a1.0", "a1.1"]
-
-
 async def test_a_method_gets_its_defaults_and_keywords() -> None:
     model = Model("a")
     async with shoal.open_batchers(model.predict):
@@ -63,17 +55,6 @@ async def test_a_method_gets_its_defaults_and_keywords() -> None:
         for wrong in ((), (1, 2, 3)):
             with pytest.raises(TypeError):
                 await model.predict(*wrong)
-
-
-async def test_a_generator_method_streams_for_its_instance() -> None:
-    a, b = Model("a"), Model("b")
-    async with (
-        shoal.open_batchers(a.tokens, b.tokens),
-        a.tokens(1) as first,
-        b.tokens(2) as second,
-    ):
-        assert [token async for token in second] == ["b2.0", "b2.1"]
-        assert [token async for token in first] == ["a1.0", "a1.1"]
 
 
 @pytest.mark.parametrize("name", ["of_class", "of_class_outside"])

@@ -181,20 +181,6 @@ async def test_a_flush_covers_who_has_just_come(kind: Kind, settles: bool) -> No
         later.leave()
 
 
-async def test_a_flush_covers_who_waits_behind_a_busy_slot(kind: Kind) -> None:
-    handler = Taker(kind)
-    handler.hold()
-    batcher = of(handler, kind, max_batch_size=2, batch_wait_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, 0, 1, 2)
-        await settle()
-        batcher.flush()
-        handler.gate.set()
-        await settle()
-        assert handler.batches == [[0, 1], [2]]
-        assert handler.reasons == [DispatchReason.FULL, DispatchReason.FLUSH]
-
-
 # Slots
 
 

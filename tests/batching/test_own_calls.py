@@ -140,10 +140,6 @@ async def by_gather(call: Any) -> None:
     await asyncio.gather(call(0), call(0))
 
 
-async def by_gather_of_tasks(call: Any) -> None:
-    await asyncio.gather(asyncio.create_task(call(0)), asyncio.sleep(0))
-
-
 async def by_gather_of_gathers(call: Any) -> None:
     await asyncio.gather(asyncio.sleep(0), asyncio.gather(by_gather(call), asyncio.sleep(0)))
 
@@ -164,20 +160,14 @@ async def by_a_shielded_task(call: Any) -> None:
     await asyncio.shield(call(0))
 
 
-async def by_map_in_a_task(call: Any) -> None:
-    await asyncio.gather(call.map([0, 0]))
-
-
 @pytest.mark.parametrize(
     "ask",
     [
         by_gather,
-        by_gather_of_tasks,
         by_gather_of_gathers,
         by_a_task_group,
         by_a_task,
         by_a_shielded_task,
-        by_map_in_a_task,
     ],
 )
 def test_so_is_what_a_handler_of_asyncio_gathers(ask: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -23,7 +21,6 @@ from batching.scenes import (
 )
 from shoal import DispatchReason
 from shoal.core.policy import Pressure, Wait, WholeQueuePolicy
-from shoal.testing.asgi import ask
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -186,25 +183,6 @@ async def test_a_broken_function_of_an_item_fails_its_caller_alone(
     assert (statistics.finished, statistics.failed, statistics.rejected) == (2, 0, 0)
 
 
-async def test_an_item_that_is_too_large_is_413_over_http() -> None:
-    app = shoal.App()
-
-    @app.endpoint("/x", max_batch_size=10, batch_size_fn=len)
-    async def handler(items: list[str]) -> list[int]:
-        return [len(item) for item in items]
-
-    @app.endpoint("/steps", max_batch_size=10, batch_size_fn=len)
-    async def steps(items: list[str]) -> AsyncIterator[list[int]]:
-        yield [len(item) for item in items]
-
-    async with app.lifespan():
-        refused = [await ask(app, path, "a" * 11) for path in ("/x", "/steps")]
-        assert (await ask(app, "/x", "a" * 10)).json() == 10
-    assert [answer.status for answer in refused] == [413, 413]
-    kinds = {answer.headers["content-type"] for answer in refused}
-    assert kinds == {"application/problem+json"}
-
-
 # bucket_by
 
 
@@ -237,25 +215,6 @@ async def test_a_full_bucket_does_not_wait_for_an_older_one_that_may_still_wait(
         await line_up(tasks, call(11), call(12))
     assert (handler.batches, handler.ran_at) == ([[11, 12], [1]], [1, 5])
     assert handler.reasons == [DispatchReason.FULL, DispatchReason.TIMER]
-
-
-class Key:
-    """A key that can be waited for to be forgotten."""
-
-
-async def test_keys_of_empty_buckets_are_forgotten() -> None:
-    keys = [Key() for _ in range(1000)]
-    kept = weakref.WeakSet(keys)
-    batcher = shoal.Batcher(Recorder(), batch_wait_timeout_s=1, bucket_by=lambda item: keys[item])
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *map(call, range(1000)))
-        for caller in callers[::2]:
-            caller.leave()
-        await anyio.sleep(2)
-        assert [caller.outcome for caller in callers[:4]] == [LEFT, 1, LEFT, 3]
-        keys.clear()
-        gc.collect()
-        assert len(kept) < 100  # what has left is not searched for, so a few may stay for a while
 
 
 # allowed_batch_sizes, padding and pad

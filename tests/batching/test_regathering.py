@@ -14,7 +14,6 @@ from closed_loops import (
     STEPS,
     THINK_S,
     Sizes,
-    at_random,
     think,
 )
 from shoal.core.request import DispatchReason
@@ -50,22 +49,6 @@ async def in_loops(
             tasks.start_soon(loop, number)
 
 
-async def called_at(make_call: Any, call: Any, trace: list[float]) -> list[float]:
-    """Makes a call at each of these times; returns how long each took."""
-    began_at = anyio.current_time()
-    took = []
-
-    async def one(at: float, number: int) -> None:
-        await make_call(call, number)
-        took.append(anyio.current_time() - began_at - at)
-
-    async with anyio.create_task_group() as tasks:
-        for number, at in enumerate(trace):
-            await anyio.sleep_until(began_at + at)
-            tasks.start_soon(one, at, number)
-    return took
-
-
 KINDS = {"results": once, "steps": read}
 
 
@@ -86,18 +69,6 @@ async def test_callers_in_closed_loops_are_gathered_again(kind, options):
         assert (reasons[DispatchReason.REGATHER] > len(handler.sizes) / 2) is regather
     assert means[True] >= 0.85 * CALLERS
     assert means[False] < 0.6 * CALLERS
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_calls_at_random_after_closed_loops_are_not_waited_for_after_20_batches(kind):
-    handler = Sizes()
-    async with shoal.Batcher(getattr(handler, kind), max_batch_size=MOST) as call:
-        await in_loops(KINDS[kind], call)
-        before = len(handler.reasons)
-        assert DispatchReason.REGATHER in handler.reasons[before - 3 :]
-        await called_at(KINDS[kind], call, at_random(0.3, MOST, 1500))
-    assert len(handler.reasons) > before + 50
-    assert DispatchReason.REGATHER not in handler.reasons[before + 20 :]
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -164,12 +164,6 @@ async def test_it_has_the_parameters_and_the_name_of_a_decorated_function() -> N
             await call()
 
 
-async def test_it_takes_a_call_with_options() -> None:
-    async with shoal.Batcher(Held()) as call:
-        with pytest.raises(shoal.errors.DeadlineExceeded):
-            await shoal.retrying(call.options(timeout_s=1))("item")
-
-
 async def generator(items: list[int]) -> AsyncIterator[list[int]]:
     yield items
 
