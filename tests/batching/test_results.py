@@ -41,14 +41,6 @@ def returning(make: Any) -> Any:
     return handler
 
 
-@pytest.mark.parametrize(
-    "make", [list, tuple, deque, np.array, lambda items: range(len(items)), Computed]
-)
-async def test_anything_sized_and_indexable_holds_results(make: Any) -> None:
-    async with shoal.Batcher(returning(make), batch_wait_timeout_s=1) as call:
-        assert await outcomes_in_order(call(0), call(1), call(2)) == [0, 1, 2]
-
-
 async def test_rows_of_an_array_are_results() -> None:
     async with shoal.Batcher(returning(lambda items: np.outer(items, [1, 10]))) as call:
         got = await outcomes(call(1), call(2))
@@ -199,6 +191,18 @@ NOT_RESULTS = [
 ]
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(list, tuple, deque, np.array, Computed, lambda items: range(len(items))),
+        *(Triple, Rows, lambda items: dict(enumerate(items)).values()),
+    ],
+)
+async def test_anything_sized_and_indexable_holds_results(make: Any) -> None:
+    async with shoal.Batcher(returning(make), batch_wait_timeout_s=1) as call:
+        assert await outcomes_in_order(call(0), call(1), call(2)) == [0, 1, 2]
+
+
 @pytest.mark.parametrize(("results", "advice"), NOT_RESULTS)
 async def test_a_container_of_something_else_is_refused_with_advice(
     results: Any, advice: str
@@ -215,12 +219,6 @@ async def test_a_container_of_something_else_is_refused_with_advice(
             async with stream(1) as steps:
                 await anext(steps)
         assert "yield a list of 1 slots" in str(caught.value)
-
-
-@pytest.mark.parametrize("make", [Triple, Rows, lambda items: dict(enumerate(items)).values()])
-async def test_containers_that_hold_results_are_no_tables(make: Any) -> None:
-    async with shoal.Batcher(returning(make), batch_wait_timeout_s=1) as call:
-        assert await outcomes_in_order(call(0), call(1), call(2)) == [0, 1, 2]
 
 
 async def test_the_batcher_goes_on_after_wrong_results() -> None:

@@ -71,15 +71,6 @@ async def test_an_error_reaches_the_worker_thread() -> None:
             await anyio.to_thread.run_sync(call.from_thread)
 
 
-async def test_a_worker_thread_reads_a_stream() -> None:
-    def read() -> list[int]:
-        with count.from_thread(3) as stream:
-            return list(stream)
-
-    async with shoal.open_batchers(count):
-        assert await anyio.to_thread.run_sync(read) == [0, 1, 2]
-
-
 async def test_a_worker_thread_that_leaves_a_stream_frees_its_slot() -> None:
     def read_one() -> int:
         with count.from_thread(1000) as stream:
