@@ -37,7 +37,6 @@ from shoal.batching.open.slots import OpenSlots
 from shoal.batching.options import manager_of, refuse_change
 from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.batching.running.run import TimeLimits, UnaryRun
-from shoal.batching.running.slots import SlotParts
 from shoal.batching.running.stream import StreamRun
 from shoal.core.counters import NO_LEVELS, ClosingCounts
 from shoal.core.forming.call_options import RequestOptionsFactory
@@ -89,8 +88,8 @@ class Session:
         self._capacity = capacity
         self._parking = parking_of_this_loop()
         self._bell = Bell(self._parking)
-        self._batches: dict[Batch, float] = {}
-        self._former = Former(options, self._batches)
+        batches: dict[Batch, float] = {}
+        self._former = Former(options, batches)
         self._intake = Intake(
             name,
             self._former,
@@ -107,7 +106,7 @@ class Session:
         self.thread = self._intake.home.thread
         self.entry = Entry(self._intake, handler.binding, options, self._parking.now, counters)
         self._limits = TimeLimits(self._parking)
-        self.slots = self._new_slots()
+        self.slots = self._new_slots(batches)
         self._stopping = anyio.Event()
         self._others_at_rest: Callable[[], Awaitable[None]] | None = None
         self._closed = anyio.Event()
@@ -298,17 +297,15 @@ class Session:
     def scheduling_capacity(self) -> float:
         return self._former.scheduling_capacity
 
-    def _new_slots(self) -> ClosedSlots | OpenSlots:
-        former, parking, counters = self._former, self._parking, self._counters
-        parts = SlotParts(self._intake, former, self._batches, self._bell, parking, counters)
-        handler = self._handler
+    def _new_slots(self, batches: dict[Batch, float]) -> ClosedSlots | OpenSlots:
+        handler, parking, counters = self._handler, self._parking, self._counters
         hold_log = HoldLog(f"the handler {self._name}")
         made_of = (self._name, handler, self._options, parking, counters, self._limits, hold_log)
+        queue = (self._intake, batches, self._bell)
         if handler.fill != "closed":
-            run = OpenRun(*made_of)
-            return OpenSlots(parts, run, self._task_died, self._capacity, handler.fill)
-        closed_run = StreamRun(*made_of) if handler.streams else UnaryRun(*made_of)
-        return ClosedSlots(parts, closed_run, self._task_died, self._capacity)
+            return OpenSlots(*queue, OpenRun(*made_of), self._task_died, self._capacity)
+        run = StreamRun(*made_of) if handler.streams else UnaryRun(*made_of)
+        return ClosedSlots(*queue, run, self._task_died, self._capacity)
 
     async def _watch(self, watch: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:

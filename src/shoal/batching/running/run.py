@@ -40,7 +40,7 @@ from shoal.failures.hints import with_hint
 from shoal.loops.parking import Bell
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shoal.batching.handlers.handler import Handler, HoldLog
     from shoal.core.counters import Counters
@@ -108,10 +108,16 @@ class Run(ABC):
         failure: BaseException | None = None
         try:
             attempt = in_own_context(self._attempt(batch, requests), self.hold_log)
-            if self.options.handler_timeout_s is None:
+            timeout_s = self.options.handler_timeout_s
+            if timeout_s is None:
                 await attempt
             else:
-                await self._in_time(attempt, batch, requests, scope, self.options.handler_timeout_s)
+                time_is_up = partial(self._time_is_up, batch, requests, scope)
+                timer = self.limits.add(self.parking.now() + timeout_s, time_is_up)
+                try:
+                    await attempt
+                finally:
+                    self.limits.forget(timer)
         except ScopesMixedUp:
             raise
         except BaseException as error:
@@ -136,21 +142,6 @@ class Run(ABC):
                 await self._failed(batch, requests, scope, failure)
         finally:
             del failure  # its traceback holds this frame
-
-    async def _in_time(
-        self,
-        attempt: Awaitable[None],
-        batch: Batch,
-        requests: Sequence[Request],
-        scope: Scope,
-        timeout_s: float,
-    ) -> None:
-        time_is_up = partial(self._time_is_up, batch, requests, scope)
-        timer = self.limits.add(self.parking.now() + timeout_s, time_is_up)
-        try:
-            await attempt
-        finally:
-            self.limits.forget(timer)
 
     def _items(self, requests: Sequence[Request]) -> list[Any]:
         """Returns the items of a run, padded to an allowed size; raises what ``pad`` raises."""
