@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Final
 
@@ -117,12 +117,10 @@ class Session:
     async def run(self, on_open: Callable[[], object]) -> None:
         """Serves calls until it is closed. Cancellation: waiting callers fail at once."""
         self._task = anyio.get_current_task()
-        unsubscribe = (
-            None
-            if self._capacity is None
-            else self._capacity.subscribe(self.slots.capacity_changed)
-        )
-        try:
+        with ExitStack() as at_end:
+            at_end.callback(self._closed.set)
+            if self._capacity is not None:
+                at_end.callback(self._capacity.subscribe(self.slots.capacity_changed))
             async with self._opened(), anyio.create_task_group() as tasks:
                 self.slots.start(tasks)
                 tasks.start_soon(self._watch, self._intake.deadlines.run)
@@ -149,10 +147,6 @@ class Session:
                     # Before the tasks are awaited: a handler in a thread may run for long.
                     self._end()
                 tasks.cancel_scope.cancel()
-        finally:
-            if unsubscribe is not None:
-                unsubscribe()
-            self._closed.set()
 
     @asynccontextmanager
     async def _opened(self) -> AsyncGenerator[None]:

@@ -9,7 +9,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.request import State
-from shoal.errors import SlowReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,10 +136,3 @@ async def wait_for_readers(
         for request, at in due.items():
             if now >= at and request.state is State.RUNNING and is_full(request):
                 fail(request)
-
-
-def too_slow(name: str, request: Request, limit_s: float | None) -> SlowReader:
-    return SlowReader(
-        f"a stream of {name} blocked its batch for {limit_s} s: "
-        f"its reader left {request.waiter.capacity} items in the buffer"
-    )

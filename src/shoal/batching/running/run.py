@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from shoal.batching.current import running_batch
 from shoal.batching.handlers.batch_results import check_results, not_results
 from shoal.batching.handlers.handler import in_own_context
-from shoal.batching.stream_buffer import too_slow
 from shoal.core.amount import cost_of
 from shoal.core.policies.sizing import padded
 from shoal.core.request import Batch, State, is_declined
@@ -32,6 +31,7 @@ from shoal.errors import (
     DeadlineExceeded,
     HandlerFailed,
     HandlerTimeout,
+    SlowReader,
     WrongBatchSize,
     WrongResultType,
 )
@@ -292,10 +292,15 @@ class Run(ABC):
         return values
 
     def _fail_slow_reader(self, request: Request) -> None:
-        limit_s = self.options.slow_reader_timeout_s
-        error = partial(too_slow, self.name, request, limit_s)
-        if not request.waiter.fail_slow(error):
-            self._fail(request, error())
+        def too_slow() -> SlowReader:
+            return SlowReader(
+                f"a stream of {self.name} blocked its batch for "
+                f"{self.options.slow_reader_timeout_s} s: "
+                f"its reader left {request.waiter.capacity} items in the buffer"
+            )
+
+        if not request.waiter.fail_slow(too_slow):
+            self._fail(request, too_slow())
 
 
 class UnaryRun(Run):
