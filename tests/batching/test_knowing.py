@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, line_up, outcome, outcomes, settle
+from batching.scenes import Held, Recorder, line_up, outcomes, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -139,6 +139,9 @@ async def test_statistics_are_a_frozen_snapshot() -> None:
     async with batcher as call:
         await call(1)
         during = batcher.statistics()
+        assert batcher.is_alive
+    assert not batcher.is_alive
+    assert batcher.failure is None
     assert (before.name, before.state, before.finished) == ("of cats", "new", 0)
     assert (during.state, during.finished) == ("open", 1)
     assert batcher.statistics().state == "closed"
@@ -223,34 +226,3 @@ async def test_a_batcher_says_since_when_its_batches_run_and_where_they_are() ->
         (stack,) = batcher.stacks()
         assert "await self.gate.wait()" in stack
         held.gate.set()
-
-
-async def test_a_batcher_is_alive_while_it_serves() -> None:
-    batcher = shoal.Batcher(Recorder())
-    assert not batcher.is_alive
-    async with batcher:
-        assert batcher.is_alive
-    assert not batcher.is_alive
-    assert batcher.failure is None
-
-
-@pytest.mark.parametrize("streams", [False, True])
-async def test_a_batcher_knows_whether_it_streams(streams: bool) -> None:
-    async def generator(items: list[int]) -> AsyncIterator[list[int]]:
-        yield items
-
-    assert shoal.Batcher(generator if streams else Recorder()).streams is streams
-
-
-async def test_failures_and_time_outs_are_counted() -> None:
-    async def handler(items: list[int]) -> list[int]:
-        await anyio.sleep(items[0])
-        return [1 // item for item in items]
-
-    batcher = shoal.Batcher(handler)
-    async with batcher as call:
-        await outcome(call(0))
-        await outcome(call.options(timeout_s=1)(5))
-        await outcome(call(1))
-    statistics = batcher.statistics()
-    assert (statistics.finished, statistics.failed, statistics.expired) == (1, 1, 1)

@@ -20,7 +20,6 @@ from batching.scenes import (
     outcomes_in_order,
     settle,
 )
-from shoal.testing.asgi import Call, ask, calling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -85,13 +84,6 @@ async def test_the_first_part_fills_the_batch_that_is_being_gathered() -> None:
     assert handler.batches[2] == ["i", "jk"]
 
 
-async def test_calls_of_a_gather_see_those_that_are_in_the_queue_before_them() -> None:
-    handler = Recorder(upper)
-    async with shoal.Batcher(handler, **SPLIT, batch_wait_timeout_s=1) as call:
-        assert await outcomes_in_order(*map(call, ["abc", "def"])) == ["ABC", "DEF"]
-    assert handler.batches == [["abc", "d"], ["ef"]]
-
-
 async def test_the_room_is_that_of_the_items_own_bucket() -> None:
     handler = Recorder(upper)
     batcher = shoal.Batcher(
@@ -133,16 +125,6 @@ async def test_a_part_that_fails_fails_its_item_and_drops_the_parts_in_the_queue
     parts = ["abcd", "efgh", "ij"]
     ran = list(chain(*handler.batches))[:-1]
     assert ran == parts[: parts.index(bad) + 1]
-
-
-async def test_of_a_map_each_item_fails_alone() -> None:
-    handler = Recorder(lambda part: KeyError(part) if part == "efgh" else part)
-    async with shoal.Batcher(handler, **SPLIT) as call:
-        results = await call.map(["abcdefghij", "klmnop"], return_exceptions=True)
-        assert isinstance(results[0], KeyError)
-        assert results[1] == "klmnop"
-        with pytest.raises(KeyError):
-            await call.map(["abcdefghij", "klmnop"])
 
 
 @pytest.mark.parametrize(
@@ -261,40 +243,3 @@ async def test_streams_are_not_divided() -> None:
 
     with pytest.raises(ValueError, match="split is for calls with one result"):
         shoal.Batcher(steps, **SPLIT)
-
-
-async def test_a_large_item_is_divided_over_http() -> None:
-    app = shoal.App()
-    seen: list[list[str]] = []
-
-    @app.endpoint("/x", **SPLIT)
-    async def handler(items: list[str]) -> list[str]:
-        seen.append(items)
-        if "fail" in items:
-            raise ZeroDivisionError
-        return [upper(item) for item in items]
-
-    async with app.lifespan():
-        answer = await ask(app, "/x", "abcdefghij")
-        assert (answer.status, answer.json()) == (200, "ABCDEFGHIJ")
-        assert (await ask(app, "/x", "abcdfailij")).status == 500
-    assert seen[:3] == [["abcd"], ["efgh"], ["ij"]]
-
-
-async def test_a_client_that_leaves_takes_all_parts_along() -> None:
-    app, held = shoal.App(), Held()
-
-    @app.endpoint("/x", **SPLIT)
-    async def handler(items: list[str]) -> list[str]:
-        return await held(items)
-
-    async with app.lifespan():
-        call = Call(app, "/x", item="abcdefghij")
-        async with calling(call):
-            await settle()
-            assert held.batches == [["abcd"]]
-            call.leave()
-            await call.returned.wait()
-            await settle()
-    assert held.cancelled == [["abcd"]]
-    assert held.batches == [["abcd"]]

@@ -200,12 +200,3 @@ def test_of_several_arguments_rays_function_sees_the_first() -> None:
     assert adapted(letters, pairs_handler)(("four", 1)) == 4
     assert adapted(length, pairs_handler) is length
     assert adapted(letters, pairs_handler) == adapted(letters, pairs_handler)
-
-
-def test_a_cost_that_does_not_add_up_is_summed_item_by_item() -> None:
-    def padded(texts: list[str]) -> int:
-        return max(map(len, texts)) * len(texts)
-
-    cost = adapted(padded, texts_handler)
-    assert sum(map(cost, ["a", "four"])) == 5
-    assert padded(["a", "four"]) == 8

@@ -72,32 +72,11 @@ class Tensor:
 @pytest.mark.parametrize(
     "annotation",
     [
-        bool,
-        int,
-        float,
-        complex,
-        str,
-        bytes,
-        None,
-        tuple[int, int],
-        dict[str, Any],
-        Mapping[str, int],
-        set[int],
-        Literal["a", "b"],
-        Color,
-        Body,
-        Fields,
-        Pair,
-        Record,
-        Request,
-        UserId,
-        Annotated[int, "positive"],
-        int | str | None,
+        *(bool, int, float, complex, str, bytes, None, UserId, type[int], int | str | None),
+        *(tuple[int, int], dict[str, Any], Mapping[str, int], set[int], Literal["a", "b"]),
+        *(Color, Body, Fields, Pair, Record, Request, Annotated[int, "positive"]),
+        *(Callable[[int], int], Iterator[int], Hashable),
         typing.Optional[bool],  # noqa: UP045 - the old form is written as well
-        Callable[[int], int],
-        Iterator[int],
-        Hashable,
-        type[int],
     ],
 )
 def test_an_annotation_that_no_list_fits_is_known(annotation: Any) -> None:
@@ -107,20 +86,9 @@ def test_an_annotation_that_no_list_fits_is_known(annotation: Any) -> None:
 @pytest.mark.parametrize(
     "annotation",
     [
-        list,
-        list[int],
-        Sequence[str],
-        MutableSequence[int],
-        Iterable[int],
-        Collection[int],
-        Container[int],
-        Reversible[int],
-        Annotated[list[int], "many"],
-        Ids,
-        "list[Unknown]",
-        "Sequence[Unknown]",
-        "typing.List[Unknown]",
-        "Iterable[Unknown]",
+        *(list, list[int], Sequence[str], MutableSequence[int], Iterable[int], Collection[int]),
+        *(Container[int], Reversible[int], Annotated[list[int], "many"], Ids),
+        *("list[Unknown]", "Sequence[Unknown]", "typing.List[Unknown]", "Iterable[Unknown]"),
         "abc.Collection[Unknown]",
     ],
 )
@@ -131,18 +99,8 @@ def test_an_annotation_of_a_list_is_known(annotation: Any) -> None:
 @pytest.mark.parametrize(
     "annotation",
     [
-        Any,
-        object,
-        T,
-        Sized,
-        np.ndarray,
-        npt.NDArray[np.float32],
-        Tensor,
-        HasShape,
-        list[int] | int,
-        list[int] | None,
-        "Unknown",
-        "dict[str, list[Unknown]]",
+        *(Any, object, T, Sized, np.ndarray, npt.NDArray[np.float32], Tensor, HasShape),
+        *(list[int] | int, list[int] | None, "Unknown", "dict[str, list[Unknown]]"),
     ],
 )
 def test_what_might_hold_a_list_is_let_pass(annotation: Any) -> None:
@@ -350,20 +308,17 @@ def test_parameters_without_names_are_refused_where_they_are_decorated(
         way_in(handler)
 
 
+async def _batch(batch: shoal.OpenBatch[int, int]) -> None: ...
+
+
 def test_a_signature_without_names_is_refused() -> None:
-    def one(*xs: int) -> int: ...
+    def any_number(*xs: int) -> int: ...
+
+    def any_name(**fields: int) -> int: ...
 
     def handler(xs: list[int]) -> list[int]: ...
 
     with pytest.raises(TypeError, match="must be named"):
-        shoal.batch(signature=one)(handler)
-
-
-async def _batch(batch: shoal.OpenBatch[int, int]) -> None: ...
-
-
-def test_a_signature_of_an_open_batch_without_names_is_refused() -> None:
-    def one(**fields: int) -> int: ...
-
+        shoal.batch(signature=any_number)(handler)
     with pytest.raises(TypeError, match="must be named"):
-        shoal.batch(signature=one, fill="open")(_batch)
+        shoal.batch(signature=any_name, fill="open")(_batch)

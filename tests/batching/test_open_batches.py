@@ -119,16 +119,6 @@ async def test_the_first_that_does_not_fit_ends_the_batch_and_begins_the_next(ki
     assert [caller.outcome for caller in callers] == [6, 3, 4, 1]
 
 
-async def test_an_item_that_fits_into_no_batch_fails_alone(kind: Kind) -> None:
-    handler = Taker(kind)
-    batcher = of(handler, kind, max_batch_size=3, batch_size_fn=len, batch_wait_timeout_s=5)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        (caller,) = await kind.line_up(tasks, call, "ab")
-        with pytest.raises(shoal.errors.ItemTooLarge):
-            await kind.ask(call, "abcd")
-    assert caller.outcome == "ab"
-
-
 async def test_without_a_wait_a_batch_takes_what_is_there(kind: Kind) -> None:
     handler = Taker(kind)
     async with of(handler, kind) as call, anyio.create_task_group() as tasks:
@@ -170,19 +160,6 @@ async def test_the_idle_time_begins_with_the_latest_arrival(kind: Kind) -> None:
     assert handler.closed == [0, 8]
 
 
-async def test_those_in_the_queue_join_by_their_priority(kind: Kind) -> None:
-    handler = Taker(kind)
-    handler.hold()
-    batcher = of(handler, kind, max_batch_size=3, batch_wait_timeout_s=1, priority_levels=3)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, *"abc")
-        await settle()
-        for level in (3, 2, 1, 3, 1):
-            await kind.line_up(tasks, call.options(priority=level), level)
-        handler.gate.set()
-    assert handler.batches == [["a", "b", "c"], [1, 1, 2], [3, 3]]
-
-
 @pytest.mark.parametrize("settles", [True, False])
 async def test_a_flush_covers_who_has_just_come(kind: Kind, settles: bool) -> None:
     handler = Taker(kind)
@@ -202,20 +179,6 @@ async def test_a_flush_covers_who_has_just_come(kind: Kind, settles: bool) -> No
         await anyio.sleep(10)
         assert later.outcome is PENDING, "a flush is for those who were there"
         later.leave()
-
-
-async def test_a_flush_covers_who_waits_behind_a_busy_slot(kind: Kind) -> None:
-    handler = Taker(kind)
-    handler.hold()
-    batcher = of(handler, kind, max_batch_size=2, batch_wait_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, 0, 1, 2)
-        await settle()
-        batcher.flush()
-        handler.gate.set()
-        await settle()
-        assert handler.batches == [[0, 1], [2]]
-        assert handler.reasons == [DispatchReason.FULL, DispatchReason.FLUSH]
 
 
 # Slots
@@ -407,16 +370,6 @@ async def test_a_batch_whose_handler_has_ended_takes_nobody(kind: Kind) -> None:
         assert caller.outcome == 2
 
 
-async def test_a_handler_whose_time_is_up_fails_its_batch(kind: Kind) -> None:
-    handler = Taker(kind)
-    batcher = of(handler, kind, batch_wait_timeout_s=None, handler_timeout_s=5)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, 0, 1)
-        await anyio.sleep(6)
-        assert [type(caller.outcome) for caller in callers] == [shoal.errors.HandlerTimeout] * 2
-        assert handler.cancelled == 1
-
-
 # Callers that leave
 
 
@@ -552,21 +505,15 @@ async def test_the_room_of_the_open_batch_admits_requests_where_the_queue_has_no
         assert isinstance(await outcome(kind.ask(call, 3)), shoal.errors.Overloaded)
         handler.gate.set()
         await settle()
+        handler.hold()
         callers += await kind.line_up(tasks, call, 4)
         await anyio.sleep(6)
+        closed_by_time = await outcome(kind.ask(call, 5))
+        assert isinstance(closed_by_time, shoal.errors.Overloaded)
+        handler.gate.set()
+        await settle()
         assert handler.batches == [[0, 1, 2], [4]]
         assert [caller.outcome for caller in callers] == [0, 1, 2, 4]
-
-
-async def test_a_batch_that_was_closed_by_time_has_no_room(kind: Kind) -> None:
-    handler = Taker(kind)
-    handler.hold()
-    batcher = of(handler, kind, max_batch_size=3, batch_wait_timeout_s=5, max_queued_requests=0)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, 0)
-        await anyio.sleep(6)
-        assert isinstance(await outcome(kind.ask(call, 1)), shoal.errors.Overloaded)
-        handler.gate.set()
 
 
 async def test_a_batch_that_ended_early_has_no_room_for_those_who_wait_for_admission() -> None:
@@ -580,15 +527,8 @@ async def test_a_batch_that_ended_early_has_no_room_for_those_who_wait_for_admis
             await anyio.sleep(100)
         assert requests
 
-    unary = Kind(streams=False)
-    batcher = of(
-        handler,
-        unary,
-        max_batch_size=2,
-        batch_wait_timeout_s=None,
-        max_queued_requests=0,
-        overload="wait",
-    )
+    options: dict[str, Any] = {"batch_wait_timeout_s": None, "overload": "wait"}
+    batcher = of(handler, Kind(streams=False), max_batch_size=2, max_queued_requests=0, **options)
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, call(0))
         await settle()
@@ -619,40 +559,13 @@ async def test_options_change_the_batch_after_the_one_that_is_open(kind: Kind) -
         assert handler.closed == [7, 12]
 
 
-async def test_more_slots_help_at_once(kind: Kind) -> None:
-    handler = Taker(kind)
-    handler.hold()
-    batcher = of(handler, kind, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, 0, 1)
-        await settle()
-        assert handler.batches == [[0]]
-        batcher.configure(max_concurrent_batches=2)
-        await settle()
-        assert handler.batches == [[0], [1]]
-        handler.gate.set()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"bucket_by": hash},
-        {"isolate_errors": True},
-        {"refuse_late": True},
-        {"preferred_batch_sizes": (2,)},
-        {"allowed_batch_sizes": (2, 10)},
-        {"priority_levels": 2, "priority_mixing": "isolate"},
-    ],
-)
-async def test_options_that_mean_nothing_to_an_open_batch_are_refused(options: Any) -> None:
-    async def handler(batch: Any) -> None: ...
-
+async def test_options_that_mean_nothing_to_an_open_batch_are_refused(kind: Kind) -> None:
     with pytest.raises(ValueError, match="open"):
-        shoal.Batcher(handler, fill="open", **options)
-    batcher: Any = shoal.Batcher(handler, fill="open")
+        of(Taker(kind), kind, bucket_by=hash)
+    batcher = of(Taker(kind), kind)
     async with batcher:
         with pytest.raises(ValueError, match="open"):
-            batcher.configure(**options)
+            batcher.configure(bucket_by=hash)
 
 
 @pytest.mark.parametrize("fill", ["open", "continuous"])
@@ -692,21 +605,6 @@ async def test_closing_answers_all_who_are_in_the_queue(kind: Kind) -> None:
     assert handler.batches == [[0, 1], [2, 3], [4]]
     assert handler.reasons == [DispatchReason.FULL, DispatchReason.FULL, DispatchReason.DRAIN]
     assert [caller.outcome for caller in callers] == list(range(5))
-
-
-async def test_after_the_grace_all_who_are_left_fail(kind: Kind) -> None:
-    handler = Taker(kind)
-    handler.hold()
-    batcher = of(handler, kind, max_batch_size=2, graceful_shutdown_timeout_s=5)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
-        callers = await kind.line_up(tasks, call, *range(3))
-        await settle()
-        counts = await batcher.aclose()
-    assert counts == shoal.statistics.ClosingCounts(finished=0, failed=3, cancelled=0)
-    assert [type(caller.outcome) for caller in callers] == [shoal.errors.BatcherClosed] * 3
-    assert handler.cancelled == 1
-    assert batcher.stacks() == []
 
 
 # What a handler can know and do
@@ -971,18 +869,6 @@ async def test_a_method_is_batched_for_each_instance() -> None:
             assert [number async for number in stream] == [8]
 
 
-@pytest.mark.real_time
-async def test_worker_threads_call_an_open_batch() -> None:
-    async with shoal.open_batchers(doubled, counted):
-        assert await anyio.to_thread.run_sync(doubled.from_thread, 4) == 8
-
-        def read() -> list[int]:
-            with counted.from_thread(3) as stream:
-                return list(stream)
-
-        assert await anyio.to_thread.run_sync(read) == [0, 1, 2]
-
-
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 def test_a_program_without_an_event_loop_calls_an_open_batch(backend: str) -> None:
     with shoal.blocking(doubled, backend=backend) as call:
@@ -1024,18 +910,10 @@ async def test_an_idle_batcher_does_nothing(kind: Kind, slots: int, wait_s: floa
             async with anyio.create_task_group() as tasks:
                 await kind.line_up(tasks, call, 1)
                 await settle()
+                with watched() as activity:
+                    await anyio.sleep(HOUR_S)
+                assert activity.anything == 0 or wait_s == 5, "the batch waits to be filled"
                 batcher.flush()
-
-
-async def test_an_open_batch_that_waits_does_nothing(kind: Kind) -> None:
-    handler = Taker(kind)
-    batcher = of(handler, kind, batch_wait_timeout_s=2 * HOUR_S)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, 1)
-        await settle()
-        with watched() as activity:
-            await anyio.sleep(HOUR_S)
-        assert activity.anything == 0
 
 
 async def finishes(batch: Any) -> None:

@@ -61,11 +61,6 @@ async def test_functions_open_at_their_first_call_and_close_at_the_end_of_the_bl
         assert increment.batcher is batcher
         assert batcher.statistics().finished == 3
     assert batcher.statistics().state == "closed"
-    with pytest.raises(shoal.errors.NotOpen):
-        await increment(1)
-
-
-async def test_a_call_outside_of_any_block_says_both_lines_that_open() -> None:
     with pytest.raises(shoal.errors.NotOpen, match=r"open_batchers\(increment\):") as caught:
         await increment(1)
     assert "async with shoal.open_batchers():" in str(caught.value)
@@ -393,9 +388,15 @@ async def test_an_instance_is_opened_with_all_of_its_batched_methods() -> None:
             await Model("c").predict(1)
 
 
-@pytest.mark.parametrize("given", [Model, object(), 7])
-async def test_what_has_no_batched_method_is_refused(given: Any) -> None:
-    with pytest.raises(TypeError, match="open_batchers"):
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *[(given, "open_batchers") for given in (Model, object(), 7)],
+        (Held.__call__, r"shoal.Batcher\(handler\)"),
+    ],
+)
+async def test_what_has_no_batched_method_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         async with shoal.open_batchers(given):
             pytest.fail("it was opened")
 
@@ -407,23 +408,6 @@ async def test_a_first_call_comes_from_a_worker_thread() -> None:
         model = Model()
         assert await anyio.to_thread.run_sync(model.predict.from_thread, 1) == ("m", 2, 1)
         del model
-
-
-@pytest.mark.real_time
-@pytest.mark.parametrize("other", ["trio", "asyncio"])
-async def test_blocks_of_two_event_loops_do_not_meet(other: str) -> None:
-    async def elsewhere() -> None:
-        with pytest.raises(shoal.errors.NotOpen):
-            await increment(1)
-        async with shoal.open_batchers():
-            assert await increment.map(range(5)) == [1, 2, 3, 4, 5]
-            assert increment.batcher.statistics().finished == 5
-
-    async with shoal.open_batchers():
-        await increment(1)
-        await anyio.to_thread.run_sync(lambda: anyio.run(elsewhere, backend=other))
-        assert await increment(2) == 3
-        assert increment.batcher.statistics().finished == 2
 
 
 @pytest.mark.real_time

@@ -84,13 +84,17 @@ async def test_a_call_is_made_here_if_the_other_thread_has_closed_it_meanwhile()
             assert await call == 3
 
 
-async def test_the_options_of_this_thread_apply() -> None:
+@pytest.mark.parametrize("where", ["here", "call", "there"])
+async def test_the_time_limits_of_this_thread_apply(where: str) -> None:
     left = deadlines()
-    with OpenInThread(left):
-        left.configure(request_timeout_s=60)
+    with OpenInThread(left, {"request_timeout_s": 60} if where == "there" else None):
+        if where == "here":
+            left.configure(request_timeout_s=60)
         async with shoal.open_batchers():
+            call = left.options(timeout_s=60) if where == "call" else left
             for _ in range(2):
-                assert 0 < await left(3) <= 60
+                limit_s = await call(3)
+                assert limit_s is None if where == "there" else 0 < limit_s <= 60
 
 
 async def test_calls_of_this_thread_are_shared() -> None:
@@ -103,21 +107,6 @@ async def test_calls_of_this_thread_are_shared() -> None:
             await settle()
             assert held.batcher.statistics().shared == 1
             went_on.set()
-
-
-async def test_the_options_of_the_other_thread_do_not_apply() -> None:
-    left = deadlines()
-    with OpenInThread(left, {"request_timeout_s": 60}):
-        async with shoal.open_batchers():
-            for _ in range(2):
-                assert await left(3) is None
-
-
-async def test_a_deadline_is_kept_in_another_event_loop() -> None:
-    left = deadlines()
-    with OpenInThread(left):
-        async with shoal.open_batchers():
-            assert 0 < await left.options(timeout_s=60)(3) <= 60
 
 
 async def test_a_copy_of_an_open_function_can_be_called_when_it_is_open_again() -> None:

@@ -61,13 +61,6 @@ async def test_calls_with_different_keywords_share_a_batch_and_defaults_fill_the
     ]
 
 
-async def test_a_list_for_each_parameter_even_if_no_call_of_the_batch_gave_it() -> None:
-    model = Greeter()
-    async with shoal.Batcher.over(model) as call:
-        await call(text="a")
-    assert model.calls == [{"text": ["a"], "times": [1], "loud": [False], "end": [""]}]
-
-
 class Adder:
     def run(self, left: int, right: int, *, scale: int = 1) -> int: ...
 
@@ -151,20 +144,13 @@ async def test_run_and_run_batch_may_be_any_functions() -> None:
         assert await call(text="a") == "a on gpu"
 
 
-async def test_a_plain_run_batch_runs_in_a_thread_and_an_async_one_in_the_loop() -> None:
+async def test_it_is_threaded_named_and_set_up_as_every_batcher() -> None:
     assert shoal.Batcher.over(Adder()).threaded
-    assert not shoal.Batcher.over(Greeter()).threaded
-
-
-async def test_the_name_is_that_of_the_class_unless_another_is_given() -> None:
-    assert shoal.Batcher.over(Greeter()).name == "Greeter"
+    batcher = shoal.Batcher.over(Greeter(), max_batch_size=3)
+    assert not batcher.threaded
+    assert batcher.name == "Greeter"
+    assert batcher.options.max_batch_size == 3
     assert shoal.Batcher.over(Greeter(), name="greetings").name == "greetings"
-
-
-async def test_options_are_those_of_every_batcher() -> None:
-    assert shoal.Batcher.over(Greeter(), max_batch_size=3).options.max_batch_size == 3
-    with pytest.raises(TypeError, match="batch_size"):
-        shoal.Batcher.over(Greeter(), batch_size=3)  # type: ignore[call-arg]
 
 
 class NoRunBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +10,13 @@ import anyio
 import pytest
 
 import shoal
+from batching.scenes import LEFT, Held, Recorder, line_up, settle
 from shoal.batching.calls.groups import GroupWaiter
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.testing import settle
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from shoal.loops.parking import Parking
 
 pytestmark = pytest.mark.anyio
@@ -49,83 +52,67 @@ def parks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Waiter, "parks", request.param)
 
 
-async def waiters(tasks: anyio.abc.TaskGroup, parking: Parking, count: int) -> list[Waiter]:
+@asynccontextmanager
+async def parked(count: int) -> AsyncGenerator[tuple[Parking, list[Waiter]]]:
+    parking = parking_of_this_loop()
     made = [Waiter(parking) for _ in range(count)]
-    for waiter in made:
-        tasks.start_soon(waiter.run)
-    await settle()
-    return made
+    async with anyio.create_task_group() as tasks:
+        for waiter in made:
+            tasks.start_soon(waiter.run)
+        await settle()
+        yield parking, made
 
 
-def requests_of(*made: Waiter) -> list[Any]:
+def requests_of(made: list[Waiter]) -> list[Any]:
     return [waiter.request for waiter in made]
 
 
-async def test_a_wait_lasts_until_it_is_woken() -> None:
-    parking = parking_of_this_loop()
-    async with anyio.create_task_group() as tasks:
-        (waiter,) = await waiters(tasks, parking, 1)
+async def test_a_wait_lasts_until_it_is_woken_and_a_second_wake_does_nothing() -> None:
+    async with parked(1) as (parking, made):
+        (waiter,) = made
         await anyio.sleep(3600)
         assert not waiter.was_woken
         assert not parking.is_spent(waiter.waiter)
         parking.wake(waiter.waiter)
         assert parking.is_spent(waiter.waiter)
-    assert waiter.was_woken
-
-
-async def test_a_second_wake_does_nothing() -> None:
-    parking = parking_of_this_loop()
-    async with anyio.create_task_group() as tasks:
-        (waiter,) = await waiters(tasks, parking, 1)
         parking.wake(waiter.waiter)
-        parking.wake(waiter.waiter)
-        parking.wake_all(requests_of(waiter))
+        parking.wake_all(requests_of(made))
         await settle()
         parking.wake(waiter.waiter)
     assert waiter.was_woken
 
 
 async def test_a_wake_after_a_cancellation_in_the_same_tick_does_nothing() -> None:
-    parking = parking_of_this_loop()
-    async with anyio.create_task_group() as tasks:
-        (waiter,) = await waiters(tasks, parking, 1)
+    async with parked(1) as (parking, made):
+        (waiter,) = made
         waiter.scope.cancel()
         assert parking.is_spent(waiter.waiter)
         parking.wake(waiter.waiter)
-        parking.wake_all(requests_of(waiter))
+        parking.wake_all(requests_of(made))
     assert not waiter.was_woken
 
 
 async def test_a_cancellation_after_a_wake_in_the_same_tick_comes_too_late() -> None:
-    parking = parking_of_this_loop()
-    async with anyio.create_task_group() as tasks:
-        (waiter,) = await waiters(tasks, parking, 1)
+    async with parked(1) as (parking, (waiter,)):
         parking.wake(waiter.waiter)
         waiter.scope.cancel()
     assert waiter.was_woken
 
 
-async def test_many_are_woken_at_once() -> None:
-    parking = parking_of_this_loop()
-    async with anyio.create_task_group() as tasks:
-        made = await waiters(tasks, parking, 5)
-        made[2].scope.cancel()
-        parking.wake_all(requests_of(*made))
-    assert [waiter.was_woken for waiter in made] == [True, True, False, True, True]
-
-
 async def test_who_was_cancelled_and_had_no_turn_yet_has_departed() -> None:
-    parking = parking_of_this_loop()
-    async with anyio.create_task_group() as tasks:
-        made = await waiters(tasks, parking, 3)
-        requests = requests_of(*made)
+    async with parked(3) as (parking, made):
+        requests = requests_of(made)
         assert parking.departed(requests) == []
         made[1].scope.cancel()
         assert parking.departed(requests) == [requests[1]]
         parking.wake_all(requests)
+    assert [waiter.was_woken for waiter in made] == [True, False, True]
 
 
-async def test_a_group_is_woken_after_its_last_request() -> None:
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_group_is_woken_after_its_last_request_unless_its_caller_has_left(
+    leaves: bool,
+) -> None:
     parking = parking_of_this_loop()
     groups: list[GroupWaiter] = []
     woken: list[bool] = []
@@ -143,25 +130,11 @@ async def test_a_group_is_woken_after_its_last_request() -> None:
         await settle()
         assert not woken
         assert parking.departed(requests) == []
+        if leaves:
+            tasks.cancel_scope.cancel()
+            assert parking.departed(requests) == requests
         parking.wake_all(requests[2:])
-    assert woken
-
-
-async def test_a_group_whose_caller_was_cancelled_has_departed() -> None:
-    parking = parking_of_this_loop()
-    groups: list[GroupWaiter] = []
-
-    async def wait() -> None:
-        groups.append(GroupWaiter(parking, 3))
-        await groups[0]
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(wait)
-        await settle()
-        requests: list[Any] = [SimpleNamespace(waiter=groups[0])] * 3
-        tasks.cancel_scope.cancel()
-        assert parking.departed(requests) == requests
-        parking.wake_all(requests)
+    assert woken == ([] if leaves else [True])
 
 
 async def test_one_pass_lets_all_run_that_can() -> None:
@@ -178,14 +151,6 @@ async def test_one_pass_lets_all_run_that_can() -> None:
         assert sorted(ran) == list(range(20))
 
 
-async def test_the_clock_is_that_of_the_loop() -> None:
-    parking = parking_of_this_loop()
-    before = parking.now()
-    assert before == anyio.current_time()
-    await anyio.sleep(5)
-    assert parking.now() == pytest.approx(before + 5)
-
-
 def test_there_is_no_parking_without_a_loop() -> None:
     with pytest.raises(RuntimeError):
         parking_of_this_loop()
@@ -194,105 +159,45 @@ def test_there_is_no_parking_without_a_loop() -> None:
 # The hand-offs of a call: what happens when its caller leaves in the tick in which it is answered.
 
 
-class Scene:
-    """A held batch of two callers."""
-
-    def __init__(self) -> None:
-        self.gate = anyio.Event()
-        self.batches: list[list[int]] = []
-        self.scopes: dict[int, anyio.CancelScope] = {}
-        self.results: dict[int, int] = {}
-
-    async def held(self, items: list[int]) -> list[int]:
-        self.batches.append(items)
-        await self.gate.wait()
-        return [2 * item for item in items]
-
-    async def call(self, call: Any, item: int) -> None:
-        with anyio.CancelScope() as self.scopes[item]:
-            self.results[item] = await call(item)
-
-
-@pytest.mark.parametrize("leaves_first", [True, False])
-async def test_a_caller_that_leaves_in_the_tick_of_its_result(leaves_first: bool) -> None:
-    scene = Scene()
-    batcher = shoal.Batcher(scene.held)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        tasks.start_soon(scene.call, call, 1)
-        tasks.start_soon(scene.call, call, 2)
-        await settle()
-        if leaves_first:
-            scene.scopes[1].cancel()
-            scene.gate.set()
-        else:
-            scene.gate.set()
-            scene.scopes[1].cancel()
-        await settle()
-        now = batcher.statistics()
-        assert scene.results[2] == 4
-        assert (now.finished + now.cancelled, now.failed) == (2, 0)
-        assert now.batches_running == 0
-
-
-async def test_a_caller_that_leaves_in_the_tick_in_which_its_batch_is_formed() -> None:
-    scene = Scene()
-    batcher = shoal.Batcher(scene.held, max_batch_size=3, batch_wait_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        tasks.start_soon(scene.call, call, 1)
-        tasks.start_soon(scene.call, call, 2)
-        await settle()
-        scene.gate.set()
-        batcher.flush()
-        scene.scopes[1].cancel()
-        await settle()
-        assert scene.batches == [[2]]
-        assert scene.results == {2: 4}
-        assert batcher.statistics().cancelled == 1
-
-
 async def test_a_batch_whose_callers_all_leave_as_it_is_formed_is_no_batch() -> None:
-    scene = Scene()
-    batcher = shoal.Batcher(scene.held, batch_wait_timeout_s=None)
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
-        tasks.start_soon(scene.call, call, 1)
+        (caller,) = await line_up(tasks, call(1))
         await settle()
         batcher.flush()
-        scene.scopes[1].cancel()
+        caller.leave()
         await settle()
-        assert scene.batches == []
+        assert handler.batches == []
         assert batcher.statistics().batch_size.total == 0
-        scene.gate.set()
-        tasks.start_soon(scene.call, call, 2)
-        await settle()
+        (caller,) = await line_up(tasks, call(2))
         batcher.flush()
         await settle()
-        assert scene.results == {2: 4}
+        assert caller.outcome == 2
 
 
 async def test_who_takes_the_place_of_one_that_departed_is_in_the_same_batch() -> None:
-    scene = Scene()
-    batcher = shoal.Batcher(scene.held, max_batch_size=2)
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        for item in range(6):
-            tasks.start_soon(scene.call, call, item)
-            await settle()
-        assert scene.batches == [[0]]
-        scene.gate.set()
-        scene.scopes[1].cancel()
+        await line_up(tasks, call(0))
         await settle()
-        assert scene.batches == [[0], [2, 3], [4, 5]]
+        callers = await line_up(tasks, *map(call, range(1, 6)))
+        held.gate.set()
+        callers[0].leave()
+        await settle()
+        assert held.batches == [[0], [2, 3], [4, 5]]
 
 
 async def test_who_waits_for_room_gets_the_place_of_one_that_departed() -> None:
-    scene = Scene()
-    batcher = shoal.Batcher(scene.held, max_batch_size=1, max_queued_requests=0, overload="wait")
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=0, overload="wait")
     async with batcher as call, anyio.create_task_group() as tasks:
-        for item in range(3):
-            tasks.start_soon(scene.call, call, item)
-            await settle()
-        scene.gate.set()
-        scene.scopes[1].cancel()
+        await line_up(tasks, call(0))
         await settle()
-        assert scene.batches == [[0], [2]]
-        assert scene.results == {0: 0, 2: 4}
-        tasks.cancel_scope.cancel()
+        callers = await line_up(tasks, call(1), call(2))
+        held.gate.set()
+        callers[0].leave()
+        await settle()
+        assert held.batches == [[0], [2]]
+        assert [caller.outcome for caller in callers] == [LEFT, 2]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -12,7 +10,6 @@ import pytest
 import shoal
 from batching.scenes import (
     LEFT,
-    PENDING,
     Held,
     Recorder,
     line_up,
@@ -24,7 +21,6 @@ from batching.scenes import (
 )
 from shoal import DispatchReason
 from shoal.core.policy import Pressure, Wait, WholeQueuePolicy
-from shoal.testing.asgi import ask
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -157,31 +153,23 @@ async def test_the_item_of_several_parameters_is_the_tuple_of_them_in_their_orde
     assert seen == [("a", 3, True), ("b", 4, False), ("c", 5, True)]
 
 
-BROKEN_COSTS = pytest.mark.parametrize(
-    ("cost", "error"),
+@pytest.mark.parametrize(
+    ("option", "broken", "error"),
     [
-        pytest.param(lambda: 1 / 0, ZeroDivisionError, id="raises"),
-        pytest.param(lambda: float("nan"), ValueError, id="nan"),
-        pytest.param(lambda: float("inf"), ValueError, id="infinite"),
-        pytest.param(lambda: -1, ValueError, id="negative"),
-        pytest.param(lambda: None, TypeError, id="None"),
-        pytest.param(lambda: "many", TypeError, id="text"),
-        pytest.param(lambda: 11, shoal.errors.ItemTooLarge, id="too large"),
+        ("batch_size_fn", lambda: 1 / 0, ZeroDivisionError),
+        ("batch_size_fn", lambda: float("nan"), ValueError),
+        ("batch_size_fn", lambda: "many", TypeError),
+        ("batch_size_fn", lambda: 11, shoal.errors.ItemTooLarge),
+        ("bucket_by", lambda: 1 / 0, ZeroDivisionError),
+        ("bucket_by", lambda: [1], TypeError),
     ],
 )
-
-
-@BROKEN_COSTS
-async def test_a_cost_that_is_none_fails_its_caller_alone(
-    cost: Any, error: type[Exception]
+async def test_a_broken_function_of_an_item_fails_its_caller_alone(
+    option: str, broken: Any, error: type[Exception]
 ) -> None:
     handler = Recorder()
-    batcher = shoal.Batcher(
-        handler,
-        max_batch_size=10,
-        batch_wait_timeout_s=1,
-        batch_size_fn=lambda item: cost() if item == "bad" else 1,
-    )
+    options: Any = {option: lambda item: broken() if item == "bad" else 1}
+    batcher = shoal.Batcher(handler, max_batch_size=10, batch_wait_timeout_s=1, **options)
     async with batcher as call, anyio.create_task_group() as tasks:
         (before,) = await line_up(tasks, call("good"))
         with pytest.raises(error):
@@ -193,52 +181,6 @@ async def test_a_cost_that_is_none_fails_its_caller_alone(
     assert handler.batches == [["good", "good"]]
     statistics = batcher.statistics()
     assert (statistics.finished, statistics.failed, statistics.rejected) == (2, 0, 0)
-
-
-@BROKEN_COSTS
-async def test_a_cost_that_is_none_fails_its_stream_alone(
-    cost: Any, error: type[Exception]
-) -> None:
-    async def handler(items: list[str]) -> AsyncIterator[list[str]]:
-        yield items
-
-    batcher = shoal.Batcher(handler, batch_size_fn=lambda item: cost() if item == "bad" else 1)
-    async with batcher as call:
-        with pytest.raises(error):
-            async with call("bad") as stream:
-                await anext(stream)
-        async with call("good") as stream:
-            assert [item async for item in stream] == ["good"]
-
-
-async def test_an_item_that_is_too_large_is_413_over_http() -> None:
-    app = shoal.App()
-
-    @app.endpoint("/x", max_batch_size=10, batch_size_fn=len)
-    async def handler(items: list[str]) -> list[int]:
-        return [len(item) for item in items]
-
-    @app.endpoint("/steps", max_batch_size=10, batch_size_fn=len)
-    async def steps(items: list[str]) -> AsyncIterator[list[int]]:
-        yield [len(item) for item in items]
-
-    async with app.lifespan():
-        refused = [await ask(app, path, "a" * 11) for path in ("/x", "/steps")]
-        assert (await ask(app, "/x", "a" * 10)).json() == 10
-    assert [answer.status for answer in refused] == [413, 413]
-    kinds = {answer.headers["content-type"] for answer in refused}
-    assert kinds == {"application/problem+json"}
-
-
-async def test_a_cost_that_is_none_is_500_over_http_and_the_others_are_served() -> None:
-    app = shoal.App()
-
-    @app.endpoint("/x", batch_size_fn=lambda item: 1 / item)
-    async def handler(items: list[int]) -> list[int]:
-        return items
-
-    async with app.lifespan():
-        assert [(await ask(app, "/x", item)).status for item in (0, 1)] == [500, 200]
 
 
 # bucket_by
@@ -273,61 +215,6 @@ async def test_a_full_bucket_does_not_wait_for_an_older_one_that_may_still_wait(
         await line_up(tasks, call(11), call(12))
     assert (handler.batches, handler.ran_at) == ([[11, 12], [1]], [1, 5])
     assert handler.reasons == [DispatchReason.FULL, DispatchReason.TIMER]
-
-
-@pytest.mark.parametrize(
-    ("key", "error"),
-    [
-        pytest.param(lambda: 1 / 0, ZeroDivisionError, id="raises"),
-        pytest.param(lambda: [1], TypeError, id="can't be hashed"),
-    ],
-)
-async def test_a_key_that_is_none_fails_its_caller_alone(key: Any, error: type[Exception]) -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(
-        handler, batch_wait_timeout_s=1, bucket_by=lambda item: key() if item == "bad" else item
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
-        (before,) = await line_up(tasks, call("good"))
-        with pytest.raises(error):
-            await call("bad")
-        (after,) = await line_up(tasks, call("good"))
-    assert (before.outcome, after.outcome) == ("good", "good")
-    assert handler.batches == [["good", "good"]]
-
-
-class Key:
-    """A key that can be waited for to be forgotten."""
-
-
-async def test_keys_of_empty_buckets_are_forgotten() -> None:
-    keys = [Key() for _ in range(1000)]
-    kept = weakref.WeakSet(keys)
-    batcher = shoal.Batcher(Recorder(), batch_wait_timeout_s=1, bucket_by=lambda item: keys[item])
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *map(call, range(1000)))
-        for caller in callers[::2]:
-            caller.leave()
-        await anyio.sleep(2)
-        assert [caller.outcome for caller in callers[:4]] == [LEFT, 1, LEFT, 3]
-        keys.clear()
-        gc.collect()
-        assert len(kept) < 100  # what has left is not searched for, so a few may stay for a while
-
-
-@pytest.mark.parametrize("how", ["flush", "drain", "close"])
-async def test_all_buckets_are_sent_when_batches_need_not_fill(how: str) -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None, bucket_by=by_tens)
-    async with anyio.create_task_group() as tasks, batcher as call:
-        callers = await line_up(tasks, *map(call, [1, 11, 2, 21]))
-        await settle()
-        assert handler.batches == []
-        if how != "close":
-            getattr(batcher, how)()
-            await settle()
-            assert [caller.outcome for caller in callers] == [1, 11, 2, 21]
-    assert handler.batches == [[1, 2], [11], [21]]
 
 
 # allowed_batch_sizes, padding and pad
@@ -386,13 +273,8 @@ async def test_streams_are_padded_too() -> None:
 
 async def test_padding_down_leaves_the_rest_first_in_the_queue() -> None:
     handler = Noted()
-    batcher = shoal.Batcher(
-        handler,
-        max_batch_size=8,
-        batch_wait_timeout_s=3,
-        allowed_batch_sizes=(1, 2, 4, 8),
-        padding="down",
-    )
+    options: Any = {"allowed_batch_sizes": (1, 2, 4, 8), "padding": "down"}
+    batcher = shoal.Batcher(handler, max_batch_size=8, batch_wait_timeout_s=3, **options)
     async with batcher as call, anyio.create_task_group() as tasks:
         for item in range(3):
             await line_up(tasks, call(item))
@@ -428,25 +310,10 @@ async def test_padding_by_cost_takes_the_size_that_takes_less_time_a_request(
     batcher = shoal.Batcher(handler, max_batch_size=4, allowed_batch_sizes=(2, 4), padding="cost")
     sizes: list[int] = []
     async with batcher as call:
-        for count in (4, 2):  # so that both are known
-            await call.map(range(count))
-        sizes.clear()
-        assert await call.map(range(3)) == [0, 1, 2]
+        for _ in range(3):  # until both sizes were tried
+            sizes.clear()
+            assert await call.map(range(3)) == [0, 1, 2]
     assert sizes == expected
-
-
-async def test_padding_by_cost_tries_what_was_not_measured_yet() -> None:
-    async def handler(items: list[int]) -> list[int]:
-        sizes.append(len(items))
-        await anyio.sleep(len(items))
-        return items
-
-    sizes: list[int] = []
-    batcher = shoal.Batcher(handler, max_batch_size=4, allowed_batch_sizes=(2, 4), padding="cost")
-    async with batcher as call:
-        for _ in range(3):
-            await call.map(range(3))
-    assert sizes == [4, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -518,29 +385,37 @@ async def test_the_halves_of_a_failed_batch_are_padded_anew() -> None:
 # preferred_batch_sizes
 
 
-@pytest.mark.parametrize("how", ["flush", "drain", "close"])
-async def test_what_waits_for_a_preferred_size_is_sent_when_batches_need_not_fill(
-    how: str,
-) -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(
-        handler, max_batch_size=8, batch_wait_timeout_s=None, preferred_batch_sizes=(4, 6)
-    )
-    async with anyio.create_task_group() as tasks, batcher as call:
-        callers = await line_up(tasks, *map(call, range(3)))
-        await settle()
-        assert [caller.outcome for caller in callers] == [PENDING] * 3
-        if how != "close":
-            getattr(batcher, how)()
-    assert handler.batches == [[0, 1, 2]]
-
-
 async def test_with_an_idle_time_what_is_below_the_preferred_sizes_waits_for_it() -> None:
     handler = Noted()
     batcher = shoal.Batcher(handler, idle_timeout_s=2, preferred_batch_sizes=(2,))
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, *map(call, range(3)))
     assert (handler.batches, handler.ran_at) == ([[0, 1], [2]], [0, 2])
+
+
+@pytest.mark.parametrize("how", ["flush", "drain", "close"])
+@pytest.mark.parametrize(
+    ("options", "items", "batches"),
+    [
+        ({"bucket_by": by_tens, "max_batch_size": 3}, [1, 11, 2, 21], [[1, 2], [11], [21]]),
+        ({"preferred_batch_sizes": (4, 6)}, [0, 1, 2], [[0, 1, 2]]),
+    ],
+    ids=["buckets", "preferred sizes"],
+)
+async def test_what_waits_is_sent_when_batches_need_not_fill(
+    how: str, options: Any, items: list[int], batches: list[list[int]]
+) -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None, **options)
+    async with anyio.create_task_group() as tasks, batcher as call:
+        callers = await line_up(tasks, *map(call, items))
+        await settle()
+        assert handler.batches == []
+        if how != "close":
+            getattr(batcher, how)()
+            await settle()
+            assert [caller.outcome for caller in callers] == items
+    assert handler.batches == batches
 
 
 # policy

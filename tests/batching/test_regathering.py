@@ -10,13 +10,10 @@ import pytest
 
 import shoal
 from closed_loops import (
-    LOADS,
     RUN_S,
     STEPS,
     THINK_S,
     Sizes,
-    assert_no_slower,
-    at_random,
     think,
 )
 from shoal.core.request import DispatchReason
@@ -52,22 +49,6 @@ async def in_loops(
             tasks.start_soon(loop, number)
 
 
-async def called_at(make_call: Any, call: Any, trace: list[float]) -> list[float]:
-    """Makes a call at each of these times; returns how long each took."""
-    began_at = anyio.current_time()
-    took = []
-
-    async def one(at: float, number: int) -> None:
-        await make_call(call, number)
-        took.append(anyio.current_time() - began_at - at)
-
-    async with anyio.create_task_group() as tasks:
-        for number, at in enumerate(trace):
-            await anyio.sleep_until(began_at + at)
-            tasks.start_soon(one, at, number)
-    return took
-
-
 KINDS = {"results": once, "steps": read}
 
 
@@ -90,60 +71,6 @@ async def test_callers_in_closed_loops_are_gathered_again(kind, options):
     assert means[False] < 0.6 * CALLERS
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("callers", "rounds"), [(32, 24), (64, 24), (128, 12), (256, 8)])
-async def test_any_number_of_callers_is_gathered_again(kind, callers, rounds):
-    means = {}
-    for regather in (True, False):
-        if regather or callers <= MOST:  # more of them fill batches anyway
-            handler = Sizes()
-            batcher = shoal.Batcher(getattr(handler, kind), max_batch_size=MOST, regather=regather)
-            async with batcher as call:
-                await in_loops(KINDS[kind], call, callers=callers, rounds=rounds)
-            means[regather] = handler.mean() / min(callers, MOST)
-    assert means[True] >= 0.85
-    assert means.get(False, 0) < 0.6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("load", LOADS)
-async def test_calls_at_random_are_as_fast_as_without_it(kind, load):
-    trace = at_random(load, 16, 1500)
-    took_s = {}
-    for regather in (True, False):
-        handler = getattr(Sizes(), kind)
-        async with shoal.Batcher(handler, max_batch_size=16, regather=regather) as call:
-            took_s[regather] = await called_at(KINDS[kind], call, trace)
-    assert_no_slower(took_s[True], took_s[False])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_calls_at_random_after_closed_loops_are_not_waited_for_after_20_batches(kind):
-    handler = Sizes()
-    async with shoal.Batcher(getattr(handler, kind), max_batch_size=MOST) as call:
-        await in_loops(KINDS[kind], call)
-        before = len(handler.reasons)
-        assert DispatchReason.REGATHER in handler.reasons[before - 3 :]
-        await called_at(KINDS[kind], call, at_random(0.3, MOST, 1500))
-    assert len(handler.reasons) > before + 50
-    assert DispatchReason.REGATHER not in handler.reasons[before + 20 :]
-
-
-async def test_the_reason_is_told_to_the_handler():
-    reasons = set()
-
-    async def note(items):
-        reasons.add(shoal.current_batch().reason)
-        await anyio.sleep(RUN_S)
-        return items
-
-    async with shoal.Batcher(note, max_batch_size=64) as call:
-        await in_loops(once, call)
-    assert DispatchReason.REGATHER in reasons
-
-
 @pytest.mark.parametrize("replicas", [1, 2])
 async def test_callers_of_replicas_are_gathered_again(replicas):
     handler = Sizes()
@@ -160,42 +87,6 @@ async def test_callers_of_replicas_are_gathered_again(replicas):
         await in_loops(once, handle.call)
     assert handler.mean() >= 0.85 * CALLERS / replicas
     assert max(handler.sizes) <= CALLERS
-
-
-@shoal.accept_batch
-def sizes(items: list[int]) -> list[int]:
-    sum(range(500_000))  # takes some milliseconds
-    return [len(items)] * len(items)
-
-
-@pytest.mark.real_time
-@pytest.mark.one_loop
-async def test_callers_of_a_process_are_gathered_again():
-    are_together = False
-
-    async def loop(handle: Any) -> None:
-        nonlocal are_together
-        for _ in range(400):
-            size = await handle.call(1)
-            are_together = are_together or (size == CALLERS and regathered() > 0)
-            if are_together:
-                break
-            await anyio.to_thread.run_sync(bool)  # what a caller does before it calls again
-
-    async with shoal.start() as client:
-        config = {"placement": "process", "max_batch_size": MOST}
-        await client.create_backend("b", sizes, config=config)
-        await client.create_endpoint("e", backend="b")
-        handle = await client.get_handle("e")
-        (method,) = client.backends["b"].method_batchers.values()
-
-        def regathered() -> int:
-            return method.batcher.statistics().batches[DispatchReason.REGATHER]
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(CALLERS):
-                tasks.start_soon(loop, handle)
-    assert are_together
 
 
 async def test_a_lone_caller_is_not_delayed():

@@ -110,13 +110,3 @@ def test_bad_options_are_told(options, message):
 def test_a_bad_cache_is_told(cache, message):
     with pytest.raises((TypeError, ValueError), match=message):
         shoal.Cache(**cache)
-
-
-async def test_users_do_not_share_kept_results_unless_the_key_function_says_so():
-    for dedupe, ran in ((True, ["a", "a"]), (lambda item: item, ["a"])):
-        handler = Second()
-        batcher = opened(handler.results, dedupe=dedupe, cache=shoal.Cache(max_size=9, ttl_s=60))
-        async with batcher as call:
-            for user in (1, 2, 1):
-                assert await call.options(metadata={"user": user})("a") == ("result", "a")
-        assert handler.items == ran

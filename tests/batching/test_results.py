@@ -41,14 +41,6 @@ def returning(make: Any) -> Any:
     return handler
 
 
-@pytest.mark.parametrize(
-    "make", [list, tuple, deque, np.array, lambda items: range(len(items)), Computed]
-)
-async def test_anything_sized_and_indexable_holds_results(make: Any) -> None:
-    async with shoal.Batcher(returning(make), batch_wait_timeout_s=1) as call:
-        assert await outcomes_in_order(call(0), call(1), call(2)) == [0, 1, 2]
-
-
 async def test_rows_of_an_array_are_results() -> None:
     async with shoal.Batcher(returning(lambda items: np.outer(items, [1, 10]))) as call:
         got = await outcomes(call(1), call(2))
@@ -199,6 +191,18 @@ NOT_RESULTS = [
 ]
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(list, tuple, deque, np.array, Computed, lambda items: range(len(items))),
+        *(Triple, Rows, lambda items: dict(enumerate(items)).values()),
+    ],
+)
+async def test_anything_sized_and_indexable_holds_results(make: Any) -> None:
+    async with shoal.Batcher(returning(make), batch_wait_timeout_s=1) as call:
+        assert await outcomes_in_order(call(0), call(1), call(2)) == [0, 1, 2]
+
+
 @pytest.mark.parametrize(("results", "advice"), NOT_RESULTS)
 async def test_a_container_of_something_else_is_refused_with_advice(
     results: Any, advice: str
@@ -215,25 +219,6 @@ async def test_a_container_of_something_else_is_refused_with_advice(
             async with stream(1) as steps:
                 await anext(steps)
         assert "yield a list of 1 slots" in str(caught.value)
-
-
-@pytest.mark.parametrize("make", [Triple, Rows, lambda items: dict(enumerate(items)).values()])
-async def test_containers_that_hold_results_are_no_tables(make: Any) -> None:
-    async with shoal.Batcher(returning(make), batch_wait_timeout_s=1) as call:
-        assert await outcomes_in_order(call(0), call(1), call(2)) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
-async def test_tables_are_refused_and_columns_are_results(library: str) -> None:
-    module = pytest.importorskip(library)
-    table = module.table if library == "pyarrow" else module.DataFrame
-    column = module.array if library == "pyarrow" else module.Series
-    async with shoal.Batcher(returning(lambda _: table(TWO_COLUMNS))) as call:
-        for error in await outcomes(call(1), call(2)):
-            assert type(error) is shoal.errors.WrongResultType
-            assert "or a list of rows" in str(error)
-    async with shoal.Batcher(returning(column)) as call:
-        assert [int(str(got)) for got in await outcomes(call(1), call(2))] == [1, 2]
 
 
 async def test_the_batcher_goes_on_after_wrong_results() -> None:
@@ -254,38 +239,21 @@ async def test_a_plain_function_that_returns_an_awaitable_is_told_to_be_async() 
             await call(1)
 
 
-async def test_an_exception_in_a_slot_fails_that_caller_alone() -> None:
-    def make(items: list[int]) -> list[Any]:
-        return [ValueError(item) if item % 2 else item for item in items]
-
-    async with shoal.Batcher(returning(make)) as call:
-        got = await outcomes(*map(call, range(4)))
-    assert got[0] == 0
-    assert got[2] == 2
-    assert [type(error) for error in got[1::2]] == [ValueError, ValueError]
-    assert [error.args for error in got[1::2]] == [(1,), (3,)]
-
-
-@pytest.mark.parametrize("kind", [tuple, lambda values: np.array(values, dtype=object)])
-async def test_an_exception_in_a_slot_of_another_container_fails_its_caller(kind: Any) -> None:
-    handler = returning(lambda _: kind([KeyError("a"), 2]))
+@pytest.mark.parametrize("kind", [list, tuple, lambda values: np.array(values, dtype=object)])
+async def test_an_exception_in_a_slot_fails_that_caller_alone(kind: Any) -> None:
+    handler = returning(lambda _: kind([KeyError("a"), 2, KeyError("c"), 4]))
     async with shoal.Batcher(handler, batch_wait_timeout_s=1) as call:
-        got = await outcomes_in_order(call(1), call(2))
-    assert isinstance(got[0], KeyError)
-    assert got[1] == 2
+        got = await outcomes_in_order(*map(call, range(4)))
+    assert got[1::2] == [2, 4]
+    assert [type(error) for error in got[::2]] == [KeyError, KeyError]
+    assert [error.args for error in got[::2]] == [("a",), ("c",)]
 
 
-async def test_one_exception_in_two_slots_is_not_shared() -> None:
+@pytest.mark.parametrize("size", [1, 2], ids=["two batches", "two slots"])
+async def test_one_exception_in_two_slots_is_not_shared(size: int) -> None:
     shared = ValueError("both")
-    async with shoal.Batcher(returning(lambda items: [shared] * len(items))) as call:
+    handler = returning(lambda items: [shared] * len(items))
+    async with shoal.Batcher(handler, max_batch_size=size) as call:
         first, second = await outcomes(call(1), call(2))
     assert first is not second
     assert [first.args, second.args] == [("both",), ("both",)]
-
-
-async def test_one_exception_in_the_slots_of_two_batches_is_not_shared() -> None:
-    shared = ValueError("again")
-    async with shoal.Batcher(returning(lambda items: [shared] * len(items))) as call:
-        first = await outcome(call(1))
-        second = await outcome(call(1))
-    assert first is not second

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, line_up, outcome, outcomes, settle
+from batching.scenes import Held, Recorder, line_up, outcome, settle
 from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ async def test_requests_pile_up_while_there_is_no_room_and_go_in_one_batch() -> 
     handler = places.handler(recorder)
     async with shoal.Batcher(handler, capacity=places, max_batch_size=8) as call:
         async with anyio.create_task_group() as tasks:
-            callers = await line_up(tasks, *[call(item) for item in range(5)])
+            callers = await line_up(tasks, *map(call, range(5)))
             await anyio.sleep(60)
             assert recorder.batches == []
             places.change(1)
@@ -71,38 +71,16 @@ async def test_requests_pile_up_while_there_is_no_room_and_go_in_one_batch() -> 
         assert [caller.outcome for caller in callers] == [0, 1, 2, 3, 4]
 
 
-async def test_no_batch_is_larger_than_it_may_be_for_having_waited() -> None:
-    places, recorder = Places(0), Recorder()
-    async with (
-        shoal.Batcher(places.handler(recorder), capacity=places, max_batch_size=4) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        await line_up(tasks, *[call(item) for item in range(10)])
-        await settle()
-        places.change(1)
-    assert recorder.batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-
-
-async def test_no_more_batches_run_than_there_is_room_for() -> None:
+async def test_the_room_alone_says_how_many_batches_run() -> None:
     places, held = Places(2), Held()
-    batcher = shoal.Batcher(places.handler(held), capacity=places, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, *[call(item) for item in range(5)])
-        await settle()
-        assert len(held.batches) == 2
-        places.change(1)
-        await settle()
-        assert len(held.batches) == 3
-        held.gate.set()
-
-
-async def test_where_there_is_room_it_alone_says_how_many_batches_run() -> None:
-    places, held = Places(3), Held()
     batcher = shoal.Batcher(
         places.handler(held), capacity=places, max_batch_size=1, max_concurrent_batches=1
     )
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, *[call(item) for item in range(5)])
+        await line_up(tasks, *map(call, range(5)))
+        await settle()
+        assert len(held.batches) == 2
+        places.change(1)
         await settle()
         assert len(held.batches) == 3
         held.gate.set()
@@ -121,28 +99,17 @@ async def test_a_caller_that_leaves_while_there_is_no_room_costs_nothing() -> No
         assert second.outcome == 2
 
 
-async def test_one_that_waited_for_room_does_not_wait_out_a_window_again() -> None:
-    places, recorder = Places(0), Recorder()
-    async with (
-        shoal.Batcher(places.handler(recorder), capacity=places, batch_wait_timeout_s=2) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        await line_up(tasks, call(1))
-        await anyio.sleep(5)
-        places.change(1)
-    assert recorder.started_at == [5]
-
-
-async def test_one_that_finds_room_waits_out_the_rest_of_its_window() -> None:
+@pytest.mark.parametrize(("room_at", "started_at"), [(5, 5), (1, 3)], ids=["after", "within"])
+async def test_a_window_passes_while_there_is_no_room(room_at: float, started_at: float) -> None:
     places, recorder = Places(0), Recorder()
     async with (
         shoal.Batcher(places.handler(recorder), capacity=places, batch_wait_timeout_s=3) as call,
         anyio.create_task_group() as tasks,
     ):
         await line_up(tasks, call(1))
-        await anyio.sleep(1)
+        await anyio.sleep(room_at)
         places.change(1)
-    assert recorder.started_at == [3]
+    assert recorder.started_at == [started_at]
 
 
 async def test_a_deadline_passes_while_there_is_no_room() -> None:
@@ -170,66 +137,6 @@ async def test_without_a_queue_a_call_needs_room() -> None:
         held.gate.set()
 
 
-class Share(Places):
-    """Places that several batchers share, as one of them sees them: the first to ask is first.
-
-    Attributes:
-        all: The places.
-        queue: The shares whose batchers have a batch that is due, in order.
-    """
-
-    def __init__(self, all_places: Places, queue: dict[Share, None]) -> None:
-        super().__init__(0)
-        self.all = all_places
-        self.queue = queue
-
-    def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
-        return self.all.subscribe(on_change)
-
-    def is_full(self) -> bool:
-        if self.all.free < 1 or next(iter(self.queue), self) is not self:
-            self.queue.setdefault(self)
-            return True
-        self.rest()
-        return False
-
-    def rest(self) -> None:
-        if self in self.queue:
-            del self.queue[self]
-            self.all.change(0)
-
-
-@pytest.mark.parametrize("batchers", [2, 3])
-async def test_batchers_that_share_a_room_all_get_their_turn(batchers: int) -> None:
-    places = Places(1)
-    queue: dict[Share, None] = {}
-    runs = [0] * batchers
-
-    def counted(number: int) -> Any:
-        async def run(items: list[int]) -> list[int]:
-            runs[number] += 1
-            await anyio.sleep(1)
-            return items
-
-        return places.handler(run)
-
-    async def call_on(call: Any) -> None:
-        while True:
-            await call(1)
-
-    async with anyio.create_task_group() as tasks:
-        for number in range(batchers):
-            share = Share(places, queue)
-            batcher = shoal.Batcher(counted(number), capacity=share, max_batch_size=2)
-            call = await tasks.start(batcher.run)
-            for _ in range(6):
-                tasks.start_soon(call_on, call)
-        await anyio.sleep(300)
-        tasks.cancel_scope.cancel()
-    assert sum(runs) == pytest.approx(300, abs=2)
-    assert min(runs) > 300 / batchers / 3
-
-
 async def test_a_batcher_that_is_closed_listens_no_more() -> None:
     places = Places(1)
     async with shoal.Batcher(places.handler(Recorder()), capacity=places) as call:
@@ -238,30 +145,22 @@ async def test_a_batcher_that_is_closed_listens_no_more() -> None:
     assert places.listeners == []
 
 
-async def test_what_finds_no_room_until_the_end_of_the_grace_fails() -> None:
+@pytest.mark.parametrize("in_time", [True, False])
+async def test_what_finds_no_room_until_the_end_of_the_grace_fails(in_time: bool) -> None:
     places, recorder = Places(0), Recorder()
+    batcher = shoal.Batcher(
+        places.handler(recorder), capacity=places, graceful_shutdown_timeout_s=5
+    )
     async with anyio.create_task_group() as tasks:
-        batcher = shoal.Batcher(
-            places.handler(recorder), capacity=places, graceful_shutdown_timeout_s=5
-        )
-        call = await tasks.start(batcher.run)
-        [caller] = await line_up(tasks, call(1))
-        await batcher.aclose()
-        assert anyio.current_time() == 5
-    assert isinstance(caller.outcome, BatcherClosed)
-    assert recorder.batches == []
-
-
-async def test_what_finds_room_before_the_end_of_the_grace_is_run() -> None:
-    places, recorder = Places(0), Recorder()
-    async with anyio.create_task_group() as tasks:
-        batcher = shoal.Batcher(places.handler(recorder), capacity=places)
         call = await tasks.start(batcher.run)
         [caller] = await line_up(tasks, call(1))
         tasks.start_soon(batcher.aclose)
-        await settle()
-        places.change(1)
-    assert caller.outcome == 1
+        await anyio.sleep(1)
+        if in_time:
+            places.change(1)
+    assert anyio.current_time() == (1 if in_time else 5)
+    assert recorder.batches == ([[1]] if in_time else [])
+    assert caller.outcome == 1 if in_time else isinstance(caller.outcome, BatcherClosed)
 
 
 @pytest.mark.parametrize("fill", ["open", "continuous"])
@@ -298,10 +197,3 @@ async def test_room_that_shrinks_lets_what_runs_end() -> None:
         await settle()
         assert [caller.outcome for caller in callers] == [1, 2, 3]
     assert places.free == 1
-
-
-async def test_many_calls_at_once_end_each_with_its_own_result() -> None:
-    places, recorder = Places(2), Recorder()
-    batcher = shoal.Batcher(places.handler(recorder), capacity=places, max_batch_size=3)
-    async with batcher as call:
-        assert await outcomes(*[call(item) for item in range(50)]) == [*range(50)]

@@ -62,19 +62,28 @@ async def cancel_scopes() -> None:
         scope.cancel()
 
 
-async def check_next_batches(call: Callable[[str], Any]) -> None:
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(cancel_scopes)
-        for _ in range(3):
-            assert await outcome(call("slow")) == "slow"
+async def harms_only_its_batch(
+    batcher: shoal.Batcher[Any], expected: type[object], calls: int = 1
+) -> None:
+    async with batcher as call:
+        for _ in range(2):
+            scopes.clear()
+            for got in await outcomes(*[call("bad") for _ in range(calls)]):
+                assert isinstance(got, expected)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(cancel_scopes)
+                for _ in range(3):
+                    assert await outcome(call("slow")) == "slow"
 
 
-def handler_of(leave_open: Callable[[], None], *, fails: bool = False) -> Any:
+def handler_of(leave_open: Callable[[], None], *, fails: bool = False, wait_s: float = 0) -> Any:
     async def handler(items: list[str]) -> list[str]:
         if items[0] == "slow":
             await anyio.sleep(1)
-        else:
+        elif items[0] == "bad":
             leave_open()
+            if wait_s:
+                await anyio.sleep(wait_s)
             if fails:
                 raise ValueError(items[0])
         return items
@@ -86,12 +95,7 @@ def handler_of(leave_open: Callable[[], None], *, fails: bool = False) -> Any:
 async def test_its_batch_is_answered_and_the_next_ones_are_not_harmed(
     leave_open: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    batcher = shoal.Batcher(handler_of(leave_open))
-    async with batcher as call:
-        for _ in range(2):
-            scopes.clear()
-            assert await outcome(call("bad")) == "bad"
-            await check_next_batches(call)
+    await harms_only_its_batch(shoal.Batcher(handler_of(leave_open)), str)
     assert [record.message for record in caplog.records] == [
         "a handler has left a cancel scope open"
     ] * 2
@@ -99,10 +103,7 @@ async def test_its_batch_is_answered_and_the_next_ones_are_not_harmed(
 
 @LEFT_OPEN
 async def test_so_it_is_if_it_fails(leave_open: Any) -> None:
-    batcher = shoal.Batcher(handler_of(leave_open, fails=True))
-    async with batcher as call:
-        assert isinstance(await outcome(call("bad")), ValueError)
-        await check_next_batches(call)
+    await harms_only_its_batch(shoal.Batcher(handler_of(leave_open, fails=True)), ValueError)
 
 
 @LEFT_OPEN
@@ -113,29 +114,7 @@ async def test_so_it_is_in_a_part_of_a_batch(leave_open: Any) -> None:
         return await handler_of(leave_open)(items)
 
     batcher = shoal.Batcher(handler, max_batch_size=2, isolate_errors=True)
-    async with batcher as call:
-        await outcomes(call("bad"), call("bad"))
-        await check_next_batches(call)
-
-
-@LEFT_OPEN
-async def test_so_it_is_if_it_is_cancelled_by_it(leave_open: Any) -> None:
-    async def handler(items: list[str]) -> list[str]:
-        if items[0] == "slow":
-            await anyio.sleep(1)
-        else:
-            leave_open()
-            await anyio.sleep(2)
-        return items
-
-    batcher = shoal.Batcher(handler)
-    async with batcher as call:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(cancel_scopes)
-            error = await outcome(call("bad"))
-        assert isinstance(error, shoal.errors.ShoalError)
-        scopes.clear()
-        await check_next_batches(call)
+    await harms_only_its_batch(batcher, object, calls=2)
 
 
 @LEFT_OPEN
@@ -145,23 +124,17 @@ async def test_so_it_is_for_open_batches(leave_open: Any) -> None:
             [result] = await handler_of(leave_open)([request.item])
             request.finish(result)
 
-    batcher = shoal.Batcher(handler, fill="open")
-    async with batcher as call:
-        assert await outcome(call("bad")) == "bad"
-        await check_next_batches(call)
+    await harms_only_its_batch(shoal.Batcher(handler, fill="open"), str)
 
 
 @LEFT_OPEN
-async def test_a_slot_that_was_cancelled_by_it_has_room_again(leave_open: Any) -> None:
-    async def handler(items: list[str]) -> list[str]:
-        if items[0] == "bad":
-            leave_open()
-            await anyio.sleep(2)
-        return items
-
-    batcher = shoal.Batcher(handler, max_batch_size=2, max_queued_requests=1)
-    async with batcher as call:
+async def test_a_slot_that_was_cancelled_by_it_runs_the_next_batches_and_has_room_again(
+    leave_open: Any,
+) -> None:
+    handler = handler_of(leave_open, wait_s=2)
+    async with shoal.Batcher(handler, max_batch_size=2, max_queued_requests=1) as call:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cancel_scopes)
             assert isinstance(await outcome(call("bad")), shoal.errors.ShoalError)
         assert await outcomes(call("a"), call("b"), call("c")) == ["a", "b", "c"]
+        assert await outcome(call("slow")) == "slow"

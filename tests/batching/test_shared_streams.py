@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import line_up, settle
+from batching.scenes import line_up
 from batching.sharing_scenes import WHOLE, Second, balanced, opened, read
 from shoal.batching.calls.flight import REPLAYED_MOST
 from shoal.errors import DeadlineExceeded, SlowReader
@@ -29,40 +29,6 @@ async def test_readers_share_a_stream_from_its_start():
     assert handler.items == ["a"]
     assert batcher.statistics().shared == 2
     balanced(batcher, 3)
-
-
-async def test_a_reader_that_leaves_takes_the_stream_from_nobody():
-    handler = Second()
-    batcher = opened(handler.steps)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        one, other = await line_up(tasks, read(call, "a", most=1), read(call, "a"))
-    assert one.outcome == ["a.0"]
-    assert other.outcome == WHOLE
-    assert handler.cancelled == 0
-    balanced(batcher, 2)
-
-
-async def test_the_last_reader_that_leaves_closes_the_stream():
-    handler = Second()
-    batcher = opened(handler.steps)
-    async with batcher as call:
-        async with anyio.create_task_group() as tasks:
-            await line_up(tasks, read(call, "a", most=1), read(call, "a", most=2))
-        await settle()
-        assert handler.cancelled == 1
-    balanced(batcher, 2)
-
-
-async def test_an_error_in_mid_stream_is_shared_after_the_items():
-    handler = Second()
-    batcher = opened(handler.steps, cache=shoal.Cache(max_size=9, ttl_s=60))
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, read(call, "bad"), read(call, "bad"))
-    for caller in callers:
-        assert caller.outcome[:2] == ["bad.0", "bad.1"]
-        assert type(caller.outcome[2]) is ValueError
-    assert callers[0].outcome[2] is not callers[1].outcome[2]
-    balanced(batcher, 2)
 
 
 async def test_a_slow_reader_fails_alone():
@@ -160,27 +126,6 @@ async def test_requests_of_open_batches_are_shared(fill, streams):
     assert [one.outcome for one in callers[:2]] == [expected] * 2
 
 
-@pytest.mark.parametrize(("first_s", "other_s"), [(2.5, 9), (9, 2.5), (2.5, None)])
-async def test_deadlines_are_each_readers_own(first_s, other_s):
-    handler = Second()
-    batcher = opened(handler.steps)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        one, other = await line_up(
-            tasks,
-            read(call.options(timeout_s=first_s), "a"),
-            read(call.options(timeout_s=other_s), "a"),
-        )
-    late, well = (one, other) if first_s == 2.5 else (other, one)
-    assert late.outcome[:2] == WHOLE[:2]
-    assert [type(item) for item in late.outcome[2:]] == [DeadlineExceeded]
-    assert late.ended_at == 2.5
-    assert well.outcome == WHOLE
-    assert handler.items == ["a"]
-    assert handler.cancelled == 0
-    assert batcher.statistics().expired == 1
-    balanced(batcher, 2)
-
-
 async def test_the_deadline_of_a_reader_who_comes_later_counts_from_its_call():
     handler = Second()
     batcher = opened(handler.steps)
@@ -196,35 +141,4 @@ async def test_the_deadline_of_a_reader_who_comes_later_counts_from_its_call():
     assert late.outcome[:3] == WHOLE[:3]
     assert type(late.outcome[3]) is DeadlineExceeded
     assert late.ended_at == 3.5
-    balanced(batcher, 3)
-
-
-async def test_when_all_readers_are_too_late_the_stream_is_closed():
-    handler = Second()
-    batcher = opened(handler.steps)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        readers = await line_up(
-            tasks,
-            read(call.options(timeout_s=1.5), "a"),
-            read(call.options(timeout_s=2.5), "a"),
-        )
-        await anyio.sleep(2)
-        assert handler.cancelled == 0
-        await anyio.sleep(1)
-        assert handler.cancelled == 1
-    assert [len(reader.outcome) for reader in readers] == [1 + 1, 2 + 1]
-    assert batcher.statistics().expired == 2
-    balanced(batcher, 2)
-
-
-async def test_time_in_the_queue_is_each_readers_own():
-    handler = Second()
-    batcher = opened(handler.steps, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, read(call, "x"))
-        one, other = await line_up(
-            tasks, read(call, "a"), read(call.options(queue_timeout_s=0.5), "a")
-        )
-    assert [type(item) for item in other.outcome] == [DeadlineExceeded]
-    assert one.outcome == WHOLE
     balanced(batcher, 3)

@@ -11,12 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
-from batching.scenes import LEFT, line_up, outcome, settle
-from batching.sharing_scenes import Second, balanced, opened
+from batching.scenes import LEFT, Caller, line_up, settle
+from batching.sharing_scenes import WHOLE, Second, balanced, opened, read
 from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded
 from shoal.testing import run_virtually
 
 pytestmark = pytest.mark.anyio
+
+
+EACH_KIND = pytest.mark.parametrize("kind", ["results", "steps"])
+ANSWERS = {"results": ("result", "a"), "steps": WHOLE}
+
+
+def ask(kind: str, call: Any, item: str) -> Any:
+    return call(item) if kind == "results" else read(call, item)
+
+
+def end_of(caller: Caller) -> Any:
+    """The error, of a stream after its items."""
+    return caller.outcome[-1] if isinstance(caller.outcome, list) else caller.outcome
 
 
 # One result
@@ -42,13 +55,6 @@ async def test_a_call_after_the_result_runs_again():
     async with opened(handler.results) as call:
         for _ in range(2):
             assert await call("a") == ("result", "a")
-    assert handler.items == ["a", "a"]
-
-
-async def test_without_the_option_nothing_is_shared():
-    handler = Second()
-    async with opened(handler.results, dedupe=False) as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("a"), call("a"))
     assert handler.items == ["a", "a"]
 
 
@@ -130,31 +136,33 @@ async def test_a_call_may_share_nothing():
 # Leaving
 
 
-async def test_a_caller_that_leaves_takes_it_from_nobody():
+@EACH_KIND
+async def test_a_caller_that_leaves_takes_it_from_nobody(kind):
     handler = Second()
-    batcher = opened(handler.results)
+    batcher = opened(getattr(handler, kind))
     async with batcher as call, anyio.create_task_group() as tasks:
-        first, second, third = await line_up(tasks, call("a"), call("a"), call("a"))
+        first, second, third = await line_up(tasks, *[ask(kind, call, "a") for _ in range(3)])
         await anyio.sleep(0.5)
         first.leave()
         third.leave()
-    assert (first.outcome, second.outcome, third.outcome) == (LEFT, ("result", "a"), LEFT)
+    assert (first.outcome, second.outcome, third.outcome) == (LEFT, ANSWERS[kind], LEFT)
     assert handler.cancelled == 0
     balanced(batcher, 3)
 
 
-async def test_the_last_caller_that_leaves_cancels_it():
+@EACH_KIND
+async def test_the_last_caller_that_leaves_cancels_it(kind):
     handler = Second()
-    batcher = opened(handler.results)
+    batcher = opened(getattr(handler, kind))
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call("a"), call("a"))
+        callers = await line_up(tasks, ask(kind, call, "a"), ask(kind, call, "a"))
         await anyio.sleep(0.5)
         for caller in callers:
             caller.leave()
         await settle()
         assert handler.cancelled == 1
-        again = await line_up(tasks, call("a"))
-    assert again[0].outcome == ("result", "a")
+        again = await line_up(tasks, ask(kind, call, "a"))
+    assert again[0].outcome == ANSWERS[kind]
     assert handler.items == ["a", "a"]
     assert batcher.statistics().cancelled == 2
     balanced(batcher, 3)
@@ -192,55 +200,71 @@ async def test_a_caller_that_leaves_with_the_result_loses_nothing_of_others():
 # Errors and time limits
 
 
-async def test_errors_are_shared_and_each_caller_has_its_own():
+@EACH_KIND
+async def test_errors_are_shared_and_each_caller_has_its_own(kind):
     handler = Second()
-    batcher = opened(handler.results, cache=shoal.Cache(max_size=9, ttl_s=60))
+    batcher = opened(getattr(handler, kind), cache=shoal.Cache(max_size=9, ttl_s=60))
     async with batcher as call:
         async with anyio.create_task_group() as tasks:
-            callers = await line_up(tasks, call("bad"), call("bad"))
-        errors = [one.outcome for one in callers]
-        assert [type(error) for error in errors] == [ValueError, ValueError]
-        assert errors[0] is not errors[1]
-        assert type(await outcome(call("bad"))) is ValueError  # it was not kept
-    assert handler.items == ["bad", "bad"]
+            callers = await line_up(tasks, ask(kind, call, "bad"), ask(kind, call, "bad"))
+        assert [type(end_of(one)) for one in callers] == [ValueError, ValueError]
+        assert end_of(callers[0]) is not end_of(callers[1])
+        async with anyio.create_task_group() as tasks:
+            (again,) = await line_up(tasks, ask(kind, call, "bad"))
+        assert type(end_of(again)) is ValueError
+    if kind == "steps":
+        assert [one.outcome[:2] for one in callers] == [["bad.0", "bad.1"]] * 2
+    assert handler.items == ["bad", "bad"], "the error was kept"
     assert batcher.statistics().failed == 3
     balanced(batcher, 3)
 
 
-@pytest.mark.parametrize("first_s", [0.5, 9])
-async def test_deadlines_are_each_callers_own(first_s):
+@EACH_KIND
+@pytest.mark.parametrize(("first_s", "other_s"), [(0.5, 9), (9, 0.5), (0.5, None)])
+async def test_deadlines_are_each_callers_own(kind, first_s, other_s):
     handler = Second()
-    batcher = opened(handler.results)
+    batcher = opened(getattr(handler, kind))
     async with batcher as call, anyio.create_task_group() as tasks:
         one, other = await line_up(
             tasks,
-            call.options(timeout_s=first_s)("a"),
-            call.options(timeout_s=9.5 - first_s)("a"),
+            ask(kind, call.options(timeout_s=first_s), "a"),
+            ask(kind, call.options(timeout_s=other_s), "a"),
         )
-    late, well = (one, other) if first_s < 1 else (other, one)
-    assert type(late.outcome) is DeadlineExceeded
+    late, well = (one, other) if first_s == 0.5 else (other, one)
+    assert type(end_of(late)) is DeadlineExceeded
     assert late.ended_at == 0.5
-    assert well.outcome == ("result", "a")
+    assert well.outcome == ANSWERS[kind]
+    assert handler.items == ["a"]
+    assert handler.cancelled == 0
     assert batcher.statistics().expired == 1
     balanced(batcher, 2)
 
 
-async def test_time_in_the_queue_is_each_callers_own():
+@EACH_KIND
+async def test_time_in_the_queue_is_each_callers_own(kind):
     handler = Second()
-    batcher = opened(handler.results, max_batch_size=1)
+    batcher = opened(getattr(handler, kind), max_batch_size=1)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("x"))
-        one, other = await line_up(tasks, call("a"), call.options(queue_timeout_s=0.5)("a"))
-    assert type(other.outcome) is DeadlineExceeded
-    assert one.outcome == ("result", "a")
+        await line_up(tasks, ask(kind, call, "x"))
+        one, other = await line_up(
+            tasks, ask(kind, call, "a"), ask(kind, call.options(queue_timeout_s=0.5), "a")
+        )
+    assert type(end_of(other)) is DeadlineExceeded
+    assert one.outcome == ANSWERS[kind]
+    balanced(batcher, 3)
 
 
-async def test_when_all_are_too_late_the_handler_is_cancelled():
+@EACH_KIND
+async def test_when_all_are_too_late_the_handler_is_cancelled(kind):
     handler = Second()
-    batcher = opened(handler.results)
+    batcher = opened(getattr(handler, kind))
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call.options(timeout_s=0.2)("a"), call.options(timeout_s=0.5)("a"))
-    assert handler.cancelled == 1
+        for limit_s in (0.2, 0.5):
+            await line_up(tasks, ask(kind, call.options(timeout_s=limit_s), "a"))
+        await anyio.sleep(0.4)
+        assert handler.cancelled == 0
+        await anyio.sleep(0.2)
+        assert handler.cancelled == 1
     assert batcher.statistics().expired == 2
     balanced(batcher, 2)
 
@@ -269,14 +293,6 @@ async def test_a_request_that_is_shed_fails_all_that_share_it():
     assert [type(one.outcome) for one in callers[:2]] == [Overloaded] * 2
     assert callers[2].outcome == ("result", "b")
     balanced(batcher, 4)
-
-
-async def test_closing_answers_all():
-    handler = Second()
-    batcher = opened(handler.results)
-    async with anyio.create_task_group() as tasks, batcher as call:
-        callers = await line_up(tasks, call("a"), call("a"))
-    assert [one.outcome for one in callers] == [("result", "a")] * 2
 
 
 async def test_a_batcher_that_ends_fails_all():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import anyio
@@ -149,14 +148,9 @@ async def test_adaptive_batches_need_no_bound_on_their_number() -> None:
         await anyio.sleep(0.01)
         return items
 
-    batcher = shoal.Batcher(
-        handler,
-        max_batch_size=8,
-        max_concurrent_batches=None,
-        adaptive=shoal.LatencyTarget(p99_s=0.1),
-    )
+    target = shoal.LatencyTarget(p99_s=0.1)
+    batcher = shoal.Batcher(handler, max_batch_size=8, max_concurrent_batches=None, adaptive=target)
     async with batcher as call:
         for _ in range(20):
             assert await call.map(range(30)) == list(range(30))
-        assert 1 <= batcher.statistics().batch_size_limit <= 8
-        assert not math.isnan(batcher.statistics().batch_size_limit)
+        assert 1 <= batcher.statistics().batch_size_limit <= 8  # and so it is a number

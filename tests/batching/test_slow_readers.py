@@ -90,19 +90,6 @@ async def test_the_allowance_is_whole_again_once_the_reader_has_caught_up() -> N
             assert [item async for item in stream] == []
 
 
-async def test_without_a_limit_a_slow_reader_is_waited_for() -> None:
-    with Steps() as steps:
-        async with (
-            shoal.Batcher(steps.handler, stream_buffer=1, slow_reader_timeout_s=None) as call,
-            call("a") as stream,
-        ):
-            steps.step(1)
-            steps.step(2)
-            steps.end()
-            await anyio.sleep(80_000)
-            assert [item async for item in stream] == [1, 2]
-
-
 async def test_two_slow_readers_fail_each_with_an_error_of_its_own() -> None:
     with Steps() as steps:
         batcher = pair_of(steps, stream_buffer=1, slow_reader_timeout_s=5)

@@ -9,10 +9,12 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, OfUnhashableKind, Steps, read_all, settle
+from batching.scenes import PENDING, OfUnhashableKind, Steps, read_all, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from batching.scenes import Reader
 
 pytestmark = pytest.mark.anyio
 
@@ -28,10 +30,21 @@ def count_in_thread(items: list[int]) -> Iterator[list[Any]]:
         yield [number if number < item else shoal.END for item in items]
 
 
-class Counting:
-    def method(self, items: list[int]) -> AsyncIterator[list[Any]]:
-        raise NotImplementedError
+async def readers_of(steps: list[Any], readers: int = 2) -> list[Reader]:
+    """Reads the streams of a batch whose handler makes these steps, or fails, and then ends."""
+    with Steps() as made:
+        batcher = shoal.Batcher(made.handler, batch_wait_timeout_s=1, max_batch_size=readers)
+        async with batcher as call, anyio.create_task_group() as tasks:
+            reading = await read_all(tasks, *map(call, range(readers)))
+            for step in steps:
+                made.fail(step) if isinstance(step, Exception) else made.step(*step)
+            made.end()
+    assert made.batches == [list(range(readers))]
+    assert made.closed
+    return reading
 
+
+class Counting:
     async def __call__(self, items: list[int]) -> AsyncIterator[list[Any]]:
         async for step in count(items):
             yield step
@@ -47,14 +60,7 @@ async def test_each_reader_gets_its_own_items_in_order(handler: Any) -> None:
 
 
 async def test_calls_of_a_generator_handler_share_a_batch() -> None:
-    with Steps() as steps:
-        async with shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2) as call:  # noqa: SIM117
-            async with anyio.create_task_group() as tasks:
-                readers = await read_all(tasks, call("a"), call("b"))
-                steps.step(1, 2)
-                steps.step(3, 4)
-                steps.end()
-    assert steps.batches == [["a", "b"]]
+    readers = await readers_of([(1, 2), (3, 4)])
     assert [reader.items for reader in readers] == [[1, 3], [2, 4]]
 
 
@@ -76,16 +82,16 @@ async def test_items_arrive_as_they_are_made() -> None:
 @pytest.mark.parametrize("mark", [shoal.END, StopIteration, StopAsyncIteration])
 async def test_an_end_mark_ends_that_stream_alone(mark: Any) -> None:
     with Steps() as steps:
-        async with shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2) as call:  # noqa: SIM117
-            async with anyio.create_task_group() as tasks:
-                first, second = await read_all(tasks, call("a"), call("b"))
-                steps.step(1, 2)
-                steps.step(mark, 3)
-                steps.step("dropped", 4)
-                await settle()
-                assert (first.items, first.outcome) == ([1], "end")
-                assert (second.items, second.outcome) == ([2, 3, 4], PENDING)
-                steps.end()
+        batcher = shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2)
+        async with batcher as call, anyio.create_task_group() as tasks:
+            first, second = await read_all(tasks, call("a"), call("b"))
+            steps.step(1, 2)
+            steps.step(mark, 3)
+            steps.step("dropped", 4)
+            await settle()
+            assert (first.items, first.outcome) == ([1], "end")
+            assert (second.items, second.outcome) == ([2, 3, 4], PENDING)
+            steps.end()
     assert second.outcome == "end"
 
 
@@ -100,46 +106,24 @@ class Lookalike:
 
 async def test_end_marks_are_compared_by_identity() -> None:
     lookalike = Lookalike()
-    with Steps() as steps:
-        async with shoal.Batcher(steps.handler) as call, anyio.create_task_group() as tasks:
-            (reader,) = await read_all(tasks, call("a"))
-            steps.step(lookalike)
-            steps.step("END")
-            steps.end()
+    (reader,) = await readers_of([(lookalike,), ("END",)], readers=1)
     assert reader.items[0] is lookalike
     assert reader.items[1] == "END"
 
 
 @pytest.mark.parametrize("value", [None, 0, "", [], {"unhashable": []}, OfUnhashableKind()])
 async def test_any_value_is_an_item(value: Any) -> None:
-    with Steps() as steps:
-        async with shoal.Batcher(steps.handler) as call, anyio.create_task_group() as tasks:
-            (reader,) = await read_all(tasks, call("a"))
-            steps.step(value)
-            steps.end()
+    (reader,) = await readers_of([(value,)], readers=1)
     assert reader.items == [value]
 
 
 async def test_skip_gives_nothing_in_this_step() -> None:
-    with Steps() as steps:
-        async with shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2) as call:  # noqa: SIM117
-            async with anyio.create_task_group() as tasks:
-                first, second = await read_all(tasks, call("a"), call("b"))
-                steps.step(shoal.SKIP, 1)
-                steps.step(2, shoal.SKIP)
-                steps.end()
+    first, second = await readers_of([(shoal.SKIP, 1), (2, shoal.SKIP)])
     assert [first.items, second.items] == [[2], [1]]
 
 
 async def test_an_exception_in_a_slot_fails_that_stream_alone_after_its_items() -> None:
-    with Steps() as steps:
-        async with shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2) as call:  # noqa: SIM117
-            async with anyio.create_task_group() as tasks:
-                first, second = await read_all(tasks, call("a"), call("b"))
-                steps.step(1, 2)
-                steps.step(KeyError("mine"), 3)
-                steps.step("dropped", 4)
-                steps.end()
+    first, second = await readers_of([(1, 2), (KeyError("mine"), 3), ("dropped", 4)])
     assert first.items == [1]
     assert isinstance(first.outcome, KeyError)
     assert (second.items, second.outcome) == ([2, 3, 4], "end")
@@ -147,12 +131,7 @@ async def test_an_exception_in_a_slot_fails_that_stream_alone_after_its_items() 
 
 async def test_one_exception_in_two_slots_is_not_shared() -> None:
     shared = ValueError("both")
-    with Steps() as steps:
-        async with shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2) as call:  # noqa: SIM117
-            async with anyio.create_task_group() as tasks:
-                first, second = await read_all(tasks, call("a"), call("b"))
-                steps.step(shared, shared)
-                steps.end()
+    first, second = await readers_of([(shared, shared)])
     assert isinstance(first.outcome, ValueError)
     assert isinstance(second.outcome, ValueError)
     assert first.outcome is not second.outcome
@@ -160,13 +139,7 @@ async def test_one_exception_in_two_slots_is_not_shared() -> None:
 
 async def test_when_the_generator_raises_the_open_streams_fail_after_the_items_they_have() -> None:
     original = OSError(5, "broken")
-    with Steps() as steps:
-        async with shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=3) as call:  # noqa: SIM117
-            async with anyio.create_task_group() as tasks:
-                ended, *failed = await read_all(tasks, call("a"), call("b"), call("c"))
-                steps.step(shoal.END, 1, 2)
-                steps.step(0, 3, 4)
-                steps.fail(original)
+    ended, *failed = await readers_of([(shoal.END, 1, 2), (0, 3, 4), original], readers=3)
     assert (ended.items, ended.outcome) == ([], "end")
     assert [reader.items for reader in failed] == [[1, 3], [2, 4]]
     errors = [reader.outcome for reader in failed]
@@ -179,30 +152,16 @@ async def test_when_the_generator_raises_the_open_streams_fail_after_the_items_t
 async def test_a_step_of_a_wrong_length_fails_the_open_streams_with_both_numbers(
     slots: tuple[int, ...],
 ) -> None:
-    with Steps() as steps:
-        async with shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2) as call:  # noqa: SIM117
-            async with anyio.create_task_group() as tasks:
-                readers = await read_all(tasks, call("a"), call("b"))
-                steps.step(1, 2)
-                steps.step(*slots)
-    assert steps.closed
+    readers = await readers_of([(1, 2), slots])
     for reader in readers:
         assert type(reader.outcome) is shoal.errors.WrongBatchSize
         assert (reader.outcome.expected, reader.outcome.got) == (2, len(slots))
     assert [reader.items for reader in readers] == [[1], [2]]
 
 
-async def test_an_error_is_raised_once_and_then_the_stream_is_at_its_end() -> None:
-    with Steps() as steps:
-        async with shoal.Batcher(steps.handler) as call, call("a") as stream:
-            steps.fail(ValueError("once"))
-            with pytest.raises(ValueError, match="once"):
-                await anext(stream)
-            with pytest.raises(StopAsyncIteration):
-                await anext(stream)
-
-
-async def test_items_that_were_not_read_in_time_come_before_the_error() -> None:
+async def test_items_that_were_not_read_in_time_come_before_the_error_and_it_is_raised_once() -> (
+    None
+):
     with Steps() as steps:
         async with shoal.Batcher(steps.handler) as call, call("a") as stream:
             steps.step(1)
@@ -212,6 +171,8 @@ async def test_items_that_were_not_read_in_time_come_before_the_error() -> None:
             assert steps.closed
             assert [await anext(stream), await anext(stream)] == [1, 2]
             with pytest.raises(ValueError, match="after"):
+                await anext(stream)
+            with pytest.raises(StopAsyncIteration):
                 await anext(stream)
 
 
@@ -247,13 +208,14 @@ async def test_an_unclosed_stream_warns() -> None:
             gc.collect()
 
 
-async def test_a_stream_that_was_closed_before_it_was_read_makes_no_call() -> None:
+async def test_a_stream_that_was_closed_before_it_was_read_or_entered_makes_no_call() -> None:
     batcher = shoal.Batcher(count)
     async with batcher as call:
         stream = call(3)
         await stream.aclose()
         assert [item async for item in stream] == []
-        await settle()
+        async with stream:
+            await settle()
     assert batcher.statistics().finished == 0
 
 
@@ -287,15 +249,6 @@ async def test_reading_is_a_checkpoint_even_when_items_are_there() -> None:
             await anext(stream)
         assert scope.cancelled_caught
         assert [item async for item in stream] == [1, 2]
-
-
-async def test_a_reader_that_leaves_is_said_to_have_left() -> None:
-    with Steps() as steps:
-        async with shoal.Batcher(steps.handler) as call, anyio.create_task_group() as tasks:
-            (reader,) = await read_all(tasks, call("a"))
-            await settle()
-            reader.leave()
-    assert reader.outcome == LEFT
 
 
 async def test_an_item_that_is_not_passed_on_yet_comes_before_the_end() -> None:

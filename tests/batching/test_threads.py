@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -70,15 +71,6 @@ async def test_an_error_reaches_the_worker_thread() -> None:
             await anyio.to_thread.run_sync(call.from_thread)
 
 
-async def test_a_worker_thread_reads_a_stream() -> None:
-    def read() -> list[int]:
-        with count.from_thread(3) as stream:
-            return list(stream)
-
-    async with shoal.open_batchers(count):
-        assert await anyio.to_thread.run_sync(read) == [0, 1, 2]
-
-
 async def test_a_worker_thread_that_leaves_a_stream_frees_its_slot() -> None:
     def read_one() -> int:
         with count.from_thread(1000) as stream:
@@ -142,39 +134,9 @@ async def test_a_thread_has_no_batcher_of_the_loop_that_started_it() -> None:
 
 
 class Model:
-    def __init__(self) -> None:
-        self.threads: set[int] = set()
-
     @shoal.batch
     async def predict(self, items: list[int]) -> list[int]:
-        self.threads.add(threading.get_ident())
         return [-item for item in items]
-
-
-@pytest.mark.parametrize("other", ["trio", "asyncio"])
-async def test_two_event_loops_in_two_threads_are_independent(other: str) -> None:
-    model = Model()
-
-    async def elsewhere() -> None:
-        with pytest.raises(shoal.errors.NotOpen):
-            await double(1)
-        async with shoal.open_batchers(double, model.predict):
-            assert await double.map(range(5)) == [0, 2, 4, 6, 8]
-            assert await model.predict(1) == -1
-            double.set_max_batch_size(1)
-            assert double.batcher.statistics().finished == 5
-        with pytest.raises(shoal.errors.NotOpen):
-            await double(1)
-
-    async with shoal.open_batchers(double, model.predict):
-        await double(1)
-        await anyio.to_thread.run_sync(lambda: anyio.run(elsewhere, backend=other))
-        assert await double(2) == 4
-        assert await model.predict(2) == -2
-        assert double.batcher.options.max_batch_size == 4
-        double.set_max_batch_size(4)  # of later tests, too
-        assert double.batcher.statistics().finished == 2
-    assert len(model.threads) == 2
 
 
 @BACKENDS
@@ -187,70 +149,26 @@ def test_a_program_without_a_loop_calls_through_blocking(backend: str) -> None:
 
 
 @BACKENDS
-def test_calls_of_many_threads_share_a_batch(backend: str) -> None:
-    batches: list[int] = []
+async def test_a_batcher_is_made_in_one_event_loop_and_opened_in_another(backend: str) -> None:
+    """Of another kind, too."""
+    batcher = shoal.Batcher(Recorder())
+    streams = shoal.Batcher(count.parts()[0])
 
-    @shoal.batch(max_batch_size=8, batch_wait_timeout_s=None)
-    async def handler(items: list[int]) -> list[int]:
-        batches.append(len(items))
-        return [2 * item for item in items]
+    def in_a_thread() -> list[list[int]]:
+        with (
+            shoal.blocking(batcher, backend=backend) as call,
+            shoal.blocking(streams, backend=backend) as stream,
+            stream(2) as steps,
+        ):
+            return [call.map([1, 2]), list(steps)]
 
-    with shoal.blocking(handler, backend=backend) as call, ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(call, range(16))) == [2 * item for item in range(16)]
-    assert batches == [8, 8]
-
-
-@BACKENDS
-def test_blocking_gives_streams_for_plain_code(backend: str) -> None:
-    with shoal.blocking(count, backend=backend) as call:
-        with call(3) as stream:
-            assert list(stream) == [0, 1, 2]
-        with call(3) as stream:
-            assert next(stream) == 0
-
-
-@BACKENDS
-def test_blocking_raises_what_the_handler_raises(backend: str) -> None:
-    @shoal.batch
-    async def handler(items: list[int]) -> list[float]:
-        return [1 / item for item in items]
-
-    with shoal.blocking(handler, backend=backend) as call:
-        with pytest.raises(ZeroDivisionError):
-            call(0)
-        assert call(2) == 0.5
+    assert await anyio.to_thread.run_sync(in_a_thread) == [[1, 2], [0, 1]]
 
 
 @BACKENDS
 def test_blocking_serves_a_method(backend: str) -> None:
     with shoal.blocking(Model().predict, backend=backend) as call:
         assert call(1) == -1
-
-
-@BACKENDS
-def test_after_the_block_a_blocking_call_says_that_it_is_closed(backend: str) -> None:
-    with shoal.blocking(double, backend=backend) as call:
-        pass
-    with pytest.raises(shoal.errors.BatcherClosed):
-        call(1)
-
-
-@BACKENDS
-def test_leaving_the_block_answers_the_calls_under_way(backend: str) -> None:
-    started, gate = threading.Event(), threading.Event()
-
-    @shoal.batch
-    def handler(items: list[int]) -> list[int]:
-        started.set()
-        assert gate.wait(10)
-        return items
-
-    with ThreadPoolExecutor(1) as threads:
-        with shoal.blocking(handler, backend=backend) as call:
-            future = threads.submit(call, 5)
-            assert started.wait(10)
-            gate.set()
-        assert future.result(10) == 5
 
 
 async def test_a_cancelled_host_drops_the_request_of_its_thread() -> None:
@@ -293,14 +211,6 @@ def test_a_blocking_call_has_the_face_of_the_async_one(backend: str) -> None:
             call.configure(batch_size=1)  # type: ignore[call-arg]
     with pytest.raises(shoal.errors.BatcherClosed):
         call.statistics()
-
-
-@BACKENDS
-def test_blocking_streams_take_options(backend: str) -> None:
-    with shoal.blocking(count, backend=backend) as call:
-        with call.options(metadata={})(2) as stream:
-            assert list(stream) == [0, 1]
-        assert call.statistics().finished == 1
 
 
 @BACKENDS
@@ -390,17 +300,11 @@ def test_a_blocking_block_that_is_dropped_without_being_left_is_closed(backend: 
     assert threading.active_count() < before
 
 
-async def _in_thread_of_asyncio(function: Any, *args: Any) -> Any:
-    import asyncio
-
-    return await asyncio.to_thread(function, *args)
-
-
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_thread_of_asyncio_to_thread_calls() -> None:
     async with shoal.open_batchers():
-        assert await _in_thread_of_asyncio(double.from_thread, 4) == 8
-        assert await _in_thread_of_asyncio(Model().predict.from_thread, 4) == -4
+        assert await asyncio.to_thread(double.from_thread, 4) == 8
+        assert await asyncio.to_thread(Model().predict.from_thread, 4) == -4
 
 
 async def in_own_thread(function: Any) -> Any:

@@ -22,7 +22,7 @@ async def test_a_time_out_is_the_callers_cancel_scope() -> None:
     held = Held()
     async with shoal.Batcher(held) as call:
         with anyio.move_on_after(5) as scope:
-            await call(1)
+            await call.options(timeout_s=9)(1)
         assert scope.cancelled_caught
         with pytest.raises(TimeoutError):
             with anyio.fail_after(5):
@@ -81,14 +81,6 @@ async def test_a_deadline_of_0_never_reaches_the_handler() -> None:
     assert handler.batches == []
 
 
-async def test_a_call_that_is_answered_in_time_is_not_expired() -> None:
-    batcher = shoal.Batcher(Recorder(), request_timeout_s=5)
-    async with batcher as call:
-        assert await call.options(timeout_s=1)(1) == 1
-        await anyio.sleep(10)
-    assert batcher.statistics().expired == 0
-
-
 async def test_an_answer_in_the_tick_of_the_deadline_is_counted_once() -> None:
     async def handler(items: list[int]) -> list[int]:
         await anyio.sleep(5)
@@ -102,13 +94,6 @@ async def test_an_answer_in_the_tick_of_the_deadline_is_counted_once() -> None:
         statistics = batcher.statistics()
     assert statistics.cancelled == 0
     assert statistics.finished + statistics.expired == 20
-
-
-async def test_the_callers_own_cancel_scope_is_not_taken_for_the_deadline() -> None:
-    async with shoal.Batcher(Held()) as call:
-        with anyio.move_on_after(1) as scope:
-            await call.options(timeout_s=5)(1)
-        assert scope.cancelled_caught
 
 
 async def test_the_handler_sees_the_deadline() -> None:
@@ -185,16 +170,10 @@ async def test_a_handler_that_takes_too_long_is_cancelled_and_fails_its_batch(
         assert "5" in str(errors[0])
         assert held.cancelled == [[0, 1]]
         assert batcher.statistics().batches_running == 0
-    assert batcher.statistics().failed == 2
-
-
-async def test_the_slot_of_a_handler_that_took_too_long_serves_on() -> None:
-    held = Held()
-    async with shoal.Batcher(held, handler_timeout_s=5) as call:
-        for number in range(3):
-            assert isinstance(await outcome(call(number)), shoal.errors.HandlerTimeout)
+        assert batcher.statistics().failed == 2
         held.gate.set()
-        assert await call(5) == 5
+        if not streams:  # the slot serves on
+            assert await call(5) == 5
 
 
 async def test_a_handler_that_ends_in_time_is_left_alone() -> None:

@@ -1,9 +1,10 @@
 """What the calling code runs in: its batch and its replica."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar, Token
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, NamedTuple, TypeVar
 
 from shoal.core.request import Batch
 from shoal.errors import WouldDeadlock
@@ -121,17 +122,11 @@ def time_left(now: Callable[[], float]) -> float | None:
     return max(0.0, max(limits) - now())
 
 
-class setting(Generic[T]):  # noqa: N801 - used as a function
+@contextmanager
+def setting(variable: ContextVar[T], value: T) -> Generator[None]:
     """Sets a context variable in a block, and resets it after that."""
-
-    __slots__ = ("_token", "_value", "_variable")
-
-    def __init__(self, variable: ContextVar[T], value: T) -> None:
-        self._variable: ContextVar[Any] = variable
-        self._value = value
-
-    def __enter__(self) -> None:
-        self._token: Token[Any] = self._variable.set(self._value)
-
-    def __exit__(self, *_: object) -> None:
-        self._variable.reset(self._token)
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)

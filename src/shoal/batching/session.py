@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,7 +37,6 @@ from shoal.batching.open.slots import OpenSlots
 from shoal.batching.options import manager_of, refuse_change
 from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.batching.running.run import TimeLimits, UnaryRun
-from shoal.batching.running.slots import SlotParts
 from shoal.batching.running.stream import StreamRun
 from shoal.core.counters import NO_LEVELS, ClosingCounts
 from shoal.core.forming.call_options import RequestOptionsFactory
@@ -89,8 +88,8 @@ class Session:
         self._capacity = capacity
         self._parking = parking_of_this_loop()
         self._bell = Bell(self._parking)
-        self._batches: dict[Batch, float] = {}
-        self._former = Former(options, self._batches)
+        batches: dict[Batch, float] = {}
+        self._former = Former(options, batches)
         self._intake = Intake(
             name,
             self._former,
@@ -107,7 +106,7 @@ class Session:
         self.thread = self._intake.home.thread
         self.entry = Entry(self._intake, handler.binding, options, self._parking.now, counters)
         self._limits = TimeLimits(self._parking)
-        self.slots = self._new_slots()
+        self.slots = self._new_slots(batches)
         self._stopping = anyio.Event()
         self._others_at_rest: Callable[[], Awaitable[None]] | None = None
         self._closed = anyio.Event()
@@ -118,12 +117,10 @@ class Session:
     async def run(self, on_open: Callable[[], object]) -> None:
         """Serves calls until it is closed. Cancellation: waiting callers fail at once."""
         self._task = anyio.get_current_task()
-        unsubscribe = (
-            None
-            if self._capacity is None
-            else self._capacity.subscribe(self.slots.capacity_changed)
-        )
-        try:
+        with ExitStack() as at_end:
+            at_end.callback(self._closed.set)
+            if self._capacity is not None:
+                at_end.callback(self._capacity.subscribe(self.slots.capacity_changed))
             async with self._opened(), anyio.create_task_group() as tasks:
                 self.slots.start(tasks)
                 tasks.start_soon(self._watch, self._intake.deadlines.run)
@@ -150,10 +147,6 @@ class Session:
                     # Before the tasks are awaited: a handler in a thread may run for long.
                     self._end()
                 tasks.cancel_scope.cancel()
-        finally:
-            if unsubscribe is not None:
-                unsubscribe()
-            self._closed.set()
 
     @asynccontextmanager
     async def _opened(self) -> AsyncGenerator[None]:
@@ -298,17 +291,15 @@ class Session:
     def scheduling_capacity(self) -> float:
         return self._former.scheduling_capacity
 
-    def _new_slots(self) -> ClosedSlots | OpenSlots:
-        former, parking, counters = self._former, self._parking, self._counters
-        parts = SlotParts(self._intake, former, self._batches, self._bell, parking, counters)
-        handler = self._handler
+    def _new_slots(self, batches: dict[Batch, float]) -> ClosedSlots | OpenSlots:
+        handler, parking, counters = self._handler, self._parking, self._counters
         hold_log = HoldLog(f"the handler {self._name}")
         made_of = (self._name, handler, self._options, parking, counters, self._limits, hold_log)
+        queue = (self._intake, batches, self._bell)
         if handler.fill != "closed":
-            run = OpenRun(*made_of)
-            return OpenSlots(parts, run, self._task_died, self._capacity, handler.fill)
-        closed_run = StreamRun(*made_of) if handler.streams else UnaryRun(*made_of)
-        return ClosedSlots(parts, closed_run, self._task_died, self._capacity)
+            return OpenSlots(*queue, OpenRun(*made_of), self._task_died, self._capacity)
+        run = StreamRun(*made_of) if handler.streams else UnaryRun(*made_of)
+        return ClosedSlots(*queue, run, self._task_died, self._capacity)
 
     async def _watch(self, watch: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:

@@ -9,7 +9,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.request import State
-from shoal.errors import SlowReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,7 +116,7 @@ async def wait_for_readers(
 ) -> None:
     """Waits until no buffer is full, but no longer than a reader may block the batch."""
     # `limit_s` is the total time for which one reader may block it; None for no limit.
-    while full:
+    while full := [r for r in full if r.state is State.RUNNING and is_full(r)]:
         now = parking.now()
         hold = parking.new_waiter()
         for request in full:
@@ -134,16 +133,6 @@ async def wait_for_readers(
             now = parking.now()
             for request in full:
                 request.waiter.end_hold(now)
-        full = [request for request in full if request.state is State.RUNNING and is_full(request)]
-        if limit_s is not None:
-            for request in full:
-                if now >= due[request]:
-                    fail(request)
-            full = [r for r in full if r.state is State.RUNNING and is_full(r)]
-
-
-def too_slow(name: str, request: Request, limit_s: float | None) -> SlowReader:
-    return SlowReader(
-        f"a stream of {name} blocked its batch for {limit_s} s: "
-        f"its reader left {request.waiter.capacity} items in the buffer"
-    )
+        for request, at in due.items():
+            if now >= at and request.state is State.RUNNING and is_full(request):
+                fail(request)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from shoal.batching.open.joining import Joining
-    from shoal.core.options.options import BatchOptions
     from shoal.core.request import Batch, DispatchReason, Draining, Request
     from shoal.loops.parking import Scope
 
@@ -294,16 +293,8 @@ class OpenRun(Run):
     """Runs a handler on batches that take requests while they run."""
 
     hears_of_all: ClassVar = True
-    _joining: dict[Batch, Joining] = field(default_factory=dict["Batch", "Joining"])
-
-    def configure(self, options: BatchOptions) -> None:
-        self.options = options
-
-    def began(self, batch: Batch, joining: Joining) -> None:
-        self._joining[batch] = joining
-
-    def ended(self, batch: Batch) -> None:
-        del self._joining[batch]
+    joinings: dict[Batch, Joining] = field(default_factory=dict["Batch", "Joining"])
+    """How requests join each of the running batches."""
 
     def check_item(self, chunk: Any) -> None:
         """Raises a `TypeError` for a value that can't be an item of a stream."""
@@ -359,7 +350,7 @@ class OpenRun(Run):
             self._fail(request, own_copy(error))
 
     def _left(self, batch: Batch, scope: Scope, request: Request | None) -> None:
-        joining = self._joining[batch]
+        joining = self.joinings[batch]
         if request is not None:
             joining.ended(request)
         if joining.is_abandoned and self.options.cancel_abandoned:
@@ -368,10 +359,10 @@ class OpenRun(Run):
     def _end(self, request: Request, state: State) -> None:
         batch = request.batch
         Run._end(self, request, state)
-        self._joining[cast("Batch", batch)].ended(request)
+        self.joinings[cast("Batch", batch)].ended(request)
 
     async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
-        joining = self._joining[batch]
+        joining = self.joinings[batch]
         try:
             await self.handler.function(OpenBatch[Any, Any](joining, self))
         finally:
@@ -379,7 +370,7 @@ class OpenRun(Run):
         self._fail_all(requests, self._unfinished)
 
     def _time_is_up(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
-        self._joining[batch].end()
+        self.joinings[batch].end()
         Run._time_is_up(self, batch, requests, scope)
 
     def _unfinished(self) -> Unfinished:

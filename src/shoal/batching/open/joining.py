@@ -28,38 +28,29 @@ from shoal.core.request import DispatchReason, State
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.batching.running.slots import SlotParts
+    from shoal.batching.calls.intake import Intake
     from shoal.core.amount import Amount
-    from shoal.core.counters import Occupancy
+    from shoal.core.counters import Counters, Occupancy
     from shoal.core.request import Batch, Request
+    from shoal.loops.parking import Bell
 
 
 class OpenQueue:
-    """Takes requests from the queue, and waits for it to change."""
+    """Takes requests from the queue for batches whose handlers are running."""
 
     def __init__(
-        self, parts: SlotParts, pass_turn: Callable[[], None], occupancy: Occupancy
+        self, intake: Intake, bell: Bell, counters: Counters, occupancy: Occupancy
     ) -> None:
-        self.former = parts.intake.former
-        self.now: Callable[[], float] = parts.parking.now
-        # Waits until the queue changes; needs no turn.
-        self.change = parts.bell.change
-        # Lets each task that is ready run once; a checkpoint.
-        self.one_pass = parts.parking.one_pass
+        self.former = intake.former
+        self.parking = intake.parking
+        self.bell = bell
         self.occupancy = occupancy
-        self._intake = parts.intake
-        self._pass_turn = pass_turn
-        self._bell = parts.bell
-        self._parking = parts.parking
-        self._counters = parts.counters
-
-    def began(self, batch: Batch) -> None:
-        self.occupancy.joined += batch.size
-        self.occupancy.note(self.now())
+        self._intake = intake
+        self._counters = counters
 
     def joined(self, batch: Batch, requests: list[Request]) -> None:
         """Counts requests that have joined a batch, and notifies the observers."""
-        now = self.now()
+        now = self.parking.now()
         self.occupancy.joined += len(requests)
         self.occupancy.note(now)
         self._counters.wait_s.gather([now - request.arrived_at for request in requests])
@@ -68,7 +59,7 @@ class OpenQueue:
             observers.notify(lambda each: each.requests_joined(name, batch, requests, now))
 
     def ended(self, batch: Batch, request: Request) -> None:
-        now = self.now()
+        now = self.parking.now()
         self.occupancy.note(now)
         has_failed = request.state is State.FAILED
         observers = self._counters.observers
@@ -83,7 +74,7 @@ class OpenQueue:
         self._intake.deadlines.expire_all()
         there: list[Request] = []
         while not room.is_used_up and (requests := self.former.take_within(room)):
-            departed = self._parking.departed(requests)
+            departed = self.parking.departed(requests)
             for request in departed:
                 request.state = State.CANCELLED
             self._counters.cancelled += len(departed)
@@ -95,20 +86,14 @@ class OpenQueue:
             room = room.minus(len(present), cost_of(present))
         return there
 
-    def pass_turn(self) -> None:
-        self._pass_turn()
-        self._intake.adopt()
-
-    async def listen(self, until: float) -> None:
-        """Waits until the queue changes, or until a time on the loop's clock; needs the turn."""
-        await self._bell.wait(until)
-
 
 @dataclass(eq=False)
 class Joining(ABC):
     batch: Batch
     _queue: OpenQueue
-    _on_room: Callable[[], None]
+    # Reports that room is free, or that the handler should look again.
+    changed: Callable[[], None]
+    _pass_turn: Callable[[], None]
     _gets_no_more: Callable[[Batch], bool]
 
     def __post_init__(self) -> None:
@@ -122,26 +107,45 @@ class Joining(ABC):
 
     @property
     @abstractmethod
-    def room(self) -> Amount:
-        """How much more the batch can take now."""
+    def is_closed(self) -> bool:
+        """Whether no more requests will join."""
 
     @property
     @abstractmethod
+    def requests_inside(self) -> int:
+        """How many requests use room in the batch."""
+
+    @property
+    def room(self) -> Amount:
+        """How much more the batch can take now."""
+        if self.is_closed:
+            return NOTHING
+        return self._queue.former.limit.minus(self.requests_inside, self._cost)
+
+    @property
     def is_abandoned(self) -> bool:
         """Whether the batch has no callers and will get none."""
+        return False
 
-    @abstractmethod
     def pull(self) -> None:
         """Adds requests that join when the handler asks, and drops those that have ended."""
         # Otherwise a batch that stays open for long keeps all requests that it ever had.
+        members = self.batch.members
+        if len(members) > self.batch.active:
+            members[:] = [request for request in members if request.state is State.RUNNING]
 
-    @abstractmethod
     async def wait(self) -> bool:
         """Waits until a request may have joined; returns False if no more will join."""
+        if self.is_closed:
+            return False
+        await self._queue.bell.change()
+        return True
 
-    @abstractmethod
     def stepped(self) -> None:
         """Called when the handler has taken the joined requests for its next step."""
+        # An open batch is counted as a whole.
+        if self.batch.is_continuous and self.batch.active:
+            self._queue.occupancy.steps.gather((self.batch.active,))
 
     def ended(self, request: Request) -> None:
         self.outcomes.count(request)
@@ -161,23 +165,11 @@ class Joining(ABC):
         self.is_leaving = True
         self.changed()
 
-    def changed(self) -> None:
-        """Reports that room is free, or that the handler should look again."""
-        self._on_room()
-
     def leave_queue(self) -> None:
         """Passes the turn at the queue to the next slot, if the batch has it."""
         if self._has_turn:
             self._has_turn = False
-            self._queue.pass_turn()
-
-    def _drop_ended(self) -> None:
-        members = self.batch.members
-        if len(members) > self.batch.active:
-            members[:] = [request for request in members if request.state is State.RUNNING]
-
-    def _room_beside(self, requests: int) -> Amount:
-        return self._queue.former.limit.minus(requests, self._cost)
+            self._pass_turn()
 
     def _take(self) -> list[Request]:
         taken = self._queue.taken_within(self.room)
@@ -199,12 +191,12 @@ class OpenJoining(Joining):
         self._newest_at = max(request.arrived_at for request in self.batch.members)
 
     @property
-    def room(self) -> Amount:
-        return NOTHING if self.is_closed else self._room_beside(self.batch.size)
-
-    @property
     def is_closed(self) -> bool:
         return self.has_ended or self.batch.reason is not DispatchReason.OPEN
+
+    @property
+    def requests_inside(self) -> int:
+        return self.batch.size
 
     @property
     def is_abandoned(self) -> bool:
@@ -225,10 +217,10 @@ class OpenJoining(Joining):
                     self._newest_at = max(self._newest_at, request.arrived_at)
                     self._is_flushed = self._is_flushed or queue.former.pressures.handed_out_flushed
                 until, reason = self._closing()
-                if until <= queue.now():
+                if until <= queue.parking.now():
                     self.batch.reason = reason
                     break
-                await queue.listen(until)
+                await queue.bell.wait(until)
         finally:
             if self.batch.reason is DispatchReason.OPEN:  # the handler has ended, or its time is up
                 self.has_ended = True
@@ -240,18 +232,6 @@ class OpenJoining(Joining):
     def flush(self) -> None:
         """Closes the batch as soon as it has taken the queued requests."""
         self._is_flushed = True
-
-    def pull(self) -> None:
-        self._drop_ended()  # `feed` adds requests as they arrive
-
-    def stepped(self) -> None:
-        pass  # such a batch is counted as a whole
-
-    async def wait(self) -> bool:
-        if self.is_closed:
-            return False
-        await self._queue.change()
-        return True
 
     def _closing(self) -> tuple[float, DispatchReason]:
         """Returns when the batch must be closed, and why."""
@@ -279,12 +259,14 @@ class ContinuousJoining(Joining):
         self._ended = 0
 
     @property
-    def room(self) -> Amount:
-        return NOTHING if self._takes_no_more() else self._room_beside(self.batch.active)
+    def is_closed(self) -> bool:
+        return self.has_ended or self.is_leaving or self._gets_no_more(self.batch)
 
     @property
-    def is_abandoned(self) -> bool:
-        return False  # others may join, and restarting the handler is expensive
+    def requests_inside(self) -> int:
+        return self.batch.active
+
+    # It is never abandoned: others may join, and restarting the handler is expensive.
 
     def ended(self, request: Request) -> None:
         super().ended(request)
@@ -294,7 +276,7 @@ class ContinuousJoining(Joining):
 
     def pull(self) -> None:
         self._ended = 0
-        self._drop_ended()
+        super().pull()
         self._take()
 
     async def pause(self) -> None:
@@ -302,18 +284,4 @@ class ContinuousJoining(Joining):
         if self._ended > self._queue.former.live and not self.room.is_used_up:
             # An answered caller runs in the next pass of the scheduler. One that leaves a stream
             # goes through a checkpoint first, and calls again in the pass after that.
-            await self._queue.one_pass()
-
-    def stepped(self) -> None:
-        if self.batch.active:
-            self._queue.occupancy.steps.gather((self.batch.active,))
-
-    def _takes_no_more(self) -> bool:
-        is_over = self.has_ended or self.is_leaving
-        return is_over or self._gets_no_more(self.batch)
-
-    async def wait(self) -> bool:
-        if self._takes_no_more():
-            return False
-        await self._queue.change()
-        return True
+            await self._queue.parking.one_pass()

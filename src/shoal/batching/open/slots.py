@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.open.batch import OpenRun
-from shoal.batching.open.joining import ContinuousJoining, Joining, OpenJoining, OpenQueue
+from shoal.batching.open.joining import ContinuousJoining, OpenJoining, OpenQueue
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT, LEFT_OPEN, Slots, logger
 from shoal.core.amount import NOTHING, Amount
 from shoal.core.counters import Occupancy
@@ -17,11 +17,12 @@ from shoal.core.request import DispatchReason
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.batching.running.slots import Capacity, SlotParts
+    from shoal.batching.calls.intake import Intake
+    from shoal.batching.running.slots import Capacity
     from shoal.core.events import Outcomes
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Batch
-    from shoal.loops.parking import Scope
+    from shoal.loops.parking import Bell, Scope
 
 
 class OpenSlots(Slots[OpenRun]):
@@ -31,36 +32,45 @@ class OpenSlots(Slots[OpenRun]):
 
     def __init__(
         self,
-        parts: SlotParts,
+        intake: Intake,
+        batches: dict[Batch, float],
+        bell: Bell,
         run: OpenRun,
         on_death: Callable[[BaseException], None],
         capacity: Capacity | None,
-        fill: str,
     ) -> None:
-        self._open: dict[Batch, Joining] = {}
-        super().__init__(parts, run, on_death, capacity)
-        parts.counters.occupancy = occupancy = Occupancy(parts.batches)
-        self._queue = OpenQueue(parts, self._pass_turn, occupancy)
-        self._are_endless = fill == "continuous"
-        self._joining_of = OpenJoining if fill == "open" else ContinuousJoining
+        self._open = run.joinings
+        super().__init__(intake, batches, bell, run, on_death, capacity)
+        counters = run.counters
+        counters.occupancy = self._occupancy = Occupancy(batches)
+        self._queue = OpenQueue(intake, bell, counters, self._occupancy)
+        self._are_endless = run.handler.fill == "continuous"
+        self._joining_of = ContinuousJoining if self._are_endless else OpenJoining
         self._former.wake_always()
 
     def configure(self, options: BatchOptions) -> None:
-        self.run.configure(options)
+        self.run.options = options
         self._resize()
 
     def flush(self) -> None:
-        for joining in self._open.values():
-            if isinstance(joining, OpenJoining) and not joining.is_closed:
-                joining.flush()
+        for joining in self._filling():
+            joining.flush()
         super().flush()
 
     @property
     def is_gathering(self) -> bool:
-        return any(
-            isinstance(joining, OpenJoining) and not joining.is_closed
+        return bool(self._filling())
+
+    def _filling(self) -> list[OpenJoining]:
+        return [
+            joining
             for joining in self._open.values()
-        )
+            if isinstance(joining, OpenJoining) and not joining.is_closed
+        ]
+
+    def _pass_turn_and_adopt(self) -> None:
+        self._pass_turn()
+        self._intake.adopt()
 
     def _gets_no_more(self, batch: Batch) -> bool:
         former = self._former
@@ -85,7 +95,7 @@ class OpenSlots(Slots[OpenRun]):
                 batch = await self._first_batch()
             finally:
                 if batch is None:
-                    self._queue.pass_turn()
+                    self._pass_turn_and_adopt()
             if batch is None:
                 return False
             await self._run_open(batch, scope)
@@ -110,7 +120,8 @@ class OpenSlots(Slots[OpenRun]):
             requests = self._queue.taken_within(room)
             if requests:
                 batch = self._begun(requests, DispatchReason.OPEN, free_at)
-                self._queue.began(batch)
+                self._occupancy.joined += batch.size
+                self._occupancy.note(self._parking.now())
                 return batch
             if former.closed and not former.live:
                 break
@@ -120,9 +131,9 @@ class OpenSlots(Slots[OpenRun]):
         return None
 
     async def _run_open(self, batch: Batch, scope: Scope) -> None:
-        joining = self._joining_of(batch, self._queue, self.capacity_changed, self._gets_no_more)
-        self._open[batch] = joining
-        self.run.began(batch, joining)
+        joining = self._open[batch] = self._joining_of(
+            batch, self._queue, self.capacity_changed, self._pass_turn_and_adopt, self._gets_no_more
+        )
         self._report_idle()
         try:
             if isinstance(joining, OpenJoining):
@@ -133,12 +144,11 @@ class OpenSlots(Slots[OpenRun]):
         finally:
             joining.end()
             joining.leave_queue()
-            self.run.ended(batch)
             del self._open[batch]
             self._counters.batches[batch.reason] += 1
             if not self._are_endless:
                 self._counters.batch_size.gather((batch.size,))
-            self._queue.occupancy.note(self._parking.now())
+            self._occupancy.note(self._parking.now())
             self.capacity_changed()
 
     async def _run_and_feed(self, batch: Batch, joining: OpenJoining, scope: Scope) -> None:

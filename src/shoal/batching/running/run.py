@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from shoal.batching.current import running_batch
 from shoal.batching.handlers.batch_results import check_results, not_results
 from shoal.batching.handlers.handler import in_own_context
-from shoal.batching.stream_buffer import too_slow
 from shoal.core.amount import cost_of
 from shoal.core.policies.sizing import padded
 from shoal.core.request import Batch, State, is_declined
@@ -32,6 +31,7 @@ from shoal.errors import (
     DeadlineExceeded,
     HandlerFailed,
     HandlerTimeout,
+    SlowReader,
     WrongBatchSize,
     WrongResultType,
 )
@@ -40,7 +40,7 @@ from shoal.failures.hints import with_hint
 from shoal.loops.parking import Bell
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shoal.batching.handlers.handler import Handler, HoldLog
     from shoal.core.counters import Counters
@@ -108,10 +108,16 @@ class Run(ABC):
         failure: BaseException | None = None
         try:
             attempt = in_own_context(self._attempt(batch, requests), self.hold_log)
-            if self.options.handler_timeout_s is None:
+            timeout_s = self.options.handler_timeout_s
+            if timeout_s is None:
                 await attempt
             else:
-                await self._in_time(attempt, batch, requests, scope, self.options.handler_timeout_s)
+                time_is_up = partial(self._time_is_up, batch, requests, scope)
+                timer = self.limits.add(self.parking.now() + timeout_s, time_is_up)
+                try:
+                    await attempt
+                finally:
+                    self.limits.forget(timer)
         except ScopesMixedUp:
             raise
         except BaseException as error:
@@ -136,21 +142,6 @@ class Run(ABC):
                 await self._failed(batch, requests, scope, failure)
         finally:
             del failure  # its traceback holds this frame
-
-    async def _in_time(
-        self,
-        attempt: Awaitable[None],
-        batch: Batch,
-        requests: Sequence[Request],
-        scope: Scope,
-        timeout_s: float,
-    ) -> None:
-        time_is_up = partial(self._time_is_up, batch, requests, scope)
-        timer = self.limits.add(self.parking.now() + timeout_s, time_is_up)
-        try:
-            await attempt
-        finally:
-            self.limits.forget(timer)
 
     def _items(self, requests: Sequence[Request]) -> list[Any]:
         """Returns the items of a run, padded to an allowed size; raises what ``pad`` raises."""
@@ -301,10 +292,15 @@ class Run(ABC):
         return values
 
     def _fail_slow_reader(self, request: Request) -> None:
-        limit_s = self.options.slow_reader_timeout_s
-        error = partial(too_slow, self.name, request, limit_s)
-        if not request.waiter.fail_slow(error):
-            self._fail(request, error())
+        def too_slow() -> SlowReader:
+            return SlowReader(
+                f"a stream of {self.name} blocked its batch for "
+                f"{self.options.slow_reader_timeout_s} s: "
+                f"its reader left {request.waiter.capacity} items in the buffer"
+            )
+
+        if not request.waiter.fail_slow(too_slow):
+            self._fail(request, too_slow())
 
 
 class UnaryRun(Run):

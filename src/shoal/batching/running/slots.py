@@ -28,7 +28,6 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
 
@@ -48,10 +47,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from shoal.batching.calls.intake import Intake
-    from shoal.core.counters import Counters
-    from shoal.core.forming.former import Former
     from shoal.core.options.options import BatchOptions
-    from shoal.loops.parking import Bell, Parking, Scope
+    from shoal.loops.parking import Bell, Scope
 
 
 class Capacity(Protocol):
@@ -90,18 +87,6 @@ IDLE_SLOTS_KEPT: Final = 8
 """How many idle slots wait for their turn at the queue."""
 
 
-@dataclass(frozen=True)
-class SlotParts:
-    intake: Intake
-    former: Former
-    # The running batches and their start times, in seconds on the loop's clock.
-    batches: dict[Batch, float]
-    # Wakes the slot that waits for the queue to change.
-    bell: Bell
-    parking: Parking
-    counters: Counters
-
-
 class Slots(ABC, Generic[RunT]):
     """The worker slots of one open batcher; subclasses define what a slot does."""
 
@@ -115,17 +100,21 @@ class Slots(ABC, Generic[RunT]):
 
     def __init__(
         self,
-        parts: SlotParts,
+        intake: Intake,
+        batches: dict[Batch, float],
+        bell: Bell,
         run: RunT,
         on_death: Callable[[BaseException], None],
         capacity: Capacity | None,
     ) -> None:
-        self._intake = parts.intake
-        self._former = parts.former
-        self.batches = parts.batches
-        self._bell = parts.bell
-        self._parking = parts.parking
-        self._counters = parts.counters
+        self._intake = intake
+        self._former = intake.former
+        # The running batches and their start times, in seconds on the loop's clock.
+        self.batches = batches
+        # Wakes the slot that waits for the queue to change.
+        self._bell = bell
+        self._parking = intake.parking
+        self._counters = run.counters
         self._turn_is_taken = False
         self._waiting: deque[Any] = deque()  # the waiters of the slots that wait for the turn
         # Replaced when the options change.
