@@ -533,12 +533,6 @@ def test_a_url_that_is_none_is_refused():
 # Ways to the server
 
 
-async def test_a_unix_socket_is_one_way(tmp_path):
-    path = str(tmp_path / "x.sock")
-    async with served(app_of(echo=echo), uds=path), HttpClient(f"unix:{path}") as client:
-        assert await client.call("/echo", 5) == 5
-
-
 async def test_tls_is_another(tmp_path):
     files = {"keyfile": str(tmp_path / "key.pem"), "certfile": str(tmp_path / "cert.pem")}
     await anyio.run_process(

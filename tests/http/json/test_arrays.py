@@ -69,16 +69,6 @@ async def test_a_file_of_another_byte_order_is_an_array_of_this_machine(dtype):
         assert (await send(app, "/native", npy(np.ones(2, dtype)))).json() is True
 
 
-async def test_a_result_of_another_byte_order_is_sent():
-    async def swapped(sizes: list[int]) -> list[dict[str, object]]:
-        return [{"a": np.arange(size, dtype=">f8"), "b": np.ones(1)} for size in sizes]
-
-    app = shoal.App()
-    app.endpoint("/swapped")(swapped)
-    async with app.lifespan():
-        assert (await ask(app, "/swapped", 3)).json() == {"a": [0.0, 1.0, 2.0], "b": [1.0]}
-
-
 async def test_a_file_is_made_of_what_the_annotation_says(app):
     async with app.lifespan():
         assert (await send(app, "/kind", npy(np.arange(3.0)))).json() == "float32"

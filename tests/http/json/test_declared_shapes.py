@@ -166,24 +166,3 @@ async def test_a_wrong_shape_of_a_tensor_is_a_400_that_has_both(app, name, other
         answer = await ask(app, url, {"inputs": good})
         assert answer.status == 200, answer.body
         assert_refused(await ask(app, url, {"inputs": bad}), 400)
-
-
-@pytest.mark.parametrize("name", CODE)
-async def test_a_call_by_handle_is_checked_too(app, name):
-    item = CODE[name][1]
-    async with app.lifespan():
-        handle = await app.controller.get_handle(name)
-
-        async def call(array):
-            given = item(array)
-            if name == "parameters":
-                return await handle.call(**given)
-            if name == "record":
-                given = Record(**given)
-            if name == "model":
-                given = Model.model_construct(a=array)
-            return await handle.call(given)
-
-        await call(np.ones(4))
-        with pytest.raises(ValueError, match=r"its shape is \(3,\), and it must be \(4,\)"):
-            await call(np.ones(3))

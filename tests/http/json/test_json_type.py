@@ -179,11 +179,3 @@ def test_so_is_a_large_body_of_them(annotation: Any, values: list[Any]) -> None:
     for value in values:
         body = json.dumps([value] * 5000).encode()
         assert checked_here(type_, body) == checked_by_pydantic(list[annotation], body)
-
-
-def test_a_type_that_pydantic_does_not_know_is_refused_with_its_reason():
-    class Unknown:
-        pass
-
-    with pytest.raises(TypeError, match=r"pydantic says: .*Unknown"):
-        adapter_of(Unknown)

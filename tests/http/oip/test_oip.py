@@ -1006,14 +1006,6 @@ async def test_a_page_of_another_origin_can_send_nothing():
                 assert error(answer)
 
 
-async def test_elements_of_json_are_bounded():
-    served = Served(Any, settings={"max_json_elements": 1000})
-    async with served.app.lifespan():
-        answer = await infer(served.app, tensor([1] * 2000, [1, 2000]))
-        assert answer.status == 413
-        assert error(answer)
-
-
 async def test_a_request_that_does_not_fit_has_a_short_error():
     served = Served(list[int])
     async with served.app.lifespan():

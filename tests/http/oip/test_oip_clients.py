@@ -12,7 +12,6 @@ import anyio.to_thread
 import pytest
 from live_server import live
 from oip_app import oip_app
-from test_served import serving
 
 np = pytest.importorskip("numpy")
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -183,13 +182,3 @@ async def test_the_asyncio_client_of_triton_is_served():
                     tasks.start_soon(ask, seed)
             with pytest.raises(triton.InferenceServerException, match="'a' is missing"):
                 await client.infer("dot", [tensor("x", np.ones(1), True, triton_aio)])
-
-
-@pytest.mark.parametrize("server", ["hypercorn on trio", "uvicorn"])
-def test_the_client_of_triton_is_served_by_other_servers(server):
-    with (
-        serving(server, "oip_app") as served,
-        triton.InferenceServerClient(f"127.0.0.1:{served.port}") as client,
-    ):
-        for one in (check_models, check_text, check_errors):
-            one(client)

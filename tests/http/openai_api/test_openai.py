@@ -78,20 +78,6 @@ async def test_no_reader_of_lines_cuts_a_piece_or_an_error():
             assert written.strip() == text
 
 
-async def test_a_chat():
-    app = openai_app(models=["upper"])
-    async with app.lifespan():
-        body = (await ask(app, CHATS, {"model": "upper", "messages": HI})).json()
-        assert body["object"] == "chat.completion"
-        assert body["id"].startswith("chatcmpl-")
-        [choice] = body["choices"]
-        assert choice["message"] == {
-            "role": "assistant",
-            "content": "USER: HI\nASSISTANT:",
-            "refusal": None,
-        }
-
-
 async def test_a_stream_of_a_completion():
     app = openai_app(models=["words"])
     async with app.lifespan():
@@ -639,26 +625,6 @@ async def test_what_changes_nothing_is_accepted():
         assert answer.status == 200, answer.body
 
 
-@pytest.mark.parametrize("more", [{}, {"stream": True}, {"n": 2}, {"n": 2, "stream": True}])
-async def test_a_model_that_fails_is_a_server_error_without_its_text(more, caplog):
-    app = openai_app(models=["broken"])
-    async with app.lifespan():
-        status, error = await refused(app, {"model": "broken", "prompt": "a", **more})
-        assert (status, error["type"], error["code"]) == (500, "server_error", None)
-        assert "secret" not in error["message"]
-        assert app.controller.endpoints["broken"].errors == more.get("n", 1)
-
-
-@pytest.mark.parametrize("more", [{}, {"n": 2}])
-async def test_a_stream_that_fails_ends_with_an_error(more, caplog):
-    app = openai_app(models=["breaks"])
-    async with app.lifespan():
-        found = await streamed(app, model="breaks", prompt="a", **more)
-        assert text_of(found[:-1])[0][0] == "one "
-        assert found[-1]["error"]["type"] == "server_error"
-        assert "[DONE]" not in found
-
-
 async def test_overload_says_when_to_come_back():
     app = shoal.App(protocols=["openai"], overload_status=429)
 
@@ -694,16 +660,6 @@ async def test_a_prompt_that_is_too_long_is_the_clients_mistake():
         own = await ask(app, "/short", "a" * 9)
         assert (own.status, own.json()["detail"]) == (413, "It costs 9, and a batch may cost 8.")
         assert "retry-after" not in own.headers
-
-
-async def test_a_text_that_takes_too_long_is_given_up():
-    app = openai_app(answer_timeout_s=5, models=["writer"])
-    app.writer.is_held = True
-    async with app.lifespan():
-        status, error = await refused(app, {"model": "writer", "prompt": "a"})
-        assert (status, error["code"]) == (504, "timeout")
-        app.writer.is_held = False
-        app.writer.step()
 
 
 async def test_answers_are_counted_under_the_endpoint_and_pieces_are_timed():
@@ -949,26 +905,6 @@ async def test_a_vector_with_a_number_that_is_not_finite_is_an_error(result, for
         status, error = await refused(app, asked, "/v1/embeddings")
     assert (status, error["type"]) == (500, "server_error")
     assert error["message"] == "The model gave an embedding with a number that is not finite"
-
-
-@pytest.mark.parametrize("inputs", ["a", ["a", "b"]])
-async def test_a_client_that_leaves_gives_up_its_embeddings(inputs):
-    app, ended = shoal.App(protocols=["openai"]), []
-
-    @app.endpoint("/embed", name="embed", max_batch_size=8)
-    async def embed(texts: list[str]) -> list[list[float]]:
-        try:
-            await anyio.sleep_forever()
-        finally:
-            ended.append(len(texts))
-
-    async with app.lifespan():
-        call = Call(app, "/v1/embeddings", item={"model": "embed", "input": inputs})
-        async with calling(call):
-            await settle()
-            call.leave()
-            await anyio.sleep(UNNOTICED_S + 0.01)
-            assert ended == [len(inputs)]
 
 
 async def test_all_inputs_of_a_request_go_to_one_backend():

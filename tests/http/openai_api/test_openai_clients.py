@@ -96,28 +96,6 @@ def asking(**asked):
     return request("/v1/completions", method="POST", body=json.dumps(asked).encode())
 
 
-@pytest.mark.parametrize("n", [1, 2])
-async def test_a_client_that_leaves_in_mid_stream_frees_its_place(n):
-    async with served() as (app, server):
-        app.writer.is_held = True
-        sent = asking(model="writer", prompt="a b c d", stream=True, n=n)
-        async with await server.connect() as client:
-            await client.send_all(sent)
-            app.writer.step()
-            await read_until(client, b'"text":"a "')
-        # The next one joins only once the place is free.
-        async with await server.connect() as client:
-            await client.send_all(asking(model="writer", prompt="e f", n=2, stream=True))
-            while ["e f", "e f"] not in app.writer.steps:
-                app.writer.step()
-                await anyio.sleep(0.001)
-            app.writer.is_held = False
-            app.writer.step()
-            await read_until(client, b"[DONE]")
-        assert ["a b c d"] * n in app.writer.steps
-        assert all(len(step) <= 2 for step in app.writer.steps)
-
-
 async def test_a_text_that_has_ended_frees_its_place_while_the_handler_sends():
     async with served() as (app, server):
         for more in ({"max_tokens": 3}, {"stop": ["d"]}, {"stop": ["c d"]}):

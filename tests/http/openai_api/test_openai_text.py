@@ -1,6 +1,5 @@
 """Where a text ends, however the model divides it into pieces."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,23 +66,6 @@ def test_a_whole_text_ends_before_its_first_stop_sequence(text, stops):
     wanted = text[: min(found)] if found else text
     assert end.whole(text) == wanted
     assert (end.reason, end.tokens) == ("stop", len(wanted))
-
-
-@pytest.mark.parametrize("most", range(1, 8))
-def test_pieces_are_shortened_to_the_number_of_tokens_that_a_function_counts(most):
-    text, reason, tokens = written(["abc", "", "de"], (), most, len)
-    assert text == "abcde"[:most]
-    assert (reason, tokens) == (("length", most) if most <= 5 else ("stop", 5))
-
-
-@pytest.mark.parametrize(
-    ("most", "text", "reason", "tokens"),
-    [(1, "one", "length", 1), (2, "one  two,", "length", 2), (3, "one  two, 3 ", "length", 3)],
-)
-def test_a_whole_text_is_shortened_to_its_words(most, text, reason, tokens):
-    end = TextEnd((), most, None)
-    assert end.whole("one  two, 3 ") == text
-    assert (end.reason, end.tokens) == (reason, tokens)
 
 
 def test_a_long_stop_sequence_costs_little_for_each_piece():

@@ -194,22 +194,6 @@ async def test_a_stream_whose_client_does_not_read_is_a_slow_reader(size):
         assert last["error"]["type"] == "urn:shoal:problem:slow-reader"
 
 
-async def test_a_client_that_does_not_read_has_its_calls_cancelled_and_is_left():
-    held = Held()
-    app = serving(held, settings={"send_timeout_s": 5}, max_batch_size=1)
-    async with app.lifespan(), anyio.create_task_group() as tasks:
-        socket = Socket(app, "/x")
-        tasks.start_soon(socket.run)
-        await socket.message()
-        socket.reads = anyio.Event()
-        socket.say(id=1, item=1)
-        socket.say(id=2, item="rubbish")
-        began = anyio.current_time()
-        await socket.returned.wait()
-        assert anyio.current_time() == pytest.approx(began + 5)
-        assert held.cancelled == [1]
-
-
 async def test_a_request_is_cancelled_while_streams_wait_for_its_client():
     app = serving(
         steps_of(10**6, 2**18),
@@ -418,23 +402,6 @@ async def test_a_handler_reads_the_handshake_and_its_own_item():
         assert (await socket.read())["result"] == [[1], "b", {"name": "y"}, ":1"]
 
 
-async def test_shadows_get_copies_of_what_comes_by_websocket():
-    copies = []
-
-    async def second(items: list[int]) -> list[int]:
-        copies.extend(items)
-        return items
-
-    app = serving(doubled)
-    app.backend("second", second)
-    app.shadow("doubled", "second", 1.0)
-    async with app.lifespan(), opened(app, "/x") as socket:
-        socket.say(id=1, item=4)
-        assert await socket.read() == {"id": 1, "result": 8}
-        await settle()
-        assert copies == [4]
-
-
 ODD = [
     ("{", 1007),
     ("", 1007),
@@ -539,18 +506,6 @@ async def test_what_is_for_no_request_is_passed_over():
         socket.say(id=7, cancel=True)
         socket.say(id=1, item=1)
         assert await socket.read() == {"id": 1, "result": 2}
-
-
-async def test_an_item_of_too_many_elements_is_refused_alone():
-    async def any_of(items: list) -> list[int]:
-        return [1 for _ in items]
-
-    app = serving(any_of, settings={"max_json_elements": 300})
-    async with app.lifespan(), opened(app, "/x") as socket:
-        socket.say(id=1, item=list(range(400)))
-        assert (await socket.read())["error"]["type"] == "urn:shoal:problem:body-too-complex"
-        socket.say(id=1, item=[])
-        assert (await socket.read())["result"] == 1
 
 
 BAD_ITEMS = {
@@ -690,34 +645,6 @@ async def test_a_deleted_endpoint_refuses_further_requests():
         assert (await socket.read())["error"]["status"] == 404
 
 
-async def test_at_the_end_of_the_server_requests_finish_and_no_other_begins():
-    held, offered = Held(), Offered()
-    app = serving(held)
-    async with app.lifespan(), opened(app, "/x", offered) as socket:
-        socket.say(id=1, item=1)
-        await settle()
-        offered.draining()
-        socket.say(id=2, item=2)
-        assert (await socket.read())["error"]["type"] == "urn:shoal:problem:closed"
-        held.go.set()
-        assert await socket.read() == {"id": 1, "result": 2}
-        assert await socket.closed() == (messages.RESTART, "the server ends")
-        await socket.returned.wait()
-
-
-async def test_what_the_server_cuts_off_is_told_so():
-    held, offered = Held(), Offered()
-    app = serving(held)
-    async with app.lifespan(), opened(app, "/x", offered) as socket:
-        socket.say(id=1, item=1)
-        await settle()
-        offered.cut_off = True
-        offered.left()
-        failed = await socket.read()
-        assert failed["error"]["type"] == "urn:shoal:problem:closed"
-        assert (await socket.closed())[0] == messages.RESTART
-
-
 async def test_nothing_comes_of_a_stream_after_it_was_cut_off():
     go, offered = anyio.Event(), Offered()
 
@@ -755,16 +682,6 @@ async def test_the_items_of_streams_are_timed(is_plain):
         first, between = times.first.snapshot(), times.between.snapshot()
         assert (name, first.total, between.total) == ("slow", 1, 2)
         assert (first.sum, between.sum) == (pytest.approx(2), pytest.approx(0.4))
-
-
-async def test_answers_are_counted():
-    app = serving(doubled)
-    async with app.lifespan(), opened(app, "/x") as socket:
-        socket.say(id=1, item=1)
-        socket.say(id=2, item="x")
-        for _ in range(2):
-            await socket.read()
-        assert ended(app) == {"ok": 1, "invalid": 1}
 
 
 async def test_requests_whose_client_leaves_are_counted():
@@ -862,48 +779,3 @@ async def test_a_request_to_a_full_queue_is_refused_at_once_and_alone(settings, 
         other.say(id=1, item=5)
         assert await other.read() == {"id": 1, "result": 10}
     assert held.batches == [[1], [2], [3], [5]]
-
-
-async def test_a_stream_goes_on_while_others_are_refused():
-    go = anyio.Event()
-
-    async def steps(items: list[int]):
-        yield items
-        await go.wait()
-        yield [2 * item for item in items]
-
-    app = serving(steps, **FULL)
-    async with app.lifespan(), opened(app, "/x") as socket:
-        for number in (1, 2):
-            socket.say(id=number, item=number)
-            await settle()
-        assert await socket.read() == {"id": 1, "next": 1}
-        socket.say(id=3, item=3)
-        assert await refused(socket) == (3, 503)
-        go.set()
-        with anyio.fail_after(1):
-            got = [await socket.read() for _ in range(5)]
-    assert [one for one in got if one["id"] == 1] == [{"id": 1, "next": 2}, {"id": 1, "end": True}]
-    assert [one for one in got if one["id"] == 2] == [
-        {"id": 2, "next": 2},
-        {"id": 2, "next": 4},
-        {"id": 2, "end": True},
-    ]
-
-
-async def test_of_many_requests_at_once_all_are_answered():
-    held = Held()
-    app = serving(held, **FULL)
-    async with app.lifespan(), opened(app, "/x") as socket:
-        for number in range(50):
-            socket.say(id=number, item=number)
-        await settle()
-        served = 50 - len(socket.sent)
-        assert 1 <= served <= 2
-        others = {(await refused(socket))[0] for _ in range(50 - served)}
-        held.go.set()
-        answers = [await socket.read() for _ in range(served)]
-        assert answers == [{"id": number, "result": 2 * number} for number in range(served)]
-        assert others == set(range(served, 50))
-        [endpoint] = (await app.controller.status()).endpoints.values()
-        assert endpoint.requests == 50
