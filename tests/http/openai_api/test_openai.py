@@ -50,18 +50,30 @@ async def refused(app, asked, path=COMPLETIONS):
     return answer.status, error
 
 
-async def test_a_completion():
+MESSAGE = {"role": "assistant", "content": "USER: HI\nASSISTANT:", "refusal": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "prefix", "kind", "tokens", "text"),
+    [
+        (COMPLETIONS, {"prompt": "a b"}, "cmpl-", "text_completion", 2, {"text": "A B"}),
+        (CHATS, {"messages": HI}, "chatcmpl-", "chat.completion", 3, {"message": MESSAGE}),
+    ],
+    ids=["completion", "chat"],
+)
+async def test_a_whole_text(path, asked, prefix, kind, tokens, text):
     app = openai_app(models=["upper"])
     async with app.lifespan():
-        answer = await ask(app, COMPLETIONS, {"model": "upper", "prompt": "a b", "user": "me"})
+        answer = await ask(app, path, {"model": "upper", "user": "me", **asked})
         body = answer.json()
         assert body.pop("created") > 1e9
-        assert body.pop("id") == "cmpl-" + answer.headers["x-request-id"]
+        assert body.pop("id") == prefix + answer.headers["x-request-id"]
+        usage = {"prompt_tokens": tokens, "completion_tokens": tokens, "total_tokens": 2 * tokens}
         assert body == {
-            "object": "text_completion",
+            "object": kind,
             "model": "upper",
-            "choices": [{"index": 0, "text": "A B", "logprobs": None, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4},
+            "choices": [{"index": 0, **text, "logprobs": None, "finish_reason": "stop"}],
+            "usage": usage,
         }
 
 
@@ -946,6 +958,26 @@ async def test_the_items_are_those_of_the_backend_that_takes_the_call():
             await app.controller.set_traffic("m", {name: 1.0, other: 0.0})
             body = await completed(app, "m", "a")
             assert body["choices"][0]["text"] == f"{name} a"
+
+
+@pytest.mark.one_loop
+async def test_the_texts_of_a_chat_may_come_from_backends_that_take_different_items():
+    app = shoal.App(protocols=["openai"])
+
+    async def of_messages(chats: list[Chat]) -> list[str]:
+        return ["of messages" for _ in chats]
+
+    async def of_text(prompts: list[str]) -> list[str]:
+        return prompts
+
+    app.backend("messages", of_messages, placement="task")
+    app.backend("text", of_text, placement="task")
+    app.route("m", backend={"messages": 0.5, "text": 0.5}, path="/m")
+    async with app.lifespan():
+        body = (await ask(app, CHATS, {"model": "m", "messages": HI, "n": 32})).json()
+    texts = {choice["message"]["content"] for choice in body["choices"]}
+    assert texts == {"of messages", "user: hi\nassistant:"}
+    assert body["usage"]["prompt_tokens"] == 3  # those of the template
 
 
 async def test_a_model_that_is_deleted_is_not_there_until_it_is_made_again():
