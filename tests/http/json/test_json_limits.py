@@ -29,8 +29,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.one_loop, pytest.mark.slow]
 JSON = [("content-type", "application/json")]
 
 
-@pytest.fixture(scope="module")
-def app():
+@pytest.fixture
+async def app():
     app = shoal.App(max_json_elements=10)
 
     @app.endpoint("/any")
@@ -49,7 +49,8 @@ def app():
     async def two(a: list[Any], b: list[Any]) -> list[Any]:
         return a
 
-    return app
+    async with app.lifespan():
+        yield app
 
 
 @pytest.mark.parametrize(
@@ -62,8 +63,7 @@ def app():
 )
 @pytest.mark.parametrize("path", ["/any", "/numbers", "/whole"])
 async def test_a_body_of_too_many_elements_is_refused(app, path, body):
-    async with app.lifespan():
-        answer = await ask(app, path, body=body, headers=JSON)
+    answer = await ask(app, path, body=body, headers=JSON)
     assert answer.status == 413
     assert answer.json()["type"] == "urn:shoal:problem:body-too-complex"
 
@@ -72,15 +72,13 @@ async def test_a_body_of_too_many_elements_is_refused(app, path, body):
     "text", ["a,b,c,d,e,f,g,h,i,j,k,l,m", '[[[["{{{{":::::', '\\",",",\\\\",", NaN and Infinity']
 )
 async def test_what_is_in_a_string_is_no_element(app, text):
-    async with app.lifespan():
-        answer = await ask(app, "/any", [text, "NaN"])
+    answer = await ask(app, "/any", [text, "NaN"])
     assert answer.json() == [text, "NaN"]
 
 
 @pytest.mark.parametrize("body", [b'"NaN' + b'\\"' * 2**20, b'"' + b'\\",' * 2**20])
 async def test_a_string_of_many_escapes_that_does_not_end_is_looked_at_once(app, body):
-    async with app.lifespan():
-        answer = await ask(app, "/any", body=body, headers=JSON)
+    answer = await ask(app, "/any", body=body, headers=JSON)
     assert answer.status == 400
 
 
@@ -105,8 +103,7 @@ TOO_LARGE = [b"1e999", b"-1E+0400", b"1.5e309", b"1" * 310 + b".5", b"-" + b"9" 
 async def test_a_number_that_json_does_not_have_or_no_float_can_be_is_refused(
     app, path, form, number
 ):
-    async with app.lifespan():
-        answer = await ask(app, path, body=form % number, headers=JSON)
+    answer = await ask(app, path, body=form % number, headers=JSON)
     assert answer.status == 400
     assert answer.json()["type"] == "urn:shoal:problem:invalid-json"
     is_too_large = "is larger than any number that can be read" in answer.json()["detail"]
@@ -186,16 +183,14 @@ def test_a_body_is_refused_if_it_has_a_number_that_no_float_can_be_and_else_read
 @pytest.mark.parametrize("sign", [1, -1])
 async def test_an_integer_of_any_size_is_echoed(app, path, power, sign):
     number = sign * 2**power
-    async with app.lifespan():
-        answer = await ask(app, path, number)
+    answer = await ask(app, path, number)
     assert (answer.status, answer.json()) == (200, number)
 
 
 async def test_an_integer_beyond_what_python_reads_is_refused(app):
-    async with app.lifespan():
-        for path in ("/any", "/whole"):
-            answer = await ask(app, path, body=b"1" * 5000, headers=JSON)
-            assert answer.status in (400, 422)
+    for path in ("/any", "/whole"):
+        answer = await ask(app, path, body=b"1" * 5000, headers=JSON)
+        assert answer.status in (400, 422)
 
 
 LIKE_A_SCHEMA = {"type": "list"}
