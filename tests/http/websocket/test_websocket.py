@@ -2,6 +2,7 @@
 
 import io
 import json
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
@@ -39,6 +40,15 @@ def serving(handler, path="/x", settings=None, **options):
     return app
 
 
+@asynccontextmanager
+async def talking(handler, *, offered=None, headers=(), **options):
+    """A WebSocket to an open application with one endpoint, which is its `app`."""
+    app = serving(handler, **options)
+    async with app.lifespan(), opened(app, "/x", offered, headers=headers) as socket:
+        socket.app = app
+        yield socket
+
+
 async def status_of(app):
     (endpoint,) = (await app.controller.status()).endpoints.values()
     return endpoint.requests, endpoint.errors
@@ -69,8 +79,7 @@ async def test_a_client_that_sends_without_a_pause_lets_others_run():
 
 
 async def test_requests_on_one_connection_share_a_batch():
-    app = serving(doubled, max_batch_size=3, batch_wait_timeout_s=60)
-    async with app.lifespan(), opened(app, "/x") as socket:
+    async with talking(doubled, max_batch_size=3, batch_wait_timeout_s=60) as socket:
         socket.say(id=1, item=1)
         socket.say(id="b", item=2)
         socket.say('{ "item": 3 , "id": "c" }')
@@ -81,12 +90,11 @@ async def test_requests_on_one_connection_share_a_batch():
             (str, "b", 4),
             (str, "c", 6),
         }
-        assert await status_of(app) == (3, 0)
+        assert await status_of(socket.app) == (3, 0)
 
 
 async def test_a_request_that_fails_fails_alone():
-    app = serving(doubled, max_batch_size=1)
-    async with app.lifespan(), opened(app, "/x") as socket:
+    async with talking(doubled, max_batch_size=1) as socket:
         socket.say(id=1, item="x")
         assert (await socket.read())["error"]["status"] == 422
         socket.say(id=2, item=13)
@@ -96,13 +104,12 @@ async def test_a_request_that_fails_fails_alone():
         assert failed["instance"].endswith(":2")
         socket.say(id=2, item=4)
         assert await socket.read() == {"id": 2, "result": 8}
-        assert await status_of(app) == (3, 1)
-        assert ended(app) == {"ok": 1, "invalid": 1, "failed": 1}
+        assert await status_of(socket.app) == (3, 1)
+        assert ended(socket.app) == {"ok": 1, "invalid": 1, "failed": 1}
 
 
 async def test_streams_are_interleaved_and_end():
-    app = serving(counted, max_batch_size=2, batch_wait_timeout_s=60)
-    async with app.lifespan(), opened(app, "/x") as socket:
+    async with talking(counted, max_batch_size=2, batch_wait_timeout_s=60) as socket:
         socket.say(id=1, item=2)
         socket.say(id=2, item=3)
         got = [await socket.read() for _ in range(7)]
@@ -113,13 +120,12 @@ async def test_streams_are_interleaved_and_end():
 
 
 async def test_a_stream_that_fails_says_so_after_its_items():
-    app = serving(counted)
-    async with app.lifespan(), opened(app, "/x") as socket:
+    async with talking(counted) as socket:
         socket.say(id=1, item=14)
         got = [await socket.read() for _ in range(14)]
         assert [m["next"] for m in got[:-1]] == list(range(13))
         assert got[-1]["error"]["status"] == 500
-        assert await status_of(app) == (1, 1)
+        assert await status_of(socket.app) == (1, 1)
 
 
 def steps_of(number, size=1):
@@ -136,15 +142,14 @@ def steps_of(number, size=1):
 
 async def test_streams_wait_for_a_client_that_does_not_read():
     steps = steps_of(1000, 2**10)
-    app = serving(
+    async with talking(
         steps,
         settings={"send_timeout_s": 100},
         max_batch_size=1,
         max_concurrent_batches=2,
         stream_buffer=4,
         slow_reader_timeout_s=None,
-    )
-    async with app.lifespan(), opened(app, "/x") as socket:
+    ) as socket:
         socket.reads = anyio.Event()
         for number in (1, 2):
             socket.say(id=number, item=number)
@@ -159,18 +164,17 @@ async def test_streams_wait_for_a_client_that_does_not_read():
 
 @pytest.mark.parametrize("size", [2**10, 2**18])
 async def test_a_stream_whose_client_does_not_read_is_a_slow_reader(size):
-    app = serving(
+    async with talking(
         steps_of(1000, size),
         settings={"send_timeout_s": 100},
         stream_buffer=1,
         slow_reader_timeout_s=5,
-    )
-    async with app.lifespan(), opened(app, "/x") as socket:
+    ) as socket:
         socket.say(id=1, item=0)
         await socket.read()
         socket.reads = anyio.Event()
         await anyio.sleep(20)
-        assert await status_of(app) == (1, 0)
+        assert await status_of(socket.app) == (1, 0)
         socket.reads.set()
         while "next" in (last := await socket.read()):
             pass
@@ -178,14 +182,13 @@ async def test_a_stream_whose_client_does_not_read_is_a_slow_reader(size):
 
 
 async def test_a_request_is_cancelled_while_streams_wait_for_its_client():
-    app = serving(
+    async with talking(
         steps_of(10**6, 2**18),
         settings={"send_timeout_s": 100},
         max_batch_size=1,
         max_concurrent_batches=8,
         slow_reader_timeout_s=None,
-    )
-    async with app.lifespan(), opened(app, "/x") as socket:
+    ) as socket:
         for number in range(8):
             socket.say(id=number, item=number)
         left = set(range(8))
@@ -199,8 +202,7 @@ async def test_a_request_is_cancelled_while_streams_wait_for_its_client():
 
 
 async def test_a_cancelled_request_leaves_its_handler_and_its_id(held):
-    app = serving(held, max_batch_size=1)
-    async with app.lifespan(), opened(app, "/x") as socket:
+    async with talking(held, max_batch_size=1) as socket:
         for number in (1, 2):
             socket.say(id=number, item=number)
         await settle()
@@ -216,7 +218,7 @@ async def test_a_cancelled_request_leaves_its_handler_and_its_id(held):
             {"id": 2, "result": 3},
         ]
         assert held.batches == [[1], [3]]
-        assert await status_of(app) == (3, 0)
+        assert await status_of(socket.app) == (3, 0)
 
 
 @pytest.mark.parametrize("end", ["cancel", "leave"])
@@ -231,8 +233,7 @@ async def test_a_stream_ends_when_it_is_cancelled_or_left(end):
         finally:
             ended.set()
 
-    app = serving(endless)
-    async with app.lifespan(), opened(app, "/x") as socket:
+    async with talking(endless) as socket:
         socket.say(id=1, item=1)
         assert await socket.read() == {"id": 1, "next": 0}
         if end == "cancel":
@@ -261,8 +262,7 @@ async def test_a_client_that_leaves_cancels_all_it_has_asked_for(held):
 @pytest.mark.parametrize("steps", range(12))
 @pytest.mark.parametrize("end", ["leave", "cancel", "rubbish"])
 async def test_a_call_that_ends_as_its_client_leaves_it_ends_once(end, steps, caplog):
-    app = serving(doubled)
-    async with app.lifespan(), opened(app, "/x") as socket:
+    async with talking(doubled) as socket:
         for number in range(8):
             socket.say(id=number, item=number)
         for _ in range(steps):
@@ -275,14 +275,13 @@ async def test_a_call_that_ends_as_its_client_leaves_it_ends_once(end, steps, ca
             socket.leave() if end == "leave" else socket.say("rubbish")
             await socket.returned.wait()
         await settle()
-        requests, errors = await status_of(app)
+        requests, errors = await status_of(socket.app)
     assert (requests <= 8, errors) == (True, 0)
     assert [one for one in caplog.records if one.levelname == "ERROR"] == []
 
 
 async def test_a_connection_may_have_so_many_requests_at_once(held):
-    app = serving(held, settings={"max_websocket_requests": 2})
-    async with app.lifespan(), opened(app, "/x") as socket:
+    async with talking(held, settings={"max_websocket_requests": 2}) as socket:
         for number in (1, 2, 3):
             socket.say(id=number, item=number)
         refused = await socket.read()
@@ -313,8 +312,7 @@ async def test_a_client_that_does_not_read_is_not_read_from_and_then_left(held):
 
 
 async def test_options_of_one_request(held):
-    app = serving(held, max_batch_size=1, priority_levels=3)
-    async with app.lifespan(), opened(app, "/x") as socket:
+    async with talking(held, max_batch_size=1, priority_levels=3) as socket:
         socket.say(id=0, item=0)
         await settle()
         socket.say(id=3, item=3, priority=3)
@@ -333,8 +331,7 @@ async def test_names_of_options_may_be_in_an_item():
     async def same(items: list[dict]) -> list[dict]:
         return items
 
-    app = serving(same)
-    async with app.lifespan(), opened(app, "/x") as socket:
+    async with talking(same) as socket:
         item = {"priority": {"timeout_s": None}}
         socket.say(id=1, item=item)
         assert (await socket.read())["result"] == item
@@ -432,8 +429,9 @@ ODD = [
 
 @pytest.mark.parametrize(("sent", "code"), ODD)
 async def test_a_client_that_breaks_the_protocol_is_told_how(sent, code):
-    app = serving(doubled, settings={"max_body_bytes": 1000, "max_json_elements": 5000})
-    async with app.lifespan(), opened(app, "/x") as socket:
+    async with talking(
+        doubled, settings={"max_body_bytes": 1000, "max_json_elements": 5000}
+    ) as socket:
         socket.say(sent)
         message = await socket.message()
         while message["type"] == "websocket.send":  # of a request that could be read in part
@@ -453,8 +451,7 @@ async def test_a_client_that_breaks_the_protocol_is_told_how(sent, code):
     ],
 )
 async def test_an_item_that_is_too_large_fails_alone(large, held):
-    app = serving(held, settings={"max_body_bytes": 1000})
-    async with app.lifespan(), opened(app, "/x") as socket:
+    async with talking(held, settings={"max_body_bytes": 1000}) as socket:
         socket.say(id=1, item=1)
         socket.say(large)
         failed = await socket.read()
@@ -472,8 +469,7 @@ async def test_an_item_that_is_too_large_fails_alone(large, held):
     ids=["good", "too large", "unreadable"],
 )
 async def test_no_item_can_use_the_id_of_a_running_request(again, held):
-    app = serving(held, settings={"max_body_bytes": 1000})
-    async with app.lifespan(), opened(app, "/x") as socket:
+    async with talking(held, settings={"max_body_bytes": 1000}) as socket:
         socket.say(id=1, item=1)
         await settle()
         socket.say(again)
@@ -540,8 +536,7 @@ async def test_an_item_that_can_not_be_read_fails_alone(annotation, neighbour):
         return [1 for _ in items]
 
     handler.__annotations__ = {"items": list[annotation], "return": list[int]}
-    app = serving(handler, settings={"max_json_elements": 850})
-    async with app.lifespan(), opened(app, "/x") as socket:
+    async with talking(handler, settings={"max_json_elements": 850}) as socket:
         socket.say(neighbour)
         await settle()
         for text, status in BAD_ITEMS.values():
@@ -559,8 +554,7 @@ async def test_an_item_that_can_not_be_read_fails_alone(annotation, neighbour):
 
 
 async def test_a_byte_order_mark_is_named_in_the_error_of_its_request():
-    app = serving(doubled)
-    async with app.lifespan(), opened(app, "/x") as socket:
+    async with talking(doubled) as socket:
         socket.say('\ufeff{"id":2,"item":1}')
         failed = await socket.read()
     assert (failed["id"], failed["error"]["status"]) == (2, 400)
@@ -611,9 +605,8 @@ async def test_an_endpoint_comes_before_a_mounted_application():
 
 
 async def test_a_deleted_endpoint_refuses_further_requests():
-    app = serving(doubled)
-    async with app.lifespan(), opened(app, "/x") as socket:
-        await app.controller.delete_endpoint("doubled")
+    async with talking(doubled) as socket:
+        await socket.app.controller.delete_endpoint("doubled")
         socket.say(id=1, item=1)
         assert (await socket.read())["error"]["status"] == 404
 
@@ -626,8 +619,7 @@ async def test_nothing_comes_of_a_stream_after_it_was_cut_off():
         await go.wait()
         yield items
 
-    app = serving(steps)
-    async with app.lifespan(), opened(app, "/x", offered) as socket:
+    async with talking(steps, offered=offered) as socket:
         socket.say(id=1, item=5)
         assert await socket.read() == {"id": 1, "next": 5}
         await settle()
@@ -646,12 +638,11 @@ async def test_the_items_of_streams_are_timed(is_plain):
             yield [step if is_plain else {"step": step}] * len(items)
             await anyio.sleep(0.2)
 
-    app = serving(slow)
-    async with app.lifespan(), opened(app, "/x") as socket:
+    async with talking(slow) as socket:
         socket.say(id=1, item=1)
         while "end" not in await socket.read():
             pass
-        ((name, times),) = app._dispatcher.streams
+        ((name, times),) = socket.app._dispatcher.streams
         first, between = times.first.snapshot(), times.between.snapshot()
         assert (name, first.total, between.total) == ("slow", 1, 2)
         assert (first.sum, between.sum) == (pytest.approx(2), pytest.approx(0.4))
