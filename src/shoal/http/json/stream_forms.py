@@ -105,15 +105,11 @@ class ServerSentEvents(_Framed):
         self.last = last
 
 
-class NumberedEvents(_Accepted):
+class NumberedEvents(ServerSentEvents):
     """Server-sent events of one stream with ids, for a browser's `EventSource`."""
 
-    media_type = b"text/event-stream; charset=utf-8"
-    heartbeat = b":\n"
-    stops_reconnection = True
-
     def __init__(self, last: bytes = _END) -> None:
-        self._last = last
+        super().__init__(last)
         self._number = 0
 
     @override
@@ -123,21 +119,18 @@ class NumberedEvents(_Accepted):
 
     @override
     def item(self, value: Any) -> bytes:
-        text = one_line_json(encoded(value))
-        self._number = number = self._number + 1
-        message = b"id: %d\ndata: %b\n\n" % (number, text)
-        return message if number > 1 else _RETRY + message
+        return self._numbered(b"data: %b\n\n" % one_line_json(encoded(value)))
 
     @override
     def end(self) -> bytes:
-        return self._numbered(self._last)
+        return self._numbered(self.last)
 
     @override
     def error(self, problem: Problem, request_id: str) -> bytes:
-        return self._numbered(b"event: error\ndata: %b\n\n" % _written(problem, request_id))
+        return self._numbered(super().error(problem, request_id))
 
     def _numbered(self, event: bytes) -> bytes:
-        number = self._number + 1
+        self._number = number = self._number + 1
         message = b"id: %d\n%b" % (number, event)
         return message if number > 1 else _RETRY + message
 
