@@ -157,28 +157,6 @@ async def test_a_parameter_of_the_path_may_have_the_name_of_one_of_the_code():
     )
 
 
-@pytest.mark.one_loop
-async def test_calls_of_one_item_are_batched_as_others():
-    batches = []
-
-    async def note(items: list[str]) -> list[int]:
-        batches.append(items)
-        return [len(items) for _ in items]
-
-    app = served(
-        note,
-        decode=lambda request: request.headers["x-a"],
-        max_batch_size=2,
-        batch_wait_timeout_s=60,
-    )
-    calls = [Call(app, "/x", headers=[("x-a", name)]) for name in "ab"]
-    async with app.lifespan(), anyio.create_task_group() as tasks:
-        for call in calls:
-            tasks.start_soon(call.run)
-    assert [call.answer.json() for call in calls] == [2, 2]
-    assert len(batches) == 1
-
-
 # What it raises.
 
 

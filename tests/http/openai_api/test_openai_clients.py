@@ -5,9 +5,10 @@ from contextlib import asynccontextmanager
 
 import anyio
 import anyio.to_thread
+import httpx
 import pytest
 from live_server import live, read_until, request
-from openai_app import openai_app
+from openai_app import events, openai_app
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -96,6 +97,19 @@ def asking(**asked):
     return request("/v1/completions", method="POST", body=json.dumps(asked).encode())
 
 
+async def test_a_client_that_does_not_read_loses_nothing():
+    long = " ".join(f"{nth:08000}" for nth in range(300))
+    asked = {"model": "words", "prompt": long, "stream": True, "stop": ["00299"]}
+    usage = {"stream_options": {"include_usage": True}}
+    async with served() as (_app, server), httpx.AsyncClient(trust_env=False) as client:
+        url = f"http://127.0.0.1:{server.port}/v1/completions"
+        async with client.stream("POST", url, json=asked | usage) as answer:
+            await anyio.sleep(0.05)
+            *pieces, last, _done = events(await answer.aread())
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == long.removesuffix("00299")
+    assert last["usage"]["completion_tokens"] == 300
+
+
 async def test_a_text_that_has_ended_frees_its_place_while_the_handler_sends():
     async with served() as (app, server):
         for more in ({"max_tokens": 3}, {"stop": ["d"]}, {"stop": ["c d"]}):
@@ -108,29 +122,3 @@ async def test_a_text_that_has_ended_frees_its_place_while_the_handler_sends():
             assert b'"text":"e' not in answer
             steps = [one for one in app.writer.steps if one]
             assert len(steps) == 3 + ("stop" in more)
-
-
-async def test_a_client_that_does_not_read_loses_nothing():
-    long = " ".join(f"{nth:08000}" for nth in range(300))
-    async with served() as (_app, server), await server.connect() as client:
-        asked = {"stop": ["00299"], "stream_options": {"include_usage": True}}
-        await client.send_all(asking(model="words", prompt=long, stream=True, **asked))
-        await anyio.sleep(0.05)
-        answer = await read_until(client, b"[DONE]")
-    *pieces, last = map(json.loads, _data(answer))
-    texts = [piece["choices"][0]["text"] for piece in pieces]
-    assert "".join(texts) == long.removesuffix("00299")
-    assert last["usage"]["completion_tokens"] == 300
-
-
-def _data(answer):
-    """The data of the events in an answer, without the last one."""
-    _, _, body = answer.partition(b"\r\n\r\n")
-    whole = b""
-    while body and not body.startswith(b"0\r\n"):
-        size, _, body = body.partition(b"\r\n")
-        whole += body[: int(size, 16)]
-        body = body[int(size, 16) + 2 :]
-        if b"[DONE]" in whole:
-            break
-    return [e.removeprefix(b"data: ") for e in whole.split(b"\n\n") if e.startswith(b"data: {")]

@@ -68,15 +68,6 @@ def test_a_whole_text_ends_before_its_first_stop_sequence(text, stops):
     assert (end.reason, end.tokens) == ("stop", len(wanted))
 
 
-def test_a_long_stop_sequence_costs_little_for_each_piece():
-    # Each character of the text begins a search that fails at the end.
-    end = TextEnd(["a" * 255 + "b"], None, None)
-    for _ in range(2_000):
-        end.take("a")
-    assert end.take("c").startswith("a")
-    assert end.rest() == ""
-
-
 def test_a_function_that_counts_tokens_is_not_called_in_the_task_of_the_handler():
     form = AnswerForms("m", chat=False).messages(b"1")
     for count, runs_users_code in ((None, False), (len, True)):
