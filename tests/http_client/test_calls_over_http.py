@@ -538,24 +538,6 @@ async def test_a_url_may_have_a_path_below_which_the_endpoints_are():
         assert await client.call("/echo", 5) == 5
 
 
-async def test_connections_are_kept_and_bounded():
-    peers = set()
-
-    def seen(items: list[Request]) -> list[int]:
-        peers.update(item.client.port for item in items)
-        return [1 for _ in items]
-
-    of_two = httpx.AsyncClient(limits=httpx.Limits(max_connections=2))
-    async with (
-        served(app_of(seen=seen)) as url,
-        HttpClient(url, client=of_two) as client,
-        anyio.create_task_group() as tasks,
-    ):
-        for _ in range(20):
-            tasks.start_soon(client.call, "/seen", {})
-    assert len(peers) <= 2
-
-
 @pytest.mark.parametrize("fails", [False, True])
 async def test_the_connection_of_a_stream_that_was_read_is_kept(fails):
     peers = set()

@@ -466,9 +466,8 @@ async def test_a_server_that_ends_cuts_a_function_off():
             ended.set()
 
     async def post(port: int) -> None:
-        answer = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False)
-        async with answer as client:
-            answers.append(await client.post("/x"))
+        async with httpx.AsyncClient(trust_env=False) as client:
+            answers.append(await client.post(f"http://127.0.0.1:{port}/x"))
 
     answers: list[httpx.Response] = []
     async with (

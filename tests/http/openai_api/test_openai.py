@@ -795,14 +795,17 @@ async def test_tokens_of_a_prompt_that_can_not_be_counted_are_told_of_as_an_erro
             assert (answer.status, answer.json()["error"]["type"]) == (500, "server_error")
 
 
-def embedding_with(result):
+async def embedded(result, form, *, inputs="a"):
+    """The response of a model that returns this result for each input."""
     app = shoal.App(protocols=["openai"])
 
     @app.endpoint("/embed", name="embed")
     async def embed(texts: list[str]) -> list:
         return [result for _ in texts]
 
-    return app
+    async with app.lifespan():
+        asked = {"model": "embed", "input": inputs, "encoding_format": form}
+        return await ask(app, "/v1/embeddings", asked)
 
 
 @pytest.mark.one_loop
@@ -821,11 +824,9 @@ def embedding_with(result):
     ],
 )
 async def test_a_result_that_is_not_a_vector_is_no_embedding(result, told, form):
-    app = embedding_with(result)
-    async with app.lifespan():
-        asked = {"model": "embed", "input": "a", "encoding_format": form}
-        status, error = await refused(app, asked, "/v1/embeddings")
-    assert (status, error["param"]) == (400, "model")
+    answer = await embedded(result, form)
+    error = answer.json()["error"]
+    assert (answer.status, error["param"]) == (400, "model")
     assert error["message"].endswith(f"a result must be a vector of numbers, {told}")
 
 
@@ -843,16 +844,10 @@ async def test_a_failure_is_told_with_the_id_that_the_log_has(app, caplog):
 @pytest.mark.one_loop
 @pytest.mark.parametrize("result", [(1, 0.5), np.array([1.0, 0.5]), [np.float32(1), 0.5]])
 async def test_a_vector_may_be_of_any_type(result):
-    app = embedding_with(result)
-    async with app.lifespan():
-        for form in ("float", "base64"):
-            asked = {"model": "embed", "input": "a", "encoding_format": form}
-            answer = await ask(app, "/v1/embeddings", asked)
-            [one] = answer.json()["data"]
-            vector = one["embedding"]
-            if form == "base64":
-                vector = list(struct.unpack("<2f", base64.b64decode(vector)))
-            assert vector == [1.0, 0.5]
+    [whole] = (await embedded(result, "float")).json()["data"]
+    assert whole["embedding"] == [1.0, 0.5]
+    [packed] = (await embedded(result, "base64")).json()["data"]
+    assert struct.unpack("<2f", base64.b64decode(packed["embedding"])) == (1.0, 0.5)
 
 
 INFINITE = float("inf")
@@ -874,11 +869,9 @@ NOT_FINITE = [
     ],
 )
 async def test_a_vector_with_a_number_that_is_not_finite_is_an_error(result, form):
-    app = embedding_with(result)
-    async with app.lifespan():
-        asked = {"model": "embed", "input": ["a", "b"], "encoding_format": form}
-        status, error = await refused(app, asked, "/v1/embeddings")
-    assert (status, error["type"]) == (500, "server_error")
+    answer = await embedded(result, form, inputs=["a", "b"])
+    error = answer.json()["error"]
+    assert (answer.status, error["type"]) == (500, "server_error")
     assert error["message"] == "The model gave an embedding with a number that is not finite"
 
 
