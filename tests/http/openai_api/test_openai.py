@@ -29,6 +29,14 @@ CHATS = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
 
 
+USAGE = {"stream_options": {"include_usage": True}}
+
+
+def usage_of(prompt_tokens, tokens):
+    total = prompt_tokens + tokens
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": total}
+
+
 @dataclass
 class Few:
     prompt: str
@@ -85,12 +93,11 @@ async def test_a_whole_text(app, path, asked, prefix, kind, tokens, text):
     body = answer.json()
     assert body.pop("created") > 1e9
     assert body.pop("id") == prefix + answer.headers["x-request-id"]
-    usage = {"prompt_tokens": tokens, "completion_tokens": tokens, "total_tokens": 2 * tokens}
     assert body == {
         "object": kind,
         "model": "upper",
         "choices": [{"index": 0, **text, "logprobs": None, "finish_reason": "stop"}],
-        "usage": usage,
+        "usage": usage_of(tokens, tokens),
     }
 
 
@@ -115,9 +122,7 @@ async def test_a_stream_of_a_completion(app):
 
 
 async def test_a_stream_of_a_chat_begins_with_the_role_and_ends_with_usage_if_asked(app):
-    found = await streamed(
-        app, CHATS, model="words", messages=HI, stream_options={"include_usage": True}
-    )
+    found = await streamed(app, CHATS, model="words", messages=HI, **USAGE)
     first, *pieces, last, usage, done = found
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert [piece["choices"][0]["delta"] for piece in pieces] == [
@@ -132,7 +137,7 @@ async def test_a_stream_of_a_chat_begins_with_the_role_and_ends_with_usage_if_as
     }
     assert all(event["usage"] is None for event in found[:-2])
     assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    assert usage["usage"] == usage_of(3, 2)
     assert done == "[DONE]"
 
 
@@ -204,27 +209,16 @@ async def test_n_makes_n_calls_with_seeds_that_differ(app):
         "y 6 0.5",
     ]
     assert [one["index"] for one in body["choices"]] == [0, 1, 2, 3]
-    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14}
+    assert body["usage"] == usage_of(2, 12)
 
 
 async def test_several_texts_are_streamed_together(app):
-    found = await streamed(
-        app,
-        model="words",
-        prompt=["a b c", "d e"],
-        n=2,
-        max_tokens=2,
-        stream_options={"include_usage": True},
-    )
+    found = await streamed(app, model="words", prompt=["a b c", "d e"], n=2, max_tokens=2, **USAGE)
     assert text_of(found) == (
         {0: "a b ", 1: "a b ", 2: "d e ", 3: "d e "},
         {0: "length", 1: "length", 2: "length", 3: "length"},
     )
-    assert found[-2]["usage"] == {
-        "prompt_tokens": 5,
-        "completion_tokens": 8,
-        "total_tokens": 13,
-    }
+    assert found[-2]["usage"] == usage_of(5, 8)
     assert found[-1] == "[DONE]"
 
 
@@ -278,7 +272,7 @@ async def test_the_template_the_tokens_and_the_names_are_the_users():
         body = (await ask(app, CHATS, asked)).json()
         assert body["choices"][0]["message"]["content"] == "<USER>H"
         assert body["choices"][0]["finish_reason"] == "length"
-        assert body["usage"] == {"prompt_tokens": 8, "completion_tokens": 7, "total_tokens": 15}
+        assert body["usage"] == usage_of(8, 7)
         status, error = await refused(
             app, asked | {"messages": [{"role": "assistant", "content": None}]}, CHATS
         )
@@ -393,19 +387,9 @@ async def test_a_template_that_gives_no_text_fails_its_own_caller_alone(more):
 async def test_a_function_counts_the_tokens_of_pieces():
     app = openai_app(OpenAI(count_tokens=len), models=["words"])
     async with app.lifespan():
-        found = await streamed(
-            app,
-            model="words",
-            prompt="abc def",
-            max_tokens=6,
-            stream_options={"include_usage": True},
-        )
+        found = await streamed(app, model="words", prompt="abc def", max_tokens=6, **USAGE)
         assert text_of(found) == ({0: "abc de"}, {0: "length"})
-        assert found[-2]["usage"] == {
-            "prompt_tokens": 7,
-            "completion_tokens": 6,
-            "total_tokens": 13,
-        }
+        assert found[-2]["usage"] == usage_of(7, 6)
 
 
 async def test_the_models(app):

@@ -108,7 +108,7 @@ class ServerSentEvents(_Framed):
 class NumberedEvents(ServerSentEvents):
     """Server-sent events of one stream with ids, for a browser's `EventSource`."""
 
-    def __init__(self, last: bytes = _END) -> None:
+    def __init__(self, last: bytes) -> None:
         super().__init__(last)
         self._number = 0
 
