@@ -70,8 +70,8 @@ class QueryReader:
         checked: Any = self._validator.validate_strings(given)
         if self._is_record:
             return checked
-        values = tuple(checked.get(p.name, p.default) for p in self._parameters)
-        return values if len(values) > 1 else values[0]
+        first, *others = [checked.get(p.name, p.default) for p in self._parameters]
+        return (first, *others) if others else first
 
     @cached_property
     def _validator(self) -> SchemaValidator:

@@ -105,11 +105,15 @@ class ServerSentEvents(_Framed):
         self.last = last
 
 
-class NumberedEvents(ServerSentEvents):
+class NumberedEvents(_Accepted):
     """Server-sent events of one stream with ids, for a browser's `EventSource`."""
 
+    media_type = b"text/event-stream; charset=utf-8"
+    heartbeat = b":\n"
+    stops_reconnection = True
+
     def __init__(self, last: bytes) -> None:
-        super().__init__(last)
+        self._last = last
         self._number = 0
 
     @override
@@ -123,11 +127,11 @@ class NumberedEvents(ServerSentEvents):
 
     @override
     def end(self) -> bytes:
-        return self._numbered(self.last)
+        return self._numbered(self._last)
 
     @override
     def error(self, problem: Problem, request_id: str) -> bytes:
-        return self._numbered(super().error(problem, request_id))
+        return self._numbered(b"event: error\ndata: %b\n\n" % _written(problem, request_id))
 
     def _numbered(self, event: bytes) -> bytes:
         self._number = number = self._number + 1
