@@ -12,7 +12,7 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 import pytest
-from served import served
+from servers import served
 from simple_app import Held, Steps, app_of
 
 from shoal import errors
@@ -78,18 +78,13 @@ async def test_a_handler_that_blocks_is_cancelled_with_its_request():
         def outer(items: list[int]) -> list[int]:
             return [inner.call("/held", 1)]
 
-        async with served(app_of(outer=outer)) as url:
-            await leave_when(held.began, url)
+        async with served(app_of(outer=outer)) as url, HttpClient(url) as client:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(client.call, "/outer", 1)
+                await held.began.wait()
+                tasks.cancel_scope.cancel()
             await held.cancelled.wait()
         await in_a_thread(inner.close)
-
-
-async def leave_when(has_begun, url):
-    """Makes a call of ``/outer``, and leaves it when its handler waits for what it has called."""
-    async with HttpClient(url) as client, anyio.create_task_group() as tasks:
-        tasks.start_soon(client.call, "/outer", 1)
-        await has_begun.wait()
-        tasks.cancel_scope.cancel()
 
 
 @FORKS

@@ -136,18 +136,20 @@ async def test_the_waits_double_and_are_drawn_at_random():
     assert len(set(shares)) == 5
 
 
-@pytest.mark.parametrize("seconds", [0, 7, 9])
-async def test_the_server_may_ask_for_a_longer_wait(seconds):
-    server = Server(refusal(retry_after=str(seconds)), DONE)
-    assert await call(server) == "done"
-    assert seconds + 0.05 <= server.times[1] <= seconds + 0.1
+NOW = 1e9
 
 
-@pytest.mark.parametrize(("from_now", "wait"), [(8, 8), (-1000, 0)])
-async def test_it_may_ask_by_a_date(monkeypatch, from_now, wait):
-    monkeypatch.setattr(time, "time", lambda: 1e9)
-    date = email.utils.formatdate(1e9 + from_now, usegmt=True)
-    server = Server(refusal("", 503, date), DONE)
+@pytest.mark.parametrize(
+    ("asked", "wait"),
+    [
+        *[(str(seconds), seconds) for seconds in (0, 7, 9)],
+        (email.utils.formatdate(NOW + 8, usegmt=True), 8),
+        (email.utils.formatdate(NOW - 1000, usegmt=True), 0),
+    ],
+)
+async def test_the_server_may_ask_for_a_longer_wait(monkeypatch, asked, wait):
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    server = Server(refusal("", 503, asked), DONE)
     assert await call(server) == "done"
     assert wait + 0.05 <= server.times[1] <= wait + 0.1
 
@@ -161,18 +163,12 @@ async def test_rubbish_is_not_asked(given):
         await call(Server(refusal("", 503, given), DONE))
 
 
-async def test_a_server_that_asks_for_too_long_a_wait_is_not_tried_again():
-    server = Server(refusal(retry_after="11"), DONE)
-    with pytest.raises(errors.Overloaded):
-        await call(server, timeout_s=math.inf)
-    assert len(server.times) == 1
-
-
-async def test_one_attempt_is_no_retry():
-    server = Server(refusal(), DONE)
-    async with client_of(server, max_attempts=1) as client:
+@pytest.mark.parametrize(("asked", "attempts"), [("11", 4), ("0", 1)])
+async def test_no_try_follows_a_wait_that_is_too_long_or_the_last_attempt(asked, attempts):
+    server = Server(refusal(retry_after=asked), DONE)
+    async with client_of(server, max_attempts=attempts) as client:
         with pytest.raises(errors.Overloaded):
-            await client.call("/x", 1)
+            await client.call("/x", 1, timeout_s=math.inf)
     assert len(server.times) == 1
 
 

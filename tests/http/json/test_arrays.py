@@ -33,11 +33,12 @@ async def kind(arrays: list[NDArray[np.float32]]) -> list[str]:
 
 
 @pytest.fixture
-def app():
+async def app():
     app = shoal.App()
     app.endpoint("/double")(double)
     app.endpoint("/kind")(kind)
-    return app
+    async with app.lifespan():
+        yield app
 
 
 async def send(app, path, body):
@@ -45,16 +46,14 @@ async def send(app, path, body):
 
 
 async def test_nested_lists_come_and_go(app):
-    async with app.lifespan():
-        assert (await ask(app, "/double", [[1, 2], [3.5, 4]])).json() == [[2, 4], [7, 8]]
-        assert (await ask(app, "/kind", [1, 2])).json() == "float32"
+    assert (await ask(app, "/double", [[1, 2], [3.5, 4]])).json() == [[2, 4], [7, 8]]
+    assert (await ask(app, "/kind", [1, 2])).json() == "float32"
 
 
 @pytest.mark.parametrize("array", [np.arange(6).reshape(2, 3), np.array(3.5), np.zeros((0, 2))])
 @pytest.mark.parametrize("order", ["C", "F"])
 async def test_a_file_comes_and_lists_go(app, array, order):
-    async with app.lifespan():
-        answer = await send(app, "/double", npy(np.asarray(array, order=order)))
+    answer = await send(app, "/double", npy(np.asarray(array, order=order)))
     assert answer.json() == (2 * array).tolist()
 
 
@@ -69,21 +68,10 @@ async def test_a_file_of_another_byte_order_is_an_array_of_this_machine(dtype):
         assert (await send(app, "/native", npy(np.ones(2, dtype)))).json() is True
 
 
-async def test_a_result_of_another_byte_order_is_sent():
-    async def swapped(sizes: list[int]) -> list[dict[str, object]]:
-        return [{"a": np.arange(size, dtype=">f8"), "b": np.ones(1)} for size in sizes]
-
-    app = shoal.App()
-    app.endpoint("/swapped")(swapped)
-    async with app.lifespan():
-        assert (await ask(app, "/swapped", 3)).json() == {"a": [0.0, 1.0, 2.0], "b": [1.0]}
-
-
 async def test_a_file_is_made_of_what_the_annotation_says(app):
-    async with app.lifespan():
-        assert (await send(app, "/kind", npy(np.arange(3.0)))).json() == "float32"
-        for size in (0, 3):
-            assert (await send(app, "/kind", npy(np.arange(size) * 1j))).status == 422
+    assert (await send(app, "/kind", npy(np.arange(3.0)))).json() == "float32"
+    for size in (0, 3):
+        assert (await send(app, "/kind", npy(np.arange(size) * 1j))).status == 422
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
@@ -108,23 +96,20 @@ async def test_whole_numbers_fit_or_are_refused(dtype):
 
 
 async def test_a_number_beyond_the_range_of_a_float_is_refused(app):
-    async with app.lifespan():
-        assert (await ask(app, "/kind", [1.5, 3e38])).status == 200
-        assert (await ask(app, "/kind", [1.5, 1e300])).status == 422
-        assert (await send(app, "/kind", npy([1e300]))).status == 422
-        assert (await send(app, "/kind", npy([np.inf, np.nan]))).status == 200
+    assert (await ask(app, "/kind", [1.5, 3e38])).status == 200
+    assert (await ask(app, "/kind", [1.5, 1e300])).status == 422
+    assert (await send(app, "/kind", npy([1e300]))).status == 422
+    assert (await send(app, "/kind", npy([np.inf, np.nan]))).status == 200
 
 
 @pytest.mark.parametrize("item", [[[1], [1, 2]], "text", ["a"], {"a": 1}, None, [None], [2**70]])
 async def test_lists_that_are_no_array_of_numbers_are_refused(app, item):
-    async with app.lifespan():
-        assert (await ask(app, "/double", item)).status == 422
+    assert (await ask(app, "/double", item)).status == 422
 
 
 async def test_a_body_of_another_kind_or_none_is_told_what_is_taken(app):
-    async with app.lifespan():
-        other = await ask(app, "/double", body=npy([1]), headers=[("content-type", "text/plain")])
-        none = await ask(app, "/double", method="GET")
+    other = await ask(app, "/double", body=npy([1]), headers=[("content-type", "text/plain")])
+    none = await ask(app, "/double", method="GET")
     assert (other.status, none.status) == (415, 400)
     assert other.json()["detail"] == (
         "This endpoint takes nested lists in application/json, or application/msgpack, "
@@ -170,8 +155,7 @@ class Trap:
     ids=range(13),
 )
 async def test_a_file_that_lies_or_holds_objects_is_refused(app, body):
-    async with app.lifespan():
-        answer = await send(app, "/double", body)
+    answer = await send(app, "/double", body)
     assert answer.status == 422, answer.body
     assert answer.json()["type"] == "urn:shoal:problem:invalid-item"
 
@@ -196,13 +180,11 @@ async def test_an_array_beside_other_parameters_is_a_member_with_its_name():
 async def test_a_shape_that_is_not_of_integers_is_refused(app, shape):
     header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}\n".encode()
     body = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
-    async with app.lifespan():
-        answer = await send(app, "/double", body + bytes(0 if "False" in shape else 8))
+    answer = await send(app, "/double", body + bytes(0 if "False" in shape else 8))
     assert answer.status == 422
 
 
 @pytest.mark.parametrize(("dtype", "told"), [(np.longdouble, 3.0), (np.clongdouble, "3+0j")])
 async def test_numbers_of_more_than_64_bits_are_written_as_far_as_json_has_them(app, dtype, told):
-    async with app.lifespan():
-        answer = await send(app, "/double", npy(np.array([1.5], dtype)))
+    answer = await send(app, "/double", npy(np.array([1.5], dtype)))
     assert (answer.status, answer.json()) == (200, [told])

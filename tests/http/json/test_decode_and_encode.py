@@ -85,33 +85,11 @@ async def test_a_function_reads_headers_the_query_and_the_path():
             "method": request.method,
         }
 
-    app = served(path="/users/{user:int}", decode=decode)
+    app = served(path="/users/{user:int}", decode=decode, methods=("PUT",))
     headers = [("x-tenant", "sea"), ("cookie", "session=s")]
-    answer = await asked(app, "/users/7?limit=3", headers=headers)
-    expected = {"tenant": "sea", "limit": 3, "user": 7, "session": "s", "method": "POST"}
+    answer = await asked(app, "/users/7?limit=3", headers=headers, method="PUT")
+    expected = {"tenant": "sea", "limit": 3, "user": 7, "session": "s", "method": "PUT"}
     assert (answer.status, answer.json()) == (200, expected)
-
-
-@pytest.mark.one_loop
-@pytest.mark.parametrize("method", ["GET", "PUT"])
-async def test_requests_of_all_methods_are_decoded(method):
-    app = served(decode=lambda request: request.method, methods=("GET", "PUT"))
-    assert (await asked(app, method=method)).json() == method
-
-
-@pytest.mark.real_time
-async def test_a_file_is_read_from_a_form():
-    async def decode(request: Request) -> tuple[str, str | None, bytes]:
-        fields = await request.form()
-        image = fields["image"]
-        return str(fields["title"]), image.filename, await image.read()
-
-    async def describe(titles: list[str], names: list[str], images: list[bytes]) -> list[list]:
-        return [[t, n, len(i)] for t, n, i in zip(titles, names, images, strict=True)]
-
-    body = form(("title", "", b"Cod"), ("image", '; filename="a.png"', bytes(2 * MIB)))
-    answer = await asked(served(describe, decode=decode), body=body, headers=[FORM])
-    assert (answer.status, answer.json()) == (200, ["Cod", "a.png", 2 * MIB])
 
 
 def user_of(request: Request) -> str:
@@ -139,17 +117,8 @@ async def test_a_function_is_asynchronous_if_it_likes():
         await anyio.sleep(3)
         return [await request.json(), len(await request.body())]
 
-    assert (await asked(served(decode=decode), "/x", "a")).json() == ["a", 3]
-
-
-class Decoder:
-    async def __call__(self, request: Request) -> str:
-        return (await request.body()).decode()
-
-
-@pytest.mark.one_loop
-async def test_an_object_with_an_asynchronous_call_is_a_function():
-    assert (await asked(served(decode=Decoder()), body=b"a")).json() == "a"
+    compressed = {"body": gzip.compress(b'"a"'), "headers": [GZIP]}
+    assert (await asked(served(decode=decode), **compressed)).json() == ["a", 3]
 
 
 @dataclass
@@ -159,15 +128,17 @@ class Picture:
     pixels: memoryview
 
 
+class Decoder:
+    async def __call__(self, request: Request) -> Picture:
+        return Picture(memoryview(await request.body()))
+
+
 @pytest.mark.one_loop
-async def test_items_may_be_of_any_class():
+async def test_an_object_with_an_asynchronous_call_makes_items_of_any_class():
     async def sizes(pictures: list[Picture]) -> list[int]:
         return [len(one.pixels) for one in pictures]
 
-    async def decode(request: Request) -> Picture:
-        return Picture(memoryview(await request.body()))
-
-    assert (await asked(served(sizes, decode=decode), body=b"abc")).json() == 3
+    assert (await asked(served(sizes, decode=Decoder()), body=b"abc")).json() == 3
 
 
 @pytest.mark.one_loop
@@ -184,28 +155,6 @@ async def test_a_parameter_of_the_path_may_have_the_name_of_one_of_the_code():
     assert (await asked(served(greet, path="/{user}", decode=decode), "/ann", "hi")).json() == (
         "ann: hi"
     )
-
-
-@pytest.mark.one_loop
-async def test_calls_of_one_item_are_batched_as_others():
-    batches = []
-
-    async def note(items: list[str]) -> list[int]:
-        batches.append(items)
-        return [len(items) for _ in items]
-
-    app = served(
-        note,
-        decode=lambda request: request.headers["x-a"],
-        max_batch_size=2,
-        batch_wait_timeout_s=60,
-    )
-    calls = [Call(app, "/x", headers=[("x-a", name)]) for name in "ab"]
-    async with app.lifespan(), anyio.create_task_group() as tasks:
-        for call in calls:
-            tasks.start_soon(call.run)
-    assert [call.answer.json() for call in calls] == [2, 2]
-    assert len(batches) == 1
 
 
 # What it raises.
@@ -259,16 +208,6 @@ async def test_a_request_that_can_not_be_decoded_is_refused(decode, body, header
 async def test_a_model_that_refuses_says_where():
     answer = await asked(served(decode=of_model), "/x?txt=a")
     assert answer.json()["errors"][0]["loc"] == ["text"]
-
-
-@pytest.mark.one_loop
-async def test_a_compressed_body_is_decompressed():
-    answer = await asked(
-        served(decode=of_json),
-        body=gzip.compress(b'{"a":1}'),
-        headers=[("content-encoding", "gzip")],
-    )
-    assert answer.json() == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -405,12 +344,17 @@ async def test_uploads_are_closed_after_the_response(handler, fails):
 # Results.
 
 
-async def test_a_response_is_made_of_a_result():
-    def encode(result: dict) -> Response:
-        return Response(result["text"], 201, {"x-made": "1"}, "text/css")
-
-    answer = await asked(served(encode=encode), "/x", {"text": "a"})
-    assert (answer.status, answer.body, answer.headers["x-made"]) == (201, b"a", "1")
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda result: Response("".join(result), 201, {"x-made": "1"}, "text/css"),
+        lambda result: StreamingResponse(iter(result), 201, {"x-made": "1"}, "text/css"),
+    ],
+    ids=["whole", "streaming"],
+)
+async def test_a_response_is_made_of_a_result(encode):
+    answer = await asked(served(encode=encode), "/x", ["a", "b"])
+    assert (answer.status, answer.body, answer.headers["x-made"]) == (201, b"ab", "1")
     assert answer.headers["content-type"] == "text/css; charset=utf-8"
 
 
@@ -439,15 +383,6 @@ async def test_a_result_may_be_sent_as_any_other():
         assert packed.headers["content-type"] == "application/msgpack"
 
 
-@pytest.mark.one_loop
-async def test_a_streaming_response_may_be_made_of_a_result():
-    def encode(result: list[str]) -> Response:
-        return StreamingResponse(iter(result), media_type="text/plain")
-
-    answer = await asked(served(encode=encode), "/x", ["a", "b"])
-    assert (answer.status, answer.body) == (200, b"ab")
-
-
 @pytest.mark.parametrize(
     ("accept", "body"),
     [
@@ -456,15 +391,13 @@ async def test_a_streaming_response_may_be_made_of_a_result():
     ],
 )
 async def test_each_item_of_a_stream_is_encoded(accept, body):
-    app = served(steps, encode=lambda item: f"<{item}>")
-    answer = await asked(app, "/x", 1, headers=[("accept", accept)])
-    assert (answer.status, answer.body) == (200, body)
-
-
-async def test_an_item_of_a_stream_is_encoded_with_its_request():
-    app = served(steps, encode=lambda item, request: [item, request.headers["x-a"]])
-    headers = [("accept", "application/json"), ("x-a", "b")]
-    assert (await asked(app, "/x", 1, headers=headers)).json() == [[1, "b"], [[2, 1], "b"]]
+    for encode in (
+        lambda item: f"<{item}>",
+        lambda item, request: f"{request.headers['x-before']}{item}>",
+    ):
+        headers = [("accept", accept), ("x-before", "<")]
+        answer = await asked(served(steps, encode=encode), "/x", 1, headers=headers)
+        assert (answer.status, answer.body) == (200, body)
 
 
 @pytest.mark.one_loop
@@ -533,9 +466,8 @@ async def test_a_server_that_ends_cuts_a_function_off():
             ended.set()
 
     async def post(port: int) -> None:
-        answer = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False)
-        async with answer as client:
-            answers.append(await client.post("/x"))
+        async with httpx.AsyncClient(trust_env=False) as client:
+            answers.append(await client.post(f"http://127.0.0.1:{port}/x"))
 
     answers: list[httpx.Response] = []
     async with (

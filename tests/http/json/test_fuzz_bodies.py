@@ -193,10 +193,6 @@ def request_case(path, query, headers, body):
     return Sent(f"/users/{path}?{query}", body, named, "POST" if body else "GET")
 
 
-def accept_case(accept):
-    return Sent("/array", b"[1]", (("content-type", "application/json"), ("accept", accept)))
-
-
 def json_case(body, path, kind, more):
     return Sent(path, body, (("content-type", kind), *more))
 
@@ -339,7 +335,6 @@ CASES = {
         ).map(tuple),
         st.just(b"") | json_texts,
     ),
-    "accept": st.builds(accept_case, accepts | header_text),
     "stream": st.builds(
         stream_case,
         st.sampled_from(["GET", "POST"]),

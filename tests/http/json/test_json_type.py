@@ -182,14 +182,6 @@ def test_so_is_a_large_body_of_them(annotation: Any, values: list[Any]) -> None:
         assert checked_here(type_, body) == checked_by_pydantic(list[annotation], body)
 
 
-def test_a_type_that_pydantic_does_not_know_is_refused_with_its_reason():
-    class Unknown:
-        pass
-
-    with pytest.raises(TypeError, match=r"pydantic says: .*Unknown"):
-        adapter_of(Unknown)
-
-
 @pytest.mark.parametrize("parameter", [private.OF_PYDANTIC, "_absent"])
 def test_models_are_rebuilt_where_pydantic_can(
     parameter: str, monkeypatch: pytest.MonkeyPatch

@@ -55,20 +55,20 @@ def several(text: list[str], count: list[int] = 3, *, json=None): ...
 def positional(text: list[str], count: list[int], /): ...
 
 
-@pytest.mark.parametrize("body", [1, "x", None, [1, {"a": [None]}], {"b": 2.5}])
-def test_without_an_annotation_any_json_is_an_item(body):
-    assert read(anything, body) == body
+def arrays(batch: np.ndarray): ...
 
 
-def test_an_annotation_that_names_no_element_takes_any_json():
-    def arrays(batch: np.ndarray): ...
-
-    assert read(arrays, [1, 2]) == [1, 2]
-
-
-def test_the_item_is_checked_and_made():
-    assert read(numbers, 5) == 5
-    assert read(comments, {"author": "cod"}) == Comment(author="cod", score=0.5)
+@pytest.mark.parametrize(
+    ("handler", "body", "item"),
+    [
+        *[(anything, one, one) for one in (1, "x", None, [1, {"a": [None]}], {"b": 2.5})],
+        (arrays, [1, 2], [1, 2]),  # its annotation names no element
+        (numbers, 5, 5),
+        (comments, {"author": "cod"}, Comment(author="cod", score=0.5)),
+    ],
+)
+def test_an_item_is_the_json_or_made_of_it_by_the_annotation(handler, body, item):
+    assert read(handler, body) == item
 
 
 def test_a_bytes_item_is_the_body_of_whatever_type():
@@ -198,15 +198,6 @@ def test_a_wrong_item_is_a_422_that_says_where_and_nothing_else():
     json.loads(encoded(found.members("id")))
 
 
-def test_json_inside_json_that_is_wrong_is_a_422():
-    from pydantic import Json
-
-    def nested(items: list[Json[int]]): ...
-    def deeper(items: list[dict[str, Json[int]]]): ...
-
-    assert problem(deeper, {"a": "{"}).status == 422
-
-
 def test_a_million_mistakes_are_counted_and_not_listed():
     def rows(items: list[list[int]]): ...
 
@@ -248,26 +239,12 @@ def test_other_media_types_are_a_415(header):
     assert problem(numbers, 1, header).status == 415
 
 
-@pytest.mark.parametrize(
-    "handler",
-    [
-        lambda: (lambda items: None, list[np.random.Generator]),
-        lambda: (lambda items: None, list["Nowhere"]),  # noqa: F821
-    ],
-)
-def test_an_annotation_that_pydantic_does_not_know_is_refused(handler):
-    _, annotation = handler()
-    signature = inspect.Signature(
-        [
-            inspect.Parameter(
-                "items",
-                inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                annotation=annotation.__args__[0],
-            )
-        ]
-    )
-    with pytest.raises(TypeError, match="can't be checked against"):
-        reader_for(signature)
+@pytest.mark.parametrize("annotation", [np.random.Generator, "Nowhere"])
+def test_an_annotation_that_pydantic_does_not_know_is_refused_with_its_reason(annotation):
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameter = inspect.Parameter("items", kind, annotation=annotation)
+    with pytest.raises(TypeError, match=r"can't be checked against.*pydantic says: "):
+        reader_for(inspect.Signature([parameter]))
 
 
 def test_what_takes_the_whole_request_must_be_alone():
@@ -304,9 +281,3 @@ class Point:
 )
 def test_results_are_written_as_json(value, json_text):
     assert encoded(value) == json_text.encode()
-
-
-@pytest.mark.parametrize("value", [object(), {"a": object()}, [lambda: None]])
-def test_what_cannot_be_written_is_a_type_error(value):
-    with pytest.raises(TypeError):
-        encoded(value)

@@ -97,10 +97,7 @@ REFUSED_BY_ORJSON = {
         {"1": 1, "1.5": 2, "a": 3, "2026-01-02": 4},
     ),
     "no time": (NAT, None),
-    **{
-        f"no time in {u}": (np.datetime64("NaT", u), None)
-        for u in ["Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns"]
-    },
+    **{f"no time in {unit}": (np.datetime64("NaT", unit), None) for unit in UNITS},
     "no times of nanoseconds": (
         [{"a": np.array(["NaT", "2026"], "M8[ns]")}],
         [{"a": [None, "2026-01-01T00:00:00"]}],
@@ -194,9 +191,6 @@ def test_a_result_that_contains_itself_is_a_type_error():
             [["2026-01-02T00:00:00", 0.5]],
         ),
         (np.ma.array([1, 2], mask=[0, 1]), [1, None]),
-        (memoryview(b"abcd")[::2], b"ac"),
-        (memoryview(array.array("d", [1.5, 2])), [1.5, 2.0]),
-        (memoryview(np.arange(4).reshape(2, 2)), [[0, 1], [2, 3]]),
         (bytearray(b"ab"), b"ab"),
         (Point(np.array([1], ">i2")), {"x": [1]}),
         (Fish(vector=np.array([1], ">i2")), {"Vector": [1], "name": "cod", "size": 1}),
@@ -222,13 +216,6 @@ def test_a_memoryview_is_its_elements_or_bytes_or_refused(accept):
 @pytest.mark.parametrize("layout", [lambda a: a, lambda a: a[::-1][::-1], list, lambda a: a.T])
 def test_a_float_of_32_bits_is_as_short_in_json_as_it_can_be(layout):
     assert encoded(layout(np.array([0.1, 0.7], "f4"))) == b"[0.1,0.7]"
-
-
-def test_numbers_of_numpy_are_written_without_a_call_for_each(monkeypatch):
-    monkeypatch.setattr("shoal.http.requests.plain._jsonable", None)
-    row = np.array([0.1, 0.7], "f4")
-    value = [{"a": list(row), "b": [row, row[0]], "c": np.int8(1)}]
-    assert encoded(value) == b'[{"a":[0.1,0.7],"b":[[0.1,0.7],0.1],"c":1}]'
 
 
 def test_a_float_of_32_bits_stays_one_in_messagepack():

@@ -44,19 +44,19 @@ async def same(items: list[Named]) -> list[Named]:
 
 
 @pytest.fixture
-def app():
+async def app():
     app = shoal.App(protocols=["oip", "openai"])
     for code in (halves, members, stream, same):
         app.endpoint(f"/{code.__name__}", name=code.__name__)(code)
-    return app
+    async with app.lifespan():
+        yield app
 
 
 async def test_in_json_and_messagepack(app):
     wanted = [("accept", "application/msgpack")]
-    async with app.lifespan():
-        assert (await ask(app, "/halves", "x")).json() == WHOLE
-        assert (await ask(app, "/members", "x")).json() == {"text": WHOLE, WHOLE: 2**70}
-        answer = await ask(app, "/halves", "x", headers=wanted)
+    assert (await ask(app, "/halves", "x")).json() == WHOLE
+    assert (await ask(app, "/members", "x")).json() == {"text": WHOLE, WHOLE: 2**70}
+    answer = await ask(app, "/halves", "x", headers=wanted)
     assert ormsgpack.unpackb(answer.body) == WHOLE
 
 
@@ -64,31 +64,28 @@ async def test_in_json_and_messagepack(app):
     "accept", ["text/event-stream", "application/x-ndjson", "application/json"]
 )
 async def test_in_a_stream(app, accept):
-    async with app.lifespan():
-        answer = await ask(app, "/stream", "x", headers=[("accept", accept)])
+    answer = await ask(app, "/stream", "x", headers=[("accept", accept)])
     assert WHOLE in answer.body.decode()
     assert '"b"' in answer.body.decode()
     assert "error" not in answer.body.decode()
 
 
 async def test_on_a_websocket(app):
-    async with app.lifespan():
-        async with opened(app, "/halves") as socket:
-            socket.say(id=1, item="x")
-            assert (await socket.read())["result"] == WHOLE
-        async with opened(app, "/stream") as socket:
-            socket.say(id=1, item="x")
-            assert [(await socket.read()).get("next") for _ in range(2)] == [WHOLE, "b"]
+    async with opened(app, "/halves") as socket:
+        socket.say(id=1, item="x")
+        assert (await socket.read())["result"] == WHOLE
+    async with opened(app, "/stream") as socket:
+        socket.say(id=1, item="x")
+        assert [(await socket.read()).get("next") for _ in range(2)] == [WHOLE, "b"]
 
 
 async def test_in_tensors(app):
     given = {"name": "x", "shape": [1], "datatype": "BYTES", "data": ["x"]}
     url = "/v2/models/halves/infer"
-    async with app.lifespan():
-        answer = await ask(app, url, {"inputs": [given]})
-        assert answer.json()["outputs"][0]["data"] == [WHOLE]
-        binary = {"inputs": [given], "parameters": {"binary_data_output": True}}
-        answer = await ask(app, url, binary)
+    answer = await ask(app, url, {"inputs": [given]})
+    assert answer.json()["outputs"][0]["data"] == [WHOLE]
+    binary = {"inputs": [given], "parameters": {"binary_data_output": True}}
+    answer = await ask(app, url, binary)
     data = WHOLE.encode()
     assert answer.body.endswith(struct.pack("<I", len(data)) + data)
 
@@ -98,8 +95,7 @@ async def test_in_tensors(app):
 @pytest.mark.parametrize("stop", [None, ["zz"]])
 async def test_in_openais_completions(app, model, is_stream, stop):
     given = {"model": model, "prompt": "x", "stream": is_stream, "stop": stop}
-    async with app.lifespan():
-        answer = await ask(app, "/v1/completions", given)
+    answer = await ask(app, "/v1/completions", given)
     assert answer.status == 200
     text = answer.body.decode()
     if is_stream:
@@ -111,17 +107,15 @@ async def test_in_openais_completions(app, model, is_stream, stop):
 
 
 async def test_a_handle_in_the_process_passes_the_result_itself(app):
-    async with app.lifespan():
-        handle = await app.controller.get_handle("halves")
-        assert await handle.call("x") == HALF
+    handle = await app.controller.get_handle("halves")
+    assert await handle.call("x") == HALF
 
 
 async def test_a_result_in_messagepack_can_be_sent_back_as_an_item(app):
     types = [("content-type", "application/msgpack"), ("accept", "application/msgpack")]
-    async with app.lifespan():
-        answer = await ask(app, "/same", {"First": 1, "Second": "y"}, headers=types[1:])
-        assert ormsgpack.unpackb(answer.body) == {"First": 1, "Second": "y"}
-        again = await ask(app, "/same", body=answer.body, headers=types)
-        wrong = await ask(app, "/same", body=ormsgpack.packb({"first": 1}), headers=types)
+    answer = await ask(app, "/same", {"First": 1, "Second": "y"}, headers=types[1:])
+    assert ormsgpack.unpackb(answer.body) == {"First": 1, "Second": "y"}
+    again = await ask(app, "/same", body=answer.body, headers=types)
+    wrong = await ask(app, "/same", body=ormsgpack.packb({"first": 1}), headers=types)
     assert again.body == answer.body
     assert wrong.status == 422

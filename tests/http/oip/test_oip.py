@@ -8,7 +8,7 @@ import json
 import math
 import struct
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import anyio
 import pytest
@@ -58,6 +58,14 @@ class Served:
             handler = same
             same.__annotations__ = {"x": list[annotation], "return": list[Any]}
         self.app.endpoint("/m", name="m", **OPTIONS | options)(in_a_task(handler))
+
+    async def __aenter__(self) -> Self:
+        self._open = self.app.lifespan()
+        await self._open.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._open.__aexit__(*exc_info)
 
     @property
     def items(self) -> list[Any]:
@@ -113,16 +121,15 @@ async def test_the_server_and_its_models_tell_of_themselves():
         ids: list[int], vector: list[NDArray[np.float32]], text: list[str]
     ) -> list[np.float16]: ...
 
-    app = Served(handler=model).app
-    async with app.lifespan():
-        told = (await ask(app, "/v2", method="GET")).json()
+    async with Served(handler=model) as served:
+        told = (await ask(served.app, "/v2", method="GET")).json()
         assert (told["name"], told["extensions"]) == ("shoal", ["binary_tensor_data"])
         assert told["version"]
-        assert (await ask(app, "/v2/health/live", method="GET")).json() == {"live": True}
-        assert (await ask(app, "/v2/health/ready", method="GET")).json() == {"ready": True}
-        ready = await ask(app, "/v2/models/m/ready", method="GET")
+        assert (await ask(served.app, "/v2/health/live", method="GET")).json() == {"live": True}
+        assert (await ask(served.app, "/v2/health/ready", method="GET")).json() == {"ready": True}
+        ready = await ask(served.app, "/v2/models/m/ready", method="GET")
         assert ready.json() == {"name": "m", "ready": True}
-        assert (await ask(app, "/v2/models/m", method="GET")).json() == {
+        assert (await ask(served.app, "/v2/models/m", method="GET")).json() == {
             "name": "m",
             "versions": ["m"],
             "platform": "shoal",
@@ -179,9 +186,8 @@ async def test_annotations_say_what_tensors_there_are(annotation, told):
     def model(x: list[int]): ...
 
     model.__annotations__ = {"x": list[annotation], "return": list[annotation]}
-    app = Served(handler=model).app
-    async with app.lifespan():
-        metadata = (await ask(app, "/v2/models/m", method="GET")).json()
+    async with Served(handler=model) as served:
+        metadata = (await ask(served.app, "/v2/models/m", method="GET")).json()
     inputs = [(one["name"], one["datatype"], one["shape"]) for one in metadata["inputs"]]
     assert inputs == told
     outputs = [(one["name"], one["datatype"], one["shape"]) for one in metadata["outputs"]]
@@ -190,7 +196,8 @@ async def test_annotations_say_what_tensors_there_are(annotation, told):
     assert outputs == told
 
 
-async def test_a_version_is_a_backend_of_the_traffic():
+@pytest.fixture
+def versioned():
     app = shoal.App(protocols=["oip"])
 
     async def old(x: list[int]) -> list[int]:
@@ -202,6 +209,12 @@ async def test_a_version_is_a_backend_of_the_traffic():
     for tag, code in (("old", old), ("new", new), ("other", old)):
         app.backend(tag, code, placement="task")
     app.route("m", backend={"old": 1.0, "new": 0.0})
+    app.route("held", backend={"old": 1.0})
+    return app
+
+
+async def test_a_version_is_a_backend_of_the_traffic(versioned):
+    app = versioned
     async with app.lifespan():
         told = (await ask(app, "/v2/models/m/versions/new", method="GET")).json()
         assert told["versions"] == ["old", "new"]
@@ -213,16 +226,8 @@ async def test_a_version_is_a_backend_of_the_traffic():
             assert only(answer) == data
 
 
-async def test_a_version_that_is_not_there_is_told_with_those_that_are():
-    app = shoal.App(protocols=["oip"])
-
-    async def same(x: list[int]) -> list[int]:
-        return x
-
-    for tag in ("old", "new", "other"):
-        app.backend(tag, same, placement="task")
-    app.route("m", backend={"old": 1.0, "new": 0.0})
-    app.route("held", backend={"old": 1.0})
+async def test_a_version_that_is_not_there_is_told_with_those_that_are(versioned):
+    app = versioned
     async with app.lifespan():
         await app.controller.create_endpoint("later", backend=None)
         for model, there in (
@@ -265,28 +270,18 @@ async def test_a_version_that_is_not_there_is_told_with_those_that_are():
 )
 @pytest.mark.one_loop
 async def test_what_other_servers_have_is_told_with_where_it_is_here(method, path, told):
-    app = Served().app
-    async with app.lifespan():
-        answer = await ask(app, path, method=method)
+    async with Served() as served:
+        answer = await ask(served.app, path, method=method)
         assert answer.status == 404
         assert told in error(answer)
 
 
-@pytest.mark.parametrize(
-    ("body", "told"),
-    [
-        ('\ufeff{"inputs": []}'.encode(), "It begins with a byte order mark (BOM)"),
-        ('{"inputs": []}'.encode("utf-16"), "It is encoded in UTF-16: send UTF-8."),
-        ('{"inputs": [{"name": "é"}]}'.encode("latin-1"), "(the byte 0xE9 at 22), but perhaps "),
-    ],
-)
 @pytest.mark.one_loop
-async def test_a_body_in_another_encoding_is_told_by_its_name(body, told):
-    app = Served().app
-    async with app.lifespan():
-        answer = await ask(app, "/v2/models/m/infer", body=body)
+async def test_a_body_in_another_encoding_is_told_by_its_name():
+    async with Served() as served:
+        answer = await ask(served.app, "/v2/models/m/infer", body='{"inputs": []}'.encode("utf-16"))
         assert answer.status == 400
-        assert told in error(answer)
+        assert "It is encoded in UTF-16: send UTF-8." in error(answer)
 
 
 async def test_a_model_without_traffic_is_not_ready():
@@ -305,8 +300,7 @@ async def test_a_model_without_traffic_is_not_ready():
 
 
 async def test_each_row_is_an_item_and_their_results_are_joined():
-    served = Served(max_batch_size=4)
-    async with served.app.lifespan():
+    async with Served(max_batch_size=4) as served:
         answer = await infer(served.app, tensor(list(range(10)), [10]), id="one")
     assert answer.json() == {
         "model_name": "m",
@@ -354,9 +348,8 @@ async def test_a_client_of_the_server_that_leaves_frees_all_places(held, rows):
 
 
 async def test_more_rows_than_the_queue_has_places_are_taken_in_turns():
-    served = Served(max_batch_size=2, max_queued_requests=3, max_concurrent_batches=1)
     rows = list(range(10))
-    async with served.app.lifespan():
+    async with Served(max_batch_size=2, max_queued_requests=3, max_concurrent_batches=1) as served:
         assert only(await infer(served.app, tensor(rows, [10]))) == rows
         assert served.items == rows
         assert [len(batch) for batch in served.batches] == [2, 1, 2, 1, 2, 1, 1]
@@ -367,16 +360,14 @@ async def test_the_turns_of_a_request_have_one_deadline():
         await anyio.sleep(1)
         return items
 
-    served = Served(handler=slow, max_batch_size=1, max_queued_requests=1)
-    async with served.app.lifespan():
+    async with Served(handler=slow, max_batch_size=1, max_queued_requests=1) as served:
         asked = tensor([1, 2, 3], [3])
         assert (await infer(served.app, asked, parameters={"timeout": 3_500_000})).status == 200
         assert (await infer(served.app, asked, parameters={"timeout": 2_500_000})).status == 504
 
 
 async def test_as_many_rows_as_promised_are_taken_by_an_idle_server():
-    served = Served(max_batch_size=512)
-    async with served.app.lifespan():
+    async with Served(max_batch_size=512) as served:
         for rows in (1060, 2**14):
             answer = await infer(served.app, tensor([1] * rows, [rows], "INT8"))
             assert only(answer) == [1] * rows
@@ -399,8 +390,7 @@ async def test_a_queue_without_room_for_all_rows_gets_none(held):
 
 async def test_a_tensor_without_the_dimension_of_the_rows_is_refused():
     for annotation in (np.ndarray, NDArray[np.float32], np.ndarray[tuple[int], Any]):
-        served = Served(annotation)
-        async with served.app.lifespan():
+        async with Served(annotation) as served:
             answer = await infer(served.app, tensor([0.5] * 2048, [2048], "FP32"))
         assert (answer.status, "retry-after" in answer.headers) == (400, False)
         assert "(any,)" in error(answer) or "[2048]" in error(answer)
@@ -408,12 +398,11 @@ async def test_a_tensor_without_the_dimension_of_the_rows_is_refused():
 
 
 async def test_null_is_as_if_a_member_was_absent():
-    served = Served()
     nulls = {"id": None, "parameters": None, "outputs": None}
     options = dict.fromkeys(["priority", "timeout", "binary_data_output", "sequence_id"])
     of_output = dict.fromkeys(["binary_data", "classification", "shared_memory_region"])
     of_input = dict.fromkeys(["binary_data_size", "shared_memory_region"])
-    async with served.app.lifespan():
+    async with Served() as served:
         for more in (nulls, {"parameters": options}):
             for parameters in (None, of_input):
                 given = tensor([1], [1], parameters=parameters)
@@ -436,13 +425,12 @@ async def test_the_timeout_of_a_request_is_its_deadline_in_microseconds():
         await anyio.sleep(10)
         return x
 
-    app = Served(handler=slow).app
-    async with app.lifespan():
+    async with Served(handler=slow) as served:
         for rows in (1, 3):
             for timeout, status in ((2_000_000, 504), (0, 200), (20_000_000, 200)):
                 started = anyio.current_time()
                 given = {"parameters": {"timeout": timeout}}
-                answer = await infer(app, tensor([1] * rows, [rows]), **given)
+                answer = await infer(served.app, tensor([1] * rows, [rows]), **given)
                 assert answer.status == status
                 ended_at.append(round(anyio.current_time() - started))
     assert ended_at == [2, 10, 10] * 2
@@ -509,13 +497,12 @@ async def test_with_debug_alone_an_error_has_its_traceback():
     def model(x: list[int]) -> list[int]:
         raise RuntimeError("private")
 
-    app = Served(handler=model, settings={"debug": True}).app
-    async with app.lifespan():
-        text = error(await infer(app, tensor([1], [1])))
+    async with Served(handler=model, settings={"debug": True}) as served:
+        text = error(await infer(served.app, tensor([1], [1])))
         assert text.startswith("The call failed: ")
         assert "\nTraceback (most recent call last):\n" in text
         assert text.endswith("RuntimeError: private\n")
-        assert "Traceback" not in error(await infer(app, tensor(["a"], [1])))
+        assert "Traceback" not in error(await infer(served.app, tensor(["a"], [1])))
 
 
 # Tensors in
@@ -548,8 +535,7 @@ async def test_each_datatype_is_read_in_both_forms(datatype):
     rows = [len(values), 1]
     expected = [one.encode() for one in values] if datatype == "BYTES" else values
     for annotation in (Any, np.ndarray):
-        served = Served(annotation)
-        async with served.app.lifespan():
+        async with Served(annotation) as served:
             for _ in "12":
                 assert (await infer(served.app, tensor(values, rows, datatype))).status == 200
                 data = raw(datatype, values)
@@ -577,8 +563,7 @@ async def test_elements_that_are_not_of_the_datatype_are_refused(datatype):
         wrong += [-largest * 2 - 5, int(largest) * 2]
         if datatype == "FP64":
             wrong.remove(-math.inf)  # no JSON
-    served = Served(Any)
-    async with served.app.lifespan():
+    async with Served(Any) as served:
         for one in wrong:
             answer = await infer(served.app, tensor([one], [1], datatype))
             assert answer.status == 400, one
@@ -587,9 +572,8 @@ async def test_elements_that_are_not_of_the_datatype_are_refused(datatype):
 
 
 async def test_data_may_be_nested_as_its_shape_says():
-    served = Served(list[list[int]])
     nested = [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
-    async with served.app.lifespan():
+    async with Served(list[list[int]]) as served:
         await infer(served.app, tensor(list(range(1, 9)), [2, 2, 2]))
         await infer(served.app, tensor(nested, [2, 2, 2]))
         assert served.items == nested * 2
@@ -624,8 +608,7 @@ async def test_data_may_be_nested_as_its_shape_says():
 async def test_rows_are_made_and_checked_by_the_annotation(
     annotation, given, shape, datatype, items
 ):
-    served = Served(annotation)
-    async with served.app.lifespan():
+    async with Served(annotation) as served:
         answer = await infer(served.app, tensor(given, shape, datatype))
     if items is None and annotation != Literal["a"]:
         assert answer.status == 400
@@ -637,8 +620,7 @@ async def test_rows_are_made_and_checked_by_the_annotation(
 
 
 async def test_floats_in_binary_data_may_be_infinite_or_no_numbers():
-    served = Served(float)
-    async with served.app.lifespan():
+    async with Served(float) as served:
         data = struct.pack("<2d", math.inf, math.nan)
         answer = await infer_binary(served.app, data, [2], "FP64")
     assert only(answer) == [None, None]  # JSON has no such numbers
@@ -646,8 +628,7 @@ async def test_floats_in_binary_data_may_be_infinite_or_no_numbers():
 
 
 async def test_an_array_has_the_dtype_of_its_annotation():
-    served = Served(NDArray[np.float32])
-    async with served.app.lifespan():
+    async with Served(NDArray[np.float32]) as served:
         await infer(served.app, tensor([1, 2], [1, 2], "INT64"))
         await infer_binary(served.app, struct.pack("<2d", 1, 2), [1, 2], "FP64")
     assert [(item.dtype.name, item.tolist()) for item in served.items] == [
@@ -659,11 +640,10 @@ async def test_several_parameters_are_inputs_by_name():
     def model(a: list[float], b: list[str], c: list[int] = [7]) -> list[str]:  # noqa: B006
         return [f"{x} {y} {z}" for x, y, z in zip(a, b, c, strict=True)]
 
-    app = Served(handler=model).app
     a, b = tensor([1.5, 2.5], [2], "FP32", "a"), tensor(["x", "y"], [2, 1], "BYTES", "b")
     c = tensor([8, 9], [2], "INT8", "c")
-    async with app.lifespan():
-        assert only(await infer(app, b, a, c)) == ["1.5 x 8", "2.5 y 9"]
+    async with Served(handler=model) as served:
+        assert only(await infer(served.app, b, a, c)) == ["1.5 x 8", "2.5 y 9"]
         for inputs, text in (
             ([a], "'b' is missing"),
             ([a, b, {**a, "name": "d"}], "there is no 'd'"),
@@ -673,7 +653,7 @@ async def test_several_parameters_are_inputs_by_name():
             ),
             ([a, a, b], "'a' is there twice"),
         ):
-            answer = await infer(app, *inputs)
+            answer = await infer(served.app, *inputs)
             assert answer.status == 400
             assert text in error(answer)
 
@@ -690,9 +670,8 @@ async def test_a_parameter_that_is_left_out_has_its_default():
 
 
 async def test_the_fields_of_a_record_are_inputs_by_name():
-    served = Served(Named)
     name, size = tensor(["a", "b"], [2, 1], "BYTES", "name"), tensor([1, 2], [2], name="size")
-    async with served.app.lifespan():
+    async with Served(Named) as served:
         answer = await infer(served.app, name, size)
         assert served.items == [Named(name="a", size=1), Named(name="b", size=2)]
         outputs = {one["name"]: one["data"] for one in answer.json()["outputs"]}
@@ -701,8 +680,7 @@ async def test_the_fields_of_a_record_are_inputs_by_name():
 
 
 async def test_code_without_parameters_has_one_row():
-    served = Served(handler=lambda: [5])
-    async with served.app.lifespan():
+    async with Served(handler=lambda: [5]) as served:
         assert only(await infer(served.app)) == [5]
 
 
@@ -712,13 +690,11 @@ async def test_what_takes_no_tensors_is_refused():
     async def streamed(x: list[int]):
         yield x
 
-    app = Served(handler=streamed).app
-    async with app.lifespan():
-        answer = await infer(app, tensor([1], [1]))
+    async with Served(handler=streamed) as served:
+        answer = await infer(served.app, tensor([1], [1]))
         assert answer.status == 400
         assert "stream" in error(answer)
-    served = Served(Request)
-    async with served.app.lifespan():
+    async with Served(Request) as served:
         answer = await infer(served.app, tensor([1], [1]))
         assert answer.status == 400
         assert "can't be called with tensors" in error(answer)
@@ -748,15 +724,14 @@ async def test_what_takes_no_tensors_is_refused():
     ],
 )
 async def test_results_are_joined_to_tensors(results, datatype, shape, data):
-    app = Served(handler=lambda x: [results[one] for one in x]).app
-    async with app.lifespan():
-        answer = await infer(app, tensor([0, 1], [2]))
+    async with Served(handler=lambda x: [results[one] for one in x]) as served:
+        answer = await infer(served.app, tensor([0, 1], [2]))
         assert answer.status == 200, answer.body
         assert answer.json()["outputs"] == [
             {"name": "output", "datatype": datatype, "shape": shape, "data": data}
         ]
         all_binary = {"parameters": {"binary_data_output": True}}
-        answer = await infer(app, tensor([0, 1], [2]), **all_binary)
+        answer = await infer(served.app, tensor([0, 1], [2]), **all_binary)
     length = int(answer.headers["inference-header-content-length"])
     assert answer.headers["content-type"] == "application/octet-stream"
     size = len(answer.body) - length
@@ -790,9 +765,8 @@ async def test_results_are_joined_to_tensors(results, datatype, shape, data):
     ],
 )
 async def test_results_that_are_no_tensor_are_an_error_of_the_model(results):
-    app = Served(handler=lambda x: [results[one] for one in x]).app
-    async with app.lifespan():
-        assert (await infer(app, tensor([0, 1], [2]))).status == 500
+    async with Served(handler=lambda x: [results[one] for one in x]) as served:
+        assert (await infer(served.app, tensor([0, 1], [2]))).status == 500
 
 
 async def test_the_wanted_outputs_are_sent_in_their_forms():
@@ -802,10 +776,9 @@ async def test_the_wanted_outputs_are_sent_in_their_forms():
         called.extend(x)
         return [{"label": str(one), "scores": [one, 1]} for one in x]
 
-    app = Served(handler=model).app
-    async with app.lifespan():
+    async with Served(handler=model) as served:
         answer = await infer(
-            app,
+            served.app,
             tensor([1, 2], [2]),
             outputs=[{"name": "scores", "parameters": {"binary_data": True}}, {"name": "label"}],
         )
@@ -816,26 +789,25 @@ async def test_the_wanted_outputs_are_sent_in_their_forms():
         # They are floats by the annotation, whatever the model returns.
         assert answer.body[length:] == struct.pack("<4d", 1, 1, 2, 1)
         answer = await infer(
-            app,
+            served.app,
             tensor([1], [1]),
             parameters={"binary_data_output": True},
             outputs=[{"name": "label", "parameters": {"binary_data": False}}],
         )
         assert only(answer) == ["1"]
         called.clear()
-        answer = await infer(app, tensor([1], [1]), outputs=[{"name": "nothing"}])
+        answer = await infer(served.app, tensor([1], [1]), outputs=[{"name": "nothing"}])
         assert answer.status == 400
         assert "there is no 'nothing'" in error(answer)
         assert not called
 
 
 async def test_bytes_that_are_no_text_are_sent_as_binary_data_only():
-    app = Served(handler=lambda x: [b"\xff" for _ in x]).app
-    async with app.lifespan():
-        answer = await infer(app, tensor([1], [1]))
+    async with Served(handler=lambda x: [b"\xff" for _ in x]) as served:
+        answer = await infer(served.app, tensor([1], [1]))
         assert answer.status == 400
         assert "binary" in error(answer)
-        answer = await infer(app, tensor([1], [1]), parameters={"binary_data_output": True})
+        answer = await infer(served.app, tensor([1], [1]), parameters={"binary_data_output": True})
         assert answer.body.endswith(b"\x01\x00\x00\x00\xff")
 
 
@@ -855,6 +827,10 @@ X = tensor([1], [1])
         b'{"inputs": [',
         b'{"inputs": 3}',
         b'{"inputs": [NaN]}',
+        *[
+            b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT64","data":[%b]}]}' % number
+            for number in (b"9223372036854775808", b"18446744073709551616", b"1e400", b"NaN")
+        ],
         b"[" * 100_000,
         b'{"inputs": [], "id": "\xff"}',
         *[
@@ -906,9 +882,8 @@ X = tensor([1], [1])
     ],
 )
 async def test_a_malformed_request_is_refused(body):
-    served = Served(Any)
     body = body.encode() if isinstance(body, str) else body
-    async with served.app.lifespan():
+    async with Served(Any) as served:
         answer = await ask(served.app, "/v2/models/m/infer", body=body)
         assert answer.status == (413 if body.startswith(b"[[") else 400), answer.body
         assert len(error(answer)) < 1000
@@ -936,8 +911,7 @@ async def test_a_malformed_request_is_refused(body):
     ],
 )
 async def test_binary_data_that_does_not_have_its_shape_is_refused(shape, datatype, data, text):
-    served = Served(Any)
-    async with served.app.lifespan():
+    async with Served(Any) as served:
         answer = await infer_binary(served.app, data, shape, datatype)
         assert answer.status == 400, answer.body
         assert text in error(answer)
@@ -946,9 +920,8 @@ async def test_binary_data_that_does_not_have_its_shape_is_refused(shape, dataty
 
 
 async def test_large_tensors_are_taken_as_arrays():
-    served = Served(NDArray[np.uint8])
     data = bytes(range(256)) * 3 * 2**9
-    async with served.app.lifespan():
+    async with Served(NDArray[np.uint8]) as served:
         parameters = {"binary_data_output": True}
         answer = await infer_binary(served.app, data, [1, 2**17, 3], "UINT8", parameters=parameters)
     length = int(answer.headers["inference-header-content-length"])
@@ -958,8 +931,7 @@ async def test_large_tensors_are_taken_as_arrays():
 @pytest.mark.one_loop
 @pytest.mark.parametrize("length", ["-1", "x", "", "1" * 5000, 10_000, "1.0", "+5", "\u0661"])
 async def test_a_wrong_header_length_is_refused(length):
-    served = Served()
-    async with served.app.lifespan():
+    async with Served() as served:
         head = {"inputs": [described(bytes(8), [1], "INT64")]}
         request = binary(head, bytes(8), length=length)
         answer = await ask(served.app, "/v2/models/m/infer", **request)
@@ -968,8 +940,7 @@ async def test_a_wrong_header_length_is_refused(length):
 
 
 async def test_binary_data_belongs_to_the_inputs():
-    served = Served()
-    async with served.app.lifespan():
+    async with Served() as served:
         head = {"inputs": [described(bytes(8), [1], "INT64")]}
         answer = await ask(served.app, "/v2/models/m/infer", **binary(head, bytes(5)))
         assert answer.status == 400
@@ -986,37 +957,25 @@ async def test_binary_data_belongs_to_the_inputs():
         assert "8 bytes, but only 0 are left" in error(answer)
 
 
-async def test_a_page_of_another_origin_can_send_nothing():
-    served = Served()
-    body = json.dumps({"inputs": [X]}).encode()
-    async with served.app.lifespan():
-        for headers, status in (
-            ([], 200),
-            ([("content-type", "application/octet-stream")], 200),
-            ([("content-type", "application/json; charset=utf-8")], 200),
-            ([("content-type", "text/plain")], 415),
-            ([("content-type", "multipart/form-data")], 415),
-            ([("origin", "http://evil.test")], 415),
-            ([("content-encoding", "gzip")], 400),  # it is not
-            ([("content-encoding", "br")], 415),
-        ):
-            answer = await ask(served.app, "/v2/models/m/infer", body=body, headers=headers)
-            assert answer.status == status, headers
-            if status != 200:
-                assert error(answer)
-
-
-async def test_elements_of_json_are_bounded():
-    served = Served(Any, settings={"max_json_elements": 1000})
-    async with served.app.lifespan():
-        answer = await infer(served.app, tensor([1] * 2000, [1, 2000]))
-        assert answer.status == 413
-        assert error(answer)
+@pytest.mark.one_loop
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (("content-type", "application/octet-stream"), 200),
+        (("content-type", "application/json; charset=utf-8"), 200),
+        (("content-encoding", "gzip"), 400),  # it is not
+        (("content-encoding", "br"), 415),
+    ],
+)
+async def test_the_type_and_the_coding_of_a_body_are_checked(header, status):
+    async with Served() as served:
+        body = json.dumps({"inputs": [X]}).encode()
+        answer = await ask(served.app, "/v2/models/m/infer", body=body, headers=[header])
+    assert (answer.status, "error" in answer.json()) == (status, status != 200)
 
 
 async def test_a_request_that_does_not_fit_has_a_short_error():
-    served = Served(list[int])
-    async with served.app.lifespan():
+    async with Served(list[int]) as served:
         answer = await infer(served.app, tensor(["x"] * 10_000, [10, 1000], "BYTES"))
         assert answer.status == 400
         assert len(error(answer)) < 300
@@ -1026,8 +985,7 @@ A_PAIR = {"inputs": [described(bytes(16), [1, 2], "FP64")]}
 
 
 async def test_requests_with_the_same_description_have_their_own_elements():
-    served = Served(list[float])
-    async with served.app.lifespan():
+    async with Served(list[float]) as served:
         for pair in ([1.0, 2.0], [3.0, 4.0], [1.0, 2.0]):
             data = struct.pack("<2d", *pair)
             answer = await ask(served.app, "/v2/models/m/infer", **binary(A_PAIR, data))
@@ -1055,15 +1013,3 @@ def test_short_descriptions_without_elements_and_ids_are_kept_up_to_a_number():
     assert descriptions.of(json.dumps(A_PAIR).encode()) is first
     assert is_kept(A_PAIR | {"number": 255})
     assert descriptions.of(json.dumps(A_PAIR).encode()) is not first
-
-
-@pytest.mark.one_loop
-@pytest.mark.parametrize("number", ["9223372036854775808", "18446744073709551616", "1e400", "NaN"])
-async def test_a_number_that_no_integer_of_a_tensor_can_be_is_refused(number):
-    served = Served()
-    body = json.dumps({"inputs": [tensor([1, 7777], [2])]}).replace("7777", number)
-    async with served.app.lifespan():
-        answer = await ask(served.app, "/v2/models/m/infer", body=body.encode())
-        assert answer.status == 400
-        assert error(answer)
-    assert served.batches == []

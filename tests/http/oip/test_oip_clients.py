@@ -12,12 +12,11 @@ import anyio.to_thread
 import pytest
 from live_server import live
 from oip_app import oip_app
-from test_served import serving
 
 np = pytest.importorskip("numpy")
 ml_dtypes = pytest.importorskip("ml_dtypes")
 triton = pytest.importorskip("tritonclient.http")
-triton_aio = pytest.importorskip("tritonclient.http.aio")
+
 
 pytestmark = pytest.mark.real_time
 
@@ -29,9 +28,9 @@ CLIENTS = 8
 REQUESTS = 40
 
 
-def tensor(name: str, array: Any, binary: bool, of: Any = triton) -> Any:
+def tensor(name: str, array: Any, binary: bool) -> Any:
     datatype = triton.np_to_triton_dtype(array.dtype)
-    given = of.InferInput(name, array.shape, datatype)
+    given = triton.InferInput(name, array.shape, datatype)
     given.set_data_from_numpy(array, binary_data=binary)
     return given
 
@@ -158,38 +157,3 @@ async def test_many_clients_at_once_get_their_own_results():
     async with live(oip_app()) as server:
         mean = await anyio.to_thread.run_sync(functools.partial(check_load, server.port))
     assert mean > 4  # rows share batches
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
-async def test_the_asyncio_client_of_triton_is_served():
-    async with live(oip_app()) as server:
-        url = f"127.0.0.1:{server.port}"
-        async with triton_aio.InferenceServerClient(url) as client:
-            assert await client.is_server_ready()
-            assert await client.is_model_ready("array")
-            assert not await client.is_model_ready("nothing")
-            metadata = await client.get_model_metadata("upper")
-            assert metadata["inputs"][0]["datatype"] == "BYTES"
-
-            async def ask(seed: int) -> None:
-                rows = np.random.default_rng(seed).random((1 + seed, 3))
-                for binary in (True, False):
-                    found = await client.infer("array", [tensor("x", rows, binary, triton_aio)])
-                    assert (found.as_numpy("output") == rows).all()
-
-            async with anyio.create_task_group() as tasks:
-                for seed in range(20):
-                    tasks.start_soon(ask, seed)
-            with pytest.raises(triton.InferenceServerException, match="'a' is missing"):
-                await client.infer("dot", [tensor("x", np.ones(1), True, triton_aio)])
-
-
-@pytest.mark.parametrize("server", ["hypercorn on trio", "uvicorn"])
-def test_the_client_of_triton_is_served_by_other_servers(server):
-    with (
-        serving(server, "oip_app") as served,
-        triton.InferenceServerClient(f"127.0.0.1:{served.port}") as client,
-    ):
-        for one in (check_models, check_text, check_errors):
-            one(client)

@@ -29,6 +29,33 @@ CHATS = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
 
 
+USAGE = {"stream_options": {"include_usage": True}}
+
+
+def usage_of(prompt_tokens, tokens):
+    total = prompt_tokens + tokens
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": total}
+
+
+@dataclass
+class Few:
+    prompt: str
+    max_tokens: Annotated[int, Field(le=9)] = 5
+
+
+async def few(prompts: list[Few]) -> list[str]:
+    return [one.prompt for one in prompts]
+
+
+@pytest.fixture
+async def app():
+    """All models, and one of few tokens, whose path is below that of the protocol."""
+    app = openai_app()
+    app.endpoint("/v1/own", name="few", methods=("POST",))(few)
+    async with app.lifespan():
+        yield app
+
+
 async def completed(app, model, prompt, **more):
     answer = await ask(app, COMPLETIONS, {"model": model, "prompt": prompt, **more})
     assert answer.status == 200, answer.body
@@ -50,81 +77,68 @@ async def refused(app, asked, path=COMPLETIONS):
     return answer.status, error
 
 
-async def test_a_completion():
-    app = openai_app(models=["upper"])
-    async with app.lifespan():
-        answer = await ask(app, COMPLETIONS, {"model": "upper", "prompt": "a b", "user": "me"})
-        body = answer.json()
-        assert body.pop("created") > 1e9
-        assert body.pop("id") == "cmpl-" + answer.headers["x-request-id"]
-        assert body == {
-            "object": "text_completion",
-            "model": "upper",
-            "choices": [{"index": 0, "text": "A B", "logprobs": None, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4},
-        }
+MESSAGE = {"role": "assistant", "content": "USER: HI\nASSISTANT:", "refusal": None}
 
 
-async def test_no_reader_of_lines_cuts_a_piece_or_an_error():
+@pytest.mark.parametrize(
+    ("path", "asked", "prefix", "kind", "tokens", "text"),
+    [
+        (COMPLETIONS, {"prompt": "a b"}, "cmpl-", "text_completion", 2, {"text": "A B"}),
+        (CHATS, {"messages": HI}, "chatcmpl-", "chat.completion", 3, {"message": MESSAGE}),
+    ],
+    ids=["completion", "chat"],
+)
+async def test_a_whole_text(app, path, asked, prefix, kind, tokens, text):
+    answer = await ask(app, path, {"model": "upper", "user": "me", **asked})
+    body = answer.json()
+    assert body.pop("created") > 1e9
+    assert body.pop("id") == prefix + answer.headers["x-request-id"]
+    assert body == {
+        "object": kind,
+        "model": "upper",
+        "choices": [{"index": 0, **text, "logprobs": None, "finish_reason": "stop"}],
+        "usage": usage_of(tokens, tokens),
+    }
+
+
+async def test_no_reader_of_lines_cuts_a_piece_or_an_error(app):
     text = "CAF\u00c9 A\x85B\u2028C\u2029D"
-    app = openai_app(models=["words", "upper"])
-    async with app.lifespan():
-        for model in ("words", "upper"):
-            asked = {"model": model, "prompt": text, "stream": True}
-            answer = await ask(app, COMPLETIONS, asked)
-            lines = [line for line in answer.body.decode().splitlines() if line]
-            assert all(line.startswith("data: ") for line in lines)
-            (written,) = text_of(events(answer.body))[0].values()
-            assert written.strip() == text
+    for model in ("words", "upper"):
+        asked = {"model": model, "prompt": text, "stream": True}
+        answer = await ask(app, COMPLETIONS, asked)
+        lines = [line for line in answer.body.decode().splitlines() if line]
+        assert all(line.startswith("data: ") for line in lines)
+        (written,) = text_of(events(answer.body))[0].values()
+        assert written.strip() == text
 
 
-async def test_a_chat():
-    app = openai_app(models=["upper"])
-    async with app.lifespan():
-        body = (await ask(app, CHATS, {"model": "upper", "messages": HI})).json()
-        assert body["object"] == "chat.completion"
-        assert body["id"].startswith("chatcmpl-")
-        [choice] = body["choices"]
-        assert choice["message"] == {
-            "role": "assistant",
-            "content": "USER: HI\nASSISTANT:",
-            "refusal": None,
-        }
+async def test_a_stream_of_a_completion(app):
+    found = await streamed(app, model="words", prompt="a b")
+    assert [event["choices"][0]["text"] for event in found[:-1]] == ["a ", "b ", ""]
+    assert {event["object"] for event in found[:-1]} == {"text_completion"}
+    assert len({event["id"] for event in found[:-1]}) == 1
+    assert all("usage" not in event for event in found[:-1])
+    assert found[-1] == "[DONE]"
 
 
-async def test_a_stream_of_a_completion():
-    app = openai_app(models=["words"])
-    async with app.lifespan():
-        found = await streamed(app, model="words", prompt="a b")
-        assert [event["choices"][0]["text"] for event in found[:-1]] == ["a ", "b ", ""]
-        assert {event["object"] for event in found[:-1]} == {"text_completion"}
-        assert len({event["id"] for event in found[:-1]}) == 1
-        assert all("usage" not in event for event in found[:-1])
-        assert found[-1] == "[DONE]"
-
-
-async def test_a_stream_of_a_chat_begins_with_the_role_and_ends_with_usage_if_asked():
-    app = openai_app(models=["words"])
-    async with app.lifespan():
-        found = await streamed(
-            app, CHATS, model="words", messages=HI, stream_options={"include_usage": True}
-        )
-        first, *pieces, last, usage, done = found
-        assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-        assert [piece["choices"][0]["delta"] for piece in pieces] == [
-            {"content": "user: "},
-            {"content": "hi\nassistant: "},
-        ]
-        assert last["choices"][0] == {
-            "index": 0,
-            "delta": {},
-            "logprobs": None,
-            "finish_reason": "stop",
-        }
-        assert all(event["usage"] is None for event in found[:-2])
-        assert usage["choices"] == []
-        assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-        assert done == "[DONE]"
+async def test_a_stream_of_a_chat_begins_with_the_role_and_ends_with_usage_if_asked(app):
+    found = await streamed(app, CHATS, model="words", messages=HI, **USAGE)
+    first, *pieces, last, usage, done = found
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [piece["choices"][0]["delta"] for piece in pieces] == [
+        {"content": "user: "},
+        {"content": "hi\nassistant: "},
+    ]
+    assert last["choices"][0] == {
+        "index": 0,
+        "delta": {},
+        "logprobs": None,
+        "finish_reason": "stop",
+    }
+    assert all(event["usage"] is None for event in found[:-2])
+    assert usage["choices"] == []
+    assert usage["usage"] == usage_of(3, 2)
+    assert done == "[DONE]"
 
 
 @pytest.mark.one_loop
@@ -143,103 +157,80 @@ async def test_a_stream_of_a_chat_begins_with_the_role_and_ends_with_usage_if_as
         ({"stop": ["b"], "max_tokens": 2}, "a ", "stop"),
     ],
 )
-async def test_a_text_ends_whatever_the_model_knows(asked, text, reason):
-    app = openai_app(models=["words", "upper", "writer"])
-    async with app.lifespan():
-        for model in ("words", "upper", "writer"):
-            more = dict(asked)
-            if model == "upper" and "stop" in asked:
-                more["stop"] = [stop.upper() for stop in asked["stop"]]
-            choice = (await completed(app, model, "a b c d", **more))["choices"][0]
-            texts, reasons = text_of(await streamed(app, model=model, prompt="a b c d", **more))
-            for form, got, why in (
-                ("whole", choice["text"], choice["finish_reason"]),
-                ("stream", texts[0], reasons[0]),
-            ):
-                found = (model, form, got.lower().rstrip(), why)
-                assert found == (model, form, text.rstrip(), reason)
+async def test_a_text_ends_whatever_the_model_knows(app, asked, text, reason):
+    for model in ("words", "upper", "writer"):
+        more = dict(asked)
+        if model == "upper" and "stop" in asked:
+            more["stop"] = [stop.upper() for stop in asked["stop"]]
+        choice = (await completed(app, model, "a b c d", **more))["choices"][0]
+        texts, reasons = text_of(await streamed(app, model=model, prompt="a b c d", **more))
+        for form, got, why in (
+            ("whole", choice["text"], choice["finish_reason"]),
+            ("stream", texts[0], reasons[0]),
+        ):
+            found = (model, form, got.lower().rstrip(), why)
+            assert found == (model, form, text.rstrip(), reason)
 
 
-async def test_a_text_that_has_ended_frees_its_place_before_the_next_step():
-    app = openai_app(models=["writer"])
-    async with app.lifespan():
-        asked = {"model": "writer", "prompt": "a b c d e f", "max_tokens": 2}
-        # Streams of one text do so on Shoal's own server; on others one step may be wasted.
-        for more in ({}, {"n": 2}):
-            app.writer.steps.clear()
-            await ask(app, COMPLETIONS, asked | more)
-            await anyio.sleep(1)
-            assert [len(active) for active in app.writer.steps if active] == [more.get("n", 1)] * 2
+async def test_a_text_that_has_ended_frees_its_place_before_the_next_step(app):
+    asked = {"model": "writer", "prompt": "a b c d e f", "max_tokens": 2}
+    # Streams of one text do so on Shoal's own server; on others one step may be wasted.
+    for more in ({}, {"n": 2}):
+        app.writer.steps.clear()
+        await ask(app, COMPLETIONS, asked | more)
+        await anyio.sleep(1)
+        assert [len(active) for active in app.writer.steps if active] == [more.get("n", 1)] * 2
 
 
 @pytest.mark.parametrize("more", [{"stream": True}, {}, {"n": 2}, {"n": 2, "stream": True}])
-async def test_a_client_that_leaves_frees_its_place_before_the_next_step(more):
-    app = openai_app(models=["writer"])
+async def test_a_client_that_leaves_frees_its_place_before_the_next_step(app, more):
     app.writer.is_held = True
     asked = {"model": "writer", "prompt": "a b c d e f", **more}
-    async with app.lifespan():
-        call = Call(app, COMPLETIONS, item=asked)
-        async with calling(call):
-            await settle()
-            app.writer.step()
-            await settle()
-            assert app.writer.steps == [["a b c d e f"] * more.get("n", 1)] * 2
-            call.leave()
-            await anyio.sleep(UNNOTICED_S + 0.01)
-            app.writer.is_held = False
-            app.writer.step()
-            await anyio.sleep(1)
-            assert [one for one in app.writer.steps[2:] if one] == []
+    call = Call(app, COMPLETIONS, item=asked)
+    async with calling(call):
+        await settle()
+        app.writer.step()
+        await settle()
+        assert app.writer.steps == [["a b c d e f"] * more.get("n", 1)] * 2
+        call.leave()
+        await anyio.sleep(UNNOTICED_S + 0.01)
+        app.writer.is_held = False
+        app.writer.step()
+        await anyio.sleep(1)
+        assert [one for one in app.writer.steps[2:] if one] == []
 
 
-async def test_n_makes_n_calls_with_seeds_that_differ():
-    app = openai_app(models=["columns"])
-    async with app.lifespan():
-        body = await completed(app, "columns", ["x", "y"], n=2, seed=5, top_p=0.5)
-        assert [one["text"] for one in body["choices"]] == [
-            "x 5 0.5",
-            "x 6 0.5",
-            "y 5 0.5",
-            "y 6 0.5",
-        ]
-        assert [one["index"] for one in body["choices"]] == [0, 1, 2, 3]
-        assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14}
+async def test_n_makes_n_calls_with_seeds_that_differ(app):
+    body = await completed(app, "columns", ["x", "y"], n=2, seed=5, top_p=0.5)
+    assert [one["text"] for one in body["choices"]] == [
+        "x 5 0.5",
+        "x 6 0.5",
+        "y 5 0.5",
+        "y 6 0.5",
+    ]
+    assert [one["index"] for one in body["choices"]] == [0, 1, 2, 3]
+    assert body["usage"] == usage_of(2, 12)
 
 
-async def test_several_texts_are_streamed_together():
-    app = openai_app(models=["words"])
-    async with app.lifespan():
-        found = await streamed(
-            app,
-            model="words",
-            prompt=["a b c", "d e"],
-            n=2,
-            max_tokens=2,
-            stream_options={"include_usage": True},
-        )
-        assert text_of(found) == (
-            {0: "a b ", 1: "a b ", 2: "d e ", 3: "d e "},
-            {0: "length", 1: "length", 2: "length", 3: "length"},
-        )
-        assert found[-2]["usage"] == {
-            "prompt_tokens": 5,
-            "completion_tokens": 8,
-            "total_tokens": 13,
-        }
-        assert found[-1] == "[DONE]"
+async def test_several_texts_are_streamed_together(app):
+    found = await streamed(app, model="words", prompt=["a b c", "d e"], n=2, max_tokens=2, **USAGE)
+    assert text_of(found) == (
+        {0: "a b ", 1: "a b ", 2: "d e ", 3: "d e "},
+        {0: "length", 1: "length", 2: "length", 3: "length"},
+    )
+    assert found[-2]["usage"] == usage_of(5, 8)
+    assert found[-1] == "[DONE]"
 
 
-async def test_a_record_gets_the_parameters_that_it_has_fields_for():
-    app = openai_app(models=["options", "narrow", "columns"])
-    async with app.lifespan():
-        body = await completed(app, "options", "p", presence_penalty=1, top_k=3, temperature=0)
-        assert body["choices"][0]["text"] == "p|7|0.0|[]|None|3"
-        body = await completed(app, "options", "p", max_tokens=9, stop="!", seed=4, n=1)
-        assert body["choices"][0]["text"] == "p|9|1.0|['"  # it ends at the stop sequence
-        body = await completed(app, "narrow", "p", temperature=0.25, seed=3)
-        assert body["choices"][0]["text"] == "p at 0.25"
-        body = await completed(app, "columns", "p", seed=3)
-        assert body["choices"][0]["text"] == "p 3 0.25"
+async def test_a_record_gets_the_parameters_that_it_has_fields_for(app):
+    body = await completed(app, "options", "p", presence_penalty=1, top_k=3, temperature=0)
+    assert body["choices"][0]["text"] == "p|7|0.0|[]|None|3"
+    body = await completed(app, "options", "p", max_tokens=9, stop="!", seed=4, n=1)
+    assert body["choices"][0]["text"] == "p|9|1.0|['"  # it ends at the stop sequence
+    body = await completed(app, "narrow", "p", temperature=0.25, seed=3)
+    assert body["choices"][0]["text"] == "p at 0.25"
+    body = await completed(app, "columns", "p", seed=3)
+    assert body["choices"][0]["text"] == "p 3 0.25"
 
 
 async def test_the_default_of_a_record_ends_a_stream_too():
@@ -254,19 +245,17 @@ async def test_the_default_of_a_record_ends_a_stream_too():
         assert (choice["text"], choice["finish_reason"]) == ("x " * 7, "length")
 
 
-async def test_messages_are_passed_to_a_model_that_takes_them():
-    app = openai_app(models=["talk"])
-    async with app.lifespan():
-        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-        messages = [{"role": "system", "content": parts}, *HI]
-        body = (await ask(app, CHATS, {"model": "talk", "messages": messages})).json()
-        assert body["choices"][0]["message"]["content"] == "system ab / user hi"
-        assert body["usage"]["prompt_tokens"] == 2
-        status, error = await refused(app, {"model": "talk", "prompt": "hi"})
-        assert (status, error["message"]) == (
-            400,
-            "The model takes messages only: use /v1/chat/completions",
-        )
+async def test_messages_are_passed_to_a_model_that_takes_them(app):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "system", "content": parts}, *HI]
+    body = (await ask(app, CHATS, {"model": "talk", "messages": messages})).json()
+    assert body["choices"][0]["message"]["content"] == "system ab / user hi"
+    assert body["usage"]["prompt_tokens"] == 2
+    status, error = await refused(app, {"model": "talk", "prompt": "hi"})
+    assert (status, error["message"]) == (
+        400,
+        "The model takes messages only: use /v1/chat/completions",
+    )
 
 
 def template(messages):
@@ -283,7 +272,7 @@ async def test_the_template_the_tokens_and_the_names_are_the_users():
         body = (await ask(app, CHATS, asked)).json()
         assert body["choices"][0]["message"]["content"] == "<USER>H"
         assert body["choices"][0]["finish_reason"] == "length"
-        assert body["usage"] == {"prompt_tokens": 8, "completion_tokens": 7, "total_tokens": 15}
+        assert body["usage"] == usage_of(8, 7)
         status, error = await refused(
             app, asked | {"messages": [{"role": "assistant", "content": None}]}, CHATS
         )
@@ -398,54 +387,40 @@ async def test_a_template_that_gives_no_text_fails_its_own_caller_alone(more):
 async def test_a_function_counts_the_tokens_of_pieces():
     app = openai_app(OpenAI(count_tokens=len), models=["words"])
     async with app.lifespan():
-        found = await streamed(
-            app,
-            model="words",
-            prompt="abc def",
-            max_tokens=6,
-            stream_options={"include_usage": True},
-        )
+        found = await streamed(app, model="words", prompt="abc def", max_tokens=6, **USAGE)
         assert text_of(found) == ({0: "abc de"}, {0: "length"})
-        assert found[-2]["usage"] == {
-            "prompt_tokens": 7,
-            "completion_tokens": 6,
-            "total_tokens": 13,
-        }
+        assert found[-2]["usage"] == usage_of(7, 6)
 
 
-async def test_the_models():
-    app = openai_app()
-    async with app.lifespan():
-        listed = (await ask(app, "/v1/models", method="GET")).json()
-        names = [one["id"] for one in listed["data"]]
-        assert listed["object"] == "list"
-        assert "numbers" not in names  # it takes no text
-        assert set(names) >= {"words", "upper", "options", "narrow", "talk", "embed", "writer"}
-        one = (await ask(app, "/v1/models/upper", method="GET")).json()
-        assert (one["id"], one["object"], one["owned_by"]) == ("upper", "model", "shoal")
-        for name in ("numbers", "nothing", "no/such"):
-            answer = await ask(app, f"/v1/models/{name}", method="GET")
-            assert (answer.status, answer.json()["error"]["code"]) == (404, "model_not_found")
+async def test_the_models(app):
+    listed = (await ask(app, "/v1/models", method="GET")).json()
+    names = [one["id"] for one in listed["data"]]
+    assert listed["object"] == "list"
+    assert "numbers" not in names  # it takes no text
+    assert set(names) >= {"words", "upper", "options", "narrow", "talk", "embed", "writer"}
+    one = (await ask(app, "/v1/models/upper", method="GET")).json()
+    assert (one["id"], one["object"], one["owned_by"]) == ("upper", "model", "shoal")
+    for name in ("numbers", "nothing", "no/such"):
+        answer = await ask(app, f"/v1/models/{name}", method="GET")
+        assert (answer.status, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_embeddings():
-    app = openai_app(models=["embed"])
-    async with app.lifespan():
-        asked = {"model": "embed", "input": ["aa", "b c"]}
-        body = (await ask(app, "/v1/embeddings", asked)).json()
-        assert body == {
-            "object": "list",
-            "data": [
-                {"object": "embedding", "index": 0, "embedding": [2.0, 0.5]},
-                {"object": "embedding", "index": 1, "embedding": [3.0, 0.5]},
-            ],
-            "model": "embed",
-            "usage": {"prompt_tokens": 3, "total_tokens": 3},
-        }
-        asked |= {"input": "aa", "encoding_format": "base64"}
-        body = (await ask(app, "/v1/embeddings", asked)).json()
-        vector = base64.b64decode(body["data"][0]["embedding"])
-        assert struct.unpack("<2f", vector) == (2.0, 0.5)
+async def test_embeddings(app):
+    asked = {"model": "embed", "input": ["aa", "b c"]}
+    body = (await ask(app, "/v1/embeddings", asked)).json()
+    assert body == {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": 0, "embedding": [2.0, 0.5]},
+            {"object": "embedding", "index": 1, "embedding": [3.0, 0.5]},
+        ],
+        "model": "embed",
+        "usage": {"prompt_tokens": 3, "total_tokens": 3},
+    }
+    asked |= {"input": "aa", "encoding_format": "base64"}
+    body = (await ask(app, "/v1/embeddings", asked)).json()
+    vector = base64.b64decode(body["data"][0]["embedding"])
+    assert struct.unpack("<2f", vector) == (2.0, 0.5)
 
 
 async def test_embeddings_are_one_batch():
@@ -511,13 +486,11 @@ async def test_a_request_that_has_begun_waits_for_room_when_others_fill_the_queu
     assert answers == [200]
 
 
-async def test_as_many_inputs_as_promised_are_taken_by_an_idle_server():
-    app = openai_app(models=["embed"])
-    async with app.lifespan():
-        asked = {"model": "embed", "input": ["a"] * 2048}
-        answer = await ask(app, "/v1/embeddings", asked)
-        assert (answer.status, len(answer.json()["data"])) == (200, 2048)
-        status, error = await refused(app, {**asked, "input": ["a"] * 2049}, "/v1/embeddings")
+async def test_as_many_inputs_as_promised_are_taken_by_an_idle_server(app):
+    asked = {"model": "embed", "input": ["a"] * 2048}
+    answer = await ask(app, "/v1/embeddings", asked)
+    assert (answer.status, len(answer.json()["data"])) == (200, 2048)
+    status, error = await refused(app, {**asked, "input": ["a"] * 2049}, "/v1/embeddings")
     assert status == 400
     assert error["message"].endswith("There must be 1 to 2048 inputs, and there are 2049")
 
@@ -593,34 +566,19 @@ REFUSED = [
 ]
 
 
-@dataclass
-class Few:
-    prompt: str
-    max_tokens: Annotated[int, Field(le=9)] = 5
+@pytest.mark.one_loop
+async def test_what_is_refused(app):
+
+    for (path, asked), status, param, code in REFUSED:
+        got, error = await refused(app, asked, path)
+        assert (got, error["param"], error["code"]) == (status, param, code), (asked, error)
+        assert ".str" not in error["message"]
+        assert error["type"] == "invalid_request_error"
+    assert {one.name: one.errors for one in app.controller.endpoints.values() if one.errors} == {}
 
 
 @pytest.mark.one_loop
-async def test_what_is_refused():
-    app = openai_app()
-
-    @app.endpoint("/few", name="few")
-    async def few(prompts: list[Few]) -> list[str]:
-        return [one.prompt for one in prompts]
-
-    async with app.lifespan():
-        for (path, asked), status, param, code in REFUSED:
-            got, error = await refused(app, asked, path)
-            assert (got, error["param"], error["code"]) == (status, param, code), (asked, error)
-            assert ".str" not in error["message"]
-            assert error["type"] == "invalid_request_error"
-        assert {
-            one.name: one.errors for one in app.controller.endpoints.values() if one.errors
-        } == {}
-
-
-@pytest.mark.one_loop
-async def test_what_changes_nothing_is_accepted():
-    app = openai_app(models=["upper"])
+async def test_what_changes_nothing_is_accepted(app):
     nothing = {
         "tools": [],
         "tool_choice": "none",
@@ -634,29 +592,8 @@ async def test_what_changes_nothing_is_accepted():
         "parallel_tool_calls": True,
         "unknown": {"a": [1]},
     }
-    async with app.lifespan():
-        answer = await ask(app, CHATS, {"model": "upper", "messages": HI, **nothing})
-        assert answer.status == 200, answer.body
-
-
-@pytest.mark.parametrize("more", [{}, {"stream": True}, {"n": 2}, {"n": 2, "stream": True}])
-async def test_a_model_that_fails_is_a_server_error_without_its_text(more, caplog):
-    app = openai_app(models=["broken"])
-    async with app.lifespan():
-        status, error = await refused(app, {"model": "broken", "prompt": "a", **more})
-        assert (status, error["type"], error["code"]) == (500, "server_error", None)
-        assert "secret" not in error["message"]
-        assert app.controller.endpoints["broken"].errors == more.get("n", 1)
-
-
-@pytest.mark.parametrize("more", [{}, {"n": 2}])
-async def test_a_stream_that_fails_ends_with_an_error(more, caplog):
-    app = openai_app(models=["breaks"])
-    async with app.lifespan():
-        found = await streamed(app, model="breaks", prompt="a", **more)
-        assert text_of(found[:-1])[0][0] == "one "
-        assert found[-1]["error"]["type"] == "server_error"
-        assert "[DONE]" not in found
+    answer = await ask(app, CHATS, {"model": "upper", "messages": HI, **nothing})
+    assert answer.status == 200, answer.body
 
 
 async def test_overload_says_when_to_come_back():
@@ -694,16 +631,6 @@ async def test_a_prompt_that_is_too_long_is_the_clients_mistake():
         own = await ask(app, "/short", "a" * 9)
         assert (own.status, own.json()["detail"]) == (413, "It costs 9, and a batch may cost 8.")
         assert "retry-after" not in own.headers
-
-
-async def test_a_text_that_takes_too_long_is_given_up():
-    app = openai_app(answer_timeout_s=5, models=["writer"])
-    app.writer.is_held = True
-    async with app.lifespan():
-        status, error = await refused(app, {"model": "writer", "prompt": "a"})
-        assert (status, error["code"]) == (504, "timeout")
-        app.writer.is_held = False
-        app.writer.step()
 
 
 async def test_answers_are_counted_under_the_endpoint_and_pieces_are_timed():
@@ -758,23 +685,17 @@ def test_wrong_options_are_refused():
         OpenAI(models={"a": 1})
 
 
-async def test_a_path_or_a_method_that_is_not_there_is_refused_in_the_form_of_the_protocol():
-    app = openai_app()
+async def test_a_path_or_a_method_that_is_not_there_is_refused_in_the_form_of_the_protocol(app):
 
-    @app.endpoint("/v1/own", methods=("POST",))
-    async def own(items: list[str]) -> list[str]:
-        return items
-
-    async with app.lifespan():
-        for method, path in (("GET", COMPLETIONS), ("PUT", CHATS), ("DELETE", "/v1/models/upper")):
-            answer = await ask(app, path, method=method)
-            assert answer.status == 405
-            assert "OPTIONS" in answer.headers["allow"]
-            assert answer.json()["error"]["type"] == "invalid_request_error"
-        for method, path in (("GET", "/v1/own"), ("GET", "/v1x"), ("GET", "/v1/own/")):
-            answer = await ask(app, path, method=method)
-            is_own = answer.headers["content-type"] == "application/problem+json"
-            assert is_own == (path != "/v1/own/")
+    for method, path in (("GET", COMPLETIONS), ("PUT", CHATS), ("DELETE", "/v1/models/upper")):
+        answer = await ask(app, path, method=method)
+        assert answer.status == 405
+        assert "OPTIONS" in answer.headers["allow"]
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+    for method, path in (("GET", "/v1/own"), ("GET", "/v1x"), ("GET", "/v1/own/")):
+        answer = await ask(app, path, method=method)
+        is_own = answer.headers["content-type"] == "application/problem+json"
+        assert is_own == (path != "/v1/own/")
 
 
 BASE = "; a client's base URL ends with /v1, once and without another slash"
@@ -802,27 +723,23 @@ NO_RESPONSES = "the Responses API is not supported; use /v1/chat/completions"
         ("/v1/", "there are /v1/models, "),
     ],
 )
-async def test_a_path_that_is_nearly_right_is_told_the_right_one(path, told):
-    app = openai_app(models=["upper"])
-    async with app.lifespan():
-        for method in ("GET", "POST"):
-            answer = await ask(app, path, method=method)
-            if answer.status == 405:
-                continue
-            error = answer.json()["error"]
-            assert (answer.status, error["code"]) == (404, "unknown_url")
-            assert error["type"] == "invalid_request_error"
-            assert error["message"].startswith(f"There is no path {path} here: ")
-            assert told in error["message"]
+async def test_a_path_that_is_nearly_right_is_told_the_right_one(app, path, told):
+    for method in ("GET", "POST"):
+        answer = await ask(app, path, method=method)
+        if answer.status == 405:
+            continue
+        error = answer.json()["error"]
+        assert (answer.status, error["code"]) == (404, "unknown_url")
+        assert error["type"] == "invalid_request_error"
+        assert error["message"].startswith(f"There is no path {path} here: ")
+        assert told in error["message"]
 
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("path", ["/v1x", "/", "/modelss", "/a/models", "/chat"])
-async def test_other_paths_are_refused_in_the_own_form(path):
-    app = openai_app(models=["upper"])
-    async with app.lifespan():
-        answer = await ask(app, path, method="PUT")
-        assert answer.headers["content-type"] == "application/problem+json"
+async def test_other_paths_are_refused_in_the_own_form(app, path):
+    answer = await ask(app, path, method="PUT")
+    assert answer.headers["content-type"] == "application/problem+json"
 
 
 @pytest.mark.one_loop
@@ -862,14 +779,17 @@ async def test_tokens_of_a_prompt_that_can_not_be_counted_are_told_of_as_an_erro
             assert (answer.status, answer.json()["error"]["type"]) == (500, "server_error")
 
 
-def embedding_with(result):
+async def embedded(result, form, *, inputs="a"):
+    """The response of a model that returns this result for each input."""
     app = shoal.App(protocols=["openai"])
 
     @app.endpoint("/embed", name="embed")
     async def embed(texts: list[str]) -> list:
         return [result for _ in texts]
 
-    return app
+    async with app.lifespan():
+        asked = {"model": "embed", "input": inputs, "encoding_format": form}
+        return await ask(app, "/v1/embeddings", asked)
 
 
 @pytest.mark.one_loop
@@ -888,40 +808,30 @@ def embedding_with(result):
     ],
 )
 async def test_a_result_that_is_not_a_vector_is_no_embedding(result, told, form):
-    app = embedding_with(result)
-    async with app.lifespan():
-        asked = {"model": "embed", "input": "a", "encoding_format": form}
-        status, error = await refused(app, asked, "/v1/embeddings")
-    assert (status, error["param"]) == (400, "model")
+    answer = await embedded(result, form)
+    error = answer.json()["error"]
+    assert (answer.status, error["param"]) == (400, "model")
     assert error["message"].endswith(f"a result must be a vector of numbers, {told}")
 
 
-async def test_a_failure_is_told_with_the_id_that_the_log_has(caplog):
-    app = openai_app(models=["broken", "breaks"])
-    async with app.lifespan():
-        answer = await ask(app, COMPLETIONS, {"model": "broken", "prompt": "a"})
-        message = answer.json()["error"]["message"]
-        assert message.endswith(f"under the request id {answer.headers['x-request-id']}.")
-        assert answer.headers["x-request-id"] in caplog.text
-        asked = {"model": "breaks", "prompt": "a", "stream": True}
-        answer = await ask(app, COMPLETIONS, asked)
-        message = events(answer.body)[-1]["error"]["message"]
-        assert message.endswith(f"under the request id {answer.headers['x-request-id']}.")
+async def test_a_failure_is_told_with_the_id_that_the_log_has(app, caplog):
+    answer = await ask(app, COMPLETIONS, {"model": "broken", "prompt": "a"})
+    message = answer.json()["error"]["message"]
+    assert message.endswith(f"under the request id {answer.headers['x-request-id']}.")
+    assert answer.headers["x-request-id"] in caplog.text
+    asked = {"model": "breaks", "prompt": "a", "stream": True}
+    answer = await ask(app, COMPLETIONS, asked)
+    message = events(answer.body)[-1]["error"]["message"]
+    assert message.endswith(f"under the request id {answer.headers['x-request-id']}.")
 
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("result", [(1, 0.5), np.array([1.0, 0.5]), [np.float32(1), 0.5]])
 async def test_a_vector_may_be_of_any_type(result):
-    app = embedding_with(result)
-    async with app.lifespan():
-        for form in ("float", "base64"):
-            asked = {"model": "embed", "input": "a", "encoding_format": form}
-            answer = await ask(app, "/v1/embeddings", asked)
-            [one] = answer.json()["data"]
-            vector = one["embedding"]
-            if form == "base64":
-                vector = list(struct.unpack("<2f", base64.b64decode(vector)))
-            assert vector == [1.0, 0.5]
+    [whole] = (await embedded(result, "float")).json()["data"]
+    assert whole["embedding"] == [1.0, 0.5]
+    [packed] = (await embedded(result, "base64")).json()["data"]
+    assert struct.unpack("<2f", base64.b64decode(packed["embedding"])) == (1.0, 0.5)
 
 
 INFINITE = float("inf")
@@ -943,32 +853,10 @@ NOT_FINITE = [
     ],
 )
 async def test_a_vector_with_a_number_that_is_not_finite_is_an_error(result, form):
-    app = embedding_with(result)
-    async with app.lifespan():
-        asked = {"model": "embed", "input": ["a", "b"], "encoding_format": form}
-        status, error = await refused(app, asked, "/v1/embeddings")
-    assert (status, error["type"]) == (500, "server_error")
+    answer = await embedded(result, form, inputs=["a", "b"])
+    error = answer.json()["error"]
+    assert (answer.status, error["type"]) == (500, "server_error")
     assert error["message"] == "The model gave an embedding with a number that is not finite"
-
-
-@pytest.mark.parametrize("inputs", ["a", ["a", "b"]])
-async def test_a_client_that_leaves_gives_up_its_embeddings(inputs):
-    app, ended = shoal.App(protocols=["openai"]), []
-
-    @app.endpoint("/embed", name="embed", max_batch_size=8)
-    async def embed(texts: list[str]) -> list[list[float]]:
-        try:
-            await anyio.sleep_forever()
-        finally:
-            ended.append(len(texts))
-
-    async with app.lifespan():
-        call = Call(app, "/v1/embeddings", item={"model": "embed", "input": inputs})
-        async with calling(call):
-            await settle()
-            call.leave()
-            await anyio.sleep(UNNOTICED_S + 0.01)
-            assert ended == [len(inputs)]
 
 
 async def test_all_inputs_of_a_request_go_to_one_backend():
@@ -1012,34 +900,50 @@ async def test_the_items_are_those_of_the_backend_that_takes_the_call():
             assert body["choices"][0]["text"] == f"{name} a"
 
 
-async def test_a_model_that_is_deleted_is_not_there_until_it_is_made_again():
-    app = openai_app(models=["upper"])
+@pytest.mark.one_loop
+async def test_the_texts_of_a_chat_may_come_from_backends_that_take_different_items():
+    app = shoal.App(protocols=["openai"])
+
+    async def of_messages(chats: list[Chat]) -> list[str]:
+        return ["of messages" for _ in chats]
+
+    async def of_text(prompts: list[str]) -> list[str]:
+        return prompts
+
+    app.backend("messages", of_messages, placement="task")
+    app.backend("text", of_text, placement="task")
+    app.route("m", backend={"messages": 0.5, "text": 0.5}, path="/m")
     async with app.lifespan():
-        for _ in range(2):
-            await completed(app, "upper", "a")
-            await app.controller.delete_endpoint("upper")
-            status, error = await refused(app, {"model": "upper", "prompt": "a"})
-            assert (status, error["code"]) == (404, NOT_FOUND)
-            await app.controller.create_endpoint("upper", backend="upper", route="/upper")
+        body = (await ask(app, CHATS, {"model": "m", "messages": HI, "n": 32})).json()
+    texts = {choice["message"]["content"] for choice in body["choices"]}
+    assert texts == {"of messages", "user: hi\nassistant:"}
+    assert body["usage"]["prompt_tokens"] == 3  # those of the template
 
 
-async def test_null_is_as_if_a_parameter_was_absent():
-    app = openai_app(models=["upper", "options", "embed"])
-    async with app.lifespan():
-        answer = await ask(app, *embedding(dimensions=None, encoding_format=None))
-        assert answer.status == 200
-        special = {**dict.fromkeys(SPECIAL), "stream_options": {"include_usage": None}}
-        answer = await ask(app, CHATS, {"model": "upper", "messages": HI, **special})
-        assert answer.status == 200, answer.body
-        answer = await ask(app, *completion("upper", n=2, **special))
-        assert answer.status == 200, answer.body
-        nulls = dict.fromkeys(("n", "stop", "stream", "stream_options", "seed", "temperature"))
-        asked = {"model": "upper", "max_tokens": 1, "max_completion_tokens": None, **nulls}
-        body = (await ask(app, CHATS, {"messages": HI, **asked})).json()
-        assert body["choices"][0]["message"]["content"] == "USER:"
-        body = await completed(app, "options", "a", **nulls)
-        assert body["choices"][0]["text"].startswith("a|7|1.0|[]|None")
-        await completed(app, "options", "a", seed=None, n=2)
+async def test_a_model_that_is_deleted_is_not_there_until_it_is_made_again(app):
+    for _ in range(2):
+        await completed(app, "upper", "a")
+        await app.controller.delete_endpoint("upper")
+        status, error = await refused(app, {"model": "upper", "prompt": "a"})
+        assert (status, error["code"]) == (404, NOT_FOUND)
+        await app.controller.create_endpoint("upper", backend="upper", route="/upper")
+
+
+async def test_null_is_as_if_a_parameter_was_absent(app):
+    answer = await ask(app, *embedding(dimensions=None, encoding_format=None))
+    assert answer.status == 200
+    special = {**dict.fromkeys(SPECIAL), "stream_options": {"include_usage": None}}
+    answer = await ask(app, CHATS, {"model": "upper", "messages": HI, **special})
+    assert answer.status == 200, answer.body
+    answer = await ask(app, *completion("upper", n=2, **special))
+    assert answer.status == 200, answer.body
+    nulls = dict.fromkeys(("n", "stop", "stream", "stream_options", "seed", "temperature"))
+    asked = {"model": "upper", "max_tokens": 1, "max_completion_tokens": None, **nulls}
+    body = (await ask(app, CHATS, {"messages": HI, **asked})).json()
+    assert body["choices"][0]["message"]["content"] == "USER:"
+    body = await completed(app, "options", "a", **nulls)
+    assert body["choices"][0]["text"].startswith("a|7|1.0|[]|None")
+    await completed(app, "options", "a", seed=None, n=2)
 
 
 @pytest.mark.parametrize("texts", [1, 2])

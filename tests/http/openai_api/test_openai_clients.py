@@ -1,40 +1,33 @@
-"""OpenAI's own client with a server on a socket, and clients that leave it in mid-stream."""
-
-import json
-from contextlib import asynccontextmanager
+"""OpenAI's own client, and texts that end, with a server on a socket."""
 
 import anyio
 import anyio.to_thread
+import httpx
 import pytest
-from live_server import live, read_until, request
-from openai_app import openai_app
+from live_server import live
+from openai_app import events, openai_app
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 HI = [{"role": "user", "content": "hi you there"}]
 
 
-@asynccontextmanager
-async def served(**settings):
-    app = openai_app(**settings)
+@pytest.fixture
+async def app():
+    return openai_app()
+
+
+@pytest.fixture
+async def url(app):
     async with live(app) as server:
-        yield app, server
+        yield f"http://127.0.0.1:{server.port}/v1"
 
 
-def options(server):
-    return {
-        "base_url": f"http://127.0.0.1:{server.port}/v1",
-        "api_key": "none",
-        "max_retries": 0,
-        "timeout": 10,
-    }
-
-
-def use_client(given):
+def use_client(url):
     """What a program does with the client."""
     import openai
 
-    with openai.OpenAI(**given) as client:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=10) as client:
         names = [model.id for model in client.models.list()]
         assert "upper" in names
         assert client.models.retrieve("upper").id == "upper"
@@ -87,72 +80,31 @@ def use_client(given):
             list(stream)
 
 
-async def test_the_client(caplog):
-    async with served() as (_app, server):
-        await anyio.to_thread.run_sync(use_client, options(server))
+async def test_the_client(url, caplog):
+    await anyio.to_thread.run_sync(use_client, url)
 
 
-def asking(**asked):
-    return request("/v1/completions", method="POST", body=json.dumps(asked).encode())
+@pytest.fixture
+async def client(url):
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        yield client
 
 
-@pytest.mark.parametrize("n", [1, 2])
-async def test_a_client_that_leaves_in_mid_stream_frees_its_place(n):
-    async with served() as (app, server):
-        app.writer.is_held = True
-        sent = asking(model="writer", prompt="a b c d", stream=True, n=n)
-        async with await server.connect() as client:
-            await client.send_all(sent)
-            app.writer.step()
-            await read_until(client, b'"text":"a "')
-        # The next one joins only once the place is free.
-        async with await server.connect() as client:
-            await client.send_all(asking(model="writer", prompt="e f", n=2, stream=True))
-            while ["e f", "e f"] not in app.writer.steps:
-                app.writer.step()
-                await anyio.sleep(0.001)
-            app.writer.is_held = False
-            app.writer.step()
-            await read_until(client, b"[DONE]")
-        assert ["a b c d"] * n in app.writer.steps
-        assert all(len(step) <= 2 for step in app.writer.steps)
-
-
-async def test_a_text_that_has_ended_frees_its_place_while_the_handler_sends():
-    async with served() as (app, server):
-        for more in ({"max_tokens": 3}, {"stop": ["d"]}, {"stop": ["c d"]}):
-            app.writer.steps.clear()
-            async with await server.connect() as client:
-                await client.send_all(
-                    asking(model="writer", prompt="a b c d e f g h", stream=True, **more)
-                )
-                answer = await read_until(client, b"[DONE]")
-            assert b'"text":"e' not in answer
-            steps = [one for one in app.writer.steps if one]
-            assert len(steps) == 3 + ("stop" in more)
-
-
-async def test_a_client_that_does_not_read_loses_nothing():
+async def test_a_client_that_does_not_read_loses_nothing(client):
     long = " ".join(f"{nth:08000}" for nth in range(300))
-    async with served() as (_app, server), await server.connect() as client:
-        asked = {"stop": ["00299"], "stream_options": {"include_usage": True}}
-        await client.send_all(asking(model="words", prompt=long, stream=True, **asked))
+    asked = {"model": "words", "prompt": long, "stream": True, "stop": ["00299"]}
+    asked |= {"stream_options": {"include_usage": True}}
+    async with client.stream("POST", "/completions", json=asked) as answer:
         await anyio.sleep(0.05)
-        answer = await read_until(client, b"[DONE]")
-    *pieces, last = map(json.loads, _data(answer))
-    texts = [piece["choices"][0]["text"] for piece in pieces]
-    assert "".join(texts) == long.removesuffix("00299")
+        *pieces, last, _done = events(await answer.aread())
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == long.removesuffix("00299")
     assert last["usage"]["completion_tokens"] == 300
 
 
-def _data(answer):
-    """The data of the events in an answer, without the last one."""
-    _, _, body = answer.partition(b"\r\n\r\n")
-    whole = b""
-    while body and not body.startswith(b"0\r\n"):
-        size, _, body = body.partition(b"\r\n")
-        whole += body[: int(size, 16)]
-        body = body[int(size, 16) + 2 :]
-        if b"[DONE]" in whole:
-            break
-    return [e.removeprefix(b"data: ") for e in whole.split(b"\n\n") if e.startswith(b"data: {")]
+async def test_a_text_that_has_ended_frees_its_place_while_the_handler_sends(app, client):
+    for more in ({"max_tokens": 3}, {"stop": ["d"]}, {"stop": ["c d"]}):
+        app.writer.steps.clear()
+        asked = {"model": "writer", "prompt": "a b c d e f g h", "stream": True, **more}
+        answer = await client.post("/completions", json=asked)
+        assert '"text":"e' not in answer.text
+        assert len([one for one in app.writer.steps if one]) == 3 + ("stop" in more)

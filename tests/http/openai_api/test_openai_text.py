@@ -1,6 +1,5 @@
 """Where a text ends, however the model divides it into pieces."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,32 +66,6 @@ def test_a_whole_text_ends_before_its_first_stop_sequence(text, stops):
     wanted = text[: min(found)] if found else text
     assert end.whole(text) == wanted
     assert (end.reason, end.tokens) == ("stop", len(wanted))
-
-
-@pytest.mark.parametrize("most", range(1, 8))
-def test_pieces_are_shortened_to_the_number_of_tokens_that_a_function_counts(most):
-    text, reason, tokens = written(["abc", "", "de"], (), most, len)
-    assert text == "abcde"[:most]
-    assert (reason, tokens) == (("length", most) if most <= 5 else ("stop", 5))
-
-
-@pytest.mark.parametrize(
-    ("most", "text", "reason", "tokens"),
-    [(1, "one", "length", 1), (2, "one  two,", "length", 2), (3, "one  two, 3 ", "length", 3)],
-)
-def test_a_whole_text_is_shortened_to_its_words(most, text, reason, tokens):
-    end = TextEnd((), most, None)
-    assert end.whole("one  two, 3 ") == text
-    assert (end.reason, end.tokens) == (reason, tokens)
-
-
-def test_a_long_stop_sequence_costs_little_for_each_piece():
-    # Each character of the text begins a search that fails at the end.
-    end = TextEnd(["a" * 255 + "b"], None, None)
-    for _ in range(2_000):
-        end.take("a")
-    assert end.take("c").startswith("a")
-    assert end.rest() == ""
 
 
 def test_a_function_that_counts_tokens_is_not_called_in_the_task_of_the_handler():

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cached_property
-from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Final, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -33,7 +32,7 @@ from shoal.serving.names import parameter_names
 from shoal.serving.query import Query, takes_query
 
 if TYPE_CHECKING:
-    from inspect import Signature
+    from inspect import Parameter, Signature
 
     from pydantic_core import SchemaValidator
 
@@ -54,6 +53,7 @@ class QueryReader:
     def __init__(self, signature: Signature) -> None:
         self._parameters = list(signature.parameters.values())
         self._takes_query = takes_query(signature)
+        self._is_record = len(self._parameters) == 1 and is_record(self._parameters[0].annotation)
 
     def item(self, exchange: Exchange) -> Any:
         """Returns a tuple for several parameters; raises `Refused` if the query does not fit."""
@@ -67,30 +67,24 @@ class QueryReader:
 
     def _checked(self, query: Query) -> Any:
         given: Any = dict(query)
-        if len(self._parameters) > 1:
-            fields: dict[str, Any] = self._fields.validate_strings(given)
-            return tuple(fields.get(p.name, p.default) for p in self._parameters)
-        [parameter] = self._parameters
-        if is_record(parameter.annotation):
-            return self._record.validate_strings(given)
-        if not query and parameter.default is not Parameter.empty:
-            return parameter.default
-        return self._fields.validate_strings(given)[parameter.name]
+        checked: Any = self._validator.validate_strings(given)
+        if self._is_record:
+            return checked
+        first, *others = [checked.get(p.name, p.default) for p in self._parameters]
+        return (first, *others) if others else first
 
     @cached_property
-    def _fields(self) -> SchemaValidator:
+    def _validator(self) -> SchemaValidator:
+        if self._is_record:
+            return finite_validator(TypeAdapter(self._parameters[0].annotation))
         return finite_validator(fields_adapter(self._parameters))
-
-    @cached_property
-    def _record(self) -> SchemaValidator:
-        return finite_validator(TypeAdapter(self._parameters[0].annotation))
 
     def _problem(self, error: ValidationError) -> Problem:
         errors = error.errors(include_url=False, include_input=False, include_context=False)
         first = errors[0]
         where = ".".join(str(step) for step in first["loc"])
         form = "&".join(f"{parameter.name}=..." for parameter in self._parameters)
-        if len(self._parameters) == 1 and is_record(self._parameters[0].annotation):
+        if self._is_record:
             form = "name=value"
         return Problem(
             422,

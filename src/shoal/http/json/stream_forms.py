@@ -112,7 +112,7 @@ class NumberedEvents(_Accepted):
     heartbeat = b":\n"
     stops_reconnection = True
 
-    def __init__(self, last: bytes = _END) -> None:
+    def __init__(self, last: bytes) -> None:
         self._last = last
         self._number = 0
 
@@ -123,10 +123,7 @@ class NumberedEvents(_Accepted):
 
     @override
     def item(self, value: Any) -> bytes:
-        text = one_line_json(encoded(value))
-        self._number = number = self._number + 1
-        message = b"id: %d\ndata: %b\n\n" % (number, text)
-        return message if number > 1 else _RETRY + message
+        return self._numbered(b"data: %b\n\n" % one_line_json(encoded(value)))
 
     @override
     def end(self) -> bytes:
@@ -137,7 +134,7 @@ class NumberedEvents(_Accepted):
         return self._numbered(b"event: error\ndata: %b\n\n" % _written(problem, request_id))
 
     def _numbered(self, event: bytes) -> bytes:
-        number = self._number + 1
+        self._number = number = self._number + 1
         message = b"id: %d\n%b" % (number, event)
         return message if number > 1 else _RETRY + message
 

@@ -32,27 +32,27 @@ _parser_log: Final = logging.getLogger("python_multipart")
 _URL_ENCODED: Final = b"application/x-www-form-urlencoded"
 
 
-class WholeRequest(Request):
-    """A request with its whole body; raises `Refused` for a form that costs too much to read."""
-
+class _RequestWithBody(Request):
     # Its is_disconnected() is always false: a disconnect cancels the call, which the handler sees
     # in current_batch().requests.
 
     def __init__(self, scope: Scope, body: bytes) -> None:
-        for name, value in scope["headers"]:
-            if name == b"content-type":
-                check_form(value, body)
         super().__init__(scope, _receive_of(body))
         self._whole_body = body
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _data_of(self, self._whole_body)
+        data = {name: self.scope[name] for name in _DATA if name in self.scope}
+        return RequestFromElsewhere, (data, self._whole_body)
 
 
-def _data_of(request: Request, body: bytes) -> tuple[Any, ...]:
-    """Returns the data for pickle to create the request again in another process."""
-    data = {name: request.scope[name] for name in _DATA if name in request.scope}
-    return RequestFromElsewhere, (data, body)
+class WholeRequest(_RequestWithBody):
+    """A request with its whole body; raises `Refused` for a form that costs too much to read."""
+
+    def __init__(self, scope: Scope, body: bytes) -> None:
+        for name, value in scope["headers"]:
+            if name == b"content-type":
+                _check_form(value, body)
+        super().__init__(scope, body)
 
 
 def _receive_of(body: bytes) -> Receive:
@@ -78,15 +78,8 @@ def _unavailable(name: str) -> Any:
     return property(refuse)
 
 
-class RequestFromElsewhere(Request):
+class RequestFromElsewhere(_RequestWithBody):
     """The request in another process."""
-
-    def __init__(self, scope: Scope, body: bytes) -> None:
-        super().__init__(scope, _receive_of(body))
-        self._whole_body = body
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _data_of(self, self._whole_body)
 
     app: Any = _unavailable("app")  # pyright: ignore[reportIncompatibleMethodOverride]
     state: Any = _unavailable("state")  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -95,7 +88,7 @@ class RequestFromElsewhere(Request):
     auth: Any = _unavailable("auth")  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
-def check_form(content_type: bytes, body: bytes) -> None:
+def _check_form(content_type: bytes, body: bytes) -> None:
     """Checks the cost of reading a form; ignores other bodies."""
     media_type = content_type.partition(b";")[0].strip().lower()
     if media_type == _URL_ENCODED and body.count(b"&") + body.count(b";") >= _MOST_FIELDS:

@@ -110,12 +110,7 @@ class InferRoute(ProtocolRoute):
     """Answers requests for inference with calls of one endpoint, a call for each row."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        heads: RequestHeads,
-        options: HttpOptions,
-        *,
-        has_version: bool,
+        self, endpoint: Endpoint, heads: RequestHeads, options: HttpOptions, *, has_version: bool
     ) -> None:
         super().__init__(endpoint.name)
         self._endpoint = endpoint
@@ -150,10 +145,6 @@ class InferRoute(ProtocolRoute):
                 await exchange.answer(200, BINARY, body, [(HEADER_LENGTH, b"%d" % length)])
 
 
-_EXTENSIONS: Final = ("binary_tensor_data",)
-_VERSION: Final = "/versions/{version}"
-
-
 class OpenInference(HttpProtocol):
     """The Open Inference Protocol, version 2: ``App(protocols=["oip"])``."""
 
@@ -174,14 +165,9 @@ class _Routes(ProtocolRoutes):
     @override
     def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
         name = endpoint.name
-        for version in ("", _VERSION):
+        for version in ("", "/versions/{version}"):
             path = f"/v2/models/{name}{version}"
-            infer = InferRoute(
-                endpoint,
-                self._heads,
-                self._options,
-                has_version=bool(version),
-            )
+            infer = InferRoute(endpoint, self._heads, self._options, has_version=bool(version))
             yield f"{path}/infer", "POST", infer
             yield path, "GET", MetadataPage(partial(self._metadata, endpoint), name)
             yield f"{path}/ready", "GET", MetadataPage(partial(self._model_ready, endpoint), name)
@@ -200,7 +186,7 @@ class _Routes(ProtocolRoutes):
         import importlib.metadata
 
         version = importlib.metadata.version("shoal")
-        return 200, {"name": "shoal", "version": version, "extensions": _EXTENSIONS}
+        return 200, {"name": "shoal", "version": version, "extensions": ["binary_tensor_data"]}
 
     def _ready(self, _: Exchange) -> tuple[int, dict[str, Any]]:
         endpoints = self._controller.endpoints.values()

@@ -158,9 +158,6 @@ class RequestHeads:
 
     def read(self, head: bytes) -> RequestHead:
         """Reads JSON that other requests are not likely to send."""
-        return RequestHead(self._parsed(head), self._max_elements)
-
-    def _parsed(self, head: bytes) -> dict[str, Any]:
         check_cost(head, self._max_elements, _COSTS)
         try:
             try:
@@ -169,14 +166,12 @@ class RequestHeads:
                 value = orjson.loads(head)
             except orjson.JSONDecodeError:
                 check_json(head, self._max_elements, _COSTS)
-                parsed: dict[str, Any] = _VALIDATOR.validate_json(
-                    head
-                )  # its error says what is wrong
+                parsed = _VALIDATOR.validate_json(head)  # its error says what is wrong
             else:
                 parsed = _VALIDATOR.validate_python(value)
         except ValidationError as error:
             raise Refused(_of_validation(error, head)) from None
-        return parsed
+        return RequestHead(parsed, self._max_elements)
 
 
 def _of_validation(error: ValidationError, head: bytes) -> Problem:

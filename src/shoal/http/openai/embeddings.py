@@ -128,8 +128,7 @@ def _check_vector(result: Any) -> Sequence[Any]:
     vector: object = result.tolist() if hasattr(result, "tolist") else result
     if type(vector) in _LISTS:
         values: Sequence[Any] = vector  # type: ignore[assignment]  # a list or a tuple
-        kinds: set[type] = set(map(type, values))
-        if kinds == _FLOATS or all(issubclass(kind, Real) for kind in kinds):
+        if all(issubclass(kind, Real) for kind in set(map(type, values))):
             return values
     raise refused(
         f"The model gives no embeddings: a result must be a vector of numbers, not {_form(vector)}",
@@ -150,6 +149,6 @@ def _form(value: object) -> str:
 
 
 _LISTS: Final = frozenset({list, tuple})
-_FLOATS: Final = {float}
+
 _IN_NULL: Final = ord("n")
 _IS_LITTLE: Final = sys.byteorder == "little"
