@@ -9,6 +9,14 @@ from hypothesis import strategies as st
 from shoal.serving.devices import DeviceLedger, exact_part
 
 
+def test_a_part_goes_where_the_least_is_left():
+    ledger = DeviceLedger(["0", "1"])
+    ledger.take("a", 0.5)
+    assert ledger.take("b", 0.75) == ("1",)
+    assert ledger.take("c", 0.25) == ("1",)
+    assert ledger.take("d", 1) is None
+
+
 @pytest.mark.parametrize(("part", "fit"), [(1 / 3, 3), (0.333333, 3), (0.1, 10), (0.34, 2), (1, 1)])
 def test_parts_are_exact(part, fit):
     ledger = DeviceLedger(["0"])
