@@ -306,7 +306,7 @@ def test_mistakes_in_what_is_compared_are_told(told, tmp_path):
 
 @pytest.mark.real_time
 def test_a_terminal_without_unicode_gets_escapes():
-    command = [sys.executable, "-m", "shoal", "simulate", "--callers", "4"]
+    command = [sys.executable, "-m", "shoal", "simulate", "--callers", "4", "--duration", "1"]
     command += ["--run-time", "0.00001", "--max-batch-size", "4"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20)
