@@ -163,25 +163,6 @@ async def test_rc10_rc11_above_the_bound_requests_are_refused_at_once(
     assert held.batches == [["running"], ["queued"]]
 
 
-async def test_rc12_a_rejection_passes_unchanged_through_a_calling_service() -> None:
-    bound = {"max_batch_size": 1, "max_queued_requests": 0}
-    async with opened() as (app, controller), chain(controller, inner=bound) as (_, _, inner):
-        busy = Call(app, "/inner", item="busy")
-        async with calling(busy):
-            await settle()
-            with anyio.fail_after(1):
-                (direct,) = await ask_all(app, "/inner", 1)
-                (passed,) = await ask_all(app, "/outer", 1)
-            inner.gate.set()
-            await busy.returned.wait()
-    assert (passed.status, passed.headers["retry-after"]) == (503, "1")
-    unlike = {"instance"}
-    assert {k: v for k, v in passed.json().items() if k not in unlike} == {
-        k: v for k, v in direct.json().items() if k not in unlike
-    }
-    assert inner.batches == [["busy"]]
-
-
 # RC13-RC19: time-outs.
 
 

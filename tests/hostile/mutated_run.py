@@ -143,9 +143,7 @@ def run_mutated(
         except OSError:
             break
         found.connections += 1
-        window[client.socket.fileno()] = client
-        poll.register(client.socket, select.POLLIN)
-        _turns(found, window, poll, at_most=AT_ONCE)
+        _begin(client, found, window, poll)
         if number % PROBE_EVERY == 0:
             if not server.is_up():
                 break
@@ -165,14 +163,17 @@ def warm_up(server: HostileServer) -> None:
     poll = select.poll()
     window: dict[int, Client] = {}
     for number in range(WARM_UP):
-        client = Client(server, hostile_connection(-1, number))
-        window[client.socket.fileno()] = client
-        poll.register(client.socket, select.POLLIN)
-        _turns(Mutated(), window, poll, at_most=AT_ONCE)
+        _begin(Client(server, hostile_connection(-1, number)), Mutated(), window, poll)
     _turns(Mutated(), window, poll, at_most=0)
     sockets = server.sockets()
     wait_until(lambda: server.sockets() <= min(sockets, 6), LEFT_AFTER_S)
     server.ask("POST", "/sum", "warm")
+
+
+def _begin(client: Client, found: Mutated, window: dict[int, Client], poll: select.poll) -> None:
+    window[client.socket.fileno()] = client
+    poll.register(client.socket, select.POLLIN)
+    _turns(found, window, poll, at_most=AT_ONCE)
 
 
 def _turns(found: Mutated, window: dict[int, Client], poll: select.poll, *, at_most: int) -> None:
