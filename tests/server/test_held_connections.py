@@ -102,7 +102,20 @@ async def test_the_kernel_takes_little_of_what_a_client_does_not_read():
 # A client that has used up its time on HTTP/2 has none left to be idle.
 
 
-async def test_other_requests_of_such_a_connection_are_answered():
+async def test_a_connection_whose_client_takes_no_data_ends_with_its_time():
+    async with (
+        live(EchoApp(), send_timeout_s=0.1, keep_alive_timeout_s=HANG_S * 2) as server,
+        http2(server) as client,
+    ):
+        client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        asked = client.ask()
+        await client.flush()
+        with anyio.fail_after(HANG_S / 4):
+            await client.wait_for(h2.events.StreamReset, asked)
+            await read_all(client.stream)
+
+
+async def test_other_requests_of_a_connection_whose_body_does_not_come_are_answered():
     app = EchoApp()
     async with (
         live(app, body_timeout_s=0.1, keep_alive_timeout_s=HANG_S * 2) as server,
