@@ -516,7 +516,7 @@ async def answered_in_turn(app, paths):
 
 
 async def test_each_request_has_its_own_head_however_many_there_are():
-    """More than are kept, and some that are too long to be kept, each of them twice."""
+    """More than are kept, and some that are too long to be kept; some of them twice."""
 
     async def app(scope, receive, send):
         if scope["type"] == "http":
@@ -530,7 +530,7 @@ async def test_each_request_has_its_own_head_however_many_there_are():
 
     paths = ["/" + "x" * (8000 * (nth % 100 == 0)) for nth in range(1100)]
     async with live(app, workers=1) as server, await server.connect() as client:
-        for nth, path in [*enumerate(paths)] * 2:
+        for nth, path in [*enumerate(paths), *enumerate(paths[:200])]:
             await client.send_all(request(path, headers=(f"X-Number: {nth}",)))
             assert await read_answer(client) == (200, [path, str(nth)])
 
