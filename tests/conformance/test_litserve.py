@@ -39,12 +39,6 @@ async def test_lb1_over_http_both_are_answered_500_without_what_went_wrong_insid
     assert [call.answer.json()["type"] for call in calls] == ["urn:shoal:problem:internal"] * 2
 
 
-@pytest.mark.parametrize("size", [0, -1])
-async def test_lb2_the_size_must_be_at_least_one(size: int) -> None:
-    with pytest.raises(ValueError, match=f"max_batch_size must be at least 1, not {size}"):
-        shoal.Batcher(Recorder(), max_batch_size=size)
-
-
 async def test_lb2_a_window_longer_than_a_call_may_take_ends_in_time_for_the_call() -> None:
     handler = Recorder()
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=30, request_timeout_s=10)

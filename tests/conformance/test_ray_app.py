@@ -12,7 +12,7 @@ from starlette.routing import Mount
 
 import shoal
 from batching.scenes import Held, Recorder, outcome, outcomes, settle
-from conformance.replica_scenes import chain, living_tasks, service
+from conformance.replica_scenes import chain, service
 from shoal.errors import ShutDown
 from shoal.replicas.code.definition import accept_batch
 from shoal.testing.asgi import Answer, Call, ask, calling
@@ -71,15 +71,6 @@ async def becomes(app: Any, status: int) -> None:
 # RI: whole requests.
 
 
-async def test_ri1_requests_at_once_share_batches() -> None:
-    handler = Recorder()
-    async with opened() as (app, controller):
-        await service(controller, "only", handler, max_batch_size=5, batch_wait_timeout_s=1)
-        answers = await ask_all(app, "/only", *range(20))
-    assert [answer.json() for answer in answers] == list(range(20))
-    assert len(handler.batches) < 20
-
-
 async def test_ri3_a_handler_that_returns_a_number_is_an_error_that_does_not_show_it() -> None:
     async def handler(items: list[int]) -> Any:
         return 5150
@@ -89,19 +80,6 @@ async def test_ri3_a_handler_that_returns_a_number_is_an_error_that_does_not_sho
         (answer,) = await ask_all(app, "/only", 1)
     assert answer.status == 500
     assert b"5150" not in answer.body
-
-
-async def test_ri4_items_of_a_stream_need_not_be_hashable() -> None:
-    async def texts(prompts: list[str]) -> AsyncIterator[list[dict[str, str]]]:
-        for _ in range(10):
-            yield [{"text": prompt} for prompt in prompts]
-
-    async with opened() as (app, controller):
-        await service(controller, "only", texts, max_batch_size=4, batch_wait_timeout_s=None)
-        answers = await outcomes(*(ask(app, "/only", item, headers=LINES) for item in "abcd"))
-    for prompt, answer in zip("abcd", answers, strict=True):
-        lines = answer.body.decode().splitlines()
-        assert lines == [f'{{"item":{{"text":"{prompt}"}}}}'] * 10 + ['{"end":true}']
 
 
 async def test_ri13_an_item_larger_than_a_batch_is_refused_alone() -> None:
@@ -134,23 +112,6 @@ async def test_rc1_a_client_that_leaves_cancels_the_handler_and_what_it_calls(
             await settle()
             assert outer.cancelled == inner.cancelled == [["item"]]
             assert call.status == 499
-
-
-async def test_rc4_rc6_a_client_that_leaves_the_line_never_reaches_the_handler() -> None:
-    held = Held()
-    async with opened() as (app, controller):
-        await service(controller, "only", held, max_batch_size=1)
-        first, second = (Call(app, "/only", item=item) for item in (1, 2))
-        async with calling(first) as tasks:
-            await settle()
-            tasks.start_soon(second.run)
-            await settle()
-            second.leave()
-            await second.returned.wait()
-            held.gate.set()
-            await first.returned.wait()
-    assert first.answer.json() == 1
-    assert held.batches == [[1]]
 
 
 async def test_rc7_rc24_a_generator_is_closed_when_its_client_leaves_and_not_before() -> None:
@@ -202,33 +163,7 @@ async def test_rc10_rc11_above_the_bound_requests_are_refused_at_once(
     assert held.batches == [["running"], ["queued"]]
 
 
-async def test_rc12_a_rejection_passes_unchanged_through_a_calling_service() -> None:
-    bound = {"max_batch_size": 1, "max_queued_requests": 0}
-    async with opened() as (app, controller), chain(controller, inner=bound) as (_, _, inner):
-        busy = Call(app, "/inner", item="busy")
-        async with calling(busy):
-            await settle()
-            with anyio.fail_after(1):
-                (direct,) = await ask_all(app, "/inner", 1)
-                (passed,) = await ask_all(app, "/outer", 1)
-            inner.gate.set()
-            await busy.returned.wait()
-    assert (passed.status, passed.headers["retry-after"]) == (503, "1")
-    unlike = {"instance"}
-    assert {k: v for k, v in passed.json().items() if k not in unlike} == {
-        k: v for k, v in direct.json().items() if k not in unlike
-    }
-    assert inner.batches == [["busy"]]
-
-
 # RC13-RC19: time-outs.
-
-
-async def test_rc13_fast_requests_are_answered_within_their_time_out() -> None:
-    async with opened() as (app, controller):
-        await service(controller, "only", Recorder(), request_timeout_s=5)
-        answers = await ask_all(app, "/only", *range(10))
-    assert [answer.json() for answer in answers] == list(range(10))
 
 
 async def test_rc14_a_request_whose_handler_hangs_times_out() -> None:
@@ -239,62 +174,6 @@ async def test_rc14_a_request_whose_handler_hangs_times_out() -> None:
         assert anyio.current_time() - started == pytest.approx(0.1)
     assert answer.status == 504
     assert answer.json()["type"] == "urn:shoal:problem:deadline-exceeded"
-
-
-async def test_rc15_a_running_and_a_queued_request_time_out_and_then_one_is_served() -> None:
-    held = Held()
-    async with opened() as (app, controller):
-        await service(controller, "only", held, max_batch_size=1, request_timeout_s=0.5)
-        answers = await ask_all(app, "/only", 1, 2)
-        held.gate.set()
-        answers += await ask_all(app, "/only", 3)
-    assert [answer.status for answer in answers] == [504, 504, 200]
-    # Which of the two came first is not said.
-    assert len(held.batches) == 2
-    assert held.batches[-1] == [3]
-
-
-async def test_rc17_nothing_is_left_of_requests_that_timed_out() -> None:
-    async with (
-        opened() as (app, controller),
-        chain(controller, max_batch_size=2, request_timeout_s=0.5),
-    ):
-        await ask_all(app, "/outer", 0)
-        await settle()
-        before = living_tasks()
-        answers = await ask_all(app, "/outer", *range(10))
-        assert {answer.status for answer in answers} == {504}
-        await settle()
-        assert living_tasks() == before
-        for backend in controller.status_now().backends.values():
-            assert (backend.queued, backend.ongoing) == (0, 0)
-
-
-async def test_rc18_a_time_out_cancels_the_handler_and_what_it_calls() -> None:
-    async with (
-        opened() as (app, controller),
-        chain(controller, request_timeout_s=0.5) as (_, outer, inner),
-    ):
-        (answer,) = await ask_all(app, "/outer", 1)
-        assert answer.status == 504
-        await settle()
-        assert outer.cancelled == inner.cancelled == [[1]]
-
-
-async def test_rc19_what_times_out_in_line_never_reaches_the_handler() -> None:
-    held = Held()
-    async with opened() as (app, controller):
-        await service(controller, "only", held, max_batch_size=1)
-        running = Call(app, "/only", item="running")
-        async with calling(running):
-            await settle()
-            await controller.update_backend_config("only", {"request_timeout_s": 0.5})
-            (queued,) = await ask_all(app, "/only", "queued")
-            assert queued.status == 504
-            held.gate.set()
-            await running.returned.wait()
-    assert running.answer.json() == "running"
-    assert held.batches == [["running"]]
 
 
 # RC31: requests that come while the application drains.

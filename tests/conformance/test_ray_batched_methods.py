@@ -101,26 +101,18 @@ async def test_an_update_that_replaces_replicas_drops_no_call() -> None:
     assert got == [[0, 2, 4, 6]] * 20
 
 
-@pytest.mark.parametrize(
-    ("target", "args"), [(code.CallsBatched, ()), (code.BatchedCall, ()), (code.doubled, ())]
-)
-async def test_an_app_serves_them_over_http(target: Any, args: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize("as_endpoint", [False, True])
+@pytest.mark.parametrize("target", [code.CallsBatched, code.BatchedCall, code.doubled])
+async def test_an_app_serves_them_over_http(target: Any, as_endpoint: bool) -> None:
     app = shoal.App()
-    app.backend("only", target, *args)
-    app.route("only", backend="only", path="/only")
+    if as_endpoint:
+        app.endpoint("/only")(target)
+    else:
+        app.backend("only", target)
+        app.route("only", backend="only", path="/only")
     async with app.lifespan():
         answers = await outcomes(*(ask(app, "/only", number) for number in range(4)))
     assert [answer.json() for answer in answers] == DOUBLED
-
-
-async def test_an_endpoint_of_an_app_is_such_a_class() -> None:
-    app = shoal.App()
-    app.endpoint("/calls")(code.CallsBatched)
-    app.endpoint("/batched")(code.BatchedCall)
-    async with app.lifespan():
-        for path in ("/calls", "/batched"):
-            answers = await outcomes(*(ask(app, path, number) for number in range(4)))
-            assert [answer.json() for answer in answers] == DOUBLED
 
 
 @FEWER_PLACEMENTS

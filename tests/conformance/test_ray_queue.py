@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -24,11 +25,18 @@ from batching.scenes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 pytestmark = pytest.mark.anyio
 
 KINDS = pytest.mark.parametrize("kind", ["function", "method"])
+# How the two arguments of a call are passed.
+MODES: dict[str, Callable[[Any, str, str], Any]] = {
+    "positional": lambda call, a, b: call(a, b),
+    "keyword": lambda call, a, b: call(left=a, right=b),
+    "mixed": lambda call, a, b: call(a, right=b),
+    "out_of_order": lambda call, a, b: call(right=b, left=a),
+}
 
 
 @asynccontextmanager
@@ -135,37 +143,13 @@ async def test_ru9_no_wake_up_is_lost_when_the_line_exceeds_a_batch() -> None:
 
 
 @KINDS
-async def test_ru10_a_batch_waits_until_it_is_full(kind: str) -> None:
-    async with serving(kind, echo, max_batch_size=3, batch_wait_timeout_s=1000) as call:
-        async with anyio.create_task_group() as tasks:
-            callers = await line_up(tasks, call("hi1"), call("hi2"))
-            await anyio.sleep(0.1)
-            assert [caller.outcome for caller in callers] == [PENDING] * 2
-            callers += await line_up(tasks, call("hi3"))
-        assert [caller.outcome for caller in callers] == ["hi1", "hi2", "hi3"]
-
-
-@KINDS
-async def test_ru11_a_handler_that_raises_fails_its_whole_batch(kind: str) -> None:
-    async with serving(kind, echo, max_batch_size=3, batch_wait_timeout_s=1000) as call:
-        got = await outcomes(call("hi1"), call("raise"), call("hi3"))
-    assert [type(one) for one in got] == [ZeroDivisionError] * 3
-
-
-@KINDS
-@pytest.mark.parametrize("mode", ["positional", "keyword", "mixed", "out_of_order"])
+@pytest.mark.parametrize("mode", MODES)
 async def test_ru12_two_parameters_come_in_any_mode(kind: str, mode: str) -> None:
     async def pairs(self: object, left: list[str], right: list[str]) -> list[tuple[str, str]]:
         return list(zip(left, right, strict=True))
 
     async with serving(kind, pairs, max_batch_size=2, batch_wait_timeout_s=1000) as call:
-        modes = {
-            "positional": lambda a, b: call(a, b),
-            "keyword": lambda a, b: call(left=a, right=b),
-            "mixed": lambda a, b: call(a, right=b),
-            "out_of_order": lambda a, b: call(right=b, left=a),
-        }
-        make = modes[mode]
+        make = partial(MODES[mode], call)
         got = await outcomes_in_order(make("hi1", "hi2"), make("hi3", "hi4"))
     assert got == [("hi1", "hi2"), ("hi3", "hi4")]
 
@@ -235,25 +219,6 @@ async def test_ru14_cancelling_after_an_error_leaves_the_next_batch_alone(kind: 
                 caller.leave()
         assert [type(caller.outcome) for caller in callers] == [ValueError] * 2
         assert await outcomes(call(1), call(2)) == [1, 2]
-
-
-@KINDS
-async def test_ru14_leaving_a_stream_after_an_error_leaves_the_next_batch_alone(kind: str) -> None:
-    async def handler(self: object, items: list[Any]) -> Any:
-        if "raise" in items:
-            raise ValueError
-        yield items
-
-    async with serving(kind, handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:
-        async with anyio.create_task_group() as tasks:
-            readers = await read_all(tasks, call("raise"), call("raise"))
-            await settle()
-            for reader in readers:
-                reader.leave()
-        assert [type(reader.outcome) for reader in readers] == [ValueError] * 2
-        async with anyio.create_task_group() as tasks:
-            readers = await read_all(tasks, call(1), call(2))
-        assert [reader.items for reader in readers] == [[1], [2]]
 
 
 @KINDS

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
-from test_ray_queue import KINDS, serving
+from test_ray_queue import KINDS, MODES, serving
 
 import shoal
 from batching.scenes import Steps, read_all, settle
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 @KINDS
 @pytest.mark.parametrize("count", [0, 2, 5])
-@pytest.mark.parametrize("mode", ["positional", "keyword", "mixed", "out_of_order"])
+@pytest.mark.parametrize("mode", MODES)
 async def test_ru17_each_stream_gets_exactly_its_own_items(
     kind: str, count: int, mode: str
 ) -> None:
@@ -25,13 +26,7 @@ async def test_ru17_each_stream_gets_exactly_its_own_items(
             yield [(a, b, number) for a, b in zip(left, right, strict=True)]
 
     async with serving(kind, handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:
-        modes = {
-            "positional": lambda a, b: call(a, b),
-            "keyword": lambda a, b: call(left=a, right=b),
-            "mixed": lambda a, b: call(a, right=b),
-            "out_of_order": lambda a, b: call(right=b, left=a),
-        }
-        make = modes[mode]
+        make = partial(MODES[mode], call)
         async with anyio.create_task_group() as tasks:
             readers = await read_all(tasks, make("hi1", "hi2"), make("hi3", "hi4"))
     assert [reader.items for reader in readers] == [
@@ -65,30 +60,27 @@ async def all_with_errors(*streams: Any) -> list[list[Any]]:
     return read
 
 
-async def test_ru18_an_error_comes_after_the_items_and_before_the_end() -> None:
+@pytest.mark.parametrize(
+    ("third_step", "error"),
+    [
+        pytest.param(None, RuntimeError, id="ru18 an error"),
+        pytest.param([2], shoal.errors.WrongBatchSize, id="ru19 a step of a wrong length"),
+    ],
+)
+async def test_ru18_ru19_an_error_comes_after_the_items_and_before_the_end(
+    third_step: Any, error: type[Exception]
+) -> None:
     async def handler(self: object, items: list[Any]) -> Any:
-        for number in range(5):
-            if number == 2:
-                raise RuntimeError("Testing error")
+        for number in range(2):
             yield [number] * len(items)
+        if third_step is None:
+            raise RuntimeError("Testing error")
+        yield third_step
 
     async with serving("function", handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:
         for got in await all_with_errors(call("a"), call("b")):
             assert got[:2] == [0, 1]
-            assert isinstance(got[2], RuntimeError)
-            assert str(got[2]) == "Testing error"
-            assert got[3:] == ["end"]
-
-
-async def test_ru19_a_step_of_a_wrong_length_is_such_an_error() -> None:
-    async def handler(self: object, items: list[Any]) -> Any:
-        for number in range(5):
-            yield [number] * (len(items) + (number == 2))
-
-    async with serving("function", handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:
-        for got in await all_with_errors(call("a"), call("b")):
-            assert got[:2] == [0, 1]
-            assert isinstance(got[2], shoal.errors.WrongBatchSize)
+            assert isinstance(got[2], error)
             assert got[3:] == ["end"]
 
 

@@ -14,7 +14,6 @@ import pytest
 import shoal
 from batching.scenes import (
     LEFT,
-    PENDING,
     Held,
     Recorder,
     Steps,
@@ -30,19 +29,12 @@ from shoal.replicas.code.definition import accept_batch
 from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.anyio
 
 
 # RI: whole requests.
-
-
-async def test_ri1_calls_at_once_share_batches() -> None:
-    handler = Recorder()
-    async with served(handler, max_batch_size=5, batch_wait_timeout_s=1) as handle:
-        assert sorted(await outcomes(*map(handle.call, range(20)))) == list(range(20))
-    assert len(handler.batches) < 20
 
 
 @pytest.mark.parametrize(("replicas", "at_once"), [(1, 2), (2, 1)])
@@ -78,32 +70,6 @@ async def test_ri3_a_handler_that_returns_a_number_is_a_type_error_of_the_caller
     async with served(accept_batch(handler)) as handle:
         with pytest.raises(TypeError):
             await handle.call(1)
-
-
-async def test_ri4_items_of_a_stream_need_not_be_hashable() -> None:
-    async def handler(prompts: list[str]) -> AsyncIterator[list[dict[str, str]]]:
-        for _ in range(10):
-            yield [{"text": prompt} for prompt in prompts]
-
-    async with (
-        served(handler, max_batch_size=4) as handle,
-        anyio.create_task_group() as tasks,
-    ):
-        readers = await read_all(tasks, *map(handle.stream, "abcd"))
-        await settle()
-        texts = ["".join(item["text"] for item in reader.items) for reader in readers]
-    assert texts == ["a" * 10, "b" * 10, "c" * 10, "d" * 10]
-
-
-async def test_ri6_every_stream_gets_its_chunks_in_order() -> None:
-    async def handler(items: list[int]) -> AsyncIterator[list[str]]:
-        for number in range(10):
-            yield [str(number)] * len(items)
-
-    async with served(handler, max_batch_size=3, batch_wait_timeout_s=1) as handle:  # noqa: SIM117
-        async with anyio.create_task_group() as tasks:
-            readers = await read_all(tasks, *map(handle.stream, range(3)))
-    assert ["".join(reader.items) for reader in readers] == ["0123456789"] * 3
 
 
 async def test_ri8_each_batch_sees_the_contexts_of_its_requests() -> None:
@@ -208,11 +174,6 @@ async def test_ri9_to_ri15_batches_are_bounded_by_what_their_items_cost(
     loads = [sum(map(cost, batch)) for batch in code.batches]
     assert sum(loads) == total
     assert max(loads) <= most
-
-
-async def test_ri12_ten_calls_get_their_own_results() -> None:
-    async with served(Recorder(lambda item: 2 * item), max_batch_size=5) as handle:
-        assert await outcomes(*map(handle.call, range(10))) == list(range(0, 20, 2))
 
 
 async def test_ri13_an_item_larger_than_a_batch_is_refused_alone() -> None:
@@ -325,26 +286,6 @@ async def test_rc9_a_task_started_outside_the_request_is_not_cancelled_with_it()
 # RC10-RC12: overload.
 
 
-async def test_rc10_above_the_bound_calls_are_rejected_at_once() -> None:
-    held = Held()
-    async with (
-        served(held, max_ongoing_requests=1, max_queued_requests=1, max_batch_size=1) as handle,
-        anyio.create_task_group() as tasks,
-    ):
-        (running,) = await line_up(tasks, handle.call("running"))
-        await settle()
-        (queued,) = await line_up(tasks, handle.call("queued"))
-        await settle()
-        with anyio.fail_after(1):
-            started = anyio.current_time()
-            got = await outcomes(*map(handle.call, range(10)))
-            assert anyio.current_time() == started
-        assert [type(one) for one in got] == [shoal.errors.Overloaded] * 10
-        held.gate.set()
-    assert (running.outcome, queued.outcome) == ("running", "queued")
-    assert held.batches == [["running"], ["queued"]]
-
-
 async def test_rc12_a_rejection_passes_unchanged_through_a_calling_service() -> None:
     bound = {"max_batch_size": 1, "max_queued_requests": 0}
     async with chain(inner=bound) as (handle, outer, inner), anyio.create_task_group() as tasks:
@@ -361,11 +302,6 @@ async def test_rc12_a_rejection_passes_unchanged_through_a_calling_service() -> 
 
 
 # RC13-RC19: time-outs.
-
-
-async def test_rc13_fast_calls_are_answered_within_their_time_out() -> None:
-    async with served(Recorder()) as handle:
-        assert await outcomes(*map(handle.options(timeout_s=5).call, range(10))) == list(range(10))
 
 
 async def test_rc14_a_call_whose_handler_hangs_times_out() -> None:
@@ -445,43 +381,6 @@ async def test_rc19_what_times_out_in_line_never_reaches_the_handler() -> None:
 # RC20-RC24: streams.
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.real_time
-async def test_rc20_chunks_arrive_in_order(kind: str) -> None:
-    def sync_count(items: list[int]) -> Iterator[list[int]]:
-        for number in range(10):
-            yield [number] * len(items)
-
-    async def async_count(items: list[int]) -> AsyncIterator[list[int]]:
-        for number in range(10):
-            yield [number] * len(items)
-
-    code = sync_count if kind == "sync" else async_count
-    async with served(code) as handle, handle.stream(1) as stream:
-        assert [item async for item in stream] == list(range(10))
-
-
-async def test_rc21_chunks_arrive_one_by_one_and_streams_are_independent() -> None:
-    with Steps() as one, Steps() as other:
-        async with Controller() as controller, anyio.create_task_group() as tasks:
-            first_handle = await service(controller, "one", one.handler)
-            second_handle = await service(controller, "other", other.handler)
-            (first,) = await read_all(tasks, first_handle.stream(1))
-            (second,) = await read_all(tasks, second_handle.stream(2))
-            one.step("1")
-            await settle()
-            assert (first.items, second.items) == (["1"], [])
-            await anyio.sleep(0.01)
-            assert first.items == ["1"]
-            one.step("2")
-            other.step("1")
-            await settle()
-            assert (first.items, second.items) == (["1", "2"], ["1"])
-            one.end()
-            other.end()
-    assert (first.outcome, second.outcome) == ("end", "end")
-
-
 async def test_rc23_an_error_after_the_first_chunk_comes_after_it() -> None:
     with Steps() as steps:
         async with served(steps.handler) as handle, anyio.create_task_group() as tasks:
@@ -491,18 +390,6 @@ async def test_rc23_an_error_after_the_first_chunk_comes_after_it() -> None:
             await settle()
             assert reader.items == ["1"]
             assert type(reader.outcome) is RuntimeError
-
-
-async def test_rc24_a_generator_is_not_cancelled_while_its_reader_stays() -> None:
-    with Steps() as steps:
-        async with served(steps.handler) as handle, anyio.create_task_group() as tasks:
-            (reader,) = await read_all(tasks, handle.stream("a"))
-            await anyio.sleep(1000)
-            assert not steps.closed
-            assert reader.outcome == PENDING
-            reader.leave()
-            await settle()
-            assert steps.closed
 
 
 # RC25-RC31: the end of a controller.

@@ -14,7 +14,6 @@ import pytest
 
 import shoal
 from batching.scenes import PENDING, Recorder, line_up, outcomes, outcomes_in_order, settle
-from shoal.testing import ScriptedHandler
 
 pytestmark = pytest.mark.anyio
 
@@ -87,14 +86,6 @@ async def test_tx2_a_key_for_each_shape_keeps_them_apart() -> None:
     async with batcher as call:
         assert await outcomes(call(SMALL), call(LARGE)) == [SMALL, LARGE]
     assert batcher.statistics().batch_size.counts[:2] == (2, 0)
-
-
-async def test_tx3_a_call_larger_than_a_batch_is_refused_with_both_numbers() -> None:
-    handler = Recorder()
-    async with shoal.Batcher(handler, max_batch_size=3, **ROWS) as call:
-        with pytest.raises(shoal.errors.ItemTooLarge, match=r"costs 4, .* max_batch_size=3"):
-            await call([1, 2, 3, 4])
-    assert handler.batches == []
 
 
 async def test_tx4_the_error_of_a_batch_reaches_all_whose_parts_are_in_it() -> None:
@@ -221,27 +212,3 @@ async def test_tx10_neither_of_two_signatures_fills_the_others_batch() -> None:
         [("classify", 2), ("classify", 3)],
         [("regress", 1), ("regress", 4)],
     ]
-
-
-async def test_tx13_a_test_can_process_as_many_as_it_wants() -> None:
-    with ScriptedHandler[int, int]() as puppet:
-        batcher = shoal.Batcher(puppet, max_batch_size=1)
-        async with batcher as call, anyio.create_task_group() as tasks:
-
-            async def process(count: int) -> None:
-                for _ in range(count):
-                    (await puppet.next_batch()).answer_each(lambda item: 10 * item)
-                await settle()
-
-            def left() -> int:
-                statistics = batcher.statistics()
-                return statistics.queued + statistics.running
-
-            callers = await line_up(tasks, call(1), call(2), call(3))
-            await process(2)
-            assert [caller.outcome for caller in callers] == [10, 20, PENDING]
-            assert left() == 1
-            callers += await line_up(tasks, call(4))
-            assert left() == 2
-            await process(left())
-            assert [caller.outcome for caller in callers] == [10, 20, 30, 40]

@@ -131,21 +131,15 @@ async def test_tb3_the_time_out_of_a_batch_counts_from_its_own_first_task(sizes:
 
 
 @BOTH
-async def test_tb4_underfull_batches_are_processed_one_after_the_other(sizes: Any) -> None:
+@pytest.mark.parametrize("wait_s", [pytest.param(0.1, id="tb4"), pytest.param(0, id="tb5")])
+async def test_tb4_tb5_underfull_batches_are_processed_one_after_the_other(
+    sizes: Any, wait_s: float
+) -> None:
     queue = Queue()
-    options = {**sizes, "max_batch_size": 10, "batch_wait_timeout_s": 0.1}
+    options = {**sizes, "max_batch_size": 10, "batch_wait_timeout_s": wait_s}
     async with shoal.Batcher(queue, **options) as call:
         assert [await call(1), await call(2)] == [1, 2]
-    assert (queue.batches, queue.ran_at) == ([[1], [2]], [0.1, 0.2])
-
-
-@BOTH
-async def test_tb5_without_a_time_out_no_time_passes(sizes: Any) -> None:
-    queue = Queue()
-    options = {**sizes, "max_batch_size": 10, "batch_wait_timeout_s": 0}
-    async with shoal.Batcher(queue, **options) as call:
-        assert [await call(1), await call(2)] == [1, 2]
-    assert (queue.batches, queue.ran_at) == ([[1], [2]], [0, 0])
+    assert (queue.batches, queue.ran_at) == ([[1], [2]], [wait_s, 2 * wait_s])
 
 
 @BOTH
@@ -170,24 +164,6 @@ async def test_tb7_the_counts_are_exact_after_every_call(sizes: Any, bound: int)
         assert (after.queued, after.running, after.rejected) == (2 * bound, 1, 1)
         held.gate.set()
     assert queue.statistics().finished == 1 + 2 * bound
-
-
-@BOTH
-async def test_tb8_a_clogged_queue_does_not_stop_another(sizes: Any) -> None:
-    held, other = Held(), Recorder()
-    options = {**sizes, "max_batch_size": 10, "max_queued_requests": 2}
-    async with (
-        shoal.Batcher(held, **options) as clogged,
-        shoal.Batcher(other, **options) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        await line_up(tasks, clogged(1))
-        await settle()
-        await line_up(tasks, clogged(1), clogged(1))
-        assert isinstance(await outcome(clogged(1)), shoal.errors.Overloaded)
-        assert [await call(size) for size in (1, 2, 3)] == [1, 2, 3]
-        held.gate.set()
-    assert other.batches == [[1], [2], [3]]
 
 
 @BOTH
@@ -234,93 +210,112 @@ async def test_tb13_a_full_low_level_refuses_with_its_counts() -> None:
     assert high.outcome == 1
 
 
-async def test_tb14_low_tasks_alone_run_when_they_are_full() -> None:
-    queue = Queue()
-    options = {**LEVELS, "max_batch_size": 9}
-    await send(queue, (LOW, 1), (LOW, 3), (LOW, 5), **options)
-    assert (queue.batches, queue.ran_at) == ([[1, 3, 5]], [0])
-
-
-@pytest.mark.parametrize(
-    ("usual_s", "policies"),
-    [
-        pytest.param(1, {}, id="the queue's time-out"),
-        pytest.param(9, {LOW: shoal.QueuePolicy(batch_wait_timeout_s=1)}, id="their own time-out"),
-    ],
-)
-async def test_tb14_low_tasks_alone_run_at_a_time_out(usual_s: float, policies: Any) -> None:
-    queue = Queue()
-    options = {**LEVELS, "batch_wait_timeout_s": usual_s, "queue_policies": policies}
-    await send(queue, (LOW, 1), (LOW, 3), (LOW, 5), **options)
-    assert (queue.batches, queue.ran_at) == ([[1, 3, 5]], [1])
-
-
-async def test_tb16_the_low_task_that_is_there_fills_a_high_batch() -> None:
-    queue = Queue()
-    await send(queue, (HIGH, 1), (HIGH, 3), (LOW, 3), **LEVELS)
-    assert (queue.batches, queue.ran_at) == ([[1, 3, 3]], [1])
-
-
-async def test_tb16_low_tasks_fill_a_high_batch_up_to_its_bound() -> None:
-    queue = Queue()
-    await send(queue, (HIGH, 1), (HIGH, 3), (LOW, 3), (LOW, 3), (LOW, 3), **LEVELS)
-    assert queue.batches == [[1, 3, 3, 3], [3]]
-
-
 def filled(items: list[int], size: int) -> list[int]:
     return items + [1] * (size - sum(items))
 
 
-TO_8: dict[str, Any] = {
-    **LEVELS,
-    "max_batch_size": 16,
-    "allowed_batch_sizes": (2, 8, 16),
-    "pad": filled,
-}
+TO_8: dict[str, Any] = {"max_batch_size": 16, "allowed_batch_sizes": (2, 8, 16), "pad": filled}
+OWN_WAIT = {LOW: shoal.QueuePolicy(batch_wait_timeout_s=1)}
 
 
-async def test_tb17_low_tasks_fill_a_high_batch_to_an_allowed_size() -> None:
+@pytest.mark.parametrize(
+    ("sent", "options", "batches", "ran_at"),
+    [
+        pytest.param(
+            [(LOW, 1), (LOW, 3), (LOW, 5)],
+            {"max_batch_size": 9},
+            [[1, 3, 5]],
+            [0],
+            id="tb14 low tasks alone run when they are full",
+        ),
+        pytest.param(
+            [(LOW, 1), (LOW, 3), (LOW, 5)],
+            {},
+            [[1, 3, 5]],
+            [1],
+            id="tb14 low tasks alone run at the queue's time-out",
+        ),
+        pytest.param(
+            [(LOW, 1), (LOW, 3), (LOW, 5)],
+            {"batch_wait_timeout_s": 9, "queue_policies": OWN_WAIT},
+            [[1, 3, 5]],
+            [1],
+            id="tb14 low tasks alone run at their own time-out",
+        ),
+        pytest.param(
+            [(HIGH, 1), (HIGH, 3), (LOW, 3)],
+            {},
+            [[1, 3, 3]],
+            [1],
+            id="tb16 the low task that is there fills a high batch",
+        ),
+        pytest.param(
+            [(HIGH, 1), (HIGH, 3), (LOW, 3), (LOW, 3), (LOW, 3)],
+            {},
+            [[1, 3, 3, 3], [3]],
+            [0, 1],
+            id="tb16 low tasks fill a high batch up to its bound",
+        ),
+        pytest.param(
+            [(HIGH, 1), (HIGH, 3), (LOW, 2), (LOW, 2), (LOW, 2)],
+            {**TO_8, "padding": "down"},
+            [[1, 3, 2, 2], [2]],
+            [1, 1],
+            id="tb17 low tasks fill a high batch to an allowed size",
+        ),
+        pytest.param(
+            [(HIGH, 1), (HIGH, 3), (LOW, 2)],
+            TO_8,
+            [[1, 3, 2, 1, 1]],
+            [1],
+            id="tb17 what low tasks can't fill is padded",
+        ),
+        pytest.param(
+            [(HIGH, 1), (HIGH, 3), (LOW, 2), (LOW, 2), (LOW, 2)],
+            {},
+            [[1, 3, 2, 2, 2]],
+            [0],
+            id="tb18 without allowed sizes low tasks join while there is room",
+        ),
+        pytest.param(
+            [(HIGH, 1), (HIGH, 3), (LOW, 3), (LOW, 3)],
+            {"priority_mixing": "isolate"},
+            [[1, 3], [3, 3]],
+            [1, 1],
+            id="tb19 isolated levels make batches of their own",
+        ),
+        pytest.param(
+            [(LOW, 2), 0.001, (LOW, 3), 0.001, (HIGH, 5)],
+            {},
+            [[5, 2, 3]],
+            [0.002],
+            id="tb21 levels that fill a batch together go at once, the high ones first",
+        ),
+        pytest.param(
+            [(LOW, 7), 0.001, (HIGH, 6)],
+            {},
+            [[6], [7]],
+            [0.001, 1],
+            id="tb22 a low task that does not fit beside a high one waits",
+        ),
+        pytest.param(
+            [(LOW, 7), 0.001, (HIGH, 6)],
+            SPLIT,
+            [[3, 3], [7]],
+            [0.001, 1],
+            id="tb22 with splitting the task that comes last is divided",
+        ),
+        pytest.param(
+            [(LOW, 10), (LOW, 1)], {}, [[10], [1]], [0, 1], id="tb24 a full batch does not wait"
+        ),
+    ],
+)
+async def test_tb14_to_tb24_tasks_of_two_levels(
+    sent: Any, options: dict[str, Any], batches: list[list[int]], ran_at: list[float]
+) -> None:
     queue = Queue()
-    sent = [(HIGH, 1), (HIGH, 3), (LOW, 2), (LOW, 2), (LOW, 2)]
-    await send(queue, *sent, **TO_8, padding="down")
-    assert queue.batches == [[1, 3, 2, 2], [2]]
-
-
-async def test_tb17_what_low_tasks_can_not_fill_is_padded_to_an_allowed_size() -> None:
-    queue = Queue()
-    await send(queue, (HIGH, 1), (HIGH, 3), (LOW, 2), **TO_8)
-    assert queue.batches == [[1, 3, 2, 1, 1]]
-
-
-async def test_tb18_without_allowed_sizes_low_tasks_join_while_there_is_room() -> None:
-    queue = Queue()
-    await send(queue, (HIGH, 1), (HIGH, 3), (LOW, 2), (LOW, 2), (LOW, 2), **LEVELS)
-    assert queue.batches == [[1, 3, 2, 2, 2]]
-
-
-async def test_tb19_isolated_levels_make_batches_of_their_own() -> None:
-    queue = Queue()
-    sent = [(HIGH, 1), (HIGH, 3), (LOW, 3), (LOW, 3)]
-    await send(queue, *sent, **LEVELS, priority_mixing="isolate")
-    assert (queue.batches, queue.ran_at) == ([[1, 3], [3, 3]], [1, 1])
-
-
-async def test_tb21_levels_that_fill_a_batch_together_go_at_once_the_high_ones_first() -> None:
-    queue = Queue()
-    await send(queue, (LOW, 2), 0.001, (LOW, 3), 0.001, (HIGH, 5), **LEVELS)
-    assert (queue.batches, queue.ran_at) == ([[5, 2, 3]], [0.002])
-
-
-async def test_tb22_a_low_task_that_does_not_fit_beside_a_high_one_waits() -> None:
-    queue = Queue()
-    await send(queue, (LOW, 7), 0.001, (HIGH, 6), **LEVELS)
-    assert (queue.batches, queue.ran_at) == ([[6], [7]], [0.001, 1])
-
-
-async def test_tb22_with_splitting_the_task_that_comes_last_is_divided() -> None:
-    queue = Queue()
-    await send(queue, (LOW, 7), 0.001, (HIGH, 6), **{**LEVELS, **SPLIT})
-    assert (queue.batches, queue.ran_at) == ([[3, 3], [7]], [0.001, 1])
+    await send(queue, *sent, **{**LEVELS, **options})
+    assert (queue.batches, queue.ran_at) == (batches, ran_at)
 
 
 async def test_tb23_the_queue_with_the_highest_and_then_the_oldest_task_is_first() -> None:
@@ -346,10 +341,3 @@ async def test_tb23_the_queue_with_the_highest_and_then_the_oldest_task_is_first
         assert held.batches == [[(0, 10)]]
         held.gate.set()
     assert held.batches[1:] == [[(3, 6)], [(4, 1), (4, 2)], [(2, 4)], [(1, 5)]]
-
-
-@BOTH
-async def test_tb24_a_full_batch_does_not_wait_for_the_clock(sizes: Any) -> None:
-    queue = Queue()
-    await send(queue, (LOW, 10), (LOW, 1), **{**LEVELS, **sizes})
-    assert (queue.batches, queue.ran_at) == ([[10], [1]], [0, 1])

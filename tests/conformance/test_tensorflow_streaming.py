@@ -138,13 +138,6 @@ async def test_ts6_the_handler_has_the_batch_while_it_is_open() -> None:
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("number", [0, -1])
-@pytest.mark.parametrize("option", ["max_batch_size", "max_concurrent_batches"])
-async def test_ts8_sizes_and_workers_must_be_at_least_one(option: str, number: int) -> None:
-    with pytest.raises(ValueError, match=f"{option} must be at least 1, not {number}"):
-        scheduler(Streaming(), **{option: number})
-
-
 async def test_ts8_a_task_larger_than_a_batch_is_refused_alone() -> None:
     handler = Streaming()
     async with scheduler(handler) as call:
@@ -182,30 +175,6 @@ async def test_ts9_a_wait_of_none_has_no_time_out() -> None:
         assert callers[0].outcome is PENDING
         callers += await line_up(tasks, call(9))
     assert handler.batches == [[1, 9]]
-
-
-async def test_the_scheduling_capacity_is_what_idle_workers_and_open_batches_take() -> None:
-    handler = Streaming()
-    handler.gate = anyio.Event()
-    batcher = scheduler(
-        handler, max_queued_requests=0, max_concurrent_batches=2, batch_wait_timeout_s=None
-    )
-    assert batcher.scheduling_capacity() == 0
-    async with batcher as call, anyio.create_task_group() as tasks:
-        assert batcher.scheduling_capacity() == 20
-        await line_up(tasks, call(3))
-        await settle()
-        assert batcher.scheduling_capacity() == 17
-        await line_up(tasks, call(9))
-        await settle()
-        assert batcher.scheduling_capacity() == batcher.statistics().scheduling_capacity == 1
-        assert isinstance(await outcome(call(2)), shoal.errors.Overloaded)
-        assert await outcome(call(1)) == 1
-        await settle()
-        assert batcher.scheduling_capacity() == 0
-        handler.gate.set()
-        await settle()
-        assert batcher.scheduling_capacity() == 20
 
 
 async def test_ts10_a_task_is_taken_or_refused_never_both() -> None:

@@ -96,46 +96,44 @@ def check_success(
     assert sum(rows.size for batch in handler.batches for rows in batch) == sum(sizes)
 
 
-async def test_tr1_preferred_sizes_go_at_once() -> None:
-    assert await send(Rows(2), Rows(6)) == [(2, 0), (6, 0)]
+@pytest.mark.parametrize(
+    ("sent", "ran"),
+    [
+        pytest.param([Rows(2), Rows(6)], [(2, 0), (6, 0)], id="tr1 a preferred size goes at once"),
+        pytest.param([Rows(1)], [(1, LATE)], id="tr2 below them waits"),
+        pytest.param([Rows(3)], [(3, LATE)], id="tr3 between them waits"),
+        pytest.param([Rows(7)], [(7, 0)], id="tr4 above them goes at once"),
+        pytest.param([Rows(1, 16), Rows(1, 8)], [(2, 0)], id="tr5 shapes may mix"),
+        pytest.param([Rows(3), 1, Rows(7)], [(3, 1), (7, 1)], id="tr10 can't grow to one"),
+        pytest.param([Rows(3), 1, Rows(4)], [(3, 1), (4, 1 + LATE)], id="tr11 the rest waits"),
+    ],
+)
+async def test_tr1_to_tr11_preferred_sizes(sent: Any, ran: Any) -> None:
+    assert await send(*sent) == ran
 
 
-async def test_tr2_what_is_below_the_preferred_sizes_waits() -> None:
-    assert await send(Rows(1)) == [(1, LATE)]
-
-
-async def test_tr3_what_is_between_the_preferred_sizes_waits() -> None:
-    assert await send(Rows(3)) == [(3, LATE)]
-
-
-async def test_tr4_what_is_above_the_preferred_sizes_goes_at_once() -> None:
-    assert await send(Rows(7)) == [(7, 0)]
-
-
-async def test_tr5_shapes_that_may_mix_make_one_batch() -> None:
-    assert await send(Rows(1, 16), Rows(1, 8)) == [(2, 0)]
-
-
-async def test_tr6_another_shape_does_not_cut_the_first_ones_wait_short() -> None:
-    assert await send(Rows(1, 16), 1, Rows(1, 8), bucket_by=by_shape) == [(1, LATE), (1, 11)]
-
-
-async def test_tr8_another_shape_does_not_make_the_first_ones_leave() -> None:
-    sent = (Rows(1), Rows(3), Rows(1, 8))
-    assert await send(*sent, bucket_by=by_shape) == [(4, LATE), (1, LATE)]
-
-
-async def test_tr9_each_shape_grows_to_its_own_preferred_size() -> None:
-    sent = (Rows(1), Rows(3), Rows(1, 8), Rows(5, 8))
-    assert await send(*sent, bucket_by=by_shape) == [(6, 0), (4, LATE)]
-
-
-async def test_tr10_what_can_not_grow_to_a_preferred_size_goes_at_once() -> None:
-    assert await send(Rows(3), 1, Rows(7)) == [(3, 1), (7, 1)]
-
-
-async def test_tr11_what_is_left_when_the_first_can_not_grow_waits_for_itself() -> None:
-    assert await send(Rows(3), 1, Rows(4)) == [(3, 1), (4, 1 + LATE)]
+@pytest.mark.parametrize(
+    ("sent", "ran"),
+    [
+        pytest.param(
+            [Rows(1, 16), 1, Rows(1, 8)],
+            [(1, LATE), (1, 11)],
+            id="tr6 another shape does not cut the first one's wait short",
+        ),
+        pytest.param(
+            [Rows(1), Rows(3), Rows(1, 8)],
+            [(4, LATE), (1, LATE)],
+            id="tr8 another shape does not make the first one leave",
+        ),
+        pytest.param(
+            [Rows(1), Rows(3), Rows(1, 8), Rows(5, 8)],
+            [(6, 0), (4, LATE)],
+            id="tr9 each shape grows to its own preferred size",
+        ),
+    ],
+)
+async def test_tr6_to_tr9_shapes_that_may_not_mix(sent: Any, ran: Any) -> None:
+    assert await send(*sent, bucket_by=by_shape) == ran
 
 
 class Ask(NamedTuple):
@@ -177,42 +175,34 @@ async def test_tr12_to_tr15_calls_that_want_other_outputs_share_a_batch_and_get_
     assert [len(batch) for batch in batches] == [2]
 
 
-async def test_tr16_the_second_waits_when_the_first_can_not_grow() -> None:
-    assert await send_held(Rows(3), Rows(4)) == [(3, 0), (4, LATE)]
+NO_DELAY = {"preferred_batch_sizes": (4, 6), "batch_wait_timeout_s": 0}
 
 
-async def test_tr18_of_two_shapes_the_preferred_size_goes_at_once() -> None:
-    held = (Rows(1), Rows(3), Rows(1, 8), Rows(5, 8))
-    assert await send_held(*held, bucket_by=by_shape) == [(6, 0), (4, LATE)]
-
-
-async def test_tr19_the_largest_preferred_size_is_taken() -> None:
-    assert await send_held(*[ROW] * 6) == [(6, 0)]
-
-
-async def test_tr20_the_preferred_size_is_taken_and_what_is_left_waits() -> None:
-    assert await send_held(*[ROW] * 3) == [(2, 0), (1, LATE)]
+@pytest.mark.parametrize(
+    ("held", "options", "ran"),
+    [
+        pytest.param([Rows(3), Rows(4)], {}, [(3, 0), (4, LATE)], id="tr16 the second waits"),
+        pytest.param(
+            [Rows(1), Rows(3), Rows(1, 8), Rows(5, 8)],
+            {"bucket_by": by_shape},
+            [(6, 0), (4, LATE)],
+            id="tr18 of two shapes the preferred size goes at once",
+        ),
+        pytest.param([ROW] * 6, {}, [(6, 0)], id="tr19 the largest preferred size is taken"),
+        pytest.param([ROW] * 3, {}, [(2, 0), (1, LATE)], id="tr20 the rest waits"),
+        pytest.param([ROW] * 4, NO_DELAY, [(4, 0)], id="tr22 a preferred size without a delay"),
+        pytest.param([ROW] * 5, NO_DELAY, [(4, 0), (1, 0)], id="tr23 and the rest after it"),
+        pytest.param([ROW] * 3, NO_DELAY, [(3, 0)], id="tr25 below all of them without a delay"),
+    ],
+)
+async def test_tr16_to_tr25_calls_that_wait_for_a_slot(held: Any, options: Any, ran: Any) -> None:
+    assert await send_held(*held, **options) == ran
 
 
 async def test_what_is_overdue_leaves_as_one_batch_beyond_the_preferred_sizes() -> None:
     asked = (Rows(3), Rows(4), Rows(1))
     assert await send_held(*asked, behind_s=LATE + 1) == [(8, LATE + 1)]
     assert await send_held(*[ROW] * 9, behind_s=LATE + 1) == [(8, LATE + 1), (1, LATE + 1)]
-
-
-async def test_tr22_a_preferred_size_goes_without_a_delay() -> None:
-    options: dict[str, Any] = {"preferred_batch_sizes": (4, 6), "batch_wait_timeout_s": 0}
-    assert await send_held(*[ROW] * 4, **options) == [(4, 0)]
-
-
-async def test_tr23_without_a_delay_a_preferred_size_goes_first_and_the_rest_after_it() -> None:
-    options: dict[str, Any] = {"preferred_batch_sizes": (4, 6), "batch_wait_timeout_s": 0}
-    assert await send_held(*[ROW] * 5, **options) == [(4, 0), (1, 0)]
-
-
-async def test_tr25_without_a_delay_what_is_below_all_preferred_sizes_goes_together() -> None:
-    options: dict[str, Any] = {"preferred_batch_sizes": (4, 6), "batch_wait_timeout_s": 0}
-    assert await send_held(*[ROW] * 3, **options) == [(3, 0)]
 
 
 async def test_tr26_a_short_delay_gathers_calls_into_one_or_two_batches() -> None:

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, Recorder, Steps, line_up, read_all, settle
+from batching.scenes import LEFT, Held, Recorder, Steps, line_up, read_all, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -101,23 +101,6 @@ async def test_tq6_levels_may_be_as_many_as_fit_in_64_bits(aging_s: float | None
     )
 
 
-async def test_tq8_a_call_is_cancelled_in_line_while_all_slots_are_busy() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1, max_concurrent_batches=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        running = await line_up(tasks, call(0), call(1))
-        await settle()
-        (queued,) = await line_up(tasks, call(2))
-        queued.leave()
-        await settle()
-        assert queued.outcome == LEFT
-        assert [caller.outcome for caller in running] == [PENDING] * 2
-        held.gate.set()
-    assert [caller.outcome for caller in running] == [0, 1]
-    assert held.batches == [[0], [1]]
-    assert batcher.statistics().cancelled == 1
-
-
 async def test_tq9_who_leaves_takes_along_all_that_it_has_in_line() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1)
@@ -133,23 +116,6 @@ async def test_tq9_who_leaves_takes_along_all_that_it_has_in_line() -> None:
     assert (sequence.outcome, other.outcome) == (LEFT, 3)
     assert held.batches == [[0], [3]]
     assert batcher.statistics().cancelled == 3  # the running one, and the two in line
-
-
-async def test_tq10_cancelling_a_call_reaches_what_its_handler_calls() -> None:
-    held = Held()
-    async with shoal.Batcher(held) as child:
-
-        async def pipeline(items: list[int]) -> list[int]:
-            return await child.map(items)
-
-        async with shoal.Batcher(pipeline) as call, anyio.create_task_group() as tasks:
-            (caller,) = await line_up(tasks, call(1))
-            await settle()
-            assert held.batches == [[1]]
-            caller.leave()
-            await settle()
-    assert caller.outcome == LEFT
-    assert held.cancelled == [[1]]
 
 
 async def test_tq11_leaving_many_calls_is_one_cancellation() -> None:
@@ -173,20 +139,6 @@ async def test_tq11_leaving_many_calls_is_one_cancellation() -> None:
     statistics = batcher.statistics()
     assert (statistics.cancelled, statistics.queued, statistics.running) == (32, 0, 0)
     assert held.batches == [[0, 1, 2, 3]]
-
-
-async def test_tq13_no_one_or_many_answers_end_properly() -> None:
-    async def repeat(items: list[int]) -> AsyncIterator[list[Any]]:
-        for step in range(max(items) + 1):
-            yield [item if step < item else shoal.END for item in items]
-
-    async with (
-        shoal.Batcher(repeat, max_batch_size=3, batch_wait_timeout_s=None) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        readers = await read_all(tasks, call(0), call(1), call(5))
-    assert [reader.items for reader in readers] == [[], [1], [5] * 5]
-    assert [reader.outcome for reader in readers] == ["end"] * 3
 
 
 @pytest.mark.parametrize(

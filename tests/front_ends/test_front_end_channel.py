@@ -89,29 +89,6 @@ async def test_memory_is_given_back(shares_memory):
     assert {content for _, _, content in one.received} == {data}
 
 
-async def test_what_is_posted_at_once_is_sent_at_once(monkeypatch):
-    async with connected(shares_memory=False) as (one, other):
-        sent = []
-        send = one.channel._connection.send
-        monkeypatch.setattr(
-            one.channel._connection, "send", lambda frame: (sent.append(frame), send(frame))
-        )
-        for nth in range(64):
-            one.channel.post("last", nth, b"x")
-        await other.wait_for(64)
-    assert len(sent) == 1
-
-
-async def test_the_end_of_the_other_one_is_noticed():
-    async with connected(shares_memory=False) as (one, other):
-        one.channel.post("ready")
-        await other.wait_for(1)
-        one.channel._connection.shut_down()
-        while not other.channel.is_closed:
-            await anyio.lowlevel.checkpoint()
-        assert other.failures == []
-
-
 async def test_what_is_no_frame_ends_the_channel():
     ours, theirs = socket.socketpair()
     end = End(theirs)

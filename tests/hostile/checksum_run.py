@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 from checksum import checksum
+from good_client import request
 from hostile_server import MIB
-from protocol_clients import Answer, Http1Client, Http2Client, Lost, WebSocketClient, post
+from protocol_clients import Answer, Http1Client, Http2Client, Lost, WebSocketClient
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Iterator
 
     from hostile_server import HostileServer
 
@@ -27,7 +28,6 @@ AT_ONCE: Final = 8
 ANSWER_S: Final = 10.0
 MOST_SHOWN: Final = 20
 MOST_MEMORY: Final = 8 * MIB
-PROGRESS_EVERY: Final = 20_000
 
 
 @dataclass
@@ -64,14 +64,12 @@ class _Checks:
         count: int,
         seed: int,
         answer_s: float,
-        progress: Callable[[int], object],
     ) -> None:
         self.found = Checked(count)
         self._server = server
         self._port = server.port
         self._half = count // 2
         self._answer_s = answer_s
-        self._progress = progress
         self._texts = self._new_texts(count, seed)
         self._memory = 0
 
@@ -108,14 +106,12 @@ class _Checks:
             found.wrong.append(f"{text[:20]!r}: {answer}")
         if found.answered == self._half:
             self._memory = self._server.memory()
-        if found.answered % PROGRESS_EVERY == 0:
-            self._progress(found.answered)
 
     async def _kept(self) -> None:
         """Asks again and again on a connection."""
         client = await Http1Client.to(self._port)
         for text in self._texts:
-            answer = await self._or_lost(client.ask(post("/sum", text)))
+            answer = await self._or_lost(client.ask(request("/sum", text)))
             self._note(text, answer)
             if isinstance(answer, Lost) or answer.is_last:
                 await client.aclose()
@@ -127,7 +123,7 @@ class _Checks:
         client = await Http1Client.to(self._port)
         is_lost = False
         while not is_lost and (texts := self._take(AT_ONCE)):
-            await client.send(b"".join(post("/sum", text) for text in texts))
+            await client.send(b"".join(request("/sum", text) for text in texts))
             for text in texts:
                 answer = await self._or_lost(client.answer())
                 self._note(text, answer)
@@ -140,7 +136,7 @@ class _Checks:
         for text in self._texts:
             client = await Http1Client.to(self._port)
             self._note(
-                text, await self._or_lost(client.ask(post("/sum", text, "Connection: close")))
+                text, await self._or_lost(client.ask(request("/sum", text, "Connection: close")))
             )
             await client.aclose()
 
@@ -186,9 +182,8 @@ def run_checksums(
     seed: int = 0,
     kinds: tuple[str, ...] = tuple(CLIENTS),
     answer_s: float = ANSWER_S,
-    progress: Callable[[int], object] = lambda _: None,
 ) -> Checked:
     """Makes requests of all kinds of clients at once, and checks each answer."""
-    checks = _Checks(server, count, seed, answer_s, progress)
+    checks = _Checks(server, count, seed, answer_s)
     trio.run(checks.run, kinds)
     return checks.found

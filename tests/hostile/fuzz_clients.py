@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import fuzz_http1
 import fuzz_http2
 import fuzz_websocket
+from hostile_server import CANARY
+from http1_corpus import HEADERS, Corpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +22,22 @@ RESET, CLOSE, HALF_CLOSE, LINGER = "reset", "close", "half close", "linger"
 WAYS = (RESET, CLOSE, CLOSE, HALF_CLOSE, LINGER)
 # Where a client waits for an answer before it goes on.
 AWAIT = None
+SECRET = CANARY.encode()
+# What requests of HTTP/1.1 are made of, beside what each can be made of.
+HTTP1_TARGETS = [
+    *(b"/sum", b"/sum", b"/sum", b"/steps", b"/raw/state", b"/raw/sum", b"/raw/wait?fuzz"),
+    *(b"/raw/flood", b"/nothing", b"/-/healthz", b"/-/metrics", b"*", b"http://localhost/sum"),
+]
+HTTP1_HEADERS = [
+    *HEADERS,
+    *(b"Content-Type: application/json", b"Accept: text/event-stream", b"Expect: 100-continue"),
+    *(b"X-Serve-Call-Method: __init__", b"X-Serve-Shard-Key: " + b"k" * 1000, b"X-Priority: 1"),
+    *(b"Authorization: Bearer " + SECRET, b"Cookie: session=" + SECRET),
+]
+HTTP1_CONTENTS = [
+    *(b"", SECRET * 300, b"[" * 900, b"\xff\xfe\0" * 50, json.dumps(CANARY).encode()),
+    json.dumps({"name": CANARY, "count": 3}).encode(),
+]
 
 
 @dataclass(frozen=True)
@@ -40,7 +58,14 @@ def hostile_connection(
     steps: list[bytes | None]
     match protocol:
         case "http1":
-            steps = _split(rng, fuzz_http1.requests(rng))
+            corpus = Corpus(
+                rng,
+                host=b"Host: 127.0.0.1",
+                targets=HTTP1_TARGETS,
+                headers=HTTP1_HEADERS,
+                contents=HTTP1_CONTENTS,
+            )
+            steps = _split(rng, next(corpus.sent(1)))
         case "http2":
             first, *others = fuzz_http2.session(rng)
             if rng.random() < 0.5:

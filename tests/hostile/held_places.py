@@ -21,7 +21,7 @@ from good_client import AskingMeanwhile, GoodClient
 from hostile_server import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from hostile_server import HostileServer
 
@@ -187,7 +187,6 @@ def hold_places(
     within_s: float,
     trickle_s: float,
     at_least_s: float = 0.0,
-    watch: Callable[[str, float], object] = lambda _kind, _at: None,
 ) -> Held:
     """Has clients hold places, and good ones ask meanwhile, until all places are given back."""
     found = Held()
@@ -198,7 +197,6 @@ def hold_places(
         places = _Places(server, kinds, each)
         late.begin()
         next_trickle = began
-        there = set(kinds)
         try:
             while (now := time.monotonic()) < began + within_s:
                 if places.kinds:
@@ -211,10 +209,6 @@ def hold_places(
                     next_trickle = now + trickle_s
                 if found.first_s is None:
                     found.first_s = late.answered_after_s()
-                gone = there - set(places.kinds.values())
-                for kind in gone:
-                    watch(kind, now - began)
-                there -= gone
                 time.sleep(0.005)
             found.kept = Counter(places.kinds.values())
             if found.first_s is None:

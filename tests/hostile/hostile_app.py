@@ -28,13 +28,10 @@ import shoal
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-# "leak" keeps 16 KiB of each request; "mix-up" gives one caller in a hundred another's answer;
-# "deaf" goes on with calls whose clients have left.
+# "leak" keeps 16 KiB of each request; "mix-up" gives one caller in a hundred another's answer.
 PLANT = os.environ.get("HOSTILE_PLANT", "")
 
 UNTIL_S = 5.0
-# By then the server has told its connections of the drain.
-LATE_S = 0.2
 LEAK = 2**14
 MIX_UP_EVERY = 100
 # The capacity of /slow and /busy, in requests a second, and how many requests may wait there.
@@ -50,7 +47,6 @@ FLOOD = bytes(2**15)
 kept: list[bytes] = []
 served = 0
 last = 0
-running: Counter[str] = Counter()
 
 
 class Times:
@@ -75,15 +71,8 @@ class Times:
 began, ended = Times(), Times()
 
 
-is_draining = anyio.Event()
-
-
 class HostileApp(shoal.App):
     """Prints, at the end of its lifespan, the names of the calls that its handlers began."""
-
-    def begin_drain(self) -> None:
-        super().begin_drain()
-        is_draining.set()
 
     @asynccontextmanager
     async def lifespan(self, _app: object = None) -> AsyncIterator[None]:
@@ -159,7 +148,7 @@ async def work(names: list[str]) -> list[int]:
 async def held(names: list[str]) -> list[str]:
     """Holds each request until its client leaves."""
     async with noted(names[0]):
-        await until_left()
+        await anyio.sleep_forever()
     return names
 
 
@@ -167,19 +156,13 @@ async def held(names: list[str]) -> list[str]:
 async def queued(names: list[str]) -> list[str]:
     """Holds one request until its client leaves; the others wait."""
     async with noted(names[0]):
-        await until_left()
-    return names
-
-
-async def until_left() -> None:
-    with anyio.CancelScope(shield=PLANT == "deaf"):
         await anyio.sleep_forever()
+    return names
 
 
 class Steps(BaseModel):
     name: str
     count: int
-    every_s: float = 0.005
 
 
 @app.endpoint("/steps", name="steps", max_batch_size=1, max_concurrent_batches=64)
@@ -189,7 +172,7 @@ async def steps(asked: list[Steps]) -> AsyncIterator[list[int]]:
     async with noted(one.name):
         for number in range(one.count):
             yield [checksum(f"{one.name}{number}")]
-            await anyio.sleep(one.every_s)
+            await anyio.sleep(0.005)
 
 
 class Raw:
@@ -197,17 +180,13 @@ class Raw:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         name = scope["path"].removeprefix("/raw/")
-        action = getattr(self, f"{scope['type']}_{name}", None)
-        kind = scope["type"] if action is not None else f"{scope['type']}_unknown"
-        running[kind] += 1
-        try:
-            await (action or getattr(self, kind))(scope, receive, send)
-        finally:
-            running[kind] -= 1
+        kind = scope["type"]
+        action = getattr(self, f"{kind}_{name}", None) or getattr(self, f"{kind}_unknown")
+        await action(scope, receive, send)
 
     async def http_state(self, _scope: Any, _receive: Any, send: Any) -> None:
-        """Tells how many tasks there are, and which calls are running."""
-        await answer(send, 200, json.dumps({"tasks": tasks(), "running": +running}).encode())
+        """Tells how many tasks there are."""
+        await answer(send, 200, json.dumps({"tasks": tasks()}).encode())
 
     async def http_block(self, scope: Any, _receive: Any, send: Any) -> None:
         """Holds the event loop for so many milliseconds."""
@@ -227,8 +206,7 @@ class Raw:
         async with noted(scope["query_string"].decode("ascii", "replace")):
             await send({"type": "http.response.start", "status": 200, "headers": []})
             async with anyio.create_task_group() as tasks:
-                if PLANT != "deaf":
-                    tasks.start_soon(cancel_when_left, receive, tasks.cancel_scope)
+                tasks.start_soon(cancel_when_left, receive, tasks.cancel_scope)
                 body = {"type": "http.response.body", "body": FLOOD, "more_body": True}
                 while True:
                     await send(body)
@@ -237,8 +215,6 @@ class Raw:
     async def http_wait(self, scope: Any, receive: Any, _send: Any) -> None:
         """Reads what comes until the client leaves; notes both."""
         async with noted(scope["query_string"].decode("ascii", "replace")):
-            if PLANT == "deaf":
-                await until_left()
             while (await receive())["type"] != "http.disconnect":
                 pass
 
@@ -259,23 +235,11 @@ class Raw:
                 ended.note(text)
             await send({"type": "websocket.send", "text": str(answer_to(text))})
 
-    async def websocket_late(self, scope: Any, receive: Any, send: Any) -> None:
-        """Accepts when the server has begun to drain, and answers then."""
-        await receive()
-        async with noted(scope["query_string"].decode("ascii", "replace")):
-            await is_draining.wait()
-            await anyio.sleep(LATE_S)
-            await send({"type": "websocket.accept"})
-            while (await receive())["type"] == "websocket.receive":
-                await send({"type": "websocket.send", "text": "answer"})
-
     async def websocket_wait(self, scope: Any, receive: Any, send: Any) -> None:
         """Reads what comes until the client leaves; notes both."""
         await receive()
         async with noted(scope["query_string"].decode("ascii", "replace")):
             await send({"type": "websocket.accept"})
-            if PLANT == "deaf":
-                await until_left()
             while (await receive())["type"] != "websocket.disconnect":
                 pass
 

@@ -10,7 +10,6 @@ import http.client
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -62,10 +61,8 @@ class HostileServer:
 
     def memory(self) -> int:
         """How much memory it has resident, in bytes."""
-        return self._status("VmRSS") * 1024
-
-    def threads(self) -> int:
-        return self._status("Threads")
+        text = Path(f"/proc/{self.serving_pid()}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) * 1024
 
     def sockets(self) -> int:
         """How many sockets it has open, with the listening ones."""
@@ -82,12 +79,10 @@ class HostileServer:
     def log_size(self) -> int:
         return self.log_path.stat().st_size
 
-    def signal(self, signum: int) -> None:
+    def terminate(self, signum: int) -> tuple[int, dict[str, Any]]:
+        """Asks it to end, and waits; returns the exit code, and what its application printed."""
         self.process.send_signal(signum)
-
-    def end(self, timeout_s: float = 30.0) -> tuple[int, dict[str, Any]]:
-        """Waits for its end; returns the exit code, and what the application printed last."""
-        out, _ = self.process.communicate(timeout=timeout_s)
+        out, _ = self.process.communicate(timeout=30.0)
         lines = out.decode().splitlines()
         return self.process.returncode, json.loads(lines[-1]) if lines else {}
 
@@ -96,10 +91,6 @@ class HostileServer:
         pid = self.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return int(children[-1]) if children and self.kind == "hypercorn" else pid
-
-    def _status(self, name: str) -> int:
-        text = Path(f"/proc/{self.serving_pid()}/status").read_text()
-        return int(re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE)[1])
 
     # What its application says.
 
@@ -114,9 +105,6 @@ class HostileServer:
         finally:
             connection.close()
 
-    def state(self) -> dict[str, Any]:
-        return self.ask("GET", "/raw/state")[1]
-
     def until(self, what: str, name: str) -> float | None:
         """Waits until the handler of a name has "began" or "ended"; returns when that was.
 
@@ -126,7 +114,7 @@ class HostileServer:
 
     def tasks(self) -> Counter[str]:
         """How many tasks of which code it has."""
-        return Counter(self.state()["tasks"])
+        return Counter(self.ask("GET", "/raw/state")[1]["tasks"])
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=10)
@@ -209,9 +197,3 @@ def _wait_started(server: HostileServer) -> None:
 
     assert wait_until(has_started, START_S), server.log()
     assert server.is_up(), server.log()
-
-
-def terminate(server: HostileServer, signum: int = signal.SIGTERM) -> tuple[int, dict[str, Any]]:
-    """Asks a server to end, and waits; see `HostileServer.end`."""
-    server.signal(signum)
-    return server.end()

@@ -15,13 +15,14 @@ from fuzz_clients import HALF_CLOSE, LINGER, PROTOCOLS, RESET, hostile_connectio
 from hostile_server import MIB, flaws_of_log, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from fuzz_clients import HostileConnection
     from hostile_server import HostileServer
 
 AT_ONCE = 100
 WARM_UP = 60
+PROBE_EVERY = 250
 # How long a client waits for an answer, and leaves a connection open, in seconds.
 AWAIT_S = 0.05
 LINGER_S = 0.1
@@ -123,10 +124,7 @@ def run_mutated(
     connections: int,
     *,
     seed: int = 0,
-    first: int = 0,
     protocols: Sequence[str] = PROTOCOLS,
-    probe_every: int = 250,
-    progress: Callable[[int], object] = lambda _: None,
 ) -> Mutated:
     """Makes hostile connections, and then waits until nothing is left of them."""
     found = Mutated()
@@ -139,20 +137,17 @@ def run_mutated(
     )
     window: dict[int, Client] = {}
     poll = select.poll()
-    for number in range(first, first + connections):
+    for number in range(connections):
         try:
             client = Client(server, hostile_connection(seed, number, protocols))
         except OSError:
             break
         found.connections += 1
-        window[client.socket.fileno()] = client
-        poll.register(client.socket, select.POLLIN)
-        _turns(found, window, poll, at_most=AT_ONCE)
-        if number % probe_every == 0:
+        _begin(client, found, window, poll)
+        if number % PROBE_EVERY == 0:
             if not server.is_up():
                 break
             _probe(found, server, number)
-            progress(found.connections)
     _turns(found, window, poll, at_most=0)
     found.is_up = server.is_up()
     if found.is_up:
@@ -168,14 +163,17 @@ def warm_up(server: HostileServer) -> None:
     poll = select.poll()
     window: dict[int, Client] = {}
     for number in range(WARM_UP):
-        client = Client(server, hostile_connection(-1, number))
-        window[client.socket.fileno()] = client
-        poll.register(client.socket, select.POLLIN)
-        _turns(Mutated(), window, poll, at_most=AT_ONCE)
+        _begin(Client(server, hostile_connection(-1, number)), Mutated(), window, poll)
     _turns(Mutated(), window, poll, at_most=0)
     sockets = server.sockets()
     wait_until(lambda: server.sockets() <= min(sockets, 6), LEFT_AFTER_S)
     server.ask("POST", "/sum", "warm")
+
+
+def _begin(client: Client, found: Mutated, window: dict[int, Client], poll: select.poll) -> None:
+    window[client.socket.fileno()] = client
+    poll.register(client.socket, select.POLLIN)
+    _turns(found, window, poll, at_most=AT_ONCE)
 
 
 def _turns(found: Mutated, window: dict[int, Client], poll: select.poll, *, at_most: int) -> None:

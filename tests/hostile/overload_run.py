@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 from checksum import checksum
+from good_client import request
 from held_places import percentile
 from hostile_app import CAPACITY, MOST_QUEUED
 from hostile_server import MIB
-from protocol_clients import Answer, Http1Client, Lost, post
+from protocol_clients import Answer, Http1Client, Lost
 
 if TYPE_CHECKING:
     from hostile_server import HostileServer
@@ -90,7 +91,7 @@ class _Arrivals:
             if client is None:
                 client = await Http1Client.to(self._server.port)
             with trio.fail_after(ANSWER_S):
-                answer = await client.ask(post(self._path, text))
+                answer = await client.ask(request(self._path, text))
         except (Lost, trio.TooSlowError, OSError) as error:
             self.found.lost.append(f"{number} on a {how}: {error}")
             if client is not None:
@@ -138,11 +139,11 @@ async def _ask_while_blocked(server: HostileServer, clients: int, hold_s: float)
     lost: list[str] = []
     kept = [await Http1Client.to(server.port) for _ in range(clients)]
     for client in kept:
-        await client.ask(post("/sum", "before"))
+        await client.ask(request("/sum", "before"))
 
     async def ask(client: Http1Client, how: str) -> None:
         try:
-            answer = await client.ask(post("/sum", "meanwhile"))
+            answer = await client.ask(request("/sum", "meanwhile"))
             if json.loads(answer.body) != checksum("meanwhile"):
                 lost.append(f"{how}: {answer}")
         except (Lost, OSError) as error:
@@ -150,7 +151,7 @@ async def _ask_while_blocked(server: HostileServer, clients: int, hold_s: float)
         await client.aclose()
 
     blocker = await Http1Client.to(server.port)
-    await blocker.send(post(f"/raw/block?{int(hold_s * 1000)}", None))
+    await blocker.send(request(f"/raw/block?{int(hold_s * 1000)}", None))
     await trio.sleep(hold_s / 4)
     async with trio.open_nursery() as nursery:
         for client in kept:

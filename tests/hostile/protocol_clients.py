@@ -45,19 +45,6 @@ class Answer:
         return self.headers.get(b"connection", b"").lower() == b"close"
 
 
-def post(path: str, item: object, *headers: str) -> bytes:
-    """A request of HTTP/1.1 with JSON."""
-    body = json.dumps(item)
-    lines = [
-        f"POST {path} HTTP/1.1",
-        "Host: 127.0.0.1",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        *headers,
-    ]
-    return "\r\n".join([*lines, "", body]).encode()
-
-
 class Http1Client:
     """A connection that speaks HTTP/1.1."""
 

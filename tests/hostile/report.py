@@ -1,4 +1,4 @@
-"""The long hostile runs, and a table of what came of them: ``make fuzz``.
+"""The long hostile runs, and what came of them, a line each: ``make fuzz``.
 
 The mutated connections and the checksums are shared by the event loops; the other runs are made on
 each. ``python tests/hostile/report.py --connections 4000`` makes all runs a hundredth as long. With
@@ -9,12 +9,12 @@ those: Hypercorn is its trio worker, and uvicorn speaks no HTTP/2, so it is spar
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,11 +26,14 @@ from held_places import HOLDERS, MOST_MEMORY, hold_places, percentile
 from hostile_server import LOOPS, MIB, SERVERS, HostileServer, serving
 from leaving_run import STATES, WAYS, leave, leave_queue, ways_of
 from mutated_run import run_mutated
-from overload_run import WAIT_S, Overload, ask_while_blocked, run_overload
+from overload_run import WAIT_S, ask_while_blocked, run_overload
 from termination_run import run_termination
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+    # The name of a run, its figures and its flaws.
+    Found = Iterator[tuple[str, str, list[str]]]
 
 ALL_CONNECTIONS: Final = 400_000
 # How many there are of each when there are so many connections.
@@ -53,83 +56,43 @@ OTHERS_P99_S: Final = 0.25
 LEFT_P99_S: Final = 0.05
 
 
-@dataclass
-class Table:
-    """What came of the runs."""
-
-    rows: list[tuple[str, str, str, list[str]]] = field(default_factory=list)
-
-    def add(self, server: str, run: str, figures: str, flaws: list[str]) -> None:
-        self.rows.append((server, run, figures, flaws))
-        say(f"{server}: {run}: {figures}; {'; '.join(flaws) or 'as it must be'}")
-
-    def __str__(self) -> str:
-        cells = [("server", "run", "figures", "flaws")]
-        cells += [(who, run, figures, "; ".join(flaws)) for who, run, figures, flaws in self.rows]
-        widths = [max(len(row[column]) for row in cells) for column in range(3)]
-        lines = [
-            "  ".join(
-                [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]
-            )
-            for row in cells
-        ]
-        return "\n".join(line.rstrip() for line in lines)
-
-
 class Runs:
-    """All runs on one server."""
+    """All runs on one server; what came of them are lines of figures, with the flaws they show."""
 
     def __init__(
-        self,
-        kind: str,
-        loop: str,
-        *,
-        share: float,
-        loops: int,
-        seed: int,
-        table: Table,
-        folder: Path,
+        self, kind: str, loop: str, *, share: float, loops: int, seed: int, folder: Path
     ) -> None:
         self._kind = kind
         self._loop = loop
         self._share = share
         self._loops = loops
         self._seed = seed
-        self._table = table
         self._folder = folder
-        self._name = f"{kind} ({loop})"
 
-    def mutated(self) -> None:
+    def mutated(self) -> Found:
         protocols = [one for one in PROTOCOLS if self._speaks(one)]
+        count = self._count(ALL_CONNECTIONS // self._loops)
         with self._serving() as server:
-            found = run_mutated(
-                server,
-                self._count(ALL_CONNECTIONS // self._loops),
-                seed=self._seed,
-                protocols=protocols,
-                probe_every=500,
-                progress=self._progress("connections"),
-            )
+            found = run_mutated(server, count, seed=self._seed, protocols=protocols)
         flaws = found.flaws()
         if self._kind == "shoal" and found.log_flaws:
             flaws.append(f"{len(found.log_flaws)} lines of the log: {found.log_flaws[0]}")
         figures = (
-            f"{found.connections:,} connections, {found.sent / MIB:.0f} MiB sent;"
+            f"{found.connections:,} connections, {_mib(found.sent)} sent;"
             f" memory {_mib(found.grown)}, log {_mib(found.log)},"
             f" {found.probes} good clients, slowest {found.slowest_s:.2f} s,"
             f" nothing left after {found.left_after_s:.1f} s"
         )
-        self._table.add(self._name, "mutated connections", figures, flaws)
+        yield "mutated connections", figures, flaws
 
-    def places(self) -> None:
+    def places(self) -> Found:
         each = self._count(PLACES)
-        for kind in HOLDERS:
-            if self._speaks(kind):
-                # Two more than there are clients that hold one, for the good clients.
-                with self._serving(f"--max-connections={each + 2}") as server:
-                    self._hold(server, kind, each)
+        for kind in filter(self._speaks, HOLDERS):
+            # Two more than there are clients that hold one, for the good clients.
+            with self._serving(f"--max-connections={each + 2}") as server:
+                yield f"places: {kind}", *self._held(server, kind, each)
 
-    def floods(self) -> None:
+    def floods(self) -> Found:
         for kind, flood in FLOODS.items():
             if kind == "resets" and not self._speaks("http2"):
                 continue
@@ -142,22 +105,33 @@ class Runs:
                 f"{found.sent:,} in {found.took_s:.1f} s; memory {_mib(found.grown)};"
                 f" others p50 {percentile(found.good_s, 50):.3f} s, p99 {found.p99_s():.3f} s"
             )
-            self._table.add(self._name, f"flood of {kind}", figures, flaws)
+            yield f"flood of {kind}", figures, flaws
 
-    def overload(self) -> None:
+    def overload(self) -> Found:
         count = self._count(OVERLOADED, least=600)
         for path in ("/slow", "/busy"):
             with self._serving() as server:
                 before = run_overload(server, count // 6, path=path, times_capacity=0.5)
                 found = run_overload(server, count, path=path)
                 after = run_overload(server, count // 6, path=path, times_capacity=0.5)
-            self._overloaded(path, before, found, after)
+            limit_s = 2 * before.p99_s() + WAIT_S
+            flaws = found.flaws() + [f"afterwards: {flaw}" for flaw in after.flaws()]
+            if found.p99_s() > limit_s:
+                flaws.append(f"accepted ones' p99 is over {limit_s:.2f} s")
+            if after.statuses.keys() != {200}:
+                flaws.append(f"afterwards {dict(after.statuses)}")
+            figures = (
+                f"{sum(found.statuses.values()):,} requests, {dict(found.statuses)};"
+                f" accepted p99 {found.p99_s():.3f} s (unloaded {before.p99_s():.3f} s),"
+                f" refused p99 {percentile(found.refused_s, 99):.3f} s, memory {_mib(found.grown)}"
+            )
+            yield f"overload of {path}", figures, flaws
         with self._serving() as server:
             lost = ask_while_blocked(server, HELD_CLIENTS, HOLD_S)
         figures = f"{2 * HELD_CLIENTS} requests in {HOLD_S:.0f} s; {len(lost)} without an answer"
-        self._table.add(self._name, "loop held", figures, lost[:3])
+        yield "loop held", figures, lost[:3]
 
-    def termination(self) -> None:
+    def termination(self) -> Found:
         runs = self._count(TERMINATIONS, least=4)
         requests, flaws = 0, []
         for number in range(runs):
@@ -172,26 +146,27 @@ class Runs:
             requests += len(found.outcomes)
             flaws += [f"{found.signum.name}: {flaw}" for flaw in found.flaws()]
         figures = f"{runs} signals, {requests:,} requests, {len(flaws)} lost"
-        self._table.add(self._name, "signals under load", figures, flaws[:3])
+        yield "signals under load", figures, flaws[:3]
 
-    def leaving(self) -> None:
-        rounds = self._count(LEAVINGS, least=2)
+    def leaving(self) -> Found:
         times: list[float] = []
         deaf: set[str] = set()
         with self._serving() as server:
-            for number in range(rounds):
-                for state in STATES:
-                    if state in deaf or not self._speaks(state):
-                        continue
-                    for way in ways_of(state):
-                        took_s = self._leave(server, state, way, number)
+            for number in range(self._count(LEAVINGS, least=2)):
+                for state in filter(self._speaks, STATES):
+                    for way in ways_of(state) if state not in deaf else ():
+                        name = re.sub("[ ,/]+", "-", f"{state} {way} {number}")
+                        try:
+                            took_s = leave(server, state, way, name)
+                        except (OSError, AssertionError):
+                            took_s = None
                         if took_s is None:
                             deaf.add(state)
                         else:
                             times.append(took_s)
                 for way in WAYS:
-                    took_s = leave_queue(server, way, f"queue-{way.replace(' ', '-')}-{number}")
-                    if took_s is None:
+                    name = f"queue-{way.replace(' ', '-')}-{number}"
+                    if leave_queue(server, way, name) is None:
                         deaf.add("queued")
         figures = (
             f"{len(times):,} clients; cancelled after p50 {percentile(times, 50) * 1e3:.1f} ms,"
@@ -200,24 +175,20 @@ class Runs:
         flaws = [f"not noticed: {', '.join(sorted(deaf))}"] if deaf else []
         if percentile(times, 99) > LEFT_P99_S:
             flaws.append(f"p99 over {LEFT_P99_S} s")
-        self._table.add(self._name, "clients that leave", figures, flaws)
+        yield "clients that leave", figures, flaws
 
-    def checksums(self) -> None:
+    def checksums(self) -> Found:
+        kinds = tuple(filter(self._speaks, CLIENTS))
+        count = self._count(CHECKSUMS // self._loops)
         with self._serving() as server:
-            found = run_checksums(
-                server,
-                self._count(CHECKSUMS // self._loops),
-                seed=self._seed,
-                kinds=tuple(kind for kind in CLIENTS if self._speaks(kind)),
-                progress=self._progress("answers"),
-            )
+            found = run_checksums(server, count, seed=self._seed, kinds=kinds)
         figures = (
             f"{found.answered:,} answers in {found.took_s:.0f} s, {len(found.wrong)} wrong;"
             f" memory {_mib(found.grown)} in the second half"
         )
-        self._table.add(self._name, "checksums", figures, found.flaws())
+        yield "checksums", figures, found.flaws()
 
-    def _hold(self, server: HostileServer, kind: str, each: int) -> None:
+    def _held(self, server: HostileServer, kind: str, each: int) -> tuple[str, list[str]]:
         server.ask("POST", "/sum", "warm")
         with AskingMeanwhile(server) as alone:
             time.sleep(2.0)
@@ -241,29 +212,7 @@ class Runs:
             f" memory {_mib(found.grown)}, p99 {found.p99_s() * 1e3:.1f} ms"
             f" (normal {normal_s * 1e3:.1f} ms)"
         )
-        flaws = [flaw for flaw, is_so in checks.items() if is_so]
-        self._table.add(self._name, f"places: {kind}", figures, flaws)
-
-    def _overloaded(self, path: str, before: Overload, found: Overload, after: Overload) -> None:
-        limit_s = 2 * before.p99_s() + WAIT_S
-        flaws = found.flaws() + [f"afterwards: {flaw}" for flaw in after.flaws()]
-        if found.p99_s() > limit_s:
-            flaws.append(f"accepted ones' p99 is over {limit_s:.2f} s")
-        if after.statuses.keys() != {200}:
-            flaws.append(f"afterwards {dict(after.statuses)}")
-        figures = (
-            f"{sum(found.statuses.values()):,} requests, {dict(found.statuses)};"
-            f" accepted p99 {found.p99_s():.3f} s (unloaded {before.p99_s():.3f} s),"
-            f" refused p99 {percentile(found.refused_s, 99):.3f} s, memory {_mib(found.grown)}"
-        )
-        self._table.add(self._name, f"overload of {path}", figures, flaws)
-
-    def _leave(self, server: HostileServer, state: str, way: str, number: int) -> float | None:
-        name = f"{state} {way} {number}".replace(" ", "-").replace(",", "").replace("/", "")
-        try:
-            return leave(server, state, way, name)
-        except (OSError, AssertionError):
-            return None
+        return figures, [flaw for flaw, is_so in checks.items() if is_so]
 
     @contextmanager
     def _serving(self, *options: str) -> Iterator[HostileServer]:
@@ -272,30 +221,14 @@ class Runs:
             yield server
 
     def _speaks(self, what: str) -> bool:
-        is_http2 = "http2" in what or "HTTP/2" in what or "preface" in what or "window" in what
-        is_http2 = is_http2 or "HEADERS" in what
+        is_http2 = re.search("http2|HTTP/2|preface|window|HEADERS", what) is not None
         return self._kind != "uvicorn" or not is_http2
 
     def _count(self, whole: int, least: int = 10) -> int:
         return max(least, int(whole * self._share))
 
-    def _progress(self, what: str) -> Callable[[int], None]:
-        last = time.monotonic()
 
-        def tell(count: int) -> None:
-            nonlocal last
-            if time.monotonic() > last + 10:
-                last = time.monotonic()
-                say(f"{self._name}: {count:,} {what}")
-
-        return tell
-
-
-RUNS: Final = (*("mutated", "places", "floods", "overload", "termination", "leaving", "checksums"),)
-
-
-def say(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+RUNS: Final = ("mutated", "places", "floods", "overload", "termination", "leaving", "checksums")
 
 
 def _mib(size: int) -> str:
@@ -313,27 +246,24 @@ def main() -> int:
     # As under `nohup`, a server would ignore it too.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     loops = given.event_loop or LOOPS
-    table = Table()
+    is_flawed = False
     with tempfile.TemporaryDirectory() as folder:
         for kind in given.server or ["shoal"]:
             own = {"shoal": loops, "hypercorn": ["trio"], "uvicorn": ["asyncio"]}[kind]
             for loop in own:
-                runs = Runs(
-                    kind,
-                    loop,
-                    share=given.connections / ALL_CONNECTIONS,
-                    loops=len(own),
-                    seed=given.seed,
-                    table=table,
-                    folder=Path(folder),
-                )
+                share = given.connections / ALL_CONNECTIONS
+                options = {"share": share, "loops": len(own), "seed": given.seed}
+                runs = Runs(kind, loop, **options, folder=Path(folder))
                 for name in given.run or RUNS:
                     try:
-                        getattr(runs, name)()
+                        for run, figures, flaws in getattr(runs, name)():
+                            said = "; ".join(flaws) or "as it must be"
+                            print(f"{kind} ({loop}): {run}: {figures}; {said}", flush=True)
+                            is_flawed |= kind == "shoal" and bool(flaws)
                     except (OSError, AssertionError, RuntimeError) as error:
-                        table.add(f"{kind} ({loop})", name, "", [f"broke off: {error!r}"])
-    print(table)
-    return 1 if any(row[3] for row in table.rows if row[0].startswith("shoal")) else 0
+                        print(f"{kind} ({loop}): {name}: broke off: {error!r}", flush=True)
+                        is_flawed |= kind == "shoal"
+    return int(is_flawed)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 from checksum import checksum
-from hostile_server import terminate
-from protocol_clients import Answer, Http1Client, Http2Client, Lost, WebSocketClient, post
+from good_client import request
+from protocol_clients import Answer, Http1Client, Http2Client, Lost, WebSocketClient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -95,13 +95,13 @@ class _Load:
 
     async def _kept(self, who: str) -> None:
         """Makes one call after another on a connection."""
-        await self._on_one_connection(who, lambda name: post("/work", name), checksum)
+        await self._on_one_connection(who, lambda name: request("/work", name), checksum)
 
     async def _streams(self, who: str) -> None:
         """Asks for one stream after another on a connection."""
 
         def stream(name: str) -> bytes:
-            return post("/steps", {"name": name, "count": STEPS}, JSON_LINES)
+            return request("/steps", {"name": name, "count": STEPS}, JSON_LINES)
 
         await self._on_one_connection(who, stream, _lines)
 
@@ -124,7 +124,7 @@ class _Load:
         while (client := await self._connected()) is not None:
             name = self._send(who, number)
             number += 1
-            answer = await _answer(client, post("/work", name, "Connection: close"))
+            answer = await _answer(client, request("/work", name, "Connection: close"))
             self._note(name, answer, checksum(name))
             await client.aclose()
 
@@ -199,7 +199,7 @@ async def _terminated(
             await load.is_on.wait()
             await trio.sleep(after_s)
             load.has_ended = True
-            found.code, said = await trio.to_thread.run_sync(terminate, server, found.signum)
+            found.code, said = await trio.to_thread.run_sync(server.terminate, found.signum)
     found.began = set(said.get("began", ()))
 
 
@@ -231,84 +231,3 @@ def _outcome(answer: Answer | Lost, expected: object) -> str:
 def _lines(name: str) -> Sequence[object]:
     """The lines of a stream."""
     return [{"item": checksum(f"{name}{number}")} for number in range(STEPS)]
-
-
-async def _cut_off(server: HostileServer, count: int) -> dict[str, Answer | Lost | int]:
-    """Has each kind of stream, and a call, last for longer than the server may take to end."""
-    found: dict[str, Answer | Lost | int] = {}
-
-    def endless(name: str) -> dict[str, object]:
-        return {"name": name, "count": count, "every_s": 0.05}
-
-    async def stream() -> None:
-        client = await Http1Client.to(server.port)
-        found["stream"] = await _answer(client, post("/steps", endless("stream"), JSON_LINES))
-        await client.aclose()
-
-    async def http2() -> None:
-        client = await Http2Client.to(server.port)
-        (found["HTTP/2 stream"],) = await client.ask([("/steps", endless("http2"))])
-        await client.aclose()
-
-    async def call() -> None:
-        client = await Http1Client.to(server.port)
-        found["call"] = await _answer(client, post("/held", "held"))
-        await client.aclose()
-
-    async def websocket() -> None:
-        client = await WebSocketClient.to(server.port, "/raw/wait?websocket")
-        try:
-            await client.ask("text")
-        except Lost as lost:
-            found["WebSocket"] = lost
-        else:
-            found["WebSocket"] = client.close_code
-        await client.aclose()
-
-    with trio.fail_after(HANG_S):
-        async with trio.open_nursery() as nursery:
-            for client in (stream, http2, call, websocket):
-                nursery.start_soon(client)
-            for name in ("stream", "http2", "held", "websocket"):
-                assert await trio.to_thread.run_sync(server.until, "began", name)
-            await trio.to_thread.run_sync(terminate, server, signal.SIGTERM)
-    return found
-
-
-def cut_off(server: HostileServer) -> dict[str, Answer | Lost | int]:
-    """Ends a server while requests are there that outlast its graceful time.
-
-    Returns:
-        What each client got: its answer, the code of its WebSocket's end, or nothing.
-    """
-    return trio.run(_cut_off, server, 10_000)
-
-
-async def _accepted_late(server: HostileServer) -> int:
-    found: list[int] = []
-
-    async def talk() -> None:
-        client = await WebSocketClient.to(server.port, "/raw/late?websocket")
-        try:
-            while await client.ask("text") is not None:
-                pass
-        except Lost:
-            pass
-        found.append(client.close_code)
-        await client.aclose()
-
-    with trio.fail_after(HANG_S):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(talk)
-            assert await trio.to_thread.run_sync(server.until, "began", "websocket")
-            await trio.to_thread.run_sync(terminate, server, signal.SIGTERM)
-    return found[0]
-
-
-def accepted_late(server: HostileServer) -> int:
-    """Ends a server whose application then accepts a WebSocket that was waiting.
-
-    Returns:
-        The code with which it was closed; 0 if its client was told nothing.
-    """
-    return trio.run(_accepted_late, server)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fuzz_clients import PROTOCOLS, hostile_connection
+from fuzz_clients import PROTOCOLS
 from hostile_server import CANARY, flaws_of_log
 from mutated_run import run_mutated
 
@@ -25,18 +25,6 @@ def test_a_clients_fault_is_one_line_without_what_the_client_sent(server):
     before = server.log_size()
     run_mutated(server, CONNECTIONS, seed=1)
     assert flaws_of_log(server.log()[before:]) == []
-
-
-def test_equal_seeds_make_equal_connections():
-    made = [hostile_connection(7, number) for number in range(200)]
-    assert made == [hostile_connection(7, number) for number in range(200)]
-    assert made != [hostile_connection(8, number) for number in range(200)]
-
-
-def test_all_protocols_and_ways_to_leave_are_made():
-    made = [hostile_connection(0, number) for number in range(200)]
-    assert {one.protocol for one in made} == set(PROTOCOLS)
-    assert {one.way for one in made} == {"reset", "close", "half close", "linger"}
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-import anyio
 import pytest
 from held_places import HOLDERS, MOST_MEMORY, hold_places
 from hostile_server import LOOPS, SHORT_OPTIONS, SHORT_S
-from http1_in_process import listening
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 EACH = 3
 # The longest that any state may last: a stream is given up after one time, its connection after
@@ -30,39 +28,23 @@ def held(servers):
     return on
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("kind", list(HOLDERS))
 def test_a_place_is_given_back(held, kind, loop):
     assert held(loop).kept[kind] == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_client_that_came_when_all_places_were_held_is_served(held, loop):
     assert held(loop).first_s is not None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_client_that_has_a_place_is_served_meanwhile(held, loop):
     assert held(loop).failure == ""
     assert len(held(loop).good_s) > 10
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS)
 def test_held_places_take_little_memory(held, loop):
     assert held(loop).grown < MOST_MEMORY
-
-
-@pytest.mark.anyio
-async def test_a_byte_that_comes_at_the_deadline_of_a_body_does_not_prolong_it(monkeypatch):
-    with anyio.fail_after(5):
-        async with listening(monkeypatch, body_timeout_s=0.1) as server:
-            client = server.connect(
-                b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n"
-            )
-            with client:
-                server.at_expiry(lambda: client.send(b"x"))
-                await server.left.wait()

@@ -6,16 +6,14 @@ import json
 import logging
 
 import anyio
-import h2.events
 import pytest
-from live_server import http2, live, read_until, request, upgrade
+from live_server import live, read_until, request
 from server_in_memory import serving
 
 import shoal
 from shoal.commands.server.stderr import JsonFormatter, TextFormatter
 from shoal.server.access_log import LOGGER, AccessLog
 from shoal.testing import settle
-from shoal.testing.asgi import Call, calling
 
 pytestmark = pytest.mark.anyio
 
@@ -79,35 +77,10 @@ async def test_each_request_is_a_line(app, lines):
 
 
 @pytest.mark.real_time
-async def test_http2_and_websockets_are_logged_as_such(app, lines):
-    async with live(app, access_log=True) as server, http2(server) as client:
-        stream = client.ask(b"/-/healthz")
-        await client.flush()
-        await client.wait_for(h2.events.StreamEnded, stream)
-        await server.talk(upgrade())
-    assert [(one["protocol"], one["status"]) for one in lines()] == [
-        ("HTTP/2", 200),
-        ("WebSocket", 404),
-    ]
-
-
-@pytest.mark.real_time
 async def test_nothing_is_logged_unless_asked_for(app, lines):
     async with live(app) as server:
         await server.talk(request("/-/healthz", close=True))
     assert lines() == []
-
-
-async def test_a_client_that_leaves_is_logged_with_what_it_was_sent(app, lines):
-    logged = AccessLog(app)
-    async with app.lifespan():
-        call = Call(logged, "/hold", item=1)
-        async with calling(call):
-            await call.until_sent(b"data: 1")
-            call.leave()
-            await call.returned.wait()
-    [line] = lines()
-    assert (line["status"], line["bytes"]) == (200, len(call.body))
 
 
 @pytest.mark.parametrize("path", ["/a\r\nb", '/"}', "/\udc80", "/a\x85b\u2028c\u2029\u00e9"])

@@ -9,15 +9,19 @@ from shoal.testing.asgi import Call, ask, calling
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def app():
-    app = shoal.App(max_body_bytes=10_000)
+def measuring(**settings):
+    app = shoal.App(**settings)
 
     @app.endpoint("/length")
     async def length(bodies: list[bytes]) -> list[int]:
         return [len(body) for body in bodies]
 
     return app
+
+
+@pytest.fixture
+def app():
+    return measuring(max_body_bytes=10_000)
 
 
 async def test_a_body_of_just_the_limit_is_read(app):
@@ -72,12 +76,7 @@ async def test_a_body_byte_by_byte_is_refused(app):
 
 
 async def test_a_large_body_in_packets_is_read():
-    app = shoal.App()
-
-    @app.endpoint("/length")
-    async def length(bodies: list[bytes]) -> list[int]:
-        return [len(body) for body in bodies]
-
+    app = measuring()
     call = Call(app, "/length", whole=False)
     for _ in range(4000):
         call.give(b"x" * 1400, more=True)
@@ -89,13 +88,7 @@ async def test_a_large_body_in_packets_is_read():
 
 @pytest.fixture
 def narrow():
-    app = shoal.App(max_body_bytes=100, max_incomplete_bytes=200)
-
-    @app.endpoint("/length")
-    async def length(bodies: list[bytes]) -> list[int]:
-        return [len(body) for body in bodies]
-
-    return app
+    return measuring(max_body_bytes=100, max_incomplete_bytes=200)
 
 
 def incomplete(app, client, size=80):

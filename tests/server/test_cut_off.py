@@ -9,9 +9,8 @@ import anyio
 import h2.events
 import pytest
 from echo_app import EchoApp
-from live_server import HANG_S, Http2Client, http2, live, read_all, read_until, request, upgrade
-from wsproto.connection import Connection as WebSocket
-from wsproto.connection import ConnectionType
+from live_server import HANG_S, Http2Client, live, read_all, read_until, request, upgrade
+from test_websocket_limits import both_protocols
 from wsproto.events import CloseConnection
 
 import shoal
@@ -148,29 +147,31 @@ async def cut_off(app, speaking, path="/", *, whole=True):
 
 
 @on_sockets
-@pytest.mark.parametrize("path", ["/forever", "/disconnect"])
-async def test_a_call_that_is_cut_off_is_answered_with_503(speaking, path, monkeypatch):
+@pytest.mark.parametrize(
+    ("path", "whole"), [("/forever", True), ("/disconnect", True), ("/", False)]
+)
+async def test_a_call_that_is_cut_off_is_answered_with_503(speaking, path, whole, monkeypatch):
     """And the server goes on as soon as its client was told."""
     monkeypatch.setattr(Shared, "last_words_s", HANG_S * 2)
     app = EchoApp()
-    async with cut_off(app, speaking, path) as (asker, server):
+    async with cut_off(app, speaking, path, whole=whole) as (asker, server):
         assert await asker.answer() == (503, b"")
     assert app.running == 0
     assert (server.drained.finished, server.drained.cut) == (0, 1)
     assert app.lifespan_events == ["lifespan.startup", "lifespan.shutdown"]
 
 
-@on_sockets
-async def test_a_request_whose_body_is_incomplete_is_answered_with_503(speaking):
-    app = EchoApp()
-    async with cut_off(app, speaking, whole=False) as (asker, _):
-        assert await asker.answer() == (503, b"")
-        await app.left.wait()
+async def ask_again(app, receive, send):
+    told_again = anyio.Event()
+    app.when_left(told_again.set)
+    assert told_again.is_set()  # at once
+    await say_goodbye(app, receive, send)
 
 
 @on_sockets
-async def test_an_application_that_is_told_may_answer(speaking):
-    app = Told(say_goodbye)
+@pytest.mark.parametrize("then", [say_goodbye, ask_again])
+async def test_an_application_that_is_told_may_answer(speaking, then):
+    app = Told(then)
     async with cut_off(app, speaking) as (asker, _):
         status, body = await asker.answer()
     assert status == 503
@@ -195,22 +196,6 @@ async def test_for_an_application_that_is_told_and_does_not_answer_the_server_do
     app = Told(say_nothing)
     async with cut_off(app, speaking) as (asker, _):
         assert await asker.answer() == (503, b"")
-
-
-@on_sockets
-async def test_a_callback_that_is_set_after_the_cut_is_called_at_once(speaking):
-    told_again = anyio.Event()
-
-    async def ask_again(app, receive, send):
-        app.when_left(told_again.set)
-        assert told_again.is_set()
-        await say_goodbye(app, receive, send)
-
-    app = Told(ask_again)
-    async with cut_off(app, speaking) as (asker, _):
-        status, body = await asker.answer()
-    assert status == 503
-    assert b"goodbye" in body
 
 
 @on_sockets
@@ -271,19 +256,6 @@ async def test_a_request_after_the_cut_is_refused():
     assert app.calls == 1
 
 
-@on_sockets
-async def test_a_call_of_an_endpoint_is_answered_with_a_problem(speaking, app, held):
-    async with live(app, graceful_timeout_s=GRACEFUL_S) as server, await server.connect() as client:
-        asker = speaking(client)
-        await asker.ask("/call")
-        await held.entered.wait()
-        server.stop.set()
-        status, body = await asker.answer()
-    assert status == 503
-    assert json.loads(body)["type"] == "urn:shoal:problem:closed"
-    assert held.cancelled == 1
-
-
 # WebSockets.
 
 
@@ -304,48 +276,23 @@ class Accepting:
             pass
 
 
-def closing_code(received):
-    peer = WebSocket(ConnectionType.CLIENT)
-    peer.receive_data(received)
-    (closing,) = peer.events()
+@on_sockets
+@both_protocols
+async def test_a_websocket_that_is_accepted_during_the_drain_is_told_of_it(kind):
+    async def end():
+        await app.entered.wait()
+        server.stop.set()
+        await anyio.wait_all_tasks_blocked()
+        app.release.set()
+
+    app = Accepting()
+    async with live(app) as server, anyio.create_task_group() as tasks:
+        tasks.start_soon(end)
+        peer = await kind.open(server)
+        async with peer.stream:
+            closing = await peer.next_event()
     assert isinstance(closing, CloseConnection)
-    return closing.code
-
-
-@on_sockets
-async def test_a_websocket_that_is_accepted_during_the_drain_is_told_of_it():
-    app = Accepting()
-    async with live(app) as server, await server.connect() as client:
-        await client.send_all(upgrade())
-        await app.entered.wait()
-        server.stop.set()
-        await anyio.wait_all_tasks_blocked()
-        app.release.set()
-        _, _, received = (await read_until(client, b"\x03\xf4")).partition(b"\r\n\r\n")
-    assert closing_code(received) == 1012
-
-
-@on_sockets
-async def test_a_websocket_over_http2_that_is_accepted_during_the_drain_is_told_of_it():
-    app = Accepting()
-    async with live(app) as server, http2(server) as client:
-        fields = {
-            b":method": b"CONNECT",
-            b":protocol": b"websocket",
-            b":path": b"/",
-            b":scheme": b"http",
-            b":authority": b"shoal.test",
-            b"sec-websocket-version": b"13",
-        }
-        number = client.connection.get_next_available_stream_id()
-        client.connection.send_headers(number, list(fields.items()))
-        await client.flush()
-        await app.entered.wait()
-        server.stop.set()
-        await anyio.wait_all_tasks_blocked()
-        app.release.set()
-        received = (await client.wait_for(h2.events.DataReceived, number)).data
-    assert closing_code(received) == 1012
+    assert closing.code == 1012
 
 
 @on_sockets

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from echo_app import EchoApp
 from live_server import live, request
+from server_in_memory import serving
 
 import shoal
 from shoal.asgi.guard import BadRequest, RequestGuard
 from shoal.asgi.http_options import HttpOptions
+from shoal.testing import settle
 from shoal.testing.asgi import Call
 from socket_in_memory import Socket
 
@@ -128,6 +130,29 @@ async def test_a_foreign_host_is_refused_before_the_application():
     assert answer.startswith(b"HTTP/1.1 421 Misdirected Request\r\n")
     assert b"can allow more hosts" in answer
     assert not app.entered.is_set()
+
+
+@pytest.mark.parametrize(
+    ("heads", "statuses"),
+    [
+        (["1.1|Host: localhost", "1.1|Host: localhost"], [404, 404]),
+        (["1.1|Host: localhost", "1.1|Host: evil.test"], [404, 421]),
+        (["1.1|Host: localhost", "1.1|Host: localhost|Origin: http://evil.test"], [404, 403]),
+        (["1.1|Host: evil.test"], [421]),
+        # An empty host is none of those allowed, and neither is none at all.
+        (["1.1|Host:"], [421]),
+        (["1.0"], [421]),
+    ],
+)
+async def test_each_host_of_a_connection_must_be_allowed(heads, statuses):
+    async with serving(shoal.App()) as server:
+        server.shared.guard = RequestGuard(HttpOptions(), ("127.0.0.1", 80))
+        client = server.connect()
+        for head in heads:
+            version, *fields = head.split("|")
+            client.say("\r\n".join([f"POST /x HTTP/{version}", *fields, "", ""]).encode())
+            await settle()
+        assert client.statuses == statuses
 
 
 @pytest.mark.real_time

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gc
+from email.utils import formatdate
 
 import pytest
 from server_in_memory import serving
 
 from shoal.asgi.guard import BadRequest
 from shoal.asgi.http_options import HttpOptions
-from shoal.server.http1.call import END, answer_head, error_answer
+from shoal.server.http1.call import END, answer_head, error_answer, http_date
 from shoal.server.http1.head import HeadParser, find_end, in_origin_form
 from shoal.testing import settle
 
@@ -185,8 +185,9 @@ TWICE = "Transfer-Encoding: chunked\r\nTransfer-Encoding: "
         *[(f"{TWICE}{value}", 400) for value in ("chunked", "gzip")],
         (f"Transfer-Encoding: gzip\r\n{TWICE}chunked", 501),
         *[(f"Content-Length{blank}: 5", 400) for blank in (" ", "\t", "\0", "\r\n")],
-        ("Transfer-Encoding : chunked", 400),
+        *[(f"Transfer-Encoding{blank}: chunked", 400) for blank in (" ", "\t", "\r\n")],
         ("Transfer-Encoding:\r\n chunked", 400),
+        ("Transfer-Encoding: chunked, gzip", 400),
         *[(f"X: a{fold}b", 400) for fold in ("\r\n ", "\r\n\t", "\n ", "\n", "\r", "\r\n")],
         *[(f"X: {control}", 400) for control in ("\0", "\x01", "\x0b", "\x1f", "\x7f")],
         *[(f"{name}: a", 400) for name in ("", "a b", "a\0", "\xe9", "a(", " a")],
@@ -219,43 +220,7 @@ def test_a_line_feed_in_the_request_line_is_refused(first):
 # One parser for all heads of a connection.
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        head("Content-Length: 5", first="POST / HTTP/1.1"),
-        head("Content-Length: 0", first="POST / HTTP/1.1"),
-        head("Transfer-Encoding: chunked", first="POST / HTTP/1.1"),
-        head("Connection: upgrade", "Upgrade: h2c"),
-        head("Connection: upgrade", "Upgrade: h2c", "Content-Length: 5"),
-        head("Connection: closed", "Expect: 100-continue"),
-        head(first="CONNECT / HTTP/1.1"),
-        head(first="BREW / HTTP/1.1"),
-        head("Connection: keep-alive", "X: "),
-    ],
-)
-def test_nothing_of_a_head_is_left_for_the_next(before):
-    parser = HeadParser(OPTIONS)
-    parser.parse(before)
-    parser.parse(head("X-A: b", first="GET /next HTTP/1.1"))
-    assert (parser.line.method, parser.line.target) == ("GET", b"/next")
-    assert parser.headers == [(b"host", b"shoal.test"), (b"x-a", b"b")]
-    assert parser.keeps_alive
-    assert (parser.length, parser.expects, parser.upgrade) == (0, False, b"")
-
-
-# Limits.
-
-
-FACTS = (
-    "line",
-    "headers",
-    "host",
-    "origin",
-    "length",
-    "keeps_alive",
-    "expects",
-    "upgrade",
-)
+FACTS = ("line", "headers", "host", "origin", "length", "keeps_alive", "expects", "upgrade")
 
 
 def facts(parser):
@@ -267,7 +232,8 @@ HEADS = {
     "with a body": head("Content-Length: 3", "Expect: 100-continue", first="POST /a?b HTTP/1.1"),
     "chunked": head("Transfer-Encoding: chunked", "Origin: http://a.test", first="POST / HTTP/1.1"),
     "last": head("Connection: close"),
-    "upgrade": head("Connection: upgrade", "Upgrade: websocket"),
+    "upgrade": head("Connection: upgrade", "Upgrade: websocket", "Content-Length: 5"),
+    "tunnel": head(first="CONNECT / HTTP/1.1"),
     "other method": head(first="PURGE / HTTP/1.1"),
     "absolute": head(first="GET http://b.test/c HTTP/1.1"),
     "1.0": head(first="GET / HTTP/1.0"),
@@ -336,14 +302,6 @@ async def test_requests_with_the_same_head_have_bodies_of_their_own():
     ]
 
 
-def test_a_long_head_is_not_kept():
-    parser = HeadParser(OPTIONS)
-    long = head("X-A: " + "a" * 4000)
-    for _ in range(2):
-        parser.parse(long)
-        assert not any(long is kept for kept in gc.get_referents(parser))
-
-
 def test_a_repeated_head_is_refused_each_time():
     parser = HeadParser(OPTIONS)
     parser.parse(HEADS["plain"])
@@ -352,6 +310,9 @@ def test_a_repeated_head_is_refused_each_time():
             parser.parse(head("Host: other.test"))
         parser.parse(HEADS["plain"])
         assert parser.host == b"shoal.test"
+
+
+# Limits.
 
 
 def test_a_target_may_have_16_kib():
@@ -472,6 +433,12 @@ def test_an_answers_head_has_a_status_line_the_headers_the_date_and_the_framing(
 def test_headers_of_other_types_are_sent_as_well(header):
     for _ in range(2):
         assert b"\r\nx-a: b\r\n" in encoded(200, [header])
+
+
+def test_the_date_is_written_as_http_wants_it():
+    for day in range(4 * 366):  # with a leap year
+        at = 1709164799 + day * (24 * 60 * 60 + 61)
+        assert http_date(at) == formatdate(at, usegmt=True).encode()
 
 
 def test_the_date_of_the_application_is_kept():

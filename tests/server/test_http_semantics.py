@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import struct
 
@@ -10,7 +9,7 @@ import anyio
 import h2.events
 import h2.settings
 import pytest
-from live_server import HANG_S, Http2Client, live, read_all, read_until, request, upgrade
+from live_server import HANG_S, Http2Client, live, read_until, request, upgrade
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -181,16 +180,6 @@ async def test_a_websocket_is_opened_by_its_url():
 
 
 @on_a_socket
-async def test_an_endpoint_is_called_by_its_url(app):
-    async with live(app) as server, await server.connect() as client:
-        for _ in range(2):
-            await client.send_all(request("http://shoal.test/double", method="POST", body=b"abc"))
-            assert (await read_until(client, b"\r\n\r\n6")).startswith(b"HTTP/1.1 200 OK")
-        await client.send_all(request("http://shoal.test", method="OPTIONS", close=True))
-        assert (await read_all(client)).startswith(b"HTTP/1.1 204 No Content")
-
-
-@on_a_socket
 async def test_the_admin_api_checks_the_host_of_the_target(tmp_path):
     http = {"port": 0, "admin_socket": str(tmp_path / "admin")}
     async with shoal.start(http=http) as _:
@@ -254,23 +243,6 @@ async def test_options_of_the_server_itself_are_answered(app):
     async with app.lifespan():
         assert (await ask(app, "*", method="OPTIONS")).status == 204
         assert (await ask(app, "/nowhere", method="OPTIONS")).status == 404
-
-
-async def test_a_method_that_nobody_knows_is_not_implemented(app):
-    async with app.lifespan():
-        assert (await ask(app, "/double", method="BREW")).status == 501
-
-
-@on_a_socket
-async def test_head_and_options_on_a_socket_keep_the_connection(app):
-    async with live(app) as server, await server.connect() as client:
-        for method in ("HEAD", "OPTIONS", "HEAD"):
-            await client.send_all(request("/-/healthz", method=method))
-            answer = await read_until(client, b"\r\n\r\n")
-            assert re.match(rb"HTTP/1.1 20[04] ", answer)
-            assert answer.endswith(b"\r\n\r\n")
-        await client.send_all(request("*", method="OPTIONS", close=True))
-        assert (await read_all(client)).startswith(b"HTTP/1.1 204 No Content")
 
 
 # Headers that a handler makes

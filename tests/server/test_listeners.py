@@ -326,22 +326,6 @@ async def test_a_drain_is_that_of_all_addresses(path):
     assert admin.lifespan_events == []
 
 
-async def test_what_does_not_end_in_time_is_cut_off_at_all_addresses(path):
-    public, admin = EchoApp(), EchoApp()
-    config = HttpOptions(
-        port=0, allowed_hosts=["*"], graceful_timeout_s=0.05, send_timeout_s=HANG_S * 2
-    )
-    async with running(public, config, [(Unix(path), admin)]) as live:
-        clients = [await connect(url) for url in live.urls]
-        for client, app in zip(clients, (public, admin), strict=True):
-            await client.send_all(request("/flood"))  # and nobody reads it
-            await app.entered.wait()
-        live.stop.set()
-    for client in clients:
-        await client.aclose()
-    assert (live.drained.finished, live.drained.cut) == (0, 2)
-
-
 async def test_the_operator_can_connect_when_the_public_address_is_at_its_limit(path):
     app = EchoApp()
     config = HttpOptions(port=0, allowed_hosts=["*"], max_connections=1)

@@ -70,6 +70,7 @@ NEVER_THERE = [
         (*GET, 431),
     ),
     (b"GET /double HTTP/1.1\r\nHost: shoal.test\r\nbad header\r\n\r\n", (*GET, 400)),
+    (upgrade().replace(b"Version: 13", b"Version: 12"), ("WebSocket", "GET", "/", 400)),
     (request("/nowhere", close=True), ("HTTP/1.1", "GET", "/nowhere", 404)),
     (request("/double", method="PATCH", close=True), ("HTTP/1.1", "PATCH", "/double", 405)),
     (request("/double", method="BREW", close=True), ("HTTP/1.1", "BREW", "/double", 501)),
@@ -160,15 +161,6 @@ async def test_a_body_that_does_not_come_over_http2_is_counted(app, logged, work
         await counted_once(app, "double", "json", "timeout")
     [line] = logged()
     assert shown(line) == ("HTTP/2", "POST", "/double", 408)
-
-
-async def test_a_handshake_that_is_none_is_counted(app, logged, workers):
-    async with live(app, workers=workers, **OPTIONS) as server:
-        wrong = upgrade().replace(b"Version: 13", b"Version: 12")
-        assert (await server.talk(wrong)).startswith(b"HTTP/1.1 400 ")
-        await counted_once(app)
-    [line] = logged()
-    assert shown(line) == ("WebSocket", "GET", "/", 400)
 
 
 @pytest.mark.parametrize("raises", [True, False])

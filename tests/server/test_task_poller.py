@@ -93,17 +93,6 @@ async def test_a_download_waits_until_the_client_reads():
 # Clients that leave.
 
 
-async def test_a_client_that_breaks_off_its_upload_is_noticed():
-    app = Uploads()
-    async with live(app, max_connections=1) as server:
-        async with await server.connect() as client:
-            await client.send_all(request("/", method="POST", headers=["Content-Length: 9"]) + b"x")
-            await app.entered.wait()
-        await app.left.wait()
-        assert await server.answers()
-    assert app.disconnects == 1
-
-
 async def test_a_client_that_leaves_behind_more_than_is_held_is_noticed_when_it_is_answered():
     """While reading is paused, its end is not seen."""
     app = EchoApp()

@@ -126,15 +126,6 @@ async def test_without_a_trigger_it_serves_until_it_is_cancelled():
         tasks.cancel_scope.cancel()
 
 
-async def test_an_application_that_does_not_start_raises():
-    async def broken(scope, receive, send):
-        await receive()
-        raise RuntimeError("no model")
-
-    with pytest.raises(shoal.errors.LifespanFailed, match="no model"):
-        await shoal.serve(broken, port=0)
-
-
 async def test_a_shoal_app_turns_not_ready_when_the_shutdown_begins():
     app = shoal.App()
     drains = []

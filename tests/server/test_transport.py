@@ -1,28 +1,33 @@
-"""A transport whose client does not read: what is kept, and when there is room again."""
+"""A transport and its pollers: unread answers, sends in a row, mistakes of receivers, ends."""
 
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from live_server import HANG_S
+from live_server import HANG_S, until_quiet
 
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.server.sockets.transport import EpollPoller, Receiver, TaskPoller, Transport
+from shoal.server.sockets import transport as transport_module
+from shoal.server.sockets.transport import EpollPoller, Receiver, TaskPoller, Transport, new_poller
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 POLLERS = ["tasks", *(["epoll"] if sys.platform == "linux" else [])]
+PIECE = bytes(2**20)
+each_kind = pytest.mark.parametrize("kind", POLLERS)
 
 
 class Noting(Receiver):
-    """Notes when all was sent."""
+    """Notes when all was sent, and when the connection was lost."""
 
     def __init__(self):
         self.room = anyio.Event()
+        self.lost = anyio.Event()
 
     def all_sent(self):
         self.room.set()
@@ -30,24 +35,44 @@ class Noting(Receiver):
     def data_received(self, data):
         pass
 
-    client_ended = connection_lost = lambda self: None
+    def client_ended(self):
+        pass
+
+    def connection_lost(self):
+        self.lost.set()
+
+
+class Mistaken(Noting):
+    """Makes a mistake at each report but that of the connection's end."""
+
+    def data_received(self, data):
+        raise LookupError("a mistake of the server's")
+
+    client_ended = all_sent = lambda self: self.data_received(b"")
 
 
 @asynccontextmanager
-async def connected(kind):
-    """A transport, its receiver, and the client's socket, in a server's place."""
-    ours, theirs = socket.socketpair()
+async def running_poller(kind="tasks"):
     poller = EpollPoller(parking_of_this_loop()) if kind == "epoll" else TaskPoller()
-    with theirs, anyio.fail_after(HANG_S):
+    with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(poller.run)
             await anyio.wait_all_tasks_blocked()
-            transport = Transport(ours, poller)
-            transport.receiver = receiver = Noting()
-            transport.start()
-            yield transport, receiver, theirs
-            transport.close()
+            yield poller
             tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def connected(poller, receiver=None):
+    """A transport, its receiver, and the client's socket, in a server's place."""
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(HANG_S / 4)
+    with theirs:
+        transport = Transport(ours, poller)
+        transport.receiver = receiver = receiver or Noting()
+        transport.start()
+        yield transport, receiver, theirs
+        transport.close()
 
 
 def read_some(client):
@@ -78,11 +103,14 @@ def fill(transport):
     return sent
 
 
-@pytest.mark.parametrize("kind", POLLERS)
+@each_kind
 async def test_a_transport_without_room_keeps_nothing_and_tells_when_there_is_room(kind):
-    async with connected(kind) as (transport, receiver, client):
+    async with running_poller(kind) as poller, connected(poller) as (transport, receiver, client):
         sent = fill(transport)
         assert sent
+        transport.pause()  # to read or not changes nothing
+        transport.resume()
+        await anyio.wait_all_tasks_blocked()
         assert transport.is_blocked
         assert not transport.unsent
         assert len(await read_until_room(client, receiver)) == sent
@@ -90,20 +118,9 @@ async def test_a_transport_without_room_keeps_nothing_and_tells_when_there_is_ro
         assert transport.has_room()
 
 
-@pytest.mark.parametrize("kind", POLLERS)
-async def test_reading_again_meanwhile_changes_nothing(kind):
-    async with connected(kind) as (transport, receiver, client):
-        fill(transport)
-        transport.pause()
-        transport.resume()
-        await anyio.wait_all_tasks_blocked()
-        assert transport.is_blocked
-        await read_until_room(client, receiver)
-
-
-@pytest.mark.parametrize("kind", POLLERS)
+@each_kind
 async def test_what_is_sent_meanwhile_comes_behind_it_and_copies_nothing(kind):
-    async with connected(kind) as (transport, receiver, client):
+    async with running_poller(kind) as poller, connected(poller) as (transport, receiver, client):
         large = b"a" * 2**24
         assert not transport.send(large)
         assert not transport.send(b"b" * 100)
@@ -114,19 +131,118 @@ async def test_what_is_sent_meanwhile_comes_behind_it_and_copies_nothing(kind):
         assert not transport.is_blocked
 
 
-@pytest.mark.parametrize("kind", POLLERS)
+@each_kind
 async def test_what_was_sent_may_be_changed_afterwards(kind):
-    async with connected(kind) as (transport, receiver, client):
+    async with running_poller(kind) as poller, connected(poller) as (transport, receiver, client):
         piece = bytearray(b"a" * 2**24)
         assert not transport.send(piece)
         piece.clear()  # fails while there is a view
         assert await read_until_room(client, receiver) == b"a" * 2**24
 
 
-@pytest.mark.parametrize("kind", POLLERS)
+@each_kind
 async def test_a_closed_transport_has_room(kind):
-    async with connected(kind) as (transport, _, _):
+    async with running_poller(kind) as poller, connected(poller) as (transport, _, _):
         fill(transport)
         transport.close()
         assert transport.has_room()
         assert not transport.is_blocked
+
+
+def read_to_end(client):
+    with client.makefile("rb") as received:
+        return received.read()
+
+
+@pytest.mark.parametrize("report", ["data", "end", "sent"])
+async def test_an_error_in_a_connection_ends_that_alone(report, caplog):
+    async with running_poller() as poller:
+        async with connected(poller, Mistaken()) as (transport, mistaken, client):
+            if report == "data":
+                client.send(b"x")
+            elif report == "end":
+                client.shutdown(socket.SHUT_WR)
+            else:
+                assert not transport.send(PIECE)
+                await anyio.to_thread.run_sync(read_to_end, client)
+            await mistaken.lost.wait()
+            assert not transport.is_open
+        async with connected(poller) as (transport, receiver, client):  # it goes on
+            fill(transport)
+            await read_until_room(client, receiver)
+    assert [record.getMessage() for record in caplog.records] == ["an error ended a connection"]
+
+
+async def test_what_is_sent_when_all_was_sent_is_sent_too():
+    """Two tasks must not wait for one socket, which the event loops refuse."""
+
+    class Eager(Noting):
+        sends = 5
+
+        def all_sent(self):
+            while self.sends:
+                self.sends -= 1
+                if not transport.send(PIECE):
+                    return
+            transport.close()
+
+    async with running_poller() as poller, connected(poller, Eager()) as (transport, eager, client):
+        eager.all_sent()
+        received = await anyio.to_thread.run_sync(read_to_end, client)
+    assert len(received) == 5 * len(PIECE)
+
+
+async def test_a_connection_that_is_closed_while_reading_is_paused_leaves_no_task():
+    def polling_tasks():
+        return sum("TaskPoller._run" in str(task.name) for task in anyio.get_running_tasks())
+
+    async with running_poller() as poller, connected(poller) as (transport, _, _):
+        transport.pause()
+        await until_quiet()
+        assert polling_tasks() == 1
+        transport.close()
+        await until_quiet()
+        assert polling_tasks() == 0
+
+
+async def test_what_is_sent_after_the_end_of_the_poller_is_kept_by_the_transport():
+    """As by an application that is cancelled with the server, and has a last word."""
+    async with running_poller() as poller:
+        pass
+    async with connected(poller) as (transport, _, _):
+        assert not transport.send(PIECE)
+        assert transport.is_open
+
+
+WITHOUT_EPOLL = """
+import select
+for name in dir(select):
+    if name.lower().startswith("epoll") or name == "POLLRDHUP":
+        delattr(select, name)
+import asyncio, functools, urllib.request
+import anyio, shoal
+
+async def app(scope, receive, send):
+    assert scope["type"] == "http"
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"served"})
+
+async def main():
+    async with anyio.create_task_group() as tasks:
+        [url] = await tasks.start(functools.partial(shoal.serve, app, port=0))
+        print(await asyncio.to_thread(lambda: urllib.request.urlopen(url).read()))
+        tasks.cancel_scope.cancel()
+
+asyncio.run(main())
+"""
+
+
+def test_a_server_without_epoll_serves():
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_EPOLL], capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == ("b'served'\n", "")
+
+
+async def test_platforms_without_epoll_have_it(monkeypatch):
+    assert isinstance(new_poller(parking_of_this_loop()), EpollPoller)
+    monkeypatch.delattr(transport_module.select, "epoll")
+    assert isinstance(new_poller(parking_of_this_loop()), TaskPoller)

@@ -30,8 +30,11 @@ class Http1Peer:
     async def open(cls, server):
         stream = await server.connect()
         await stream.send_all(upgrade())
-        assert (await read_until(stream, b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
-        return cls(stream)
+        head, _, frames = (await read_until(stream, b"\r\n\r\n")).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 101")
+        peer = cls(stream)
+        peer.websocket.receive_data(frames)
+        return peer
 
     def __init__(self, stream):
         self.stream = stream
@@ -76,8 +79,13 @@ class Http2Peer(Http1Peer):
         version = (b"sec-websocket-version", b"13")
         http2.connection.send_headers(peer.stream_id, [*pseudo, version, *headers])
         await http2.flush()
-        answer = await http2.wait_for(h2.events.ResponseReceived, peer.stream_id)
-        peer.headers = dict(answer.headers)
+        peer.headers = {}
+        while not peer.headers:
+            for event in http2.connection.receive_data(await http2.stream.receive_some()):
+                if isinstance(event, h2.events.ResponseReceived):
+                    peer.headers = dict(event.headers)
+                elif isinstance(event, h2.events.DataReceived):
+                    peer.websocket.receive_data(event.data)
         assert peer.headers[b":status"] == b"200"
         return peer
 
@@ -282,9 +290,12 @@ async def test_small_messages_that_are_not_received_are_not_collected():
         assert app.received == count
 
 
-async def test_compression_is_not_negotiated_over_http2():
-    async with live(EchoApp()) as server:
-        offer = (b"sec-websocket-extensions", b"permessage-deflate")
-        peer = await Http2Peer.open(server, offer)
+async def test_compression_is_not_negotiated():
+    async with live(EchoApp()) as server, await server.connect() as client:
+        await client.send_all(upgrade("Sec-WebSocket-Extensions: permessage-deflate"))
+        answer = await read_until(client, b"\r\n\r\n")
+        peer = await Http2Peer.open(server, (b"sec-websocket-extensions", b"permessage-deflate"))
         await peer.stream.aclose()
+    assert answer.startswith(b"HTTP/1.1 101")
+    assert b"extensions" not in answer.lower()
     assert b"sec-websocket-extensions" not in peer.headers

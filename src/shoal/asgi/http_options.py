@@ -393,8 +393,7 @@ class HttpOptions:
         Raises:
             TypeError: An option is unknown, or not about an application.
         """
-        for name in (one for one in keywords if one not in APP_OPTIONS):
-            raise unknown_option("shoal.App", name, (*APP_OPTIONS, "middleware"))
+        _check_names("shoal.App", keywords, [*APP_OPTIONS, "middleware"])
         return cls(**keywords)
 
     @classmethod

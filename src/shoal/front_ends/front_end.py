@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from functools import partial
 from json import dumps as dumps_json
 from typing import TYPE_CHECKING, Any, Final
 
@@ -165,7 +166,7 @@ class PassedRequest:
             case "trace":
                 self._offered["note_trace"](content)
             case "watch drain":
-                self._offered["when_draining"](self._tell_draining)
+                self._offered["when_draining"](partial(self._post, "draining"))
             case _:
                 if not self._is_over:
                     self._queue(name, content)
@@ -204,9 +205,6 @@ class PassedRequest:
 
     def _post(self, name: str, content: object = None, size: int = 0) -> None:
         self._front_end.channel.post(name, self._id, content, size)
-
-    def _tell_draining(self) -> None:
-        self._post("draining")
 
     def _want(self, count: int) -> None:
         self._wanted += count

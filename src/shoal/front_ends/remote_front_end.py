@@ -97,23 +97,17 @@ class RemoteFrontEnd:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._channel.run, self._take)
-                tasks.start_soon(self._kill_at_end)
                 tasks.start_soon(self._kill_if_silent)
                 await wait_ended(self.pid)
                 tasks.cancel_scope.cancel()
         finally:
+            self.kill()
             self._process.wait()
             self._channel.close()
             self._calls.disconnected()
             self.is_ready.set()
             self._reply_arrived()
             self._shared.remove(self)
-
-    async def _kill_at_end(self) -> None:
-        try:
-            await anyio.sleep_forever()
-        finally:
-            self.kill()
 
     async def _kill_if_silent(self) -> None:
         """Kills the process if it is stopped, or stuck in C code."""

@@ -81,14 +81,9 @@ class AccessLog:
             if has_ended and is_answered_for:
                 # The server answers with this status in place of the application.
                 entry.note_status(503 if call is not None and call.is_cut_off() else 500)
-            method = scope.get("method", "GET")
             entry.trace_ids = entry.trace_ids or scope.get(TRACE)
             with contained("the access log failed"):  # handlers and filters of logs are the user's
-                entry.write(protocol_of(scope), method, scope["path"], scope.get("client"))
-
-
-def protocol_of(scope: Scope) -> str:
-    return f"HTTP/{scope['http_version']}" if scope["type"] == "http" else "WebSocket"
+                entry.write(scope)
 
 
 class AccessLogLine:
@@ -128,18 +123,14 @@ class AccessLogLine:
             case _:
                 pass
 
-    def write(
-        self,
-        protocol: str,
-        method: str | None,
-        path: str | None,
-        client: tuple[str, int] | None,
-    ) -> None:
+    def write(self, scope: Scope) -> None:
+        path, client = scope["path"], scope.get("client")
+        is_http = scope["type"] == "http"
         line = {
             "time": self._began_at.isoformat(timespec="milliseconds"),
             "client": None if client is None else f"{client[0]}:{client[1]}",
-            "protocol": protocol,
-            "method": method,
+            "protocol": f"HTTP/{scope['http_version']}" if is_http else "WebSocket",
+            "method": scope.get("method", "GET"),
             # Characters that UTF-8 can't encode are written as escapes.
             "path": path and path.encode("utf-8", "backslashreplace").decode(),
             "status": self._status,
@@ -182,5 +173,4 @@ class Refusals:
                 self._proxies.complete(scope)
             entry = AccessLogLine(took_s)
             entry.note_status(status, size)
-            method = scope.get("method", "GET")
-            entry.write(protocol_of(scope), method, scope["path"], scope["client"])
+            entry.write(scope)

@@ -21,12 +21,10 @@ import logging
 import select
 import socket
 import struct
-from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-from typing_extensions import override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -48,49 +46,25 @@ _REPORTS_AT_ONCE: Final = 256
 _ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
-class Receiver(ABC):
+class Receiver:
     """Handles events at a transport. No method may wait, or raise for a client's mistake."""
 
-    @abstractmethod
     def data_received(self, data: bytes) -> None:
         """Handles bytes from the client; never empty."""
 
-    @abstractmethod
     def client_ended(self) -> None:
         """Handles the client's end, after all its data; or paused, with data to come."""
 
-    @abstractmethod
     def all_sent(self) -> None:
         """Handles that the kernel has taken all unsent data, and has room again."""
 
-    @abstractmethod
     def connection_lost(self) -> None:
         """Handles that the connection broke. The transport is closed."""
 
 
-class _Nobody(Receiver):
-    """The receiver of a closed transport."""
-
-    @override
-    def data_received(self, data: bytes) -> None:
-        pass
-
-    @override
-    def client_ended(self) -> None:
-        pass
-
-    @override
-    def all_sent(self) -> None:
-        pass
-
-    @override
-    def connection_lost(self) -> None:
-        pass
-
-
 # The receiver of closed transports. A transport and its receiver refer to each other, and would
 # otherwise stay until the garbage collector runs.
-NOBODY: Final = _Nobody()
+NOBODY: Final = Receiver()
 
 
 class Transport:
@@ -211,12 +185,9 @@ class Transport:
 
     def has_room(self) -> bool:
         """Returns whether the kernel takes more data; if not, `all_sent` reports when."""
-        if self.is_open and not self.is_blocked:
-            poll = select.poll()
-            poll.register(self.fd, select.POLLOUT)
-            if not poll.poll(0):
-                self._awaits_room = True
-                self._poller.watch_sending(self, is_wanted=True)
+        if self.is_open and not self.is_blocked and not _events_at(self.fd, select.POLLOUT):
+            self._awaits_room = True
+            self._poller.watch_sending(self, is_wanted=True)
         return not self.is_blocked
 
     def end_sending(self) -> None:
@@ -228,11 +199,7 @@ class Transport:
 
     def has_unread(self) -> bool:
         """Returns whether there is data to read, or the client has closed its side."""
-        if not self.is_open:
-            return False
-        poll = select.poll()
-        poll.register(self.fd, select.POLLIN)
-        return bool(poll.poll(0))
+        return self.is_open and _events_at(self.fd, select.POLLIN) != 0
 
     def close(self) -> None:
         """Closes the socket; data that the kernel has taken is still delivered. Idempotent."""
@@ -297,22 +264,18 @@ class EpollPoller:
         self._transports.pop(transport.fd, None)
 
     def report_again(self, transport: Transport) -> None:
-        if transport.fd in self._transports:
-            self._watch(transport, is_sending=transport.is_blocked)
+        self.watch_sending(transport, is_wanted=transport.is_blocked)
 
     def watch_sending(self, transport: Transport, *, is_wanted: bool) -> None:
-        if transport.fd in self._transports:
-            self._watch(transport, is_sending=is_wanted)
+        # The epoll object is closed once the server was cancelled.
+        if transport.fd in self._transports and not self._epoll.closed:
+            self._epoll.modify(transport.fd, self._sending_too if is_wanted else self._reading)
 
     async def run(self) -> None:
         try:
             await self._parking.watch_readable(self._epoll.fileno(), self._report)
         finally:
             self._epoll.close()
-
-    def _watch(self, transport: Transport, *, is_sending: bool) -> None:
-        if not self._epoll.closed:  # it is once the server was cancelled
-            self._epoll.modify(transport.fd, self._sending_too if is_sending else self._reading)
 
     def _report(self) -> None:
         find = self._transports.get
@@ -386,7 +349,7 @@ class TaskPoller:
                 await again.wait()
                 continue
             await anyio.wait_readable(transport.fd)
-            events = _events_at(transport.fd)
+            events = _events_at(transport.fd, select.POLLIN | _ENDED)
             transport.ready(events)
             if events & _ENDED:
                 # The end stays readable. It is reported once, and again only on request.
@@ -401,9 +364,10 @@ class TaskPoller:
             self._sending.discard(transport)
 
 
-def _events_at(fd: int) -> int:
+def _events_at(fd: int, wanted: int) -> int:
+    """Returns which of these events there are at a descriptor; also an error or its end."""
     poll = select.poll()
-    poll.register(fd, select.POLLIN | _ENDED)
+    poll.register(fd, wanted)
     return next((events for _, events in poll.poll(0)), 0)
 
 

@@ -6,20 +6,21 @@ same seed makes the same requests.
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Iterator
 
 # fmt: off
 METHODS = [
-    b"GET", b"HEAD", b"OPTIONS", b"DELETE", b"TRACE", b"M-SEARCH", b"get", b"x!#~",
+    b"GET", b"GET", b"HEAD", b"OPTIONS", b"DELETE", b"TRACE", b"M-SEARCH", b"X!#~",
 ]
-METHODS_WITH_BODY = [b"POST", b"PUT", b"PATCH", b"PROPFIND", b"post", b"DELETE"]
+METHODS_WITH_BODY = [b"POST", b"PUT", b"PATCH", b"PROPFIND", b"DELETE"]
 ODD_METHODS = [
     b"", b"G\xc9T", b"G(T", b"G\0T", b"GE T", b"PRI", b"A" * 32, b"A" * 33, b"G/T", b"CONNECT",
+    b"get", b"post",
 ]
 TARGETS = [
     b"/", b"/a/b?c=d", b"/%41%00?%zz", b"//a", b"/a?b=http://c/", b"/a;b=c?d?e", b"/?",
@@ -109,7 +110,7 @@ class Parts:
     method: bytes
     target: bytes
     version: bytes = b"HTTP/1.1"
-    host: bytes = b"Host: a.test"
+    host: bytes = b""
     lines: list[bytes] = field(default_factory=list)
     body: bytes = b""
     line_break: bytes = b"\r\n"
@@ -127,10 +128,22 @@ class Parts:
 
 
 class Corpus:
-    """Makes requests."""
+    """Makes requests, of parts that fit the application they are for."""
 
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
+    def __init__(
+        self,
+        rng: random.Random,
+        *,
+        host: bytes = b"Host: a.test",
+        targets: list[bytes] = TARGETS,
+        headers: list[bytes] = HEADERS,
+        contents: list[bytes] = CONTENTS,
+        is_odd: bool = True,
+    ) -> None:
+        self._rng = rng
+        self._host_line = host
+        self._is_odd = is_odd
+        self._targets, self._headers, self._contents = targets, headers, contents
         self._chance = self._rng.random
         self._choice = self._rng.choice
         # Twice as often, since these have many forms.
@@ -158,7 +171,7 @@ class Corpus:
             data = self._request()
             while self._chance() < 0.2:
                 data += self._request()
-            chance = self._chance()
+            chance = self._chance() if self._is_odd else 1.0
             if chance < 0.15:
                 data = self._damaged(data)
             elif chance < 0.25:
@@ -168,18 +181,18 @@ class Corpus:
             yield data
 
     def _request(self) -> bytes:
-        parts = Parts(self._choice(METHODS), self._choice(TARGETS))
+        parts = Parts(self._choice(METHODS), self._choice(self._targets), host=self._host_line)
         while self._chance() < 0.5:
-            parts.lines.append(self._choice(HEADERS))
+            parts.lines.append(self._choice(self._headers))
         chance = self._chance()
         if chance < 0.5:
             parts.method = self._choice(METHODS_WITH_BODY)
         if chance < 0.25:
-            parts.body = self._choice(CONTENTS)
+            parts.body = self._choice(self._contents)
             parts.lines.append(b"Content-Length: %d" % len(parts.body))
         elif chance < 0.5:
             self._give_chunks(parts)
-        chance = self._chance()
+        chance = self._chance() if self._is_odd else 1.0
         while chance < 0.5:
             self._choice(self._oddities)(parts)
             chance += 0.1 + 0.4 * self._chance()
@@ -188,7 +201,7 @@ class Corpus:
     def _give_chunks(self, parts: Parts, odd_chunk: bytes = b"", trailers: bytes = b"") -> None:
         parts.drop_body()
         parts.lines.append(b"Transfer-Encoding: chunked")
-        chunks = [self._choice(CONTENTS) or b"x" for _ in range(self._rng.randrange(3))]
+        chunks = [self._choice(self._contents) or b"x" for _ in range(self._rng.randrange(3))]
         body = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
         parts.body = body + odd_chunk + b"0\r\n" + trailers + b"\r\n"
 
