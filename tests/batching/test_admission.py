@@ -192,19 +192,6 @@ async def test_a_stream_is_parked_where_overload_is_wait() -> None:
     assert [reader.outcome for reader in readers] == ["end", LEFT, "end"]
 
 
-async def test_raising_the_bound_lets_parked_callers_in() -> None:
-    held = Held()
-    batcher = bounded(held, 1, "wait")
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await busy(tasks, call)
-        await line_up(tasks, *map(call, range(5)))
-        batcher.configure(max_queued_requests=3)
-        assert (batcher.statistics().queued, batcher.statistics().parked) == (3, 2)
-        batcher.configure(max_queued_requests=None)
-        assert (batcher.statistics().queued, batcher.statistics().parked) == (5, 0)
-        held.gate.set()
-
-
 async def test_lowering_the_bound_throws_nobody_out() -> None:
     held = Held()
     batcher = bounded(held, 3, "reject")

@@ -247,16 +247,3 @@ async def test_a_handler_that_cancels_its_own_task_fails_its_batch() -> None:
         assert isinstance(await outcome(call("bad")), shoal.errors.HandlerFailed)
         assert await call("good") == "good"
         assert isinstance(await outcome(call("group")), ExceptionGroup)
-
-
-async def test_cancelling_from_outside_still_closes_the_batcher() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1)
-    async with anyio.create_task_group() as callers, anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
-        running, queued = await line_up(callers, call(1), call(2))
-        await settle()
-        tasks.cancel_scope.cancel()
-    assert [type(one.outcome) for one in (running, queued)] == [shoal.errors.BatcherClosed] * 2
-    assert held.cancelled == [[1]]
-    assert batcher.statistics().state == "closed"

@@ -159,11 +159,6 @@ async def test_each_parameter_is_batched_into_a_list_of_its_own() -> None:
     assert got == [(1, 2, "!"), (3, 4, "!"), (5, 6, "!"), (8, 7, "?"), (9, 7, "!")]
 
 
-async def test_one_parameter_can_be_given_by_keyword() -> None:
-    async with shoal.Batcher(double) as call:
-        assert await outcomes(call(items=1), call(2)) == [2, 4]
-
-
 async def test_a_left_out_single_parameter_gets_its_default() -> None:
     async def handler(items: Any = "default") -> list[Any]:
         return list(items)
@@ -194,19 +189,6 @@ async def test_a_bad_call_is_a_type_error_of_its_caller_alone_and_never_enters_a
                 await bad()
     assert good.outcome == 1
     assert handler.batches == [[1]]
-
-
-async def test_a_bad_call_of_a_decorated_function_is_a_type_error() -> None:
-    @shoal.batch
-    async def handler(items: list[int]) -> list[int]:
-        return items
-
-    bad: Any = handler
-    async with shoal.open_batchers(handler):
-        assert await handler(items=1) == 1
-        for call in (bad(), bad(1, 2), bad(1, wrong=2), bad(1, items=2), bad(wrong=1), bad(item=1)):
-            with pytest.raises(TypeError):
-                await call
 
 
 async def test_what_a_partial_has_filled_in_is_not_batched() -> None:

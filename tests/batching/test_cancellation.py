@@ -248,21 +248,6 @@ async def test_who_leaves_in_the_tick_in_which_the_batch_fills_is_not_counted_in
     assert [sorted(batch) for batch in handler.batches] == [[1, 2, 3]]
 
 
-async def test_a_caller_that_leaves_while_it_is_parked_lets_the_next_one_in() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1, overload="wait")
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call(0))
-        await settle()
-        callers += await line_up(tasks, call(1), call(2), call(3))
-        callers[2].leave()
-        await settle()
-        assert batcher.statistics().parked == 1
-        held.gate.set()
-    assert [caller.outcome for caller in callers] == [0, 1, LEFT, 3]
-    assert held.batches == [[0], [1], [3]]
-
-
 @pytest.mark.real_time
 async def test_a_slot_is_given_back_only_when_its_thread_has_ended() -> None:
     started, gate = threading.Event(), threading.Event()

@@ -65,21 +65,26 @@ async def test_closing_refuses_further_calls() -> None:
         await call(1)
 
 
-async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled() -> None:
+@pytest.mark.parametrize("grace_s", [0, 5])
+async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled(
+    grace_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="shoal")
     held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=2, graceful_shutdown_timeout_s=5)
+    batcher = shoal.Batcher(held, max_batch_size=2, graceful_shutdown_timeout_s=grace_s)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
         callers = await line_up(tasks, *map(call, range(5)))
         await settle()
         started = anyio.current_time()
         counts = await batcher.aclose()
-        assert anyio.current_time() - started == pytest.approx(5)
+        assert anyio.current_time() - started == pytest.approx(grace_s)
     errors = [caller.outcome for caller in callers]
     assert [type(error) for error in errors] == [shoal.errors.BatcherClosed] * 5
     assert len(set(map(id, errors))) == 5
     assert len(held.cancelled) == 1
     assert counts == shoal.statistics.ClosingCounts(finished=0, failed=5, cancelled=0)
+    assert ["closed, having" in line for line in caplog.messages].count(True) == 1
 
 
 async def test_the_counts_say_what_became_of_the_requests_since_closing_began(
@@ -112,17 +117,6 @@ async def test_the_counts_say_what_became_of_the_requests_since_closing_began(
     assert [said in record.getMessage() for record in caplog.records].count(True) == 1
 
 
-async def test_the_counts_of_a_forced_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="shoal")
-    batcher = shoal.Batcher(Held(), graceful_shutdown_timeout_s=5, max_concurrent_batches=2)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
-        await line_up(tasks, call(1))
-        await settle()
-        await batcher.aclose()
-    assert ["closed, having" in record.getMessage() for record in caplog.records].count(True) == 1
-
-
 async def test_leaving_the_block_waits_for_callers_outside_it() -> None:
     held = Held()
     async with anyio.create_task_group() as tasks:
@@ -133,16 +127,6 @@ async def test_leaving_the_block_waits_for_callers_outside_it() -> None:
             held.gate.set()
         await settle()
         assert caller.outcome == 0
-
-
-async def test_a_grace_of_0_ends_at_once() -> None:
-    async with anyio.create_task_group() as tasks:
-        async with shoal.Batcher(Held(), graceful_shutdown_timeout_s=0) as call:
-            (caller,) = await line_up(tasks, call(0))
-            await settle()
-            started = anyio.current_time()
-        assert anyio.current_time() == started
-    assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
 
 
 async def test_cancelling_the_runner_fails_everybody_at_once() -> None:
@@ -308,36 +292,6 @@ async def test_callers_of_a_handler_that_never_ends_are_told_10_s_after_the_budg
         tasks.start_soon(batcher.aclose)
     assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
     assert caller.ended_at == pytest.approx(began + 13)
-
-
-async def slow(items: list[Any]) -> list[Any]:
-    await anyio.sleep(5)
-    return items
-
-
-async def test_what_is_in_the_queue_may_be_dropped_and_what_runs_is_answered() -> None:
-    batcher = shoal.Batcher(slow, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call(1), call(2), call(3))
-        await settle()
-        began = anyio.current_time()
-        counts = await batcher.aclose(drop_queued=True)
-    assert callers[0].outcome == 1
-    for caller in callers[1:]:
-        assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
-        assert caller.ended_at == pytest.approx(began)
-    assert counts == shoal.statistics.ClosingCounts(1, 2, 0)
-
-
-async def test_what_drains_may_be_dropped_after_all() -> None:
-    batcher = shoal.Batcher(slow, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call(1), call(2), call(3))
-        await settle()
-        tasks.start_soon(batcher.aclose)
-        await anyio.sleep(6)
-        await batcher.aclose(drop_queued=True)
-    assert [type(caller.outcome) for caller in callers] == [int, int, shoal.errors.BatcherClosed]
 
 
 @pytest.mark.real_time

@@ -90,21 +90,6 @@ async def test_what_is_too_large_under_the_new_options_fails_alone() -> None:
     assert held.batches == [[1], [4]]
 
 
-async def test_a_new_function_that_is_broken_for_one_who_waits_fails_it_alone() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
-        fine, broken = await line_up(tasks, call("fine"), call(5))
-        batcher.configure(bucket_by=lambda item: item.upper())
-        await settle()
-        assert isinstance(broken.outcome, AttributeError)
-        held.gate.set()
-    assert fine.outcome == "fine"
-    assert held.batches == [["plug"], ["fine"]]
-
-
 async def test_a_stream_that_is_too_large_under_the_new_options_fails_alone() -> None:
     with Steps() as steps:
         batcher = shoal.Batcher(steps.handler, batch_size_fn=lambda n: n)

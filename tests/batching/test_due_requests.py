@@ -127,18 +127,6 @@ async def test_a_batch_leaves_when_its_run_still_ends_in_time() -> None:
             assert 15 <= handler.started_at[-1] - started < 16
 
 
-async def test_a_handler_that_always_takes_as_long_ends_in_time() -> None:
-    handler = Slow(4)
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=60)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        for _ in range(40):
-            await line_up(tasks, call("before"))
-            batcher.flush()
-            await anyio.sleep(5)
-        (caller,) = await line_up(tasks, call.options(timeout_s=20)("due"))
-    assert caller.outcome == "due"
-
-
 async def test_only_the_bucket_of_the_urgent_request_leaves_early() -> None:
     handler = Slow(0)
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=60, bucket_by=lambda item: item[0])

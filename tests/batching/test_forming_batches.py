@@ -8,7 +8,6 @@ from typing import Any
 
 import anyio
 import pytest
-import trio
 
 import shoal
 from batching.scenes import Held, Recorder, line_up, outcomes, outcomes_in_order, settle
@@ -200,17 +199,6 @@ async def test_a_flush_of_nothing_is_not_kept_for_later() -> None:
     assert handler.started_at[0] - started == pytest.approx(10)
 
 
-async def test_a_flush_covers_more_than_one_batch() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, batch_wait_timeout_s=None, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, *map(call, range(5)))
-        batcher.flush()
-        held.gate.set()
-        await settle()
-        assert held.batches == [[0, 1], [2, 3], [4]]
-
-
 async def test_a_flush_behind_a_busy_slot_takes_effect_when_it_is_free() -> None:
     held = Held()
     batcher = shoal.Batcher(held, batch_wait_timeout_s=None, max_batch_size=2)
@@ -256,29 +244,6 @@ async def test_flush_and_drain_of_a_batcher_that_is_not_open_do_nothing() -> Non
     batcher = shoal.Batcher(Recorder())
     batcher.flush()
     batcher.drain()
-
-
-class _CountSteps(trio.abc.Instrument):
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self.steps += "shoal" in task.name
-
-
-@pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)
-@pytest.mark.parametrize("wait", [0, 1, None])
-async def test_an_idle_batcher_is_never_woken(wait: float | None) -> None:
-    async with shoal.Batcher(
-        Recorder(), batch_wait_timeout_s=wait, max_batch_size=1, max_concurrent_batches=3
-    ) as call:
-        await call(0)
-        await settle()
-        counter = _CountSteps()
-        trio.lowlevel.add_instrument(counter)
-        await anyio.sleep(80_000)
-        trio.lowlevel.remove_instrument(counter)
-    assert counter.steps == 0
 
 
 @pytest.mark.parametrize("slots", [1, 2])
