@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from batching.scenes import Caller, line_up
+from batching.scenes import Caller, launch, line_up
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -35,6 +35,10 @@ class Kind:
     async def line_up(self, tasks: TaskGroup, call: Any, *items: Any) -> list[Caller]:
         """Starts a caller for each item; they are queued in this order."""
         return await line_up(tasks, *[self.ask(call, item) for item in items])
+
+    async def launch(self, tasks: TaskGroup, call: Any, *items: Any) -> list[Caller]:
+        """Starts a caller for each item, and lets every task run until it waits."""
+        return await launch(tasks, *[self.ask(call, item) for item in items])
 
     async def answer(self, request: Any, value: Any) -> None:
         if not self.streams:

@@ -11,7 +11,15 @@ import trio
 
 import shoal
 from base_exceptions import Panic, trio_cancelled
-from batching.scenes import Held, line_up, outcome, outcomes_in_order, read_all, settle
+from batching.scenes import (
+    Held,
+    launch,
+    line_up,
+    outcome,
+    outcomes_in_order,
+    read_all,
+    settle,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -198,8 +206,7 @@ async def test_what_clean_up_raises_when_all_have_left_ends_the_batch_alone(
 ) -> None:
     batcher = shoal.Batcher(raising_in_clean_up(make))
     async with batcher as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, call("bad"))
-        await settle()
+        (caller,) = await launch(tasks, call("bad"))
         caller.leave()
         await settle()
         assert await call("good") == "good"

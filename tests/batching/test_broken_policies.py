@@ -9,7 +9,15 @@ import pytest
 
 import shoal
 from base_exceptions import Panic
-from batching.scenes import Held, Recorder, line_up, outcome, settle
+from batching.scenes import (
+    Held,
+    Recorder,
+    launch,
+    line_up,
+    outcome,
+    plugged,
+    settle,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,12 +108,9 @@ async def test_nobody_is_shed_for_who_can_not_be_filed() -> None:
         overload="shed_oldest",
         policy=RefusesBad,
     )
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("runs"))
-        await settle()
+    async with plugged(handler, batcher, "runs") as (call, tasks):
         (waits,) = await line_up(tasks, call("waits"))
         assert isinstance(await outcome(call("bad")), KeyError)
-        handler.gate.set()
     assert waits.outcome == "waits"
 
 
@@ -116,8 +121,7 @@ async def ends(policy: Any, *items: str, **options: Any) -> list[Any]:
     with anyio.move_on_after(100) as scope:
         try:
             async with anyio.create_task_group() as tasks, batcher as call:
-                callers = await line_up(tasks, *map(call, items))
-                await settle()
+                callers = await launch(tasks, *map(call, items))
         except BaseExceptionGroup:
             pass
     assert not scope.cancelled_caught
@@ -158,8 +162,7 @@ async def test_who_was_parked_and_can_not_be_filed_hears_of_it() -> None:
     with anyio.move_on_after(100) as scope:
         try:
             async with anyio.create_task_group() as tasks, batcher as call:
-                callers = await line_up(tasks, call("runs"), call("waits"), call("bad"))
-                await settle()
+                callers = await launch(tasks, call("runs"), call("waits"), call("bad"))
                 handler.gate.set()
                 await settle()
         except BaseExceptionGroup:
@@ -174,8 +177,7 @@ async def test_who_leaves_a_policy_that_panics_leaves_and_the_others_are_answere
         shoal.Batcher(handler, max_batch_size=1, policy=PanicsInRemove) as call,
         anyio.create_task_group() as tasks,
     ):
-        await line_up(tasks, call("runs"))
-        await settle()
+        await launch(tasks, call("runs"))
         (stays,) = await line_up(tasks, call("stays"))
         with pytest.raises(Panic), anyio.move_on_after(1):
             await call("leaves")
@@ -200,9 +202,7 @@ async def test_new_options_that_break_for_one_request_forget_no_other(
     handler = Held()
     batcher = shoal.Batcher(handler, max_batch_size=1)
     changes: Any = {option: Refuses if option == "policy" else value_of}
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("runs"))
-        await settle()
+    async with plugged(handler, batcher, "runs") as (call, tasks):
         callers = await line_up(tasks, call("a"), call("bad"), call("b"))
         if how in (KeyError, Panic):
             batcher.configure(**changes)
@@ -213,7 +213,6 @@ async def test_new_options_that_break_for_one_request_forget_no_other(
         error = callers[1].outcome
         assert type(error) is (KeyError if how is KeyError else shoal.errors.HandlerFailed)
         assert how in (type(error), type(error.__cause__))
-        handler.gate.set()
     assert [callers[0].outcome, callers[2].outcome] == ["a", "b"]
     assert batcher.statistics().queued == 0
 

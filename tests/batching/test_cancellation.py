@@ -9,7 +9,15 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, Recorder, line_up, settle
+from batching.scenes import (
+    LEFT,
+    PENDING,
+    Held,
+    Recorder,
+    launch,
+    line_up,
+    settle,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -45,8 +53,7 @@ async def test_a_caller_that_leaves_frees_its_place() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call(0))
-        await settle()
+        callers = await launch(tasks, call(0))
         callers += await line_up(tasks, call(1))
         with pytest.raises(shoal.errors.Overloaded):
             await call(2)
@@ -61,8 +68,7 @@ async def test_a_caller_that_leaves_a_running_batch_does_not_touch_its_mates() -
     held = Held()
     batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=3)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *map(call, range(3)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(3)))
         callers[1].leave()
         await settle()
         assert [caller.outcome for caller in callers] == [PENDING, LEFT, PENDING]
@@ -78,8 +84,7 @@ async def test_when_all_callers_have_left_the_handler_is_cancelled_and_its_slot_
     held = Held()
     batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *map(call, range(2)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(2)))
         callers[0].leave()
         await settle()
         assert held.cancelled == []
@@ -110,8 +115,7 @@ async def test_without_cancel_abandoned_the_handler_finishes_for_nobody(
         shoal.Batcher(held, cancel_abandoned=False) as call,
         anyio.create_task_group() as tasks,
     ):
-        (caller,) = await line_up(tasks, call(0))
-        await settle()
+        (caller,) = await launch(tasks, call(0))
         caller.leave()
         await settle()
         assert held.cancelled == []
@@ -134,8 +138,7 @@ async def test_the_handler_sees_which_requests_are_cancelled() -> None:
         shoal.Batcher(handler, batch_wait_timeout_s=1, max_batch_size=3) as call,
         anyio.create_task_group() as tasks,
     ):
-        callers = await line_up(tasks, *map(call, range(3)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(3)))
         callers[1].leave()
         await settle()
         assert [request.cancelled for request in requests] == [False, True, False]
@@ -149,8 +152,7 @@ async def test_a_caller_may_leave_in_the_tick_in_which_its_result_is_ready(
     held = Held()
     batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *map(call, range(2)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(2)))
         if leave_first:
             callers[0].leave()
         held.gate.set()
@@ -171,8 +173,7 @@ async def test_all_callers_may_leave_in_the_tick_in_which_their_results_are_read
     held = Held()
     batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *map(call, range(2)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(2)))
         if leave_first:
             for caller in callers:
                 caller.leave()
@@ -191,8 +192,7 @@ async def test_two_callers_may_leave_in_one_tick() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=3, batch_wait_timeout_s=1)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *map(call, range(3)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(3)))
         callers[0].leave()
         callers[2].leave()
         await settle()
@@ -208,8 +208,7 @@ async def test_a_caller_may_leave_in_the_tick_in_which_its_batch_is_formed() -> 
         held = Held()
         batcher = shoal.Batcher(held, max_batch_size=1)
         async with batcher as call, anyio.create_task_group() as tasks:
-            callers = await line_up(tasks, call(0))
-            await settle()
+            callers = await launch(tasks, call(0))
             callers += await line_up(tasks, call(1), call(2))
             if leave_first:
                 callers[1].leave()
@@ -231,8 +230,7 @@ async def test_who_leaves_in_the_tick_in_which_the_batch_fills_is_not_counted_in
         shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None) as call,
         anyio.create_task_group() as tasks,
     ):
-        callers = await line_up(tasks, call(0), call(1))
-        await settle()
+        callers = await launch(tasks, call(0), call(1))
 
         async def arrive() -> None:
             assert await call(2) == 2
@@ -266,8 +264,7 @@ async def test_a_slot_is_given_back_only_when_its_thread_has_ended() -> None:
         first.leave()
         await settle()
         assert first.outcome == LEFT
-        (second,) = await line_up(tasks, call(1))
-        await settle()
+        (second,) = await launch(tasks, call(1))
         statistics = batcher.statistics()
         assert (statistics.batches_running, statistics.queued) == (1, 1)
         assert seen == [[0]]
@@ -282,8 +279,7 @@ async def test_many_callers_in_the_queue_can_leave_at_once() -> None:
     async with batcher as call:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
-                await line_up(tasks, *map(call, range(1000)))
-                await settle()
+                await launch(tasks, *map(call, range(1000)))
                 scope.cancel()
         statistics = batcher.statistics()
         assert (statistics.queued, statistics.cancelled) == (0, 1000)

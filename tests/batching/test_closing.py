@@ -11,7 +11,17 @@ import anyio.lowlevel
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, Recorder, Steps, line_up, read_all, settle
+from batching.scenes import (
+    LEFT,
+    PENDING,
+    Held,
+    Recorder,
+    Steps,
+    launch,
+    line_up,
+    read_all,
+    settle,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -21,8 +31,7 @@ async def test_closing_runs_what_is_in_the_queue_without_waiting_out_the_window(
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=None, max_batch_size=2)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        callers = await line_up(tasks, *map(call, range(3)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(3)))
         started = anyio.current_time()
         counts = await batcher.aclose()
         assert anyio.current_time() == started
@@ -36,8 +45,7 @@ async def test_closing_runs_the_parked_as_well() -> None:
     batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1, overload="wait")
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        callers = await line_up(tasks, *map(call, range(4)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(4)))
         tasks.start_soon(batcher.aclose)
         await settle()
         held.gate.set()
@@ -49,8 +57,7 @@ async def test_closing_refuses_further_calls() -> None:
     batcher = shoal.Batcher(held)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        (caller,) = await line_up(tasks, call(0))
-        await settle()
+        (caller,) = await launch(tasks, call(0))
         tasks.start_soon(batcher.aclose)
         await settle()
         assert batcher.statistics().state == "draining"
@@ -74,8 +81,7 @@ async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled(
     batcher = shoal.Batcher(held, max_batch_size=2, graceful_shutdown_timeout_s=grace_s)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        callers = await line_up(tasks, *map(call, range(5)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(5)))
         started = anyio.current_time()
         counts = await batcher.aclose()
         assert anyio.current_time() - started == pytest.approx(grace_s)
@@ -100,8 +106,7 @@ async def test_the_counts_say_what_became_of_the_requests_since_closing_began(
         held.gate.set()
         await call(0)
         held.gate = anyio.Event()
-        callers = await line_up(tasks, *map(call, range(1, 5)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(1, 5)))
 
         async def one_leaves_and_one_is_answered() -> None:
             await anyio.sleep(1)
@@ -121,8 +126,7 @@ async def test_leaving_the_block_waits_for_callers_outside_it() -> None:
     held = Held()
     async with anyio.create_task_group() as tasks:
         async with shoal.Batcher(held) as call:
-            (caller,) = await line_up(tasks, call(0))
-            await settle()
+            (caller,) = await launch(tasks, call(0))
             assert caller.outcome == PENDING
             held.gate.set()
         await settle()
@@ -170,10 +174,8 @@ async def test_closing_twice_is_closing_once_and_both_wait() -> None:
     batcher = shoal.Batcher(held)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        await line_up(tasks, call(0))
-        await settle()
-        closers = await line_up(tasks, batcher.aclose(), batcher.aclose())
-        await settle()
+        await launch(tasks, call(0))
+        closers = await launch(tasks, batcher.aclose(), batcher.aclose())
         assert [closer.outcome for closer in closers] == [PENDING, PENDING]
         held.gate.set()
     assert closers[0].outcome == closers[1].outcome == shoal.statistics.ClosingCounts(1, 0, 0)
@@ -184,10 +186,8 @@ async def test_closing_goes_on_when_its_caller_is_cancelled() -> None:
     batcher = shoal.Batcher(held)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        (caller,) = await line_up(tasks, call(0))
-        await settle()
-        (closer,) = await line_up(tasks, batcher.aclose())
-        await settle()
+        (caller,) = await launch(tasks, call(0))
+        (closer,) = await launch(tasks, batcher.aclose())
         closer.leave()
         await settle()
         assert batcher.statistics().state == "draining"
@@ -224,8 +224,7 @@ async def test_leaving_open_batchers_drains_each_function() -> None:
         return items
 
     async with anyio.create_task_group() as tasks, shoal.open_batchers(held_open):
-        callers = await line_up(tasks, held_open(1), held_open(2))
-        await settle()
+        callers = await launch(tasks, held_open(1), held_open(2))
     assert [caller.outcome for caller in callers] == [1, 2]
 
 
@@ -267,8 +266,7 @@ async def stubborn(items: list[Any]) -> list[Any]:
 async def test_what_runs_and_can_not_be_cancelled_is_answered_even_with_a_budget_of_0() -> None:
     batcher = shoal.Batcher(stubborn, max_batch_size=1, graceful_shutdown_timeout_s=0)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call(1), call(2))
-        await settle()
+        callers = await launch(tasks, call(1), call(2))
         began = anyio.current_time()
         counts = await batcher.aclose()
         assert anyio.current_time() - began == pytest.approx(7)
@@ -286,8 +284,7 @@ async def test_callers_of_a_handler_that_never_ends_are_told_10_s_after_the_budg
 
     batcher = shoal.Batcher(never, graceful_shutdown_timeout_s=3)
     async with batcher as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, call(1))
-        await settle()
+        (caller,) = await launch(tasks, call(1))
         began = anyio.current_time()
         tasks.start_soon(batcher.aclose)
     assert isinstance(caller.outcome, shoal.errors.BatcherClosed)

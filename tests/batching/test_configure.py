@@ -12,7 +12,16 @@ import anyio.to_thread
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, line_up, outcome, outcomes, read_all, settle
+from batching.scenes import (
+    Held,
+    Recorder,
+    launch,
+    line_up,
+    outcome,
+    outcomes,
+    read_all,
+    settle,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -21,8 +30,7 @@ async def test_options_change_together_from_the_next_batch_on() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=2, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, *map(call, range(2)))
-        await settle()
+        await launch(tasks, *map(call, range(2)))
         batcher.configure(max_batch_size=3, batch_wait_timeout_s=10)
         assert held.batches == [[0, 1]]
         await line_up(tasks, *map(call, range(2, 6)))
@@ -59,8 +67,7 @@ async def test_idle_slots_follow_every_change(numbers: tuple[int, ...]) -> None:
             batcher.configure(max_concurrent_batches=number)
             await settle()
             async with anyio.create_task_group() as tasks:
-                await line_up(tasks, *map(call, range(6)))
-                await settle()
+                await launch(tasks, *map(call, range(6)))
                 assert batcher.statistics().batches_running == number
                 assert batcher.statistics().queued == 6 - number
                 tasks.cancel_scope.cancel()
@@ -91,8 +98,7 @@ async def test_a_batcher_can_be_configured_while_and_after_it_closes() -> None:
     batcher = shoal.Batcher(held)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        (caller,) = await line_up(tasks, call(1))
-        await settle()
+        (caller,) = await launch(tasks, call(1))
         tasks.start_soon(batcher.aclose)
         await settle()
         batcher.configure(max_concurrent_batches=3)
@@ -208,11 +214,9 @@ async def test_a_batch_that_gathers_keeps_its_size_and_its_wait() -> None:
         assert batcher.get_batch_wait_timeout_s() == 0
         await anyio.sleep(5)
         assert handler.batches == []
-        await line_up(tasks, call(2))
-        await settle()
+        await launch(tasks, call(2))
         assert handler.batches == [[0, 1, 2]]
-        await line_up(tasks, call(3), call(4))
-        await settle()
+        await launch(tasks, call(3), call(4))
         assert handler.batches[1:] == [[3], [4]]
         batcher.configure(max_batch_size=9, batch_wait_timeout_s=7)
         await line_up(tasks, call(5))
@@ -227,8 +231,7 @@ async def test_when_those_that_gathered_have_left_the_new_options_hold() -> None
     handler = Recorder()
     batcher = shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call(0), call(1))
-        await settle()
+        callers = await launch(tasks, call(0), call(1))
         batcher.configure(max_batch_size=2)
         for caller in callers:
             caller.leave()
@@ -241,11 +244,9 @@ async def test_a_call_that_joins_what_gathers_does_so_by_its_options() -> None:
     handler = Recorder()
     batcher = shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0))
-        await settle()
+        await launch(tasks, call(0))
         batcher.configure(bucket_by=lambda n: n % 2, batch_size_fn=lambda n: n, max_batch_size=5)
-        callers = await line_up(tasks, call(7), call(8), call(4), call(9))
-        await settle()
+        callers = await launch(tasks, call(7), call(8), call(4), call(9))
         assert handler.batches == [[0, 7, 8]]
         assert isinstance(callers[3].outcome, shoal.errors.ItemTooLarge)
         batcher.flush()
@@ -257,16 +258,13 @@ async def test_bounds_on_admission_hold_at_once() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=3, batch_wait_timeout_s=9)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0))
-        await settle()
+        await launch(tasks, call(0))
         batcher.configure(max_queued_requests=0, max_batch_size=2, max_concurrent_batches=2)
         await settle()
         assert batcher.scheduling_capacity() == 5  # two slots of three, less the one that waits
-        await line_up(tasks, call(1), call(2))
-        await settle()
+        await launch(tasks, call(1), call(2))
         assert held.batches == [[0, 1, 2]]
-        await line_up(tasks, call(3), call(4))
-        await settle()
+        await launch(tasks, call(3), call(4))
         assert isinstance(await outcome(call(5)), shoal.errors.Overloaded)
         held.gate.set()
     assert held.batches == [[0, 1, 2], [3, 4]]
@@ -276,8 +274,7 @@ async def test_what_runs_keeps_the_options_under_which_it_gathered() -> None:
     held = Held()
     batcher = shoal.Batcher(held, batch_wait_timeout_s=5, handler_timeout_s=3)
     async with batcher as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, call(0))
-        await settle()
+        (caller,) = await launch(tasks, call(0))
         batcher.configure(handler_timeout_s=100)
         await anyio.sleep(9)
         assert isinstance(caller.outcome, shoal.errors.HandlerTimeout)
@@ -305,16 +302,13 @@ async def test_an_open_batch_keeps_the_options_with_which_it_began() -> None:
         noting(sizes), fill="open", max_batch_size=3, batch_wait_timeout_s=50
     )
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0), call(1))
-        await settle()
+        await launch(tasks, call(0), call(1))
         batcher.configure(max_batch_size=1, batch_wait_timeout_s=0)
         await anyio.sleep(5)
         assert sizes == []
-        await line_up(tasks, call(2))
-        await settle()
+        await launch(tasks, call(2))
         assert sizes == [3]
-        await line_up(tasks, call(3), call(4))
-        await settle()
+        await launch(tasks, call(3), call(4))
         assert sizes == [3, 1, 1]
 
 
@@ -328,8 +322,7 @@ async def test_the_next_open_batch_has_the_new_options_though_its_requests_came_
         max_concurrent_batches=2,
     )
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0))
-        await settle()
+        await launch(tasks, call(0))
         batcher.configure(max_batch_size=1)
         for number in (1, 2, 3):  # all of them before the batch takes one
             tasks.start_soon(call, number)

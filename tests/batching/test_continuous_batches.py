@@ -15,6 +15,7 @@ from batching.scenes import (
     LEFT,
     PENDING,
     Caller,
+    launch,
     line_up,
     outcome,
     outcomes,
@@ -132,8 +133,7 @@ async def test_those_in_the_queue_join_by_their_priority(kind: Kind) -> None:
     handler = Stepper(kind)
     batcher = of(handler, kind, max_batch_size=1, priority_levels=3)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, ("first", 1))
-        await settle()
+        await kind.launch(tasks, call, ("first", 1))
         for level in (3, 2, 1, 3, 1):
             await kind.line_up(tasks, call.options(priority=level), (level, 1))
     assert handler.steps == [["first"], [1], [1], [2], [3], [3]]
@@ -160,8 +160,7 @@ async def test_each_request_can_have_a_task_of_its_own(kind: Kind) -> None:
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, *"abcd")
-        await settle()
+        callers = await kind.launch(tasks, call, *"abcd")
         assert handler.active == ["a", "b"]
         handler.let_go("b")
         await settle()
@@ -181,8 +180,7 @@ async def test_the_places_of_who_left_are_free_where_the_handler_is_let_go_on(ki
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=1, cancel_abandoned=False, max_queued_requests=1)
     async with batcher as call, anyio.create_task_group() as tasks:
-        first, second = await kind.line_up(tasks, call, 1, 2)
-        await settle()
+        first, second = await kind.launch(tasks, call, 1, 2)
         first.leave()
         await settle()
         assert handler.given == [1, 2]
@@ -196,11 +194,9 @@ async def test_when_the_first_that_did_not_fit_is_gone_the_next_joins(kind: Kind
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=10, batch_size_fn=float)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, 6)
-        await settle()
+        await kind.launch(tasks, call, 6)
         (large,) = await kind.line_up(tasks, call.options(timeout_s=5), 8)
-        await kind.line_up(tasks, call, 3)
-        await settle()
+        await kind.launch(tasks, call, 3)
         assert handler.given == [6]
         if how == "leaves":
             large.leave()
@@ -215,12 +211,9 @@ async def test_one_that_goes_before_what_does_not_fit_joins_at_once(kind: Kind) 
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=10, batch_size_fn=float, priority_levels=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, 6)
-        await settle()
-        await kind.line_up(tasks, call.options(priority=2), 8)
-        await settle()
-        await kind.line_up(tasks, call.options(priority=1), 3)
-        await settle()
+        await kind.launch(tasks, call, 6)
+        await kind.launch(tasks, call.options(priority=2), 8)
+        await kind.launch(tasks, call.options(priority=1), 3)
         assert handler.given == [6, 3]
         handler.let_go(6, 3, 8)
 
@@ -229,8 +222,7 @@ async def test_more_room_is_taken_at_once(kind: Kind) -> None:
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=1)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, *range(4))
-        await settle()
+        await kind.launch(tasks, call, *range(4))
         assert handler.given == [0]
         batcher.configure(max_batch_size=3)
         await settle()
@@ -272,8 +264,7 @@ async def test_an_end_and_an_arrival_in_one_tick_lose_nobody(kind: Kind) -> None
     for _ in range(ORDERS):
         handler = Server(kind)
         async with of(handler, kind, max_batch_size=1) as call, anyio.create_task_group() as tasks:
-            (first,) = await kind.line_up(tasks, call, 1)
-            await settle()
+            (first,) = await kind.launch(tasks, call, 1)
             second, third = Caller(kind.ask(call, 2)), Caller(kind.ask(call, 3))
             tasks.start_soon(second.run)
             handler.let_go(1, 2, 3)
@@ -294,8 +285,7 @@ async def test_another_slot_starts_when_the_first_batch_is_full(kind: Kind) -> N
         await settle()
         callers = []
         for item in range(5):
-            callers += await kind.line_up(tasks, call, item)
-            await settle()
+            callers += await kind.launch(tasks, call, item)
         assert handler.active == [0, 1, 2, 3]
         assert handler.starts == 2
         statistics = batcher.statistics()
@@ -330,16 +320,14 @@ async def test_a_wait_that_is_given_up_keeps_nobody_from_the_queue(gives_up: int
         graceful_shutdown_timeout_s=0,
     )
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, *map(call, range(3)))
-        await settle()
+        await launch(tasks, *map(call, range(3)))
         go.set()
         await settle()
         assert sorted(scopes) == [1, 2, 3]
         scopes[gives_up].cancel()
         await settle()
         for item in (4, 5):
-            await line_up(tasks, call(item))
-            await settle()
+            await launch(tasks, call(item))
         statistics = batcher.statistics()
         assert (statistics.queued, statistics.running) == (0, 2)
         tasks.cancel_scope.cancel()
@@ -349,8 +337,7 @@ async def test_of_too_many_batches_one_ends_though_requests_keep_coming(kind: Ki
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=1, max_concurrent_batches=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, *range(6))
-        await settle()
+        callers = await kind.launch(tasks, call, *range(6))
         assert handler.active == [0, 1]
         batcher.configure(max_concurrent_batches=1)
         handler.let_go(*range(6))
@@ -365,8 +352,7 @@ async def test_more_slots_help_at_once(kind: Kind) -> None:
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=1)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, *range(3))
-        await settle()
+        await kind.launch(tasks, call, *range(3))
         assert handler.active == [0]
         batcher.configure(max_concurrent_batches=2)
         await settle()
@@ -396,8 +382,7 @@ async def test_parked_callers_are_admitted_as_places_come_free(kind: Kind) -> No
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=1, max_queued_requests=0, overload="wait")
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, *range(4))
-        await settle()
+        callers = await kind.launch(tasks, call, *range(4))
         assert batcher.statistics().parked == 3
         for item in range(4):
             assert handler.active == [item]
@@ -416,8 +401,7 @@ async def test_a_crash_fails_who_is_active_and_the_next_request_starts_the_handl
     cause = ValueError("the handler's")
     batcher = of(handler, kind, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, cause, 1, 2, 3)
-        await settle()
+        callers = await kind.launch(tasks, call, cause, 1, 2, 3)
         handler.let_go(cause)
         await settle()
         errors = [caller.outcome for caller in callers[:2]]
@@ -478,8 +462,7 @@ async def test_when_all_have_left_the_handler_goes_on(kind: Kind) -> None:
     """Others will come, and starting it again may have its price."""
     handler = Server(kind)
     async with of(handler, kind) as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, 1, 2)
-        await settle()
+        callers = await kind.launch(tasks, call, 1, 2)
         for caller in callers:
             caller.leave()
         await settle()
@@ -532,8 +515,7 @@ async def test_after_the_grace_those_who_are_left_fail(kind: Kind) -> None:
     batcher = of(handler, kind, max_batch_size=2, graceful_shutdown_timeout_s=5)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        callers = await kind.line_up(tasks, call, *range(4))
-        await settle()
+        callers = await kind.launch(tasks, call, *range(4))
         counts = await batcher.aclose()
     assert counts == shoal.statistics.ClosingCounts(finished=0, failed=4, cancelled=0)
     assert [type(caller.outcome) for caller in callers] == [shoal.errors.BatcherClosed] * 4
@@ -846,8 +828,7 @@ async def test_statistics(kind: Kind) -> None:
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, *range(3))
-        await settle()
+        await kind.launch(tasks, call, *range(3))
         statistics = batcher.statistics()
         assert (statistics.running, statistics.queued, statistics.batches_running) == (2, 1, 1)
         handler.let_go(*range(3))
@@ -945,8 +926,7 @@ async def test_those_who_left_leave_nothing_behind(kind: Kind) -> None:
         async with anyio.create_task_group() as tasks:
             item = Thing()
             kept.add(item)
-            (caller,) = await kind.line_up(tasks, call, item)
-            await settle()
+            (caller,) = await kind.launch(tasks, call, item)
             caller.leave()
             handler.let_go(item)
         del item, caller
@@ -976,8 +956,7 @@ async def test_a_full_batch_whose_requests_wait_does_nothing(kind: Kind) -> None
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=1, graceful_shutdown_timeout_s=0)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, 1, 2)
-        await settle()
+        callers = await kind.launch(tasks, call, 1, 2)
         with watched() as activity:
             await anyio.sleep(HOUR_S)
         assert activity.anything == 0

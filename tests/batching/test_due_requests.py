@@ -9,7 +9,16 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, Steps, line_up, outcome, settle
+from batching.scenes import (
+    Held,
+    Recorder,
+    Steps,
+    launch,
+    line_up,
+    outcome,
+    plugged,
+    settle,
+)
 from shoal import DispatchReason
 from shoal.testing.asgi import Call, ask, calling
 
@@ -44,50 +53,38 @@ class Slow(Recorder):
 async def test_the_earliest_deadline_goes_first(aging_s: float | None, expected: list[str]) -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1, order="deadline", priority_aging_s=aging_s)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
+    async with plugged(held, batcher) as (call, tasks):
         await line_up(tasks, call("none"))
         for due in (30, 9, 12, 5):
             await line_up(tasks, call.options(timeout_s=due)(f"due {due}"))
-        held.gate.set()
     assert held.batches[1:] == [[item] for item in expected]
 
 
 async def test_equal_deadlines_go_in_order_of_arrival() -> None:
     held = Held()
     batcher = shoal.Batcher(held, order="deadline", request_timeout_s=60)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
+    async with plugged(held, batcher) as (call, tasks):
         await line_up(tasks, *map(call, range(5)))
         await line_up(tasks, call.options(timeout_s=59)("first"))
-        held.gate.set()
     assert held.batches[1] == ["first", 0, 1, 2, 3, 4]
 
 
 async def test_deadlines_order_the_requests_of_a_level_and_levels_go_before() -> None:
     held = Held()
     batcher = shoal.Batcher(held, order="deadline", priority_levels=2, priority_aging_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
+    async with plugged(held, batcher) as (call, tasks):
         for priority, due in [(2, 5), (1, 30), (2, 2), (1, 9)]:
             asking = call.options(priority=priority, timeout_s=due)
             await line_up(tasks, asking((priority, due)))
-        held.gate.set()
     assert held.batches[1] == [(1, 9), (1, 30), (2, 2), (2, 5)]
 
 
 async def test_the_bucket_with_the_earliest_deadline_goes_first() -> None:
     held = Held()
     batcher = shoal.Batcher(held, order="deadline", bucket_by=lambda item: item[0])
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
+    async with plugged(held, batcher) as (call, tasks):
         for item, due in [("a1", 20), ("b1", 9), ("a2", 5), ("c1", 7)]:
             await line_up(tasks, call.options(timeout_s=due)(item))
-        held.gate.set()
     assert held.batches[1:] == [["a2", "a1"], ["c1"], ["b1"]]
 
 
@@ -233,9 +230,7 @@ async def test_of_the_scope_and_the_calls_own_deadline_the_earlier_counts() -> N
         with anyio.fail_after(scope_s):
             return await call(item)
 
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
+    async with plugged(held, batcher) as (call, tasks):
         await line_up(
             tasks,
             within(8, call, "scope 8"),
@@ -243,7 +238,6 @@ async def test_of_the_scope_and_the_calls_own_deadline_the_earlier_counts() -> N
             within(20, call.options(timeout_s=4), "own 4"),
             call.options(timeout_s=7)("own 7"),
         )
-        held.gate.set()
     assert held.batches[1:] == [["own 4"], ["scope 6"], ["own 7"], ["scope 8"]]
 
 
@@ -254,12 +248,10 @@ async def test_a_call_that_can_not_end_in_time_is_refused_at_once() -> None:
     handler = Slow(4)
     batcher = shoal.Batcher(handler, max_batch_size=1, refuse_late=True)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call.options(timeout_s=9)("not measured yet"))
-        await settle()
+        callers = await launch(tasks, call.options(timeout_s=9)("not measured yet"))
         callers += await line_up(tasks, call.options(timeout_s=9)("not known either"))
         await anyio.sleep(10)
-        callers += await line_up(tasks, call("running"))
-        await settle()
+        callers += await launch(tasks, call("running"))
         started = anyio.current_time()
         refusal = await outcome(call.options(timeout_s=7)("late"))
         assert isinstance(refusal, shoal.errors.Overloaded)

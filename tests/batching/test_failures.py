@@ -15,7 +15,7 @@ import shoal
 from batching.scenes import (
     Held,
     Recorder,
-    line_up,
+    launch,
     outcome,
     outcomes,
     outcomes_in_order,
@@ -192,8 +192,7 @@ async def test_a_caller_that_left_is_not_run_again_when_its_batch_is_isolated() 
     held = Held(lambda item: 1 // item)
     batcher = shoal.Batcher(held, isolate_errors=True, batch_wait_timeout_s=1, max_batch_size=4)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *map(call, range(4)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(4)))
         callers[1].leave()
         await settle()
         held.gate.set()

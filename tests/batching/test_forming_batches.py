@@ -10,7 +10,15 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, line_up, outcomes, outcomes_in_order, settle
+from batching.scenes import (
+    Held,
+    Recorder,
+    launch,
+    line_up,
+    outcomes,
+    outcomes_in_order,
+    settle,
+)
 from shoal.batching.running.closed_slots import HELD_MOST_S, IN_A_ROW_MOST
 
 pytestmark = pytest.mark.anyio
@@ -142,8 +150,7 @@ async def test_a_wait_of_none_waits_until_the_batch_is_full() -> None:
         await line_up(tasks, call(0), call(1))
         await anyio.sleep(80_000)
         assert handler.batches == []
-        await line_up(tasks, call(2))
-        await settle()
+        await launch(tasks, call(2))
         assert handler.batches == [[0, 1, 2]]
 
 
@@ -165,8 +172,7 @@ async def test_so_many_batches_run_at_once(slots: int) -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_concurrent_batches=slots, max_batch_size=1)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, *map(call, range(5)))
-        await settle()
+        await launch(tasks, *map(call, range(5)))
         assert held.batches == [[item] for item in range(slots)]
         assert batcher.statistics().batches_running == slots
         held.gate.set()
@@ -216,8 +222,7 @@ async def test_a_flush_whose_requests_all_left_does_not_send_a_later_one() -> No
     held = Held()
     batcher = shoal.Batcher(held, batch_wait_timeout_s=None, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *map(call, range(3)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(3)))
         batcher.flush()
         callers[2].leave()
         await settle()
