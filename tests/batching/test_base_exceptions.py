@@ -11,15 +11,7 @@ import trio
 
 import shoal
 from base_exceptions import Panic, trio_cancelled
-from batching.scenes import (
-    Held,
-    launch,
-    line_up,
-    outcome,
-    outcomes_in_order,
-    read_all,
-    settle,
-)
+from batching.scenes import Held, launch, line_up, outcome, outcomes_in_order, read_all, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -9,15 +9,7 @@ import pytest
 
 import shoal
 from base_exceptions import Panic
-from batching.scenes import (
-    Held,
-    Recorder,
-    launch,
-    line_up,
-    outcome,
-    plugged,
-    settle,
-)
+from batching.scenes import Held, Recorder, launch, line_up, outcome, plugged, settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,15 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Held,
-    Recorder,
-    launch,
-    line_up,
-    settle,
-)
+from batching.scenes import LEFT, PENDING, Held, Recorder, launch, line_up, settle
 
 pytestmark = pytest.mark.anyio
 

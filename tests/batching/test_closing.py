@@ -11,17 +11,7 @@ import anyio.lowlevel
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Held,
-    Recorder,
-    Steps,
-    launch,
-    line_up,
-    read_all,
-    settle,
-)
+from batching.scenes import LEFT, PENDING, Held, Recorder, Steps, launch, line_up, read_all, settle
 
 pytestmark = pytest.mark.anyio
 

@@ -12,16 +12,7 @@ import anyio.to_thread
 import pytest
 
 import shoal
-from batching.scenes import (
-    Held,
-    Recorder,
-    launch,
-    line_up,
-    outcome,
-    outcomes,
-    read_all,
-    settle,
-)
+from batching.scenes import Held, Recorder, launch, line_up, outcome, outcomes, read_all, settle
 
 pytestmark = pytest.mark.anyio
 

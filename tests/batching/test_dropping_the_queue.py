@@ -12,15 +12,7 @@ import anyio.lowlevel
 import pytest
 
 import shoal
-from batching.scenes import (
-    Caller,
-    Held,
-    Steps,
-    launch,
-    line_up,
-    read_all,
-    settle,
-)
+from batching.scenes import Caller, Held, Steps, launch, line_up, read_all, settle
 
 pytestmark = pytest.mark.anyio
 

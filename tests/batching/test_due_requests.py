@@ -9,16 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    Held,
-    Recorder,
-    Steps,
-    launch,
-    line_up,
-    outcome,
-    plugged,
-    settle,
-)
+from batching.scenes import Held, Recorder, Steps, launch, line_up, outcome, plugged, settle
 from shoal import DispatchReason
 from shoal.testing.asgi import Call, ask, calling
 

@@ -9,12 +9,7 @@ import pytest
 
 import shoal
 from base_exceptions import Panic
-from batching.scenes import (
-    Held,
-    launch,
-    outcomes,
-    settle,
-)
+from batching.scenes import Held, launch, outcomes, settle
 from shoal.batching.decorator.block import BatcherBlock, loops_of_context
 from shoal.failures.exceptions import own_copy
 

@@ -10,15 +10,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    Held,
-    Recorder,
-    launch,
-    line_up,
-    outcomes,
-    outcomes_in_order,
-    settle,
-)
+from batching.scenes import Held, Recorder, launch, line_up, outcomes, outcomes_in_order, settle
 from shoal.batching.running.closed_slots import HELD_MOST_S, IN_A_ROW_MOST
 
 pytestmark = pytest.mark.anyio
