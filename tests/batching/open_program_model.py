@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from batching.open_programs import OpenProgram
+    from batching.open_programs import Calls, OpenProgram
 
 
 class Failed(Exception):
@@ -95,7 +95,7 @@ class OpenWorld(World):
 
     # What callers do
 
-    def _arrive(self, op: ops.Calls) -> Item:
+    def _arrive(self, op: Calls) -> Item:
         now = anyio.current_time()
         limits = [s for s in (op.timeout_s, self.options.request_timeout_s) if s is not None]
         due = now + min(limits, default=math.inf)
@@ -105,7 +105,7 @@ class OpenWorld(World):
         self.items.append(item)
         return item
 
-    async def _call(self, op: ops.Calls) -> None:
+    async def _call(self, op: Calls) -> None:
         item = self._arrive(op)
         with item.scope:
             try:
@@ -120,7 +120,7 @@ class OpenWorld(World):
             return
         item.ends += 1
 
-    async def _read(self, op: ops.Calls) -> None:
+    async def _read(self, op: Calls) -> None:
         item = self._arrive(op)
         with item.scope:
             try:

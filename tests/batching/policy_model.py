@@ -1,25 +1,26 @@
-"""Runs a random program with the options that form batches, and holds it against the promises.
+"""Runs a random program on a batcher that forms batches of what waits, by any of its options.
 
-It is `program_model` once more, for queues whose requests are not all alike: what a batch may be
-made of, who may be ahead of whom, and which further ends a call may have (`policy_promises`).
+What a batch may be made of, who may be ahead of whom, and which ends a call may have is in
+`policy_promises`.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 import shoal
 from batching import policy_programs as ops
-from batching.policy_promises import Call, Promises
-from batching.program_model import InSlot, Raised
+from batching.policy_calls import Call, InSlot, Raised, Run
+from batching.policy_promises import Promises
 from batching.programs import Close, Configure, Drain, Flush, Program
 from shoal.core.request import State
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from anyio.abc import TaskGroup
 
@@ -30,7 +31,9 @@ class PolicyWorld(Promises):
     """One program's batcher, its callers, its handler, and what is known of them."""
 
     def __init__(self, program: Program, tasks: TaskGroup, watched: Watched) -> None:
-        super().__init__(program, tasks, watched)
+        handler = self._stream_handler if program.streams else self._unary_handler
+        batcher: shoal.Batcher[Any] = shoal.Batcher(handler, name="it", **program.options)
+        super().__init__(program, tasks, watched, batcher)
         self._places = 0
 
     # What the program does
@@ -54,9 +57,18 @@ class PolicyWorld(Promises):
             case _:
                 await super().do(op)
 
+    def _configure(self, changes: dict[str, Any]) -> None:
+        before = self.options.max_concurrent_batches
+        super()._configure(changes)
+        self.unbound = True
+        self.changed_at = anyio.current_time()
+        if self.options.max_concurrent_batches > before:
+            self.free_since = self.changed_at
+
     def _took_in(self) -> None:
-        super()._took_in()
         self.history.append(self.options)
+        self.unbound = True
+        self.changed_at = anyio.current_time()
 
     def _start(self, op: Any) -> None:
         if isinstance(op, ops.Map):
@@ -208,6 +220,21 @@ class PolicyWorld(Promises):
         self._left(call)
 
     # What handlers do
+
+    @contextmanager
+    def _run(self, items: list[Call]) -> Iterator[Run]:
+        run = Run(items, self.formed_under(shoal.current_batch()), anyio.current_time())
+        batch = shoal.current_batch()
+        self._check_batch(run, batch)
+        for item in items:
+            item.runs.append(run)
+        self.running[batch.id] = run
+        try:
+            yield run
+        finally:
+            del self.running[batch.id]
+            if len(self.running) == self.options.max_concurrent_batches - 1:
+                self.free_since = anyio.current_time()
 
     async def _unary_handler(self, items: list[Any]) -> list[Any]:
         self.given = items

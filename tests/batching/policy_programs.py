@@ -1,8 +1,7 @@
 """What a random program may do with every option that forms batches, and how Hypothesis draws it.
 
-It is `programs` once more, for queues whose requests are not all alike. Only a few of the options
-are drawn at a time, because a program in which everything is special shows little; `Configure`
-goes from one such set to another.
+Only a few of the options are drawn at a time, because a program in which everything is special
+shows little; `Configure` goes from one such set to another.
 """
 
 from __future__ import annotations

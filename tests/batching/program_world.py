@@ -1,8 +1,8 @@
 """The one harness of random programs: it plays a program on a batcher, and watches from outside.
 
-A vocabulary is what programs may say and what must hold then. There are three: batches that are
-formed of what waits (`program_model`), the same with every option that forms batches
-(`policy_model`), and batches that take requests while their handler runs (`open_program_model`).
+A vocabulary is what programs may say and what must hold then. There are two: batches that are
+formed of what waits (`policy_model`), and batches that take requests while their handler runs
+(`open_program_model`).
 
 The models know nothing of how the engine works. They see what callers get and when, what handlers
 are given and when, the statistics, and each state that a request is put into. Every error must have
