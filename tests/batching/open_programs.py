@@ -7,18 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from batching.programs import (
-    Advance,
-    Cancel,
-    Close,
-    Configure,
-    Drain,
-    Flush,
-    Hold,
-    Program,
-    Release,
-    Settle,
-)
+from batching.programs import Advance, Cancel, Configure, Op, Program
 
 OPTIONS = {
     "max_batch_size": st.integers(1, 4),
@@ -71,15 +60,15 @@ def operations(calls: Any, options: dict[str, Any]) -> st.SearchStrategy[Any]:
     control = st.one_of(
         st.builds(Cancel, st.integers(0, 20)),
         st.builds(Advance, st.sampled_from([0.25, 0.5, 0.75, 1.0, 2.0])),
-        st.just(Settle()),
-        st.just(Hold()),
-        st.just(Release()),
+        st.just(Op.SETTLE),
+        st.just(Op.HOLD),
+        st.just(Op.RELEASE),
         st.builds(Configure, st.fixed_dictionaries({}, optional=options)),
-        st.just(Flush()),
+        st.just(Op.FLUSH),
     )
-    rare = st.sampled_from([Settle()] * 12 + [Flush()] * 5 + [Drain(), Close()])
+    rare = st.sampled_from([Op.SETTLE] * 12 + [Op.FLUSH] * 5 + [Op.DRAIN, Op.CLOSE])
     # What shrinks goes towards the first: an operation that does nothing.
-    return st.one_of(st.just(Settle()), calls, calls, calls, control, control, control, rare)
+    return st.one_of(st.just(Op.SETTLE), calls, calls, calls, control, control, control, rare)
 
 
 @st.composite

@@ -16,7 +16,7 @@ import shoal
 from batching import policy_programs as ops
 from batching.policy_calls import Call, InSlot, Raised, Run
 from batching.policy_promises import Promises
-from batching.programs import Close, Configure, Drain, Flush, Program
+from batching.programs import Configure, Op, Program
 from shoal.core.request import State
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ class PolicyWorld(Promises):
 
     async def do(self, op: Any) -> None:
         match op:
-            case Flush():
+            case Op.FLUSH:
                 self.flushed.update(self.waiting(State.QUEUED))
                 self.batcher.flush()
-            case Drain() | Close():
+            case Op.DRAIN | Op.CLOSE:
                 self.drained = True
                 await super().do(op)
             case Configure():

@@ -14,18 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 import shoal
-from batching.programs import (
-    Advance,
-    Cancel,
-    Close,
-    Configure,
-    Drain,
-    Flush,
-    Hold,
-    Program,
-    Release,
-    Settle,
-)
+from batching.programs import Advance, Cancel, Configure, Op, Program
 from shoal.core.options.option import SAME
 
 LEVELS = 3
@@ -307,18 +296,10 @@ def operation(kind: str, random: Random, *, streams: bool) -> Any:
             if names & _PADDED:
                 names |= _PADDED
             return Configure({name: options[name] for name in sorted(names)})
-    return OTHERS[kind]
+    return Op[kind.upper()]
 
 
 _PADDED = {"allowed_batch_sizes", "batch_size_fn", "pad"}  # `pad` fills up by what they say
-OTHERS = {
-    "settle": Settle(),
-    "hold": Hold(),
-    "release": Release(),
-    "flush": Flush(),
-    "drain": Drain(),
-    "close": Close(),
-}
 KINDS = (
     *["settle"] * 5,
     *["calls"] * 12,

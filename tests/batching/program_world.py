@@ -124,21 +124,21 @@ class World(ABC):
                 self._cancel(op.which)
             case ops.Advance():
                 await anyio.sleep(op.by_s)
-            case ops.Hold():
+            case ops.Op.HOLD:
                 self.gate = self.gate or anyio.Event()
-            case ops.Release():
+            case ops.Op.RELEASE:
                 self.release()
             case ops.Configure():
                 self._configure(op.changes)
-            case ops.Flush():
+            case ops.Op.FLUSH:
                 self.batcher.flush()
-            case ops.Drain():
+            case ops.Op.DRAIN:
                 self.dropping |= self.batcher.options.drop_queued_on_shutdown
                 self.batcher.drain()
-            case ops.Close():
+            case ops.Op.CLOSE:
                 self.closing = True
                 self.tasks.start_soon(self.batcher.aclose)
-            case ops.Settle():
+            case ops.Op.SETTLE:
                 await settle()
                 self.check_at_rest()
             case _:

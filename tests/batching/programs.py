@@ -7,6 +7,7 @@ to meet (a deadline, the end of a handler's run, the end of a window) meet all t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 
@@ -25,40 +26,21 @@ class Advance:
 
 
 @dataclass(frozen=True)
-class Hold:
-    """From now on handlers wait."""
-
-
-@dataclass(frozen=True)
-class Release:
-    """Handlers wait no longer."""
-
-
-@dataclass(frozen=True)
 class Configure:
     """Options change."""
 
     changes: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Flush:
-    """`Batcher.flush`."""
+class Op(Enum):
+    """What is done without a parameter."""
 
-
-@dataclass(frozen=True)
-class Drain:
-    """`Batcher.drain`."""
-
-
-@dataclass(frozen=True)
-class Close:
-    """`Batcher.aclose`, in a task of its own."""
-
-
-@dataclass(frozen=True)
-class Settle:
-    """Every task runs until it waits; without it the next operation is in the same tick."""
+    HOLD = "from now on handlers wait"
+    RELEASE = "handlers wait no longer"
+    FLUSH = "`Batcher.flush`"
+    DRAIN = "`Batcher.drain`"
+    CLOSE = "`Batcher.aclose`, in a task of its own"
+    SETTLE = "every task runs until it waits; without it the next is in the same tick"
 
 
 @dataclass(frozen=True)

@@ -59,11 +59,18 @@ async def launch(tasks: TaskGroup, *awaitables: Awaitable[Any]) -> list[Caller]:
 
 
 @asynccontextmanager
+async def using(batcher: shoal.Batcher[Any]) -> AsyncGenerator[tuple[Any, TaskGroup]]:
+    """Opens a batcher, and a task group for its callers."""
+    async with batcher as call, anyio.create_task_group() as tasks:
+        yield call, tasks
+
+
+@asynccontextmanager
 async def plugged(
     held: Held, batcher: shoal.Batcher[Any], item: Any = "plug"
 ) -> AsyncGenerator[tuple[Any, TaskGroup]]:
     """Opens a batcher whose handler is held at a first call, and lets it go at the end."""
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(batcher) as (call, tasks):
         await launch(tasks, call(item))
         yield call, tasks
         held.gate.set()

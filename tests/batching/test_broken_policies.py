@@ -37,24 +37,21 @@ class RefusesBad(InOrder):
 
 
 class BreaksWhenAsked(InOrder):
+    error: BaseException = KeyError("decide")
+
     def decide(
         self, now: float, pressure: shoal.policies.Pressure | None
     ) -> shoal.policies.Dispatch | shoal.policies.Wait:
         if self._queue:
-            raise KeyError("decide")
+            raise self.error
         return super().decide(now, pressure)
 
     def waiting(self) -> Any:
-        raise KeyError("waiting")
+        raise self.error
 
 
-class PanicsWhenAsked(InOrder):
-    def decide(
-        self, now: float, pressure: shoal.policies.Pressure | None
-    ) -> shoal.policies.Dispatch | shoal.policies.Wait:
-        if self._queue:
-            raise Panic("decide")
-        return super().decide(now, pressure)
+class PanicsWhenAsked(BreaksWhenAsked):
+    error = Panic("decide")
 
 
 class PanicsInTake(InOrder):
@@ -66,13 +63,6 @@ class PanicsInRemove(InOrder):
     def remove(self, request: shoal.Request) -> None:
         super().remove(request)
         raise Panic("remove")
-
-
-class PanicsForBad(InOrder):
-    def add(self, request: shoal.Request) -> bool:
-        if request.item == "bad":
-            raise Panic("add")
-        return super().add(request)
 
 
 class Loses(InOrder):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import trio
 
 import shoal
-from batching.scenes import Recorder, line_up, outcomes, settle
+from batching.scenes import Recorder, line_up, outcomes, settle, using
 
 pytestmark = pytest.mark.anyio
 
@@ -173,10 +172,7 @@ async def test_a_bad_call_is_a_type_error_of_its_caller_alone_and_never_enters_a
     async def two(left: list[int], right: list[int]) -> list[int]:
         return await handler(left)
 
-    async with (
-        shoal.Batcher(two, batch_wait_timeout_s=1) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(shoal.Batcher(two, batch_wait_timeout_s=1)) as (call, tasks):
         (good,) = await line_up(tasks, call(1, 2))
         for bad in (
             lambda: call(1),
@@ -265,15 +261,7 @@ async def test_signature_gives_the_call_its_names_and_defaults() -> None:
         return list(zip(left, right, strict=True))
 
     batcher: Any = shoal.Batcher(handler, signature=one)
-    assert batcher.signature == inspect.Signature(
-        [
-            inspect.Parameter("left", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=int),
-            inspect.Parameter(
-                "right", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=int, default=5
-            ),
-        ],
-        return_annotation=int,
-    )
+    assert str(batcher.signature) == "(left: int, right: int = 5) -> int"
     async with batcher as call:
         assert await call(1) == (1, 5)
         assert await call(right=2, left=1) == (1, 2)

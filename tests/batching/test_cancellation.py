@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, Recorder, launch, line_up, settle
+from batching.scenes import LEFT, PENDING, Held, Recorder, launch, line_up, settle, using
 
 pytestmark = pytest.mark.anyio
 
@@ -43,8 +43,7 @@ async def test_when_all_in_the_queue_leave_no_batch_is_made() -> None:
 
 async def test_a_caller_that_leaves_frees_its_place() -> None:
     held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)) as (call, tasks):
         callers = await launch(tasks, call(0))
         callers += await line_up(tasks, call(1))
         with pytest.raises(shoal.errors.Overloaded):
@@ -88,25 +87,11 @@ async def test_when_all_callers_have_left_the_handler_is_cancelled_and_its_slot_
         assert await call(5) == 5
 
 
-async def test_a_slot_survives_any_number_of_abandoned_batches() -> None:
-    held = Held()
-    async with shoal.Batcher(held) as call:
-        for number in range(5):
-            with anyio.move_on_after(1):
-                await call(number)
-        held.gate.set()
-        assert await call(5) == 5
-    assert held.cancelled == [[number] for number in range(5)]
-
-
 async def test_without_cancel_abandoned_the_handler_finishes_for_nobody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     held = Held()
-    async with (
-        shoal.Batcher(held, cancel_abandoned=False) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(shoal.Batcher(held, cancel_abandoned=False)) as (call, tasks):
         (caller,) = await launch(tasks, call(0))
         caller.leave()
         await settle()
@@ -138,60 +123,25 @@ async def test_the_handler_sees_which_requests_are_cancelled() -> None:
 
 
 @pytest.mark.parametrize("leave_first", [True, False])
-async def test_a_caller_may_leave_in_the_tick_in_which_its_result_is_ready(
-    leave_first: bool,
+@pytest.mark.parametrize("leavers", [1, 2])
+async def test_callers_may_leave_in_the_tick_in_which_their_results_are_ready(
+    leave_first: bool, leavers: int
 ) -> None:
     held = Held()
     batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, *map(call, range(2)))
-        if leave_first:
-            callers[0].leave()
-        held.gate.set()
         if not leave_first:
-            callers[0].leave()
-        await settle()
-        assert callers[0].outcome in (0, LEFT)
-        assert callers[1].outcome == 1
-    statistics = batcher.statistics()
-    assert statistics.finished + statistics.cancelled == 2
-    assert statistics.running == 0
-
-
-@pytest.mark.parametrize("leave_first", [True, False])
-async def test_all_callers_may_leave_in_the_tick_in_which_their_results_are_ready(
-    leave_first: bool,
-) -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await launch(tasks, *map(call, range(2)))
-        if leave_first:
-            for caller in callers:
-                caller.leave()
+            held.gate.set()
+        for caller in callers[:leavers]:
+            caller.leave()
         held.gate.set()
-        if not leave_first:
-            for caller in callers:
-                caller.leave()
         await settle()
+        assert [caller.outcome for caller in callers[leavers:]] == [1] * (2 - leavers)
         assert await call(9) == 9
     statistics = batcher.statistics()
     assert statistics.finished + statistics.cancelled == 3
     assert (statistics.running, statistics.batches_running) == (0, 0)
-
-
-async def test_two_callers_may_leave_in_one_tick() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=3, batch_wait_timeout_s=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await launch(tasks, *map(call, range(3)))
-        callers[0].leave()
-        callers[2].leave()
-        await settle()
-        assert batcher.statistics().running == 1
-        held.gate.set()
-    assert [caller.outcome for caller in callers] == [LEFT, 1, LEFT]
-    assert batcher.statistics().cancelled == 2
 
 
 async def test_a_caller_may_leave_in_the_tick_in_which_its_batch_is_formed() -> None:

@@ -281,27 +281,6 @@ async def test_callers_of_a_handler_that_never_ends_are_told_10_s_after_the_budg
     assert caller.ended_at == pytest.approx(began + 13)
 
 
-@pytest.mark.real_time
-async def test_a_thread_that_ends_answers_its_callers_even_with_a_budget_of_0() -> None:
-    started, gate = threading.Event(), threading.Event()
-
-    def handler(items: list[Any]) -> list[Any]:
-        started.set()
-        gate.wait(5)
-        return items
-
-    batcher = shoal.Batcher(handler, max_batch_size=1, graceful_shutdown_timeout_s=0)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call(1), call(2))
-        await anyio.to_thread.run_sync(started.wait)
-        tasks.start_soon(batcher.aclose)
-        while isinstance(callers[1].outcome, str):
-            await anyio.lowlevel.checkpoint()
-        gate.set()
-    assert callers[0].outcome == 1
-    assert isinstance(callers[1].outcome, shoal.errors.BatcherClosed)
-
-
 async def test_what_was_served_in_a_batchers_life_is_logged_at_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

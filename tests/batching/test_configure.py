@@ -64,17 +64,6 @@ async def test_idle_slots_follow_every_change(numbers: tuple[int, ...]) -> None:
                 tasks.cancel_scope.cancel()
 
 
-async def test_the_request_time_out_can_change_while_running() -> None:
-    batcher = shoal.Batcher(Held())
-    async with batcher as call:
-        batcher.configure(request_timeout_s=5)
-        assert isinstance(await outcome(call(1)), shoal.errors.DeadlineExceeded)
-        batcher.configure(request_timeout_s=None)
-        with anyio.move_on_after(50) as scope:
-            await call(1)
-        assert scope.cancelled_caught
-
-
 async def test_a_batcher_can_be_configured_before_it_is_opened() -> None:
     handler = Recorder()
     batcher = shoal.Batcher(handler)
@@ -97,21 +86,6 @@ async def test_a_batcher_can_be_configured_while_and_after_it_closes() -> None:
     assert caller.outcome == 1
     batcher.configure(max_batch_size=3)
     assert batcher.options.max_batch_size == 3
-
-
-async def test_a_decorated_function_is_configured_while_it_is_open() -> None:
-    @shoal.batch(max_batch_size=2)
-    async def sizes(items: list[int]) -> list[int]:
-        return [len(items)] * len(items)
-
-    async with shoal.open_batchers(sizes):
-        sizes.set_max_batch_size(3)
-        sizes.set_batch_wait_timeout_s(1.5)
-        assert sizes.batcher.options.max_batch_size == 3
-        assert sizes.batcher.options.batch_wait_timeout_s == 1.5
-        assert await sizes.map(range(3)) == [3, 3, 3]
-    async with shoal.open_batchers(sizes):
-        assert await sizes.map(range(2)) == [2, 2]
 
 
 class Sizes:

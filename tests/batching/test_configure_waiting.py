@@ -12,12 +12,10 @@ from batching.scenes import (
     PENDING,
     Held,
     Recorder,
-    Steps,
     launch,
     line_up,
     outcome,
     plugged,
-    read_all,
     settle,
 )
 
@@ -98,21 +96,6 @@ async def test_what_is_too_large_under_the_new_options_fails_alone() -> None:
         held.gate.set()
     assert small.outcome == 4
     assert held.batches == [[1], [4]]
-
-
-async def test_a_stream_that_is_too_large_under_the_new_options_fails_alone() -> None:
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler, batch_size_fn=lambda n: n)
-        async with batcher as call, anyio.create_task_group() as tasks:
-            readers = await read_all(tasks, call(1))
-            await settle()
-            readers += await read_all(tasks, call(4), call(6))
-            batcher.configure(max_batch_size=5)
-            await settle()
-            assert isinstance(readers[2].outcome, shoal.errors.ItemTooLarge)
-            steps.end()
-            steps.end()
-        assert [reader.outcome for reader in readers[:2]] == ["end", "end"]
 
 
 async def test_who_is_parked_is_admitted_by_the_new_bound_in_order() -> None:

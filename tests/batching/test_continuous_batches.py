@@ -21,6 +21,7 @@ from batching.scenes import (
     outcomes,
     read_all,
     settle,
+    using,
 )
 from batching.test_idle import HOUR_S, watched
 from shoal import DispatchReason
@@ -36,23 +37,6 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 def of(handler: Any, kind: Kind, **options: Any) -> shoal.Batcher[Any]:
     return shoal.Batcher(handler, fill="continuous", streams=kind.streams, **options)
-
-
-def counting(kind: Kind, steps: list[int]) -> Any:
-    """Makes a handler whose items are numbers of steps; it notes how many are active in a step."""
-
-    async def handle(batch: shoal.OpenBatch[int, int]) -> None:
-        left: dict[shoal.OpenRequest[int, int], int] = {}
-        async for joined in batch.steps():
-            left |= {request: request.item for request in joined}
-            steps.append(len(batch.active))
-            await anyio.sleep(1)
-            for request in batch.active:
-                left[request] -= 1
-                if not left[request]:
-                    await kind.answer(request, 0)
-
-    return handle
 
 
 class Thing:
@@ -105,16 +89,16 @@ async def test_callers_who_call_again_at_once_take_their_places_before_the_next_
 ) -> None:
     async def call_again(call: Any, length: int) -> None:
         for _ in range(12 // length):
-            await kind.ask(call, length)
+            await kind.ask(call, ("again", length))
 
     for _ in range(ORDERS):
-        steps: list[int] = []
-        async with of(counting(kind, steps), kind, max_batch_size=3) as call:
+        handler = Stepper(kind)
+        async with of(handler, kind, max_batch_size=3) as call:
             await settle()
             async with anyio.create_task_group() as tasks:
                 for length in lengths:
                     tasks.start_soon(call_again, call, length)
-        assert steps == [3] * 12
+        assert handler.steps == [["again"] * 3] * 12
 
 
 async def test_between_steps_the_handler_waits_only_while_nothing_is_active(kind: Kind) -> None:
@@ -131,8 +115,7 @@ async def test_between_steps_the_handler_waits_only_while_nothing_is_active(kind
 
 async def test_those_in_the_queue_join_by_their_priority(kind: Kind) -> None:
     handler = Stepper(kind)
-    batcher = of(handler, kind, max_batch_size=1, priority_levels=3)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(of(handler, kind, max_batch_size=1, priority_levels=3)) as (call, tasks):
         await kind.launch(tasks, call, ("first", 1))
         for level in (3, 2, 1, 3, 1):
             await kind.line_up(tasks, call.options(priority=level), (level, 1))
@@ -192,8 +175,7 @@ async def test_the_places_of_who_left_are_free_where_the_handler_is_let_go_on(ki
 @pytest.mark.parametrize("how", ["leaves", "expires"])
 async def test_when_the_first_that_did_not_fit_is_gone_the_next_joins(kind: Kind, how: str) -> None:
     handler = Server(kind)
-    batcher = of(handler, kind, max_batch_size=10, batch_size_fn=float)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(of(handler, kind, max_batch_size=10, batch_size_fn=float)) as (call, tasks):
         await kind.launch(tasks, call, 6)
         (large,) = await kind.line_up(tasks, call.options(timeout_s=5), 8)
         await kind.launch(tasks, call, 3)
@@ -216,23 +198,6 @@ async def test_one_that_goes_before_what_does_not_fit_joins_at_once(kind: Kind) 
         await kind.launch(tasks, call.options(priority=1), 3)
         assert handler.given == [6, 3]
         handler.let_go(6, 3, 8)
-
-
-async def test_more_room_is_taken_at_once(kind: Kind) -> None:
-    handler = Server(kind)
-    batcher = of(handler, kind, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.launch(tasks, call, *range(4))
-        assert handler.given == [0]
-        batcher.configure(max_batch_size=3)
-        await settle()
-        assert handler.given == [0, 1, 2]
-        batcher.configure(max_batch_size=1)
-        handler.let_go(0, 1)
-        await settle()
-        assert handler.given == [0, 1, 2]
-        handler.let_go(2, 3)
-    assert handler.most == 3
 
 
 async def leave(caller: Caller) -> None:
@@ -376,19 +341,6 @@ async def test_free_places_admit_requests_where_the_queue_has_no_room(kind: Kind
         callers += await kind.line_up(tasks, call, ("d", 1))
     assert [caller.outcome for caller in callers] == list("abd")
     assert batcher.statistics().rejected == 1
-
-
-async def test_parked_callers_are_admitted_as_places_come_free(kind: Kind) -> None:
-    handler = Server(kind)
-    batcher = of(handler, kind, max_batch_size=1, max_queued_requests=0, overload="wait")
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.launch(tasks, call, *range(4))
-        assert batcher.statistics().parked == 3
-        for item in range(4):
-            assert handler.active == [item]
-            handler.let_go(item)
-            await settle()
-    assert [caller.outcome for caller in callers] == list(range(4))
 
 
 # How handlers end
@@ -705,8 +657,7 @@ async def test_the_items_of_a_step_are_sent_with_one_checkpoint() -> None:
         for request in joined:
             request.finish()
 
-    batcher = of(handler, Kind(streams=True), max_batch_size=10)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(of(handler, Kind(streams=True), max_batch_size=10)) as (call, tasks):
         readers = await read_all(tasks, *map(call, range(10)))
     assert [reader.items for reader in readers] == [[item] for item in range(10)]
     assert passes <= 1
@@ -757,8 +708,7 @@ async def test_a_step_with_something_wrong_is_not_sent_at_all() -> None:
         await batch.send({})
         good.finish()
 
-    batcher = of(handler, Kind(streams=True), max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(of(handler, Kind(streams=True), max_batch_size=2)) as (call, tasks):
         readers = await read_all(tasks, call("good"), call("bad"))
     assert [(reader.items, reader.outcome) for reader in readers] == [([5], "end"), ([], "end")]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -179,27 +177,3 @@ async def test_the_budget_still_bounds_what_runs() -> None:
     assert [type(caller.outcome) for caller in callers] == [shoal.errors.BatcherClosed] * 2
     assert [caller.ended_at for caller in callers] == [pytest.approx(3), pytest.approx(0)]
     assert held.cancelled == [[0]]
-
-
-@pytest.mark.real_time
-@pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_leaving_a_blocking_block(backend: str) -> None:
-    running, gate = threading.Event(), threading.Event()
-
-    @shoal.batch(max_batch_size=1, **DROP)
-    def held(items: list[int]) -> list[int]:
-        running.set()
-        assert gate.wait(10)
-        return items
-
-    with ThreadPoolExecutor(3) as pool:
-        with shoal.blocking(held, backend=backend) as call:
-            first = pool.submit(call, 0)
-            assert running.wait(10)
-            others = [pool.submit(call, number) for number in (1, 2)]
-            while call.statistics().queued < 2:
-                pass
-            for other in others:
-                other.add_done_callback(lambda _: gate.set())
-        assert first.result(10) == 0
-        assert [type(other.exception(10)) for other in others] == [shoal.errors.BatcherClosed] * 2

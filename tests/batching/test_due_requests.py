@@ -9,9 +9,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, Steps, launch, line_up, outcome, plugged, settle
+from batching.scenes import Held, Recorder, Steps, launch, line_up, outcome, plugged, settle, using
 from shoal import DispatchReason
-from shoal.testing.asgi import Call, ask, calling
 
 pytestmark = pytest.mark.anyio
 
@@ -157,10 +156,7 @@ async def test_a_request_that_waits_for_a_preferred_size_leaves_in_time() -> Non
 
 async def test_one_that_has_left_makes_nobody_leave_early() -> None:
     handler = Slow(0)
-    async with (
-        shoal.Batcher(handler, batch_wait_timeout_s=60) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(shoal.Batcher(handler, batch_wait_timeout_s=60)) as (call, tasks):
         started = anyio.current_time()
         (urgent,) = await line_up(tasks, call.options(timeout_s=10)("urgent"))
         await line_up(tasks, call("patient"))
@@ -266,8 +262,7 @@ async def test_an_idle_batcher_refuses_nobody_and_so_learns_that_it_got_faster()
 
 async def test_what_is_ahead_in_the_queue_counts_for_refusing() -> None:
     handler = Slow(4)
-    batcher = shoal.Batcher(handler, max_batch_size=2, refuse_late=True)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(shoal.Batcher(handler, max_batch_size=2, refuse_late=True)) as (call, tasks):
         await call.map([1, 2])
         callers = await line_up(tasks, *map(call, range(2)))  # in the handler, for 4 s
         await settle()
@@ -277,22 +272,3 @@ async def test_what_is_ahead_in_the_queue_counts_for_refusing() -> None:
         assert isinstance(late, shoal.errors.Overloaded)
         callers += await line_up(tasks, call.options(timeout_s=12)(4))
     assert [caller.outcome for caller in callers] == list(range(5))
-
-
-async def test_a_late_call_is_503_over_http() -> None:
-    app = shoal.App()
-
-    @app.endpoint("/x", request_timeout_s=7, refuse_late=True, max_batch_size=1)
-    async def slow(items: list[int]) -> list[int]:
-        await anyio.sleep(4)
-        return items
-
-    async with app.lifespan():
-        assert (await ask(app, "/x", 1)).status == 200
-        running = Call(app, "/x", item=2)
-        async with calling(running):
-            await settle()
-            late = await ask(app, "/x", 3)
-            await running.returned.wait()
-    assert (late.status, late.headers["retry-after"]) == (503, "1")
-    assert running.answer.status == 200

@@ -101,7 +101,7 @@ async def test_ending_a_block_asks_each_batcher_a_few_times(
         return at_rest.fget(batcher)
 
     monkeypatch.setattr(shoal.Batcher, "is_at_rest", property(is_at_rest))
-    held = [Held() for _ in range(100)]
+    held = [Held() for _ in range(30)]
     batched = [shoal.batch(handler) for handler in held]
 
     async def end_one_by_one() -> None:

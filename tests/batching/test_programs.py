@@ -15,7 +15,7 @@ from batching.open_programs import open_programs
 from batching.policy_model import PolicyWorld
 from batching.policy_programs import Asks, Calls, Map, Shape, policy_programs
 from batching.program_world import World, run_program
-from batching.programs import Advance, Cancel, Close, Configure, Hold, Program, Release, Settle
+from batching.programs import Advance, Cancel, Configure, Op, Program
 from shoal.testing import run_virtually
 
 SOAK_PROGRAMS = int(os.environ.get("SHOAL_SOAK_PROGRAMS", "20000"))
@@ -53,12 +53,19 @@ FOUND: dict[str, Program] = {
     "an item is not failed for one whose caller has left": Program(
         False,
         {"isolate_errors": True, "batch_wait_timeout_s": 0.5},
-        [Hold(), calls(1, "raise"), Settle(), calls(1), Advance(1), Cancel(0)],
+        [Op.HOLD, calls(1, "raise"), Op.SETTLE, calls(1), Advance(1), Cancel(0)],
     ),
     "fewer slots make less room": Program(
         False,
         {"max_batch_size": 2, "max_queued_requests": 0, "max_concurrent_batches": 3},
-        [Hold(), Settle(), Configure({"max_concurrent_batches": 1}), Settle(), calls(5), Settle()],
+        [
+            Op.HOLD,
+            Op.SETTLE,
+            Configure({"max_concurrent_batches": 1}),
+            Op.SETTLE,
+            calls(5),
+            Op.SETTLE,
+        ],
     ),
     "parked callers are not overtaken": Program(
         False,
@@ -69,8 +76,8 @@ FOUND: dict[str, Program] = {
             "overload": "wait",
         },
         [
-            *(Hold(), calls(3), Settle(), mapped("ok", "ok"), Settle()),
-            *(Cancel(13), Release(), calls(4), Settle()),
+            *(Op.HOLD, calls(3), Op.SETTLE, mapped("ok", "ok"), Op.SETTLE),
+            *(Cancel(13), Op.RELEASE, calls(4), Op.SETTLE),
         ],
     ),
     "a deadline at the end of a run is counted once": Program(
@@ -83,17 +90,17 @@ FOUND: dict[str, Program] = {
         False,
         {"max_batch_size": 1},
         [
-            *[Settle()] * 7,
-            Close(),
+            *[Op.SETTLE] * 7,
+            Op.CLOSE,
             calls(1),
             calls(2, run_s=0.25),
-            Settle(),
+            Op.SETTLE,
             Configure({"max_concurrent_batches": 2}),
         ],
         releases=False,
     ),
     "options can change after closing": Program(
-        False, {}, [calls(1), Close(), Advance(1), Configure({"max_batch_size": 3})]
+        False, {}, [calls(1), Op.CLOSE, Advance(1), Configure({"max_batch_size": 3})]
     ),
 }
 
