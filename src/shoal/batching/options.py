@@ -13,7 +13,6 @@ it (`with_held_functions`), even an error that would end a program.
 
 from __future__ import annotations
 
-import functools
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +32,6 @@ from shoal.loops.event_loop import holds_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
-    from inspect import Signature
     from types import TracebackType
 
     from shoal.batching.handlers.handler import Handler
@@ -43,23 +41,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class CostOfOne:
+class CostByList:
     """The cost of one item, by a function of a list; equal to another with the same function."""
 
     of_list: Callable[[list[Any]], float]
+    # Whether an item is the tuple of a call's arguments, of which Ray's function gets the first.
+    takes_first: bool = False
 
     def __call__(self, item: Any) -> float:
-        return self.of_list([item])
-
-
-@dataclass(frozen=True, slots=True)
-class CostOfFirst:
-    """Like `CostOfOne`, for calls with several arguments: Ray's function gets the first."""
-
-    of_list: Callable[[list[Any]], float]
-
-    def __call__(self, item: tuple[Any, ...]) -> float:
-        return self.of_list([item[0]])
+        return self.of_list([item[0] if self.takes_first else item])
 
 
 def of_list(fn: Callable[[list[Any]], float], /) -> Callable[[Any], float]:
@@ -81,28 +71,28 @@ def of_list(fn: Callable[[list[Any]], float], /) -> Callable[[Any], float]:
     """
     if not callable(fn):
         raise TypeError(f"of_list() takes a function of a list of items, not {fn!r}")
-    return CostOfOne(fn)
+    return CostByList(fn)
 
 
-def adapted(fn: Callable[[Any], float], handler: Callable[..., Any]) -> Callable[[Any], float]:
+def adapted(fn: Callable[[Any], float], handler: Handler) -> Callable[[Any], float]:
     """Returns a user's ``batch_size_fn`` as a function of one item, whichever form it has."""
     # It has Ray Serve's form if its first parameter has the same annotation `list[T]` as the
     # handler's first. All others are treated as functions of one item, also with a bare `list`,
     # which may be the type of one item, and without annotations.
-    given, wanted = annotations_of(fn), annotations_of(handler)
-    if not given or not wanted or not _is_lists_of_same(given[0], wanted[0]):
+    given = annotations_of(fn)
+    if handler.binding.gives == "lists":
+        wanted = annotations_of(handler.function)
+        is_same = _is_lists_of_same
+    else:  # the handler's annotations are those of one item
+        wanted = [p.annotation for p in handler.binding.signature.parameters.values()]
+        is_same = _is_list_of
+    if not given or not wanted or not is_same(given[0], wanted[0]):
         return fn
-    return CostOfOne(fn) if len(wanted) == 1 else CostOfFirst(fn)
+    return CostByList(fn, takes_first=len(wanted) > 1)
 
 
-def adapted_to_items(fn: Callable[[Any], float], signature: Signature) -> Callable[[Any], float]:
-    """Like `adapted`, if only the signature of a call with one item is known."""
-    given, parameters = annotations_of(fn), list(signature.parameters.values())
-    if not given or not parameters or element_of(given[0]) is Parameter.empty:
-        return fn
-    if element_of(given[0]) != parameters[0].annotation:
-        return fn
-    return CostOfOne(fn) if len(parameters) == 1 else CostOfFirst(fn)
+def _is_list_of(given: Any, wanted: Any) -> bool:
+    return element_of(given) is not Parameter.empty and element_of(given) == wanted
 
 
 def _is_lists_of_same(given: Any, wanted: Any) -> bool:
@@ -118,12 +108,7 @@ def checked_options(
 ) -> BatchOptions:
     """Checks options against each other and the handler, and applies them to `before`."""
     if callable(given.get("batch_size_fn")):
-        cost_of: Any = given["batch_size_fn"]
-        if handler.binding.gives != "lists":
-            cost_of = adapted_to_items(cost_of, handler.binding.signature)
-        else:
-            cost_of = adapted(cost_of, handler.function)
-        given = {**given, "batch_size_fn": cost_of}
+        given = {**given, "batch_size_fn": adapted(given["batch_size_fn"], handler)}
     options = BatchOptions.of(given) if before is None else before.changed(given)
     if options.cache is not None:
         need("cache=", "cachetools", "cache")
@@ -222,15 +207,15 @@ def with_held_functions(options: Mapping[str, Any]) -> dict[str, Any]:
     }
     for name in _LISTING:
         if callable(options.get(name)):
-            functions[name] = held(functools.partial(_listed, options[name]), name)
+            functions[name] = held(partial(_listed, options[name]), name)
     if (bucket_by := options.get("bucket_by")) is not None:
-        functions["bucket_by"] = held(functools.partial(_key, bucket_by), "bucket_by")
+        functions["bucket_by"] = held(partial(_key, bucket_by), "bucket_by")
     if callable(dedupe := options.get("dedupe")):
-        functions["dedupe"] = held(functools.partial(_key, dedupe), "dedupe")
+        functions["dedupe"] = held(partial(_key, dedupe), "dedupe")
     if (opens := options.get("open")) is not None:
         functions["open"] = HeldOpens(opens)
     if (policy := options.get("policy")) is not None:
-        functions["policy"] = held(functools.partial(_policy, policy), "policy")
+        functions["policy"] = held(partial(_policy, policy), "policy")
     return {**options, **functions}
 
 
@@ -260,16 +245,13 @@ class _Key:
         return isinstance(other, _Key) and _are_equal(self._key, other._key)
 
 
-@functools.partial(held, name="a key of bucket_by")
+@partial(held, name="a key of bucket_by")
 def _are_equal(one: object, other: object) -> bool:
     return bool(one == other)
 
 
 def _key(bucket_by: Callable[[Any], Any], item: Any) -> Any:
-    return _as_key(bucket_by(item))
-
-
-def _as_key(key: Any) -> Any:
+    key = bucket_by(item)
     if type(key) in _PLAIN:
         return key
     try:
@@ -283,7 +265,7 @@ def _policy(make: Callable[[BatchOptions], Any], options: BatchOptions) -> Any:
     return _HeldPolicy(made) if isinstance(made, BatchPolicy) else made
 
 
-_of_policy = functools.partial(held, name="the policy")
+_of_policy = partial(held, name="the policy")
 
 
 class _HeldPolicy(BatchPolicy):
