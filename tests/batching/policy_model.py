@@ -79,8 +79,7 @@ class PolicyWorld(Promises):
         for shape in op.shapes:
             call = self._new(shape, op.asks)
             made = self._made(call) if op.asks.early else None
-            start = self._read_one if self.program.streams else self._call_one
-            self.tasks.start_soon(start, call, made)
+            self.tasks.start_soon(self._call_one, call, made)
 
     def _new(self, shape: ops.Shape, asks: ops.Asks) -> Call:
         call = Call(
@@ -128,20 +127,28 @@ class PolicyWorld(Promises):
         call.called = True
 
     async def _call_one(self, call: Call, made: Any) -> None:
+        asks = call.asks
         with call.scope:
-            if call.asks.scope_s is not None:
-                call.scope.deadline = anyio.current_time() + call.asks.scope_s
+            if asks.scope_s is not None:
+                call.scope.deadline = anyio.current_time() + asks.scope_s
             self._enter(call)
             try:
                 made = self._made(call) if made is None else made
                 if isinstance(made, Exception):
                     raise made
-                result = await made
+                is_over = True
+                if self.program.streams:
+                    async with made as stream:
+                        is_over = await self._read_on(stream, call, asks.reads, asks.pause_s)
+                else:
+                    assert await made == call.result
             except Exception as error:
                 self._judge(call, error)
             else:
-                assert result == call.result
-                self._judge(call, None)
+                if is_over:
+                    self._judge(call, None)
+                else:
+                    self._left(call)
             return
         self._left(call)
 
@@ -197,27 +204,6 @@ class PolicyWorld(Promises):
             call.ends += 1
         assert any(self.has_cause(call, error) for call in calls), f"no cause for {error!r}"
         return True
-
-    async def _read_one(self, call: Call, made: Any) -> None:
-        asks = call.asks
-        with call.scope:
-            if asks.scope_s is not None:
-                call.scope.deadline = anyio.current_time() + asks.scope_s
-            self._enter(call)
-            try:
-                made = self._made(call) if made is None else made
-                if isinstance(made, Exception):
-                    raise made
-                async with made as stream:
-                    if await self._read_on(stream, call, asks.reads, asks.pause_s):
-                        self._judge(call, None)
-                        return
-            except Exception as error:
-                self._judge(call, error)
-            else:
-                self._left(call)
-            return
-        self._left(call)
 
     # What handlers do
 

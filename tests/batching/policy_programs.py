@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import shoal
 from batching.programs import Advance, Cancel, Configure, Op, Program
 from shoal.core.options.option import SAME
+from shoal.core.options.options import OPTIONS
 
 LEVELS = 3
 
@@ -136,34 +137,8 @@ FEATURES = (
     "time-outs",
     "abandoned",
 )
-PLAIN: dict[str, Any] = {
-    "idle_timeout_s": None,
-    "max_queued_requests": None,
-    "overload": "reject",
-    "batch_size_fn": None,
-    "bucket_by": None,
-    "allowed_batch_sizes": None,
-    "padding": "up",
-    "pad": None,
-    "preferred_batch_sizes": None,
-    "priority_levels": 1,
-    "default_priority": None,
-    "priority_aging_s": 10.0,
-    "priority_mixing": "merge",
-    "queue_policies": {},
-    "default_queue_policy": None,
-    "order": "arrival",
-    "use_scope_deadline": False,
-    "refuse_late": False,
-    "split": None,
-    "join": None,
-    "adaptive": None,
-    "isolate_errors": False,
-    "handler_timeout_s": None,
-    "request_timeout_s": None,
-    "cancel_abandoned": True,
-    "drop_queued_on_shutdown": False,
-}
+NOT_DRAWN = {"policy", "dedupe", "cache", "open", "regather", "graceful_shutdown_timeout_s"}
+PLAIN = {name: getattr(shoal.BatchOptions(), name) for name in OPTIONS if name not in NOT_DRAWN}
 
 
 def options_of(random: Random, *, streams: bool) -> dict[str, Any]:

@@ -171,24 +171,18 @@ def raising_in_clean_up(make: Callable[[], BaseException]) -> Any:
 
 
 @ANY_CLASS
-async def test_what_clean_up_raises_when_the_time_is_up_ends_the_batch_alone(
-    make: Callable[[], BaseException],
+@pytest.mark.parametrize("handler_timeout_s", [2, None], ids=["time is up", "all have left"])
+async def test_what_clean_up_raises_ends_the_batch_alone(
+    make: Callable[[], BaseException], handler_timeout_s: float | None
 ) -> None:
-    batcher = shoal.Batcher(raising_in_clean_up(make), handler_timeout_s=2)
-    async with batcher as call:
-        assert isinstance(await outcome(call("bad")), shoal.errors.HandlerTimeout)
-        assert await call("good") == "good"
-        assert batcher.is_alive
-
-
-@ANY_CLASS
-async def test_what_clean_up_raises_when_all_have_left_ends_the_batch_alone(
-    make: Callable[[], BaseException],
-) -> None:
-    batcher = shoal.Batcher(raising_in_clean_up(make))
+    batcher = shoal.Batcher(raising_in_clean_up(make), handler_timeout_s=handler_timeout_s)
     async with batcher as call, anyio.create_task_group() as tasks:
         (caller,) = await launch(tasks, call("bad"))
-        caller.leave()
+        await anyio.sleep(3)
+        if handler_timeout_s is None:
+            caller.leave()
+        else:
+            assert isinstance(caller.outcome, shoal.errors.HandlerTimeout)
         await settle()
         assert await call("good") == "good"
         assert batcher.is_alive

@@ -112,17 +112,6 @@ async def test_the_counts_say_what_became_of_the_requests_since_closing_began(
     assert [said in record.getMessage() for record in caplog.records].count(True) == 1
 
 
-async def test_leaving_the_block_waits_for_callers_outside_it() -> None:
-    held = Held()
-    async with anyio.create_task_group() as tasks:
-        async with shoal.Batcher(held) as call:
-            (caller,) = await launch(tasks, call(0))
-            assert caller.outcome == PENDING
-            held.gate.set()
-        await settle()
-        assert caller.outcome == 0
-
-
 async def test_cancelling_the_runner_fails_everybody_at_once() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1)

@@ -8,16 +8,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    PENDING,
-    Held,
-    Recorder,
-    launch,
-    line_up,
-    outcome,
-    plugged,
-    settle,
-)
+from batching.scenes import PENDING, Held, Recorder, launch, line_up, outcome, plugged, settle
 
 pytestmark = pytest.mark.anyio
 

@@ -11,18 +11,7 @@ import pytest
 
 import shoal
 from batching.open_scenes import Kind, Server, Stepper
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Caller,
-    launch,
-    line_up,
-    outcome,
-    outcomes,
-    read_all,
-    settle,
-    using,
-)
+from batching.scenes import LEFT, PENDING, Caller, launch, line_up, outcome, read_all, settle, using
 from batching.test_idle import HOUR_S, watched
 from shoal import DispatchReason
 
@@ -172,30 +161,21 @@ async def test_the_places_of_who_left_are_free_where_the_handler_is_let_go_on(ki
     assert (second.outcome, third[0].outcome) == (2, 3)
 
 
-@pytest.mark.parametrize("how", ["leaves", "expires"])
-async def test_when_the_first_that_did_not_fit_is_gone_the_next_joins(kind: Kind, how: str) -> None:
-    handler = Server(kind)
-    async with using(of(handler, kind, max_batch_size=10, batch_size_fn=float)) as (call, tasks):
-        await kind.launch(tasks, call, 6)
-        (large,) = await kind.line_up(tasks, call.options(timeout_s=5), 8)
-        await kind.launch(tasks, call, 3)
-        assert handler.given == [6]
-        if how == "leaves":
-            large.leave()
-            await settle()
-        else:
-            await anyio.sleep(6)
-        assert handler.given == [6, 3]
-        handler.let_go(6, 3, 8)
-
-
-async def test_one_that_goes_before_what_does_not_fit_joins_at_once(kind: Kind) -> None:
+@pytest.mark.parametrize("how", ["leaves", "expires", "is overtaken"])
+async def test_who_is_behind_what_does_not_fit_joins_when_it(kind: Kind, how: str) -> None:
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=10, batch_size_fn=float, priority_levels=2)
     async with batcher as call, anyio.create_task_group() as tasks:
         await kind.launch(tasks, call, 6)
-        await kind.launch(tasks, call.options(priority=2), 8)
-        await kind.launch(tasks, call.options(priority=1), 3)
+        (large,) = await kind.launch(tasks, call.options(timeout_s=5, priority=2), 8)
+        level = 1 if how == "is overtaken" else 2
+        await kind.launch(tasks, call.options(priority=level), 3)
+        assert handler.given == [6, 3][: 3 - level]
+        if how == "leaves":
+            large.leave()
+            await settle()
+        elif how == "expires":
+            await anyio.sleep(6)
         assert handler.given == [6, 3]
         handler.let_go(6, 3, 8)
 
@@ -899,7 +879,8 @@ async def test_an_idle_batch_does_nothing(kind: Kind, slots: int) -> None:
             with watched() as activity:
                 await anyio.sleep(HOUR_S)
             assert activity.anything == 0
-            await outcomes(*[kind.ask(call, (item, 1)) for item in range(slots)])
+            async with anyio.create_task_group() as tasks:
+                await kind.line_up(tasks, call, *[(item, 1) for item in range(slots)])
 
 
 async def test_a_full_batch_whose_requests_wait_does_nothing(kind: Kind) -> None:

@@ -34,29 +34,43 @@ class Slow(Recorder):
 
 
 @pytest.mark.parametrize(
-    ("aging_s", "expected"),
+    ("options", "dues", "expected"),
     [
-        pytest.param(10.0, ["due 5", "due 9", "none", "due 12", "due 30"], id="due after ageing"),
-        pytest.param(None, ["due 5", "due 9", "due 12", "due 30", "none"], id="last"),
+        pytest.param(
+            {"max_batch_size": 1, "priority_aging_s": 10.0},
+            {"none": None, "30": 30, "9": 9, "12": 12, "5": 5},
+            [["5"], ["9"], ["none"], ["12"], ["30"]],
+            id="one without is due when it has aged",
+        ),
+        pytest.param(
+            {"max_batch_size": 1, "priority_aging_s": None},
+            {"none": None, "30": 30, "9": 9, "12": 12, "5": 5},
+            [["5"], ["9"], ["12"], ["30"], ["none"]],
+            id="one without comes last",
+        ),
+        pytest.param(
+            {"request_timeout_s": 60},
+            {"a": None, "b": None, "c": None, "first": 59},
+            [["first", "a", "b", "c"]],
+            id="equal ones by arrival",
+        ),
+        pytest.param(
+            {"bucket_by": lambda item: item[0]},
+            {"a1": 20, "b1": 9, "a2": 5, "c1": 7},
+            [["a2", "a1"], ["c1"], ["b1"]],
+            id="buckets",
+        ),
     ],
 )
-async def test_the_earliest_deadline_goes_first(aging_s: float | None, expected: list[str]) -> None:
+async def test_the_earliest_deadline_goes_first(
+    options: dict[str, Any], dues: dict[str, float | None], expected: list[list[str]]
+) -> None:
     held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1, order="deadline", priority_aging_s=aging_s)
+    batcher = shoal.Batcher(held, order="deadline", **options)
     async with plugged(held, batcher) as (call, tasks):
-        await line_up(tasks, call("none"))
-        for due in (30, 9, 12, 5):
-            await line_up(tasks, call.options(timeout_s=due)(f"due {due}"))
-    assert held.batches[1:] == [[item] for item in expected]
-
-
-async def test_equal_deadlines_go_in_order_of_arrival() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, order="deadline", request_timeout_s=60)
-    async with plugged(held, batcher) as (call, tasks):
-        await line_up(tasks, *map(call, range(5)))
-        await line_up(tasks, call.options(timeout_s=59)("first"))
-    assert held.batches[1] == ["first", 0, 1, 2, 3, 4]
+        for item, due in dues.items():
+            await line_up(tasks, call.options(timeout_s=due)(item))
+    assert held.batches[1:] == expected
 
 
 async def test_deadlines_order_the_requests_of_a_level_and_levels_go_before() -> None:
@@ -67,15 +81,6 @@ async def test_deadlines_order_the_requests_of_a_level_and_levels_go_before() ->
             asking = call.options(priority=priority, timeout_s=due)
             await line_up(tasks, asking((priority, due)))
     assert held.batches[1] == [(1, 9), (1, 30), (2, 2), (2, 5)]
-
-
-async def test_the_bucket_with_the_earliest_deadline_goes_first() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, order="deadline", bucket_by=lambda item: item[0])
-    async with plugged(held, batcher) as (call, tasks):
-        for item, due in [("a1", 20), ("b1", 9), ("a2", 5), ("c1", 7)]:
-            await line_up(tasks, call.options(timeout_s=due)(item))
-    assert held.batches[1:] == [["a2", "a1"], ["c1"], ["b1"]]
 
 
 # Leaving in time

@@ -12,16 +12,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    Held,
-    Recorder,
-    launch,
-    outcome,
-    outcomes,
-    outcomes_in_order,
-    read_all,
-    settle,
-)
+from batching.scenes import Held, Recorder, launch, outcome, outcomes, read_all, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -164,7 +155,7 @@ async def test_with_isolation_k_poison_items_of_n_fail_alone_in_at_most_2k_log2_
         handler, isolate_errors=True, batch_wait_timeout_s=1, max_batch_size=size
     )
     async with batcher as call:
-        got = await outcomes_in_order(*map(call, range(size)))
+        got = await call.map(range(size), return_exceptions=True)
     for item, result in enumerate(got):
         if item in poison:
             assert (type(result), result.args) == (ValueError, (item,))

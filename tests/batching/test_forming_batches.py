@@ -9,16 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    Held,
-    Recorder,
-    launch,
-    line_up,
-    outcomes,
-    outcomes_in_order,
-    settle,
-    using,
-)
+from batching.scenes import Held, Recorder, launch, line_up, outcomes, settle, using
 from shoal.batching.running.closed_slots import HELD_MOST_S, IN_A_ROW_MOST
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +19,7 @@ async def test_a_full_batch_leaves_at_once() -> None:
     handler = Recorder()
     async with shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=100) as call:
         started = anyio.current_time()
-        assert await outcomes_in_order(*map(call, range(6))) == list(range(6))
+        assert await call.map(range(6)) == list(range(6))
         assert anyio.current_time() == started
     assert handler.batches == [[0, 1, 2], [3, 4, 5]]
 
