@@ -42,17 +42,11 @@ class Calls:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenProgram(Program):
-    """A program on open or continuous batches.
-
-    Attributes:
-        fill: How its batches are filled.
-        steps: Whether its handler works in steps; if not it has a task for each request.
-        costs: Whether a request counts by its cost.
-    """
+    """A program on open or continuous batches."""
 
     fill: str
-    steps: bool
-    costs: bool
+    steps: bool  # whether its handler works in steps; if not it has a task for each request
+    costs: bool  # whether a request counts by its cost
 
 
 def operations(calls: Any, options: dict[str, Any]) -> st.SearchStrategy[Any]:

@@ -57,12 +57,7 @@ class Item(ABC):
 
 
 class Watched:
-    """The requests that a batcher has accepted.
-
-    Attributes:
-        requests: All of them, in order.
-        parked: Those that had to wait for admission.
-    """
+    """The requests that a batcher has accepted, in order, and those that had to wait for that."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []

@@ -45,18 +45,10 @@ class Op(Enum):
 
 @dataclass(frozen=True)
 class Program:
-    """A batcher's options, and what is done to it.
-
-    Attributes:
-        streams: Whether the handler is a generator.
-        options: The batcher's options.
-        ops: What is done, in order.
-        releases: Whether handlers that are held at the end are released before closing.
-        seed: The seed of trio's scheduler.
-    """
+    """A batcher's options, and what is done to it, in order."""
 
     streams: bool
     options: dict[str, Any]
     ops: list[Any] = field(default_factory=list)
-    releases: bool = True
-    seed: int = 0
+    releases: bool = True  # whether handlers that are held at the end are released before closing
+    seed: int = 0  # of trio's scheduler

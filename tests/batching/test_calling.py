@@ -221,15 +221,6 @@ async def test_a_deadline_that_is_no_number_is_a_type_error(timeout_s: Any) -> N
         shoal.Batcher(double).call.options(timeout_s=timeout_s)
 
 
-async def test_a_task_group_can_run_the_batcher() -> None:
-    batcher = shoal.Batcher(double)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
-        assert call is batcher.call
-        assert await call(2) == 4
-        await batcher.aclose()
-
-
 @pytest.mark.parametrize("anyio_backend", ["trio"])
 async def test_a_trio_nursery_can_run_the_batcher() -> None:
     batcher = shoal.Batcher(double)
