@@ -57,12 +57,19 @@ async def test_a_caller_that_leaves_frees_its_place() -> None:
 
 async def test_a_caller_that_leaves_a_running_batch_does_not_touch_its_mates() -> None:
     held = Held()
-    batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=3)
+    requests: list[Any] = []
+
+    async def handler(items: list[int]) -> list[int]:
+        requests.extend(shoal.current_batch().requests)
+        return await held(items)
+
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=1, max_batch_size=3)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, *map(call, range(3)))
         callers[1].leave()
         await settle()
         assert [caller.outcome for caller in callers] == [PENDING, LEFT, PENDING]
+        assert [request.cancelled for request in requests] == [False, True, False]
         assert batcher.statistics().running == 2
         held.gate.set()
     assert [caller.outcome for caller in callers] == [0, LEFT, 2]
@@ -100,26 +107,6 @@ async def test_without_cancel_abandoned_the_handler_finishes_for_nobody(
         await settle()
         assert held.passed == [[0]]
     assert caplog.messages == []
-
-
-async def test_the_handler_sees_which_requests_are_cancelled() -> None:
-    requests: list[Any] = []
-    gate = anyio.Event()
-
-    async def handler(items: list[int]) -> list[int]:
-        requests.extend(shoal.current_batch().requests)
-        await gate.wait()
-        return items
-
-    async with (
-        shoal.Batcher(handler, batch_wait_timeout_s=1, max_batch_size=3) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        callers = await launch(tasks, *map(call, range(3)))
-        callers[1].leave()
-        await settle()
-        assert [request.cancelled for request in requests] == [False, True, False]
-        gate.set()
 
 
 @pytest.mark.parametrize("leave_first", [True, False])
