@@ -32,6 +32,7 @@ from shoal.loops.event_loop import holds_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
+    from inspect import Signature
     from types import TracebackType
 
     from shoal.batching.handlers.handler import Handler
@@ -74,25 +75,25 @@ def of_list(fn: Callable[[list[Any]], float], /) -> Callable[[Any], float]:
     return CostByList(fn)
 
 
-def adapted(fn: Callable[[Any], float], handler: Handler) -> Callable[[Any], float]:
+def adapted(fn: Callable[[Any], float], handler: Callable[..., Any]) -> Callable[[Any], float]:
     """Returns a user's ``batch_size_fn`` as a function of one item, whichever form it has."""
     # It has Ray Serve's form if its first parameter has the same annotation `list[T]` as the
     # handler's first. All others are treated as functions of one item, also with a bare `list`,
     # which may be the type of one item, and without annotations.
-    given = annotations_of(fn)
-    if handler.binding.gives == "lists":
-        wanted = annotations_of(handler.function)
-        is_same = _is_lists_of_same
-    else:  # the handler's annotations are those of one item
-        wanted = [p.annotation for p in handler.binding.signature.parameters.values()]
-        is_same = _is_list_of
-    if not given or not wanted or not is_same(given[0], wanted[0]):
+    given, wanted = annotations_of(fn), annotations_of(handler)
+    if not given or not wanted or not _is_lists_of_same(given[0], wanted[0]):
         return fn
     return CostByList(fn, takes_first=len(wanted) > 1)
 
 
-def _is_list_of(given: Any, wanted: Any) -> bool:
-    return element_of(given) is not Parameter.empty and element_of(given) == wanted
+def adapted_to_items(fn: Callable[[Any], float], signature: Signature) -> Callable[[Any], float]:
+    """Like `adapted`, if only the signature of a call with one item is known."""
+    given, parameters = annotations_of(fn), list(signature.parameters.values())
+    if not given or not parameters or element_of(given[0]) is Parameter.empty:
+        return fn
+    if element_of(given[0]) != parameters[0].annotation:
+        return fn
+    return CostByList(fn, takes_first=len(parameters) > 1)
 
 
 def _is_lists_of_same(given: Any, wanted: Any) -> bool:
@@ -108,7 +109,12 @@ def checked_options(
 ) -> BatchOptions:
     """Checks options against each other and the handler, and applies them to `before`."""
     if callable(given.get("batch_size_fn")):
-        given = {**given, "batch_size_fn": adapted(given["batch_size_fn"], handler)}
+        cost_of: Any = given["batch_size_fn"]
+        if handler.binding.gives != "lists":
+            cost_of = adapted_to_items(cost_of, handler.binding.signature)
+        else:
+            cost_of = adapted(cost_of, handler.function)
+        given = {**given, "batch_size_fn": cost_of}
     options = BatchOptions.of(given) if before is None else before.changed(given)
     if options.cache is not None:
         need("cache=", "cachetools", "cache")
