@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from batching.open_programs import OpenProgram
+    from batching.open_programs import Calls, OpenProgram
 
 
 class Failed(Exception):
@@ -82,7 +82,7 @@ class OpenWorld(World):
 
     def _start(self, op: Any) -> None:
         for _ in range(op.count):
-            self.tasks.start_soon(self._read if self.program.streams else self._call, op)
+            self.tasks.start_soon(self._call, op)
 
     def _configure(self, changes: dict[str, Any]) -> None:
         super()._configure(changes)
@@ -95,7 +95,7 @@ class OpenWorld(World):
 
     # What callers do
 
-    def _arrive(self, op: ops.Calls) -> Item:
+    def _arrive(self, op: Calls) -> Item:
         now = anyio.current_time()
         limits = [s for s in (op.timeout_s, self.options.request_timeout_s) if s is not None]
         due = now + min(limits, default=math.inf)
@@ -105,30 +105,19 @@ class OpenWorld(World):
         self.items.append(item)
         return item
 
-    async def _call(self, op: ops.Calls) -> None:
+    async def _call(self, op: Calls) -> None:
         item = self._arrive(op)
         with item.scope:
+            item.called = True
             try:
-                item.called = True
-                result = await self._face(op.timeout_s)(item)
-            except Exception as error:
-                self._judge(item, error)
-            else:
-                assert result == ("result", item.number)
-                assert item.run is not None
-                item.ends += 1
-            return
-        item.ends += 1
-
-    async def _read(self, op: ops.Calls) -> None:
-        item = self._arrive(op)
-        with item.scope:
-            try:
-                item.called = True
-                async with self._face(op.timeout_s)(item) as stream:
-                    if await self._read_on(stream, item, op.reads, op.pause_s):
-                        assert item.run is not None
-                        assert item.got == item.sent
+                if not self.program.streams:
+                    assert await self._face(op.timeout_s)(item) == ("result", item.number)
+                    assert item.run is not None
+                else:
+                    async with self._face(op.timeout_s)(item) as stream:
+                        if await self._read_on(stream, item, op.reads, op.pause_s):
+                            assert item.run is not None
+                            assert item.got == item.sent
             except Exception as error:
                 self._judge(item, error)
                 return

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from batching.scenes import Caller, line_up
+from batching.scenes import Caller, launch, line_up
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -36,6 +36,10 @@ class Kind:
         """Starts a caller for each item; they are queued in this order."""
         return await line_up(tasks, *[self.ask(call, item) for item in items])
 
+    async def launch(self, tasks: TaskGroup, call: Any, *items: Any) -> list[Caller]:
+        """Starts a caller for each item, and lets every task run until it waits."""
+        return await launch(tasks, *[self.ask(call, item) for item in items])
+
     async def answer(self, request: Any, value: Any) -> None:
         if not self.streams:
             request.finish(value)
@@ -46,18 +50,11 @@ class Kind:
 
 
 class Taker:
-    """A handler of open batches that answers all of a batch once it is closed.
-
-    Attributes:
-        batches: The items of each batch, as they came.
-        started: When each batch came, in seconds since this was made.
-        closed: When each batch was closed.
-        reasons: Why.
-        gate: What it waits for before it answers.
-    """
+    """A handler of open batches that answers all of a batch once it is closed and the gate open."""
 
     def __init__(self, kind: Kind) -> None:
         self.batches: list[list[Any]] = []
+        # In seconds since this was made.
         self.started: list[float] = []
         self.closed: list[float] = []
         self.reasons: list[shoal.DispatchReason] = []
@@ -93,22 +90,14 @@ class Taker:
 
 
 class Server:
-    """A handler of continuous batches that serves each request in a task of its own.
-
-    Attributes:
-        given: The items, in the order in which they came.
-        active: Those that are being served.
-        most: How many were served at once, at most.
-        starts: How often it was started.
-        ended: How often it ended by itself.
-    """
+    """A handler of continuous batches that serves each request in a task of its own."""
 
     def __init__(self, kind: Kind) -> None:
         self.given: list[Any] = []
         self.active: list[Any] = []
-        self.most = 0
+        self.most = 0  # at once
         self.starts = 0
-        self.ended = 0
+        self.ended = 0  # by itself
         self._kind = kind
         self._gates: dict[Any, anyio.Event] = {}
 
@@ -145,13 +134,10 @@ class Stepper:
     """A handler of continuous batches that works in steps of one second.
 
     An item is a number of steps after which its request is answered; a negative one is failed.
-
-    Attributes:
-        steps: The items that were active in each step.
-        joined: Those that joined before each step.
     """
 
     def __init__(self, kind: Kind) -> None:
+        # The items that were active in each step, and those that joined before it.
         self.steps: list[list[Any]] = []
         self.joined: list[list[Any]] = []
         self.ended = 0

@@ -1,25 +1,26 @@
-"""Runs a random program with the options that form batches, and holds it against the promises.
+"""Runs a random program on a batcher that forms batches of what waits, by any of its options.
 
-It is `program_model` once more, for queues whose requests are not all alike: what a batch may be
-made of, who may be ahead of whom, and which further ends a call may have (`policy_promises`).
+What a batch may be made of, who may be ahead of whom, and which ends a call may have is in
+`policy_promises`.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 import shoal
 from batching import policy_programs as ops
-from batching.policy_promises import Call, Promises
-from batching.program_model import InSlot, Raised
-from batching.programs import Close, Configure, Drain, Flush, Program
+from batching.policy_calls import Call, InSlot, Raised, Run
+from batching.policy_promises import Promises
+from batching.programs import Configure, Op, Program
 from shoal.core.request import State
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from anyio.abc import TaskGroup
 
@@ -30,17 +31,19 @@ class PolicyWorld(Promises):
     """One program's batcher, its callers, its handler, and what is known of them."""
 
     def __init__(self, program: Program, tasks: TaskGroup, watched: Watched) -> None:
-        super().__init__(program, tasks, watched)
+        handler = self._stream_handler if program.streams else self._unary_handler
+        batcher: shoal.Batcher[Any] = shoal.Batcher(handler, name="it", **program.options)
+        super().__init__(program, tasks, watched, batcher)
         self._places = 0
 
     # What the program does
 
     async def do(self, op: Any) -> None:
         match op:
-            case Flush():
+            case Op.FLUSH:
                 self.flushed.update(self.waiting(State.QUEUED))
                 self.batcher.flush()
-            case Drain() | Close():
+            case Op.DRAIN | Op.CLOSE:
                 self.drained = True
                 await super().do(op)
             case Configure():
@@ -54,9 +57,18 @@ class PolicyWorld(Promises):
             case _:
                 await super().do(op)
 
+    def _configure(self, changes: dict[str, Any]) -> None:
+        before = self.options.max_concurrent_batches
+        super()._configure(changes)
+        self.unbound = True
+        self.changed_at = anyio.current_time()
+        if self.options.max_concurrent_batches > before:
+            self.free_since = self.changed_at
+
     def _took_in(self) -> None:
-        super()._took_in()
         self.history.append(self.options)
+        self.unbound = True
+        self.changed_at = anyio.current_time()
 
     def _start(self, op: Any) -> None:
         if isinstance(op, ops.Map):
@@ -67,8 +79,7 @@ class PolicyWorld(Promises):
         for shape in op.shapes:
             call = self._new(shape, op.asks)
             made = self._made(call) if op.asks.early else None
-            start = self._read_one if self.program.streams else self._call_one
-            self.tasks.start_soon(start, call, made)
+            self.tasks.start_soon(self._call_one, call, made)
 
     def _new(self, shape: ops.Shape, asks: ops.Asks) -> Call:
         call = Call(
@@ -116,20 +127,28 @@ class PolicyWorld(Promises):
         call.called = True
 
     async def _call_one(self, call: Call, made: Any) -> None:
+        asks = call.asks
         with call.scope:
-            if call.asks.scope_s is not None:
-                call.scope.deadline = anyio.current_time() + call.asks.scope_s
+            if asks.scope_s is not None:
+                call.scope.deadline = anyio.current_time() + asks.scope_s
             self._enter(call)
             try:
                 made = self._made(call) if made is None else made
                 if isinstance(made, Exception):
                     raise made
-                result = await made
+                is_over = True
+                if self.program.streams:
+                    async with made as stream:
+                        is_over = await self._read_on(stream, call, asks.reads, asks.pause_s)
+                else:
+                    assert await made == call.result
             except Exception as error:
                 self._judge(call, error)
             else:
-                assert result == call.result
-                self._judge(call, None)
+                if is_over:
+                    self._judge(call, None)
+                else:
+                    self._left(call)
             return
         self._left(call)
 
@@ -186,28 +205,22 @@ class PolicyWorld(Promises):
         assert any(self.has_cause(call, error) for call in calls), f"no cause for {error!r}"
         return True
 
-    async def _read_one(self, call: Call, made: Any) -> None:
-        asks = call.asks
-        with call.scope:
-            if asks.scope_s is not None:
-                call.scope.deadline = anyio.current_time() + asks.scope_s
-            self._enter(call)
-            try:
-                made = self._made(call) if made is None else made
-                if isinstance(made, Exception):
-                    raise made
-                async with made as stream:
-                    if await self._read_on(stream, call, asks.reads, asks.pause_s):
-                        self._judge(call, None)
-                        return
-            except Exception as error:
-                self._judge(call, error)
-            else:
-                self._left(call)
-            return
-        self._left(call)
-
     # What handlers do
+
+    @contextmanager
+    def _run(self, items: list[Call]) -> Iterator[Run]:
+        run = Run(items, self.formed_under(shoal.current_batch()), anyio.current_time())
+        batch = shoal.current_batch()
+        self._check_batch(run, batch)
+        for item in items:
+            item.runs.append(run)
+        self.running[batch.id] = run
+        try:
+            yield run
+        finally:
+            del self.running[batch.id]
+            if len(self.running) == self.options.max_concurrent_batches - 1:
+                self.free_since = anyio.current_time()
 
     async def _unary_handler(self, items: list[Any]) -> list[Any]:
         self.given = items

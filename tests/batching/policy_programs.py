@@ -1,8 +1,7 @@
 """What a random program may do with every option that forms batches, and how Hypothesis draws it.
 
-It is `programs` once more, for queues whose requests are not all alike. Only a few of the options
-are drawn at a time, because a program in which everything is special shows little; `Configure`
-goes from one such set to another.
+Only a few of the options are drawn at a time, because a program in which everything is special
+shows little; `Configure` goes from one such set to another.
 """
 
 from __future__ import annotations
@@ -15,19 +14,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 import shoal
-from batching.programs import (
-    Advance,
-    Cancel,
-    Close,
-    Configure,
-    Drain,
-    Flush,
-    Hold,
-    Program,
-    Release,
-    Settle,
-)
+from batching.programs import Advance, Cancel, Configure, Op, Program
 from shoal.core.options.option import SAME
+from shoal.core.options.options import OPTIONS
 
 LEVELS = 3
 
@@ -148,34 +137,8 @@ FEATURES = (
     "time-outs",
     "abandoned",
 )
-PLAIN: dict[str, Any] = {
-    "idle_timeout_s": None,
-    "max_queued_requests": None,
-    "overload": "reject",
-    "batch_size_fn": None,
-    "bucket_by": None,
-    "allowed_batch_sizes": None,
-    "padding": "up",
-    "pad": None,
-    "preferred_batch_sizes": None,
-    "priority_levels": 1,
-    "default_priority": None,
-    "priority_aging_s": 10.0,
-    "priority_mixing": "merge",
-    "queue_policies": {},
-    "default_queue_policy": None,
-    "order": "arrival",
-    "use_scope_deadline": False,
-    "refuse_late": False,
-    "split": None,
-    "join": None,
-    "adaptive": None,
-    "isolate_errors": False,
-    "handler_timeout_s": None,
-    "request_timeout_s": None,
-    "cancel_abandoned": True,
-    "drop_queued_on_shutdown": False,
-}
+NOT_DRAWN = {"policy", "dedupe", "cache", "open", "regather", "graceful_shutdown_timeout_s"}
+PLAIN = {name: getattr(shoal.BatchOptions(), name) for name in OPTIONS if name not in NOT_DRAWN}
 
 
 def options_of(random: Random, *, streams: bool) -> dict[str, Any]:
@@ -308,18 +271,10 @@ def operation(kind: str, random: Random, *, streams: bool) -> Any:
             if names & _PADDED:
                 names |= _PADDED
             return Configure({name: options[name] for name in sorted(names)})
-    return OTHERS[kind]
+    return Op[kind.upper()]
 
 
 _PADDED = {"allowed_batch_sizes", "batch_size_fn", "pad"}  # `pad` fills up by what they say
-OTHERS = {
-    "settle": Settle(),
-    "hold": Hold(),
-    "release": Release(),
-    "flush": Flush(),
-    "drain": Drain(),
-    "close": Close(),
-}
 KINDS = (
     *["settle"] * 5,
     *["calls"] * 12,

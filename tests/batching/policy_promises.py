@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,8 @@ import anyio
 
 import shoal
 from batching import policy_programs as ops
-from batching.program_model import FormingWorld, InSlot, Item, Raised, Run
-from batching.program_world import EPSILON, Watched
+from batching.policy_calls import Call, InSlot, Raised, Run
+from batching.program_world import EPSILON, Watched, World
 from core.former_scenes import check
 from shoal.core.options.option import SAME
 from shoal.core.request import Request, State
@@ -31,89 +30,23 @@ if TYPE_CHECKING:
     from shoal.core.options.options import BatchOptions
 
 
-@dataclass(eq=False, kw_only=True, repr=False)
-class Call(Item):
-    """One call, or one part of it; it is the item that the handler is given."""
-
-    shape: ops.Shape
-    asks: ops.Asks
-    world: Promises
-    low: float = 0.0
-    high: float = 0.0
-    whole: Call | None = None
-    parts: list[Call] = field(default_factory=list)
-    dues: list[float] = field(default_factory=list)  # by when it was made and by when it entered
-    place: int = -1  # in the order in which calls entered the queue
-    made_at: int = 0  # which options were in force when it was made
-
-    def __repr__(self) -> str:
-        return f"<{self.number}: {self.low}-{self.high} {self.shape}>"
-
-    @property
-    def cost(self) -> float | None:
-        return None if self.shape.cost is None else self.high - self.low
-
-    @property
-    def key(self) -> str | None:
-        return self.shape.key
-
-    @property
-    def result(self) -> tuple[Any, ...]:
-        what = "join" if self.shape.kind == "join" else "result"
-        return what, self.number, self.low, self.high
-
-    @property
-    def order(self) -> tuple[int, float]:
-        return (self.whole or self).place, self.low
-
-    @property
-    def lives_under(self) -> list[BatchOptions]:
-        """The options that were in force since it was made."""
-        return self.world.history[self.made_at :]
-
-    def divided(self, room: float) -> list[Call]:
-        if self.shape.split == "raise":
-            raise ops.Broken("split", self.number)
-        if self.shape.split == "empty":
-            return []
-        if self.shape.split == "large":
-            room = math.inf
-        most = self.world.options.max_batch_size
-        assert 0 < room <= most or self.shape.split == "large"
-        self.parts, low = [], self.low
-        while low < self.high:
-            high = min(self.high, low + (most if low > self.low else room))
-            self.parts.append(self._part(low, high))
-            low = high
-        return self.parts
-
-    def _part(self, low: float, high: float) -> Call:
-        return Call(
-            self.number, self.script, self.run_s, self.arrived_at, self.due,
-            options=self.options, shape=self.shape, asks=self.asks, world=self.world,
-            low=low, high=high, whole=self,
-        )  # fmt: skip
-
-    def queue_ends(self) -> list[tuple[float, str]]:
-        """Until when it may wait in the queue, and what then; of two it may be either."""
-        ends: list[tuple[float, str]] = []
-        for options in (self.world.history[self.made_at], self.options):
-            level = min(self.asks.level or options.usual_priority, self.options.priority_levels)
-            policy = self.options.queue_policy(level)
-            limits = [self.asks.queue_timeout_s, None if policy is None else policy.timeout_s]
-            limit_s = min((limit for limit in limits if limit is not None), default=math.inf)
-            action = "reject" if policy is None else policy.timeout_action
-            ends.append((self.arrived_at + limit_s, action))
-        return ends
-
-
-class Promises(FormingWorld):
+class Promises(World):
     """One program's batcher, and what must hold of it."""
 
     items: list[Call]
 
-    def __init__(self, program: Program, tasks: TaskGroup, watched: Watched) -> None:
-        super().__init__(program, tasks, watched)
+    def __init__(
+        self,
+        program: Program,
+        tasks: TaskGroup,
+        watched: Watched,
+        batcher: shoal.Batcher[Any],
+    ) -> None:
+        super().__init__(program, tasks, watched, batcher)
+        self.running: dict[int, Run] = {}
+        self.batches: dict[int, Run] = {}
+        self.unbound = False  # the queue may hold more than the bound that was set meanwhile
+        self.free_since = self.changed_at = anyio.current_time()
         self.history = [self.options]
         self.refused: list[Call] = []
         self.late: list[Call] = []
@@ -250,6 +183,36 @@ class Promises(FormingWorld):
 
     # What must hold of an end
 
+    def _left(self, item: Call) -> None:
+        """A caller was cancelled, or left its stream."""
+        item.ends += 1
+        self._check_got(item, complete=False)
+
+    def _judge_first(self, items: list[Call], error: Exception) -> None:
+        """A map raised: that error has its cause in one of the items, and the others had an end."""
+        for position, item in enumerate(items):
+            try:
+                self._judge(item, error, shared=True)
+            except AssertionError:
+                item.ends -= 1
+                self._judge(item, None)
+            else:
+                self.errors.append(error)
+                for later in items[position + 1 :]:
+                    later.ends += 1
+                return
+        raise AssertionError(f"no cause for {error!r}")
+
+    def _check_got(self, item: Call, *, complete: bool) -> None:
+        """A stream gives its own items, in order, up to where it or its batch came to an end."""
+        if not self.program.streams:
+            return
+        # Only who has been sent nothing runs again, so the last run is the one that tells.
+        broke_at = [run.broke_at for run in item.runs[-1:]]
+        last = min([*item.steps_of("slot"), *broke_at], default=math.inf)
+        wanted = [(item.number, step) for step in item.steps_of("item") if step < last]
+        assert item.got == (wanted if complete else wanted[: len(item.got)])
+
     def _judge(self, item: Any, error: Exception | None, *, shared: bool = False) -> None:
         item.ends += 1
         if isinstance(error, AssertionError):
@@ -282,6 +245,7 @@ class Promises(FormingWorld):
         match error:
             case None:
                 self._check_got(call, complete=True)
+                assert streams or now <= max((call.whole or call).dues) + EPSILON
                 return run is not None and slot_at == math.inf and broke_at > length
             case InSlot():
                 self._check_got(call, complete=True)
@@ -414,6 +378,12 @@ class Promises(FormingWorld):
         if self.failure is not None:
             raise self.failure
         super().check_at_end()
+        self._check_counts()
+        assert self.running == {}
+        statistics = self.batcher.statistics()
+        assert sum(statistics.batches.values()) == statistics.batch_size.total
+        assert statistics.batch_size.total == len(self.batches)
+        assert statistics.batch_size.sum == sum(len(run.items) for run in self.batches.values())
         former = self.batcher._session._intake.former
         assert len(former.overdue.timers) == 0, "a timer is left"
         assert list(former._policy.waiting()) == []

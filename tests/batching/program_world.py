@@ -1,8 +1,8 @@
 """The one harness of random programs: it plays a program on a batcher, and watches from outside.
 
-A vocabulary is what programs may say and what must hold then. There are three: batches that are
-formed of what waits (`program_model`), the same with every option that forms batches
-(`policy_model`), and batches that take requests while their handler runs (`open_program_model`).
+A vocabulary is what programs may say and what must hold then. There are two: batches that are
+formed of what waits (`policy_model`), and batches that take requests while their handler runs
+(`open_program_model`).
 
 The models know nothing of how the engine works. They see what callers get and when, what handlers
 are given and when, the statistics, and each state that a request is put into. Every error must have
@@ -57,12 +57,7 @@ class Item(ABC):
 
 
 class Watched:
-    """The requests that a batcher has accepted.
-
-    Attributes:
-        requests: All of them, in order.
-        parked: Those that had to wait for admission.
-    """
+    """The requests that a batcher has accepted, in order, and those that had to wait for that."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -124,21 +119,21 @@ class World(ABC):
                 self._cancel(op.which)
             case ops.Advance():
                 await anyio.sleep(op.by_s)
-            case ops.Hold():
+            case ops.Op.HOLD:
                 self.gate = self.gate or anyio.Event()
-            case ops.Release():
+            case ops.Op.RELEASE:
                 self.release()
             case ops.Configure():
                 self._configure(op.changes)
-            case ops.Flush():
+            case ops.Op.FLUSH:
                 self.batcher.flush()
-            case ops.Drain():
+            case ops.Op.DRAIN:
                 self.dropping |= self.batcher.options.drop_queued_on_shutdown
                 self.batcher.drain()
-            case ops.Close():
+            case ops.Op.CLOSE:
                 self.closing = True
                 self.tasks.start_soon(self.batcher.aclose)
-            case ops.Settle():
+            case ops.Op.SETTLE:
                 await settle()
                 self.check_at_rest()
             case _:

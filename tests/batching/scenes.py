@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -9,7 +10,7 @@ import anyio
 from shoal.testing import settle as settle
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
     from anyio.abc import TaskGroup, TaskStatus
 
@@ -48,6 +49,31 @@ class Caller:
 async def line_up(tasks: TaskGroup, *awaitables: Awaitable[Any]) -> list[Caller]:
     """Starts a caller for each awaitable; each has queued its request before the next one."""
     return [await tasks.start(Caller(awaitable).run) for awaitable in awaitables]
+
+
+async def launch(tasks: TaskGroup, *awaitables: Awaitable[Any]) -> list[Caller]:
+    """Starts callers in order, and lets every task run until it waits."""
+    callers = await line_up(tasks, *awaitables)
+    await settle()
+    return callers
+
+
+@asynccontextmanager
+async def using(batcher: shoal.Batcher[Any]) -> AsyncGenerator[tuple[Any, TaskGroup]]:
+    """Opens a batcher, and a task group for its callers."""
+    async with batcher as call, anyio.create_task_group() as tasks:
+        yield call, tasks
+
+
+@asynccontextmanager
+async def plugged(
+    held: Held, batcher: shoal.Batcher[Any], item: Any = "plug"
+) -> AsyncGenerator[tuple[Any, TaskGroup]]:
+    """Opens a batcher whose handler is held at a first call, and lets it go at the end."""
+    async with using(batcher) as (call, tasks):
+        await launch(tasks, call(item))
+        yield call, tasks
+        held.gate.set()
 
 
 async def outcomes(*awaitables: Awaitable[Any]) -> list[Any]:

@@ -1,7 +1,6 @@
 """Annotations that name types which do not exist at run time mean "any", on each CPython.
 
-Up to 3.13 they are text. From 3.14 on they are evaluated when they are read: the tests of what
-that gives run there, and its forward references are also made by hand.
+Up to 3.13 they are text. From 3.14 on they are evaluated when they are read.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ import functools
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ForwardRef
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from typing_extensions import Format, TypedDict
+from typing_extensions import TypedDict
 
 import shoal
 from shoal.batching.handlers import annotations
-from shoal.batching.handlers.annotations import Annotations, field_types, read_signature
+from shoal.batching.handlers.annotations import field_types, read_signature
 from shoal.batching.handlers.binding import (
     annotations_of,
     signature_of_batch,
@@ -28,7 +27,6 @@ from shoal.batching.handlers.binding import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path as Absent
 
 SOURCE = Path(annotations.__file__).parents[2]
@@ -77,64 +75,30 @@ def of_batch(batch: shoal.OpenBatch[Absent, int]) -> None:
     raise NotImplementedError
 
 
-def as_cpython_314(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> None:
-    """Makes a function's annotations what `annotationlib` gives of those that name `Absent`."""
-    texts = dict(function.__annotations__)
-    absent = ForwardRef("Absent")
-    values = {
-        "list[Absent]": list[absent],
-        "Absent": absent,
-        "Absent | None": ForwardRef("Absent | None"),
-        "shoal.OpenBatch[Absent, int]": shoal.OpenBatch[absent, int],
-    }
-    values |= {"int": int, "None": None}
-    real = annotations.get_annotations
-
-    def found(annotated: Any, *, format: Format) -> dict[str, Any]:  # noqa: A002 - its name
-        if annotated is not function:
-            return real(annotated, format=format)
-        return texts if format is Format.STRING else {k: values[v] for k, v in texts.items()}
-
-    monkeypatch.setattr(annotations, "get_annotations", found)
-    monkeypatch.setattr(function, "__annotations__", {k: values[v] for k, v in texts.items()})
-
-
-@pytest.fixture(params=["text", "forward references"])
-def read(request, monkeypatch):
-    """Lets a function be read as it is written here, or as CPython 3.14 reads it."""
-
-    def reads(function: Callable[..., Any]) -> Callable[..., Any]:
-        if request.param == "forward references":
-            as_cpython_314(monkeypatch, function)
-        return function
-
-    return reads
-
-
 def types_of(signature):
     return [*(one.annotation for one in signature.parameters.values()), signature.return_annotation]
 
 
-def test_annotations_that_can_not_be_evaluated_are_no_types_of_calls(read):
+def test_annotations_that_can_not_be_evaluated_are_no_types_of_calls():
     empty = read_signature(one).empty
-    assert types_of(signature_of_call(read(one))) == [empty, int, empty]
+    assert types_of(signature_of_call(one)) == [empty, int, empty]
     assert types_of(signature_of_call(functools.partial(one, count=2))) == [empty, empty]
-    assert types_of(signature_of_batch(read(of_batch), None)) == [empty, empty]
+    assert types_of(signature_of_batch(of_batch, None)) == [empty, empty]
 
 
-def test_they_are_known_by_their_text_where_lists_are_told_from_items(read):
-    assert annotations_of(read(anything)) == ["list[Absent]", int, "Absent | None"]
+def test_they_are_known_by_their_text_where_lists_are_told_from_items():
+    assert annotations_of(anything) == ["list[Absent]", int, "Absent | None"]
     with pytest.raises(TypeError, match="unclear whether"):
         takes_lists(anything)
     assert list(unreadable_annotations(anything)) == ["items", "item"]
 
 
-def test_a_batched_function_has_no_types_for_them(read):
+def test_a_batched_function_has_no_types_for_them():
     async def handler(items: list[Absent], counts: list[int]) -> list[Absent]:
         raise NotImplementedError
 
     handler.__annotations__ = {"items": "list[Absent]", "return": "list[Absent]"}
-    batched = shoal.batch(read(handler))
+    batched = shoal.batch(handler)
     empty = read_signature(one).empty
     assert types_of(batched.__signature__) == [empty, empty, empty]
 
@@ -158,12 +122,6 @@ class Child(Record):
 def test_a_field_whose_annotation_can_not_be_evaluated_has_any_type(kind):
     assert field_types(kind) == {"text": str, "image": Any}
     assert field_types(Child) == {"text": str, "image": Any, "number": int}
-
-
-def test_an_error_of_one_annotation_does_not_keep_its_frame():
-    [error] = Annotations(of_batch).unreadable.values()
-    assert isinstance(error, NameError)
-    assert error.__traceback__ is None
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are lazy from 3.14 on")

@@ -11,7 +11,7 @@ import trio
 
 import shoal
 from base_exceptions import Panic, trio_cancelled
-from batching.scenes import Held, line_up, outcome, outcomes_in_order, read_all, settle
+from batching.scenes import launch, outcome, outcomes_in_order, read_all, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -82,6 +82,8 @@ def is_named(error: Any, original: BaseException) -> bool:
     [
         (coroutine, "closed"),
         (steps, "closed"),
+        pytest.param(plain, "closed", marks=pytest.mark.real_time),
+        pytest.param(plain_steps, "closed", marks=pytest.mark.real_time),
         (opened, "open"),
         (opened, "continuous"),
     ],
@@ -95,19 +97,6 @@ async def test_a_batch_fails_with_whatever_its_handler_raises_and_the_next_one_r
         assert is_named(await answered(batcher, original), original)
         assert await answered(batcher, 1) == 1
         assert batcher.is_alive
-
-
-@pytest.mark.real_time
-@ANY_CLASS
-@pytest.mark.parametrize("handler", [plain, plain_steps])
-async def test_so_does_that_of_a_handler_in_a_thread(
-    handler: Any, make: Callable[[], BaseException]
-) -> None:
-    original = make()
-    batcher: Any = shoal.Batcher(handler)
-    async with batcher:
-        assert is_named(await answered(batcher, original), original)
-        assert await answered(batcher, 1) == 1
 
 
 @ANY_CLASS
@@ -182,45 +171,21 @@ def raising_in_clean_up(make: Callable[[], BaseException]) -> Any:
 
 
 @ANY_CLASS
-async def test_what_clean_up_raises_when_the_time_is_up_ends_the_batch_alone(
-    make: Callable[[], BaseException],
+@pytest.mark.parametrize("handler_timeout_s", [2, None], ids=["time is up", "all have left"])
+async def test_what_clean_up_raises_ends_the_batch_alone(
+    make: Callable[[], BaseException], handler_timeout_s: float | None
 ) -> None:
-    batcher = shoal.Batcher(raising_in_clean_up(make), handler_timeout_s=2)
-    async with batcher as call:
-        assert isinstance(await outcome(call("bad")), shoal.errors.HandlerTimeout)
-        assert await call("good") == "good"
-        assert batcher.is_alive
-
-
-@ANY_CLASS
-async def test_what_clean_up_raises_when_all_have_left_ends_the_batch_alone(
-    make: Callable[[], BaseException],
-) -> None:
-    batcher = shoal.Batcher(raising_in_clean_up(make))
+    batcher = shoal.Batcher(raising_in_clean_up(make), handler_timeout_s=handler_timeout_s)
     async with batcher as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, call("bad"))
-        await settle()
-        caller.leave()
+        (caller,) = await launch(tasks, call("bad"))
+        await anyio.sleep(3)
+        if handler_timeout_s is None:
+            caller.leave()
+        else:
+            assert isinstance(caller.outcome, shoal.errors.HandlerTimeout)
         await settle()
         assert await call("good") == "good"
         assert batcher.is_alive
-
-
-async def test_a_batcher_in_another_slot_does_not_notice() -> None:
-    held = Held()
-
-    async def handler(items: list[Any]) -> list[Any]:
-        if items[0] == "bad":
-            raise asyncio.CancelledError
-        return await held(items)
-
-    batcher = shoal.Batcher(handler, max_batch_size=1, max_concurrent_batches=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        (neighbour,) = await line_up(tasks, call("good"))
-        assert isinstance(await outcome(call("bad")), shoal.errors.HandlerFailed)
-        held.gate.set()
-        await settle()
-        assert neighbour.outcome == "good"
 
 
 async def test_a_handler_that_cancels_its_own_task_fails_its_batch() -> None:
@@ -247,16 +212,3 @@ async def test_a_handler_that_cancels_its_own_task_fails_its_batch() -> None:
         assert isinstance(await outcome(call("bad")), shoal.errors.HandlerFailed)
         assert await call("good") == "good"
         assert isinstance(await outcome(call("group")), ExceptionGroup)
-
-
-async def test_cancelling_from_outside_still_closes_the_batcher() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1)
-    async with anyio.create_task_group() as callers, anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
-        running, queued = await line_up(callers, call(1), call(2))
-        await settle()
-        tasks.cancel_scope.cancel()
-    assert [type(one.outcome) for one in (running, queued)] == [shoal.errors.BatcherClosed] * 2
-    assert held.cancelled == [[1]]
-    assert batcher.statistics().state == "closed"

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Recorder, line_up, outcome, settle
+from batching.scenes import line_up, outcome, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -177,15 +177,6 @@ async def test_a_bug_in_the_batcher_fails_every_caller_in_the_queue_parked_and_r
     assert all(error.__cause__ is bug for error in errors)
     assert batcher.failure is bug
     assert not batcher.is_alive
-
-
-@pytest.mark.anyio
-async def test_an_ordinary_failure_of_the_handler_does_not_break_the_batcher() -> None:
-    batcher = shoal.Batcher(Recorder(lambda item: 1 // item))
-    async with batcher as call:
-        assert isinstance(await outcome(call(0)), ZeroDivisionError)
-        assert batcher.is_alive
-        assert batcher.failure is None
 
 
 @pytest.mark.real_time

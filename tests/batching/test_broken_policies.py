@@ -9,7 +9,7 @@ import pytest
 
 import shoal
 from base_exceptions import Panic
-from batching.scenes import Held, Recorder, line_up, outcome, settle
+from batching.scenes import Held, Recorder, launch, line_up, outcome, plugged, settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,24 +37,21 @@ class RefusesBad(InOrder):
 
 
 class BreaksWhenAsked(InOrder):
+    error: BaseException = KeyError("decide")
+
     def decide(
         self, now: float, pressure: shoal.policies.Pressure | None
     ) -> shoal.policies.Dispatch | shoal.policies.Wait:
         if self._queue:
-            raise KeyError("decide")
+            raise self.error
         return super().decide(now, pressure)
 
     def waiting(self) -> Any:
-        raise KeyError("waiting")
+        raise self.error
 
 
-class PanicsWhenAsked(InOrder):
-    def decide(
-        self, now: float, pressure: shoal.policies.Pressure | None
-    ) -> shoal.policies.Dispatch | shoal.policies.Wait:
-        if self._queue:
-            raise Panic("decide")
-        return super().decide(now, pressure)
+class PanicsWhenAsked(BreaksWhenAsked):
+    error = Panic("decide")
 
 
 class PanicsInTake(InOrder):
@@ -66,13 +63,6 @@ class PanicsInRemove(InOrder):
     def remove(self, request: shoal.Request) -> None:
         super().remove(request)
         raise Panic("remove")
-
-
-class PanicsForBad(InOrder):
-    def add(self, request: shoal.Request) -> bool:
-        if request.item == "bad":
-            raise Panic("add")
-        return super().add(request)
 
 
 class Loses(InOrder):
@@ -91,21 +81,6 @@ async def test_a_request_that_add_refuses_fails_alone() -> None:
         assert await call("good") == "good"
 
 
-async def test_who_can_not_be_filed_by_new_options_fails_alone() -> None:
-    handler = Held()
-    batcher = shoal.Batcher(handler, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("runs"))
-        await settle()
-        callers = await line_up(tasks, call("a"), call("bad"), call("b"))
-        batcher.configure(policy=RefusesBad)
-        await settle()
-        assert isinstance(callers[1].outcome, KeyError)
-        handler.gate.set()
-    assert [callers[0].outcome, callers[2].outcome] == ["a", "b"]
-    assert batcher.statistics().queued == 0
-
-
 async def test_nobody_is_shed_for_who_can_not_be_filed() -> None:
     handler = Held()
     batcher = shoal.Batcher(
@@ -115,12 +90,9 @@ async def test_nobody_is_shed_for_who_can_not_be_filed() -> None:
         overload="shed_oldest",
         policy=RefusesBad,
     )
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("runs"))
-        await settle()
+    async with plugged(handler, batcher, "runs") as (call, tasks):
         (waits,) = await line_up(tasks, call("waits"))
         assert isinstance(await outcome(call("bad")), KeyError)
-        handler.gate.set()
     assert waits.outcome == "waits"
 
 
@@ -131,8 +103,7 @@ async def ends(policy: Any, *items: str, **options: Any) -> list[Any]:
     with anyio.move_on_after(100) as scope:
         try:
             async with anyio.create_task_group() as tasks, batcher as call:
-                callers = await line_up(tasks, *map(call, items))
-                await settle()
+                callers = await launch(tasks, *map(call, items))
         except BaseExceptionGroup:
             pass
     assert not scope.cancelled_caught
@@ -173,8 +144,7 @@ async def test_who_was_parked_and_can_not_be_filed_hears_of_it() -> None:
     with anyio.move_on_after(100) as scope:
         try:
             async with anyio.create_task_group() as tasks, batcher as call:
-                callers = await line_up(tasks, call("runs"), call("waits"), call("bad"))
-                await settle()
+                callers = await launch(tasks, call("runs"), call("waits"), call("bad"))
                 handler.gate.set()
                 await settle()
         except BaseExceptionGroup:
@@ -183,31 +153,13 @@ async def test_who_was_parked_and_can_not_be_filed_hears_of_it() -> None:
     assert isinstance(callers[2].outcome, shoal.errors.BatcherClosed | KeyError)
 
 
-@pytest.mark.parametrize("policy", [PanicsWhenAsked, PanicsInTake])
-async def test_a_policy_that_panics_breaks_the_batcher_with_that_cause(policy: Any) -> None:
-    batcher = shoal.Batcher(Recorder(), policy=policy)
-    callers: list[Any] = []
-
-    async def use() -> None:
-        async with anyio.create_task_group() as tasks, batcher as call:
-            callers.extend(await line_up(tasks, call(1), call(2)))
-            await anyio.sleep_forever()
-
-    with pytest.raises(BaseExceptionGroup) as raised:
-        await use()
-    assert raised.value.subgroup(Panic) is not None
-    assert [type(caller.outcome) for caller in callers] == [shoal.errors.BatcherClosed] * 2
-    assert all(type(caller.outcome.__cause__) is Panic for caller in callers)
-
-
 async def test_who_leaves_a_policy_that_panics_leaves_and_the_others_are_answered() -> None:
     handler = Held()
     async with (
         shoal.Batcher(handler, max_batch_size=1, policy=PanicsInRemove) as call,
         anyio.create_task_group() as tasks,
     ):
-        await line_up(tasks, call("runs"))
-        await settle()
+        await launch(tasks, call("runs"))
         (stays,) = await line_up(tasks, call("stays"))
         with pytest.raises(Panic), anyio.move_on_after(1):
             await call("leaves")
@@ -215,9 +167,9 @@ async def test_who_leaves_a_policy_that_panics_leaves_and_the_others_are_answere
     assert stays.outcome == "stays"
 
 
-@pytest.mark.parametrize("how", [Panic, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("how", [KeyError, Panic, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("option", ["policy", "bucket_by", "batch_size_fn"])
-async def test_new_options_that_panic_over_one_request_forget_no_other(
+async def test_new_options_that_break_for_one_request_forget_no_other(
     option: str, how: Any
 ) -> None:
     class Refuses(InOrder):
@@ -232,19 +184,17 @@ async def test_new_options_that_panic_over_one_request_forget_no_other(
     handler = Held()
     batcher = shoal.Batcher(handler, max_batch_size=1)
     changes: Any = {option: Refuses if option == "policy" else value_of}
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("runs"))
-        await settle()
+    async with plugged(handler, batcher, "runs") as (call, tasks):
         callers = await line_up(tasks, call("a"), call("bad"), call("b"))
-        if how is Panic:
+        if how in (KeyError, Panic):
             batcher.configure(**changes)
         else:
             with pytest.raises(how):
                 batcher.configure(**changes)
         await settle()
-        assert type(callers[1].outcome) is shoal.errors.HandlerFailed
-        assert type(callers[1].outcome.__cause__) is how
-        handler.gate.set()
+        error = callers[1].outcome
+        assert type(error) is (KeyError if how is KeyError else shoal.errors.HandlerFailed)
+        assert how in (type(error), type(error.__cause__))
     assert [callers[0].outcome, callers[2].outcome] == ["a", "b"]
     assert batcher.statistics().queued == 0
 

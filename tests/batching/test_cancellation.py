@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, Recorder, line_up, settle
+from batching.scenes import LEFT, PENDING, Held, Recorder, launch, line_up, settle, using
 
 pytestmark = pytest.mark.anyio
 
@@ -43,10 +43,8 @@ async def test_when_all_in_the_queue_leave_no_batch_is_made() -> None:
 
 async def test_a_caller_that_leaves_frees_its_place() -> None:
     held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call(0))
-        await settle()
+    async with using(shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)) as (call, tasks):
+        callers = await launch(tasks, call(0))
         callers += await line_up(tasks, call(1))
         with pytest.raises(shoal.errors.Overloaded):
             await call(2)
@@ -59,13 +57,19 @@ async def test_a_caller_that_leaves_frees_its_place() -> None:
 
 async def test_a_caller_that_leaves_a_running_batch_does_not_touch_its_mates() -> None:
     held = Held()
-    batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=3)
+    requests: list[Any] = []
+
+    async def handler(items: list[int]) -> list[int]:
+        requests.extend(shoal.current_batch().requests)
+        return await held(items)
+
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=1, max_batch_size=3)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *map(call, range(3)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(3)))
         callers[1].leave()
         await settle()
         assert [caller.outcome for caller in callers] == [PENDING, LEFT, PENDING]
+        assert [request.cancelled for request in requests] == [False, True, False]
         assert batcher.statistics().running == 2
         held.gate.set()
     assert [caller.outcome for caller in callers] == [0, LEFT, 2]
@@ -78,8 +82,7 @@ async def test_when_all_callers_have_left_the_handler_is_cancelled_and_its_slot_
     held = Held()
     batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *map(call, range(2)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(2)))
         callers[0].leave()
         await settle()
         assert held.cancelled == []
@@ -91,27 +94,12 @@ async def test_when_all_callers_have_left_the_handler_is_cancelled_and_its_slot_
         assert await call(5) == 5
 
 
-async def test_a_slot_survives_any_number_of_abandoned_batches() -> None:
-    held = Held()
-    async with shoal.Batcher(held) as call:
-        for number in range(5):
-            with anyio.move_on_after(1):
-                await call(number)
-        held.gate.set()
-        assert await call(5) == 5
-    assert held.cancelled == [[number] for number in range(5)]
-
-
 async def test_without_cancel_abandoned_the_handler_finishes_for_nobody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     held = Held()
-    async with (
-        shoal.Batcher(held, cancel_abandoned=False) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        (caller,) = await line_up(tasks, call(0))
-        await settle()
+    async with using(shoal.Batcher(held, cancel_abandoned=False)) as (call, tasks):
+        (caller,) = await launch(tasks, call(0))
         caller.leave()
         await settle()
         assert held.cancelled == []
@@ -121,85 +109,26 @@ async def test_without_cancel_abandoned_the_handler_finishes_for_nobody(
     assert caplog.messages == []
 
 
-async def test_the_handler_sees_which_requests_are_cancelled() -> None:
-    requests: list[Any] = []
-    gate = anyio.Event()
-
-    async def handler(items: list[int]) -> list[int]:
-        requests.extend(shoal.current_batch().requests)
-        await gate.wait()
-        return items
-
-    async with (
-        shoal.Batcher(handler, batch_wait_timeout_s=1, max_batch_size=3) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        callers = await line_up(tasks, *map(call, range(3)))
-        await settle()
-        callers[1].leave()
-        await settle()
-        assert [request.cancelled for request in requests] == [False, True, False]
-        gate.set()
-
-
 @pytest.mark.parametrize("leave_first", [True, False])
-async def test_a_caller_may_leave_in_the_tick_in_which_its_result_is_ready(
-    leave_first: bool,
+@pytest.mark.parametrize("leavers", [1, 2])
+async def test_callers_may_leave_in_the_tick_in_which_their_results_are_ready(
+    leave_first: bool, leavers: int
 ) -> None:
     held = Held()
     batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *map(call, range(2)))
-        await settle()
-        if leave_first:
-            callers[0].leave()
-        held.gate.set()
+        callers = await launch(tasks, *map(call, range(2)))
         if not leave_first:
-            callers[0].leave()
-        await settle()
-        assert callers[0].outcome in (0, LEFT)
-        assert callers[1].outcome == 1
-    statistics = batcher.statistics()
-    assert statistics.finished + statistics.cancelled == 2
-    assert statistics.running == 0
-
-
-@pytest.mark.parametrize("leave_first", [True, False])
-async def test_all_callers_may_leave_in_the_tick_in_which_their_results_are_ready(
-    leave_first: bool,
-) -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *map(call, range(2)))
-        await settle()
-        if leave_first:
-            for caller in callers:
-                caller.leave()
+            held.gate.set()
+        for caller in callers[:leavers]:
+            caller.leave()
         held.gate.set()
-        if not leave_first:
-            for caller in callers:
-                caller.leave()
         await settle()
+        assert [caller.outcome for caller in callers[leavers:]] == [1] * (2 - leavers)
         assert await call(9) == 9
     statistics = batcher.statistics()
     assert statistics.finished + statistics.cancelled == 3
     assert (statistics.running, statistics.batches_running) == (0, 0)
-
-
-async def test_two_callers_may_leave_in_one_tick() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=3, batch_wait_timeout_s=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *map(call, range(3)))
-        await settle()
-        callers[0].leave()
-        callers[2].leave()
-        await settle()
-        assert batcher.statistics().running == 1
-        held.gate.set()
-    assert [caller.outcome for caller in callers] == [LEFT, 1, LEFT]
-    assert batcher.statistics().cancelled == 2
 
 
 async def test_a_caller_may_leave_in_the_tick_in_which_its_batch_is_formed() -> None:
@@ -208,8 +137,7 @@ async def test_a_caller_may_leave_in_the_tick_in_which_its_batch_is_formed() -> 
         held = Held()
         batcher = shoal.Batcher(held, max_batch_size=1)
         async with batcher as call, anyio.create_task_group() as tasks:
-            callers = await line_up(tasks, call(0))
-            await settle()
+            callers = await launch(tasks, call(0))
             callers += await line_up(tasks, call(1), call(2))
             if leave_first:
                 callers[1].leave()
@@ -231,8 +159,7 @@ async def test_who_leaves_in_the_tick_in_which_the_batch_fills_is_not_counted_in
         shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None) as call,
         anyio.create_task_group() as tasks,
     ):
-        callers = await line_up(tasks, call(0), call(1))
-        await settle()
+        callers = await launch(tasks, call(0), call(1))
 
         async def arrive() -> None:
             assert await call(2) == 2
@@ -246,21 +173,6 @@ async def test_who_leaves_in_the_tick_in_which_the_batch_fills_is_not_counted_in
         assert handler.batches == []
         assert await call(3) == 3
     assert [sorted(batch) for batch in handler.batches] == [[1, 2, 3]]
-
-
-async def test_a_caller_that_leaves_while_it_is_parked_lets_the_next_one_in() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1, overload="wait")
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call(0))
-        await settle()
-        callers += await line_up(tasks, call(1), call(2), call(3))
-        callers[2].leave()
-        await settle()
-        assert batcher.statistics().parked == 1
-        held.gate.set()
-    assert [caller.outcome for caller in callers] == [0, 1, LEFT, 3]
-    assert held.batches == [[0], [1], [3]]
 
 
 @pytest.mark.real_time
@@ -281,8 +193,7 @@ async def test_a_slot_is_given_back_only_when_its_thread_has_ended() -> None:
         first.leave()
         await settle()
         assert first.outcome == LEFT
-        (second,) = await line_up(tasks, call(1))
-        await settle()
+        (second,) = await launch(tasks, call(1))
         statistics = batcher.statistics()
         assert (statistics.batches_running, statistics.queued) == (1, 1)
         assert seen == [[0]]
@@ -297,8 +208,7 @@ async def test_many_callers_in_the_queue_can_leave_at_once() -> None:
     async with batcher as call:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
-                await line_up(tasks, *map(call, range(1000)))
-                await settle()
+                await launch(tasks, *map(call, range(1000)))
                 scope.cancel()
         statistics = batcher.statistics()
         assert (statistics.queued, statistics.cancelled) == (0, 1000)

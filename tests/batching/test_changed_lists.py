@@ -18,21 +18,13 @@ pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 TWO: dict[str, Any] = {"batch_wait_timeout_s": 3600, "max_batch_size": 2}
 
 
-async def prompted(texts: list[str]) -> list[str]:
-    texts.insert(0, "prompt")
-    return [text.upper() for text in texts]
-
-
 def prompted_in_thread(texts: list[str]) -> list[str]:
     texts.insert(0, "prompt")
     return [text.upper() for text in texts]
 
 
-async def emptied(texts: list[str]) -> list[str]:
-    results: list[str] = []
-    while texts:
-        results.append(texts.pop(0).upper())
-    return results
+async def prompted(texts: list[str]) -> list[str]:
+    return prompted_in_thread(texts)
 
 
 def emptied_in_thread(texts: list[str]) -> list[str]:
@@ -40,6 +32,10 @@ def emptied_in_thread(texts: list[str]) -> list[str]:
     while texts:
         results.append(texts.pop(0).upper())
     return results
+
+
+async def emptied(texts: list[str]) -> list[str]:
+    return emptied_in_thread(texts)
 
 
 async def emptied_columns(texts: list[str], ends: list[str]) -> list[str]:
@@ -83,20 +79,17 @@ async def test_results_of_padding_are_dropped_though_the_list_is_emptied() -> No
     assert given == [[]]
 
 
-async def emptied_steps(items: list[str]) -> AsyncIterator[list[Any]]:
-    taken = list(items)
-    items.clear()
-    yield taken
-    items.extend("more")
-    yield taken
-
-
 def emptied_steps_in_thread(items: list[str]) -> Iterator[list[Any]]:
     taken = list(items)
     items.clear()
     yield taken
     items.extend("more")
     yield taken
+
+
+async def emptied_steps(items: list[str]) -> AsyncIterator[list[Any]]:
+    for step in emptied_steps_in_thread(items):
+        yield step
 
 
 @pytest.mark.parametrize("handler", [emptied_steps, emptied_steps_in_thread])

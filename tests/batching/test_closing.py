@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, Recorder, Steps, line_up, read_all, settle
+from batching.scenes import LEFT, PENDING, Held, Recorder, Steps, launch, line_up, read_all, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -21,8 +21,7 @@ async def test_closing_runs_what_is_in_the_queue_without_waiting_out_the_window(
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=None, max_batch_size=2)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        callers = await line_up(tasks, *map(call, range(3)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(3)))
         started = anyio.current_time()
         counts = await batcher.aclose()
         assert anyio.current_time() == started
@@ -36,8 +35,7 @@ async def test_closing_runs_the_parked_as_well() -> None:
     batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1, overload="wait")
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        callers = await line_up(tasks, *map(call, range(4)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(4)))
         tasks.start_soon(batcher.aclose)
         await settle()
         held.gate.set()
@@ -49,8 +47,7 @@ async def test_closing_refuses_further_calls() -> None:
     batcher = shoal.Batcher(held)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        (caller,) = await line_up(tasks, call(0))
-        await settle()
+        (caller,) = await launch(tasks, call(0))
         tasks.start_soon(batcher.aclose)
         await settle()
         assert batcher.statistics().state == "draining"
@@ -65,21 +62,25 @@ async def test_closing_refuses_further_calls() -> None:
         await call(1)
 
 
-async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled() -> None:
+@pytest.mark.parametrize("grace_s", [0, 5])
+async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled(
+    grace_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="shoal")
     held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=2, graceful_shutdown_timeout_s=5)
+    batcher = shoal.Batcher(held, max_batch_size=2, graceful_shutdown_timeout_s=grace_s)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        callers = await line_up(tasks, *map(call, range(5)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(5)))
         started = anyio.current_time()
         counts = await batcher.aclose()
-        assert anyio.current_time() - started == pytest.approx(5)
+        assert anyio.current_time() - started == pytest.approx(grace_s)
     errors = [caller.outcome for caller in callers]
     assert [type(error) for error in errors] == [shoal.errors.BatcherClosed] * 5
     assert len(set(map(id, errors))) == 5
     assert len(held.cancelled) == 1
     assert counts == shoal.statistics.ClosingCounts(finished=0, failed=5, cancelled=0)
+    assert ["closed, having" in line for line in caplog.messages].count(True) == 1
 
 
 async def test_the_counts_say_what_became_of_the_requests_since_closing_began(
@@ -95,8 +96,7 @@ async def test_the_counts_say_what_became_of_the_requests_since_closing_began(
         held.gate.set()
         await call(0)
         held.gate = anyio.Event()
-        callers = await line_up(tasks, *map(call, range(1, 5)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(1, 5)))
 
         async def one_leaves_and_one_is_answered() -> None:
             await anyio.sleep(1)
@@ -110,39 +110,6 @@ async def test_the_counts_say_what_became_of_the_requests_since_closing_began(
     assert counts == shoal.statistics.ClosingCounts(finished=3, failed=0, cancelled=1)
     said = "while closing: 3 finished, 0 failed, 1 cancelled"
     assert [said in record.getMessage() for record in caplog.records].count(True) == 1
-
-
-async def test_the_counts_of_a_forced_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="shoal")
-    batcher = shoal.Batcher(Held(), graceful_shutdown_timeout_s=5, max_concurrent_batches=2)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
-        await line_up(tasks, call(1))
-        await settle()
-        await batcher.aclose()
-    assert ["closed, having" in record.getMessage() for record in caplog.records].count(True) == 1
-
-
-async def test_leaving_the_block_waits_for_callers_outside_it() -> None:
-    held = Held()
-    async with anyio.create_task_group() as tasks:
-        async with shoal.Batcher(held) as call:
-            (caller,) = await line_up(tasks, call(0))
-            await settle()
-            assert caller.outcome == PENDING
-            held.gate.set()
-        await settle()
-        assert caller.outcome == 0
-
-
-async def test_a_grace_of_0_ends_at_once() -> None:
-    async with anyio.create_task_group() as tasks:
-        async with shoal.Batcher(Held(), graceful_shutdown_timeout_s=0) as call:
-            (caller,) = await line_up(tasks, call(0))
-            await settle()
-            started = anyio.current_time()
-        assert anyio.current_time() == started
-    assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
 
 
 async def test_cancelling_the_runner_fails_everybody_at_once() -> None:
@@ -186,10 +153,8 @@ async def test_closing_twice_is_closing_once_and_both_wait() -> None:
     batcher = shoal.Batcher(held)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        await line_up(tasks, call(0))
-        await settle()
-        closers = await line_up(tasks, batcher.aclose(), batcher.aclose())
-        await settle()
+        await launch(tasks, call(0))
+        closers = await launch(tasks, batcher.aclose(), batcher.aclose())
         assert [closer.outcome for closer in closers] == [PENDING, PENDING]
         held.gate.set()
     assert closers[0].outcome == closers[1].outcome == shoal.statistics.ClosingCounts(1, 0, 0)
@@ -200,10 +165,8 @@ async def test_closing_goes_on_when_its_caller_is_cancelled() -> None:
     batcher = shoal.Batcher(held)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        (caller,) = await line_up(tasks, call(0))
-        await settle()
-        (closer,) = await line_up(tasks, batcher.aclose())
-        await settle()
+        (caller,) = await launch(tasks, call(0))
+        (closer,) = await launch(tasks, batcher.aclose())
         closer.leave()
         await settle()
         assert batcher.statistics().state == "draining"
@@ -240,8 +203,7 @@ async def test_leaving_open_batchers_drains_each_function() -> None:
         return items
 
     async with anyio.create_task_group() as tasks, shoal.open_batchers(held_open):
-        callers = await line_up(tasks, held_open(1), held_open(2))
-        await settle()
+        callers = await launch(tasks, held_open(1), held_open(2))
     assert [caller.outcome for caller in callers] == [1, 2]
 
 
@@ -283,8 +245,7 @@ async def stubborn(items: list[Any]) -> list[Any]:
 async def test_what_runs_and_can_not_be_cancelled_is_answered_even_with_a_budget_of_0() -> None:
     batcher = shoal.Batcher(stubborn, max_batch_size=1, graceful_shutdown_timeout_s=0)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call(1), call(2))
-        await settle()
+        callers = await launch(tasks, call(1), call(2))
         began = anyio.current_time()
         counts = await batcher.aclose()
         assert anyio.current_time() - began == pytest.approx(7)
@@ -302,63 +263,11 @@ async def test_callers_of_a_handler_that_never_ends_are_told_10_s_after_the_budg
 
     batcher = shoal.Batcher(never, graceful_shutdown_timeout_s=3)
     async with batcher as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, call(1))
-        await settle()
+        (caller,) = await launch(tasks, call(1))
         began = anyio.current_time()
         tasks.start_soon(batcher.aclose)
     assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
     assert caller.ended_at == pytest.approx(began + 13)
-
-
-async def slow(items: list[Any]) -> list[Any]:
-    await anyio.sleep(5)
-    return items
-
-
-async def test_what_is_in_the_queue_may_be_dropped_and_what_runs_is_answered() -> None:
-    batcher = shoal.Batcher(slow, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call(1), call(2), call(3))
-        await settle()
-        began = anyio.current_time()
-        counts = await batcher.aclose(drop_queued=True)
-    assert callers[0].outcome == 1
-    for caller in callers[1:]:
-        assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
-        assert caller.ended_at == pytest.approx(began)
-    assert counts == shoal.statistics.ClosingCounts(1, 2, 0)
-
-
-async def test_what_drains_may_be_dropped_after_all() -> None:
-    batcher = shoal.Batcher(slow, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call(1), call(2), call(3))
-        await settle()
-        tasks.start_soon(batcher.aclose)
-        await anyio.sleep(6)
-        await batcher.aclose(drop_queued=True)
-    assert [type(caller.outcome) for caller in callers] == [int, int, shoal.errors.BatcherClosed]
-
-
-@pytest.mark.real_time
-async def test_a_thread_that_ends_answers_its_callers_even_with_a_budget_of_0() -> None:
-    started, gate = threading.Event(), threading.Event()
-
-    def handler(items: list[Any]) -> list[Any]:
-        started.set()
-        gate.wait(5)
-        return items
-
-    batcher = shoal.Batcher(handler, max_batch_size=1, graceful_shutdown_timeout_s=0)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call(1), call(2))
-        await anyio.to_thread.run_sync(started.wait)
-        tasks.start_soon(batcher.aclose)
-        while isinstance(callers[1].outcome, str):
-            await anyio.lowlevel.checkpoint()
-        gate.set()
-    assert callers[0].outcome == 1
-    assert isinstance(callers[1].outcome, shoal.errors.BatcherClosed)
 
 
 async def test_what_was_served_in_a_batchers_life_is_logged_at_its_end(

@@ -12,7 +12,7 @@ import anyio.to_thread
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, line_up, outcome, outcomes, read_all, settle
+from batching.scenes import Held, Recorder, launch, line_up, outcome, outcomes, read_all, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -21,8 +21,7 @@ async def test_options_change_together_from_the_next_batch_on() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=2, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, *map(call, range(2)))
-        await settle()
+        await launch(tasks, *map(call, range(2)))
         batcher.configure(max_batch_size=3, batch_wait_timeout_s=10)
         assert held.batches == [[0, 1]]
         await line_up(tasks, *map(call, range(2, 6)))
@@ -50,37 +49,6 @@ async def test_a_wrong_change_changes_nothing(changes: Any, error: type[Exceptio
         assert await call(1) == 1
 
 
-async def test_more_slots_start_at_once() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, *map(call, range(4)))
-        await settle()
-        batcher.configure(max_concurrent_batches=3)
-        await settle()
-        assert held.batches == [[0], [1], [2]]
-        held.gate.set()
-
-
-async def test_slots_that_are_too_many_end_after_their_batch() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1, max_concurrent_batches=3)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, *map(call, range(3)))
-        await settle()
-        batcher.configure(max_concurrent_batches=1)
-        await settle()
-        assert batcher.statistics().batches_running == 3
-        held.gate.set()
-        await settle()
-        held.gate = anyio.Event()
-        await line_up(tasks, *map(call, range(3, 6)))
-        await settle()
-        assert batcher.statistics().batches_running == 1
-        held.gate.set()
-    assert [len(batch) for batch in held.batches] == [1] * 6
-
-
 @pytest.mark.parametrize("numbers", [(3, 1, 3), (1, 5, 1), (4, 2, 1, 2)])
 async def test_idle_slots_follow_every_change(numbers: tuple[int, ...]) -> None:
     held = Held()
@@ -90,37 +58,10 @@ async def test_idle_slots_follow_every_change(numbers: tuple[int, ...]) -> None:
             batcher.configure(max_concurrent_batches=number)
             await settle()
             async with anyio.create_task_group() as tasks:
-                await line_up(tasks, *map(call, range(6)))
-                await settle()
+                await launch(tasks, *map(call, range(6)))
                 assert batcher.statistics().batches_running == number
                 assert batcher.statistics().queued == 6 - number
                 tasks.cancel_scope.cancel()
-
-
-async def test_a_running_batch_keeps_the_options_it_was_formed_under() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, handler_timeout_s=10)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, call(0))
-        await settle()
-        batcher.configure(handler_timeout_s=None)
-        await anyio.sleep(11)
-        assert isinstance(caller.outcome, shoal.errors.HandlerTimeout)
-        (caller,) = await line_up(tasks, call(1))
-        await anyio.sleep(100)
-        held.gate.set()
-    assert caller.outcome == 1
-
-
-async def test_the_request_time_out_can_change_while_running() -> None:
-    batcher = shoal.Batcher(Held())
-    async with batcher as call:
-        batcher.configure(request_timeout_s=5)
-        assert isinstance(await outcome(call(1)), shoal.errors.DeadlineExceeded)
-        batcher.configure(request_timeout_s=None)
-        with anyio.move_on_after(50) as scope:
-            await call(1)
-        assert scope.cancelled_caught
 
 
 async def test_a_batcher_can_be_configured_before_it_is_opened() -> None:
@@ -137,8 +78,7 @@ async def test_a_batcher_can_be_configured_while_and_after_it_closes() -> None:
     batcher = shoal.Batcher(held)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        (caller,) = await line_up(tasks, call(1))
-        await settle()
+        (caller,) = await launch(tasks, call(1))
         tasks.start_soon(batcher.aclose)
         await settle()
         batcher.configure(max_concurrent_batches=3)
@@ -146,21 +86,6 @@ async def test_a_batcher_can_be_configured_while_and_after_it_closes() -> None:
     assert caller.outcome == 1
     batcher.configure(max_batch_size=3)
     assert batcher.options.max_batch_size == 3
-
-
-async def test_a_decorated_function_is_configured_while_it_is_open() -> None:
-    @shoal.batch(max_batch_size=2)
-    async def sizes(items: list[int]) -> list[int]:
-        return [len(items)] * len(items)
-
-    async with shoal.open_batchers(sizes):
-        sizes.set_max_batch_size(3)
-        sizes.set_batch_wait_timeout_s(1.5)
-        assert sizes.batcher.options.max_batch_size == 3
-        assert sizes.batcher.options.batch_wait_timeout_s == 1.5
-        assert await sizes.map(range(3)) == [3, 3, 3]
-    async with shoal.open_batchers(sizes):
-        assert await sizes.map(range(2)) == [2, 2]
 
 
 class Sizes:
@@ -254,11 +179,9 @@ async def test_a_batch_that_gathers_keeps_its_size_and_its_wait() -> None:
         assert batcher.get_batch_wait_timeout_s() == 0
         await anyio.sleep(5)
         assert handler.batches == []
-        await line_up(tasks, call(2))
-        await settle()
+        await launch(tasks, call(2))
         assert handler.batches == [[0, 1, 2]]
-        await line_up(tasks, call(3), call(4))
-        await settle()
+        await launch(tasks, call(3), call(4))
         assert handler.batches[1:] == [[3], [4]]
         batcher.configure(max_batch_size=9, batch_wait_timeout_s=7)
         await line_up(tasks, call(5))
@@ -273,8 +196,7 @@ async def test_when_those_that_gathered_have_left_the_new_options_hold() -> None
     handler = Recorder()
     batcher = shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call(0), call(1))
-        await settle()
+        callers = await launch(tasks, call(0), call(1))
         batcher.configure(max_batch_size=2)
         for caller in callers:
             caller.leave()
@@ -287,11 +209,9 @@ async def test_a_call_that_joins_what_gathers_does_so_by_its_options() -> None:
     handler = Recorder()
     batcher = shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0))
-        await settle()
+        await launch(tasks, call(0))
         batcher.configure(bucket_by=lambda n: n % 2, batch_size_fn=lambda n: n, max_batch_size=5)
-        callers = await line_up(tasks, call(7), call(8), call(4), call(9))
-        await settle()
+        callers = await launch(tasks, call(7), call(8), call(4), call(9))
         assert handler.batches == [[0, 7, 8]]
         assert isinstance(callers[3].outcome, shoal.errors.ItemTooLarge)
         batcher.flush()
@@ -303,16 +223,13 @@ async def test_bounds_on_admission_hold_at_once() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=3, batch_wait_timeout_s=9)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0))
-        await settle()
+        await launch(tasks, call(0))
         batcher.configure(max_queued_requests=0, max_batch_size=2, max_concurrent_batches=2)
         await settle()
         assert batcher.scheduling_capacity() == 5  # two slots of three, less the one that waits
-        await line_up(tasks, call(1), call(2))
-        await settle()
+        await launch(tasks, call(1), call(2))
         assert held.batches == [[0, 1, 2]]
-        await line_up(tasks, call(3), call(4))
-        await settle()
+        await launch(tasks, call(3), call(4))
         assert isinstance(await outcome(call(5)), shoal.errors.Overloaded)
         held.gate.set()
     assert held.batches == [[0, 1, 2], [3, 4]]
@@ -322,16 +239,18 @@ async def test_what_runs_keeps_the_options_under_which_it_gathered() -> None:
     held = Held()
     batcher = shoal.Batcher(held, batch_wait_timeout_s=5, handler_timeout_s=3)
     async with batcher as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, call(0))
-        await settle()
+        (caller,) = await launch(tasks, call(0))
         batcher.configure(handler_timeout_s=100)
         await anyio.sleep(9)
         assert isinstance(caller.outcome, shoal.errors.HandlerTimeout)
+        (caller,) = await line_up(tasks, call(1))
+        await anyio.sleep(50)
         held.gate.set()
+    assert caller.outcome == 1
 
 
-async def test_an_open_batch_keeps_the_options_with_which_it_began() -> None:
-    sizes: list[int] = []
+def noting(sizes: list[int]) -> Any:
+    """Makes a handler that takes a whole open batch, and notes its size."""
 
     async def handler(batch: shoal.OpenBatch[int, int]) -> None:
         joined = [request async for request in batch]
@@ -339,36 +258,36 @@ async def test_an_open_batch_keeps_the_options_with_which_it_began() -> None:
         for request in joined:
             request.finish(request.item)
 
-    batcher: Any = shoal.Batcher(handler, fill="open", max_batch_size=3, batch_wait_timeout_s=50)
+    return handler
+
+
+async def test_an_open_batch_keeps_the_options_with_which_it_began() -> None:
+    sizes: list[int] = []
+    batcher: Any = shoal.Batcher(
+        noting(sizes), fill="open", max_batch_size=3, batch_wait_timeout_s=50
+    )
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0), call(1))
-        await settle()
+        await launch(tasks, call(0), call(1))
         batcher.configure(max_batch_size=1, batch_wait_timeout_s=0)
         await anyio.sleep(5)
         assert sizes == []
-        await line_up(tasks, call(2))
-        await settle()
+        await launch(tasks, call(2))
         assert sizes == [3]
-        await line_up(tasks, call(3), call(4))
-        await settle()
+        await launch(tasks, call(3), call(4))
         assert sizes == [3, 1, 1]
 
 
 async def test_the_next_open_batch_has_the_new_options_though_its_requests_came_before() -> None:
     sizes: list[int] = []
-
-    async def handler(batch: shoal.OpenBatch[int, int]) -> None:
-        joined = [request async for request in batch]
-        sizes.append(len(joined))
-        for request in joined:
-            request.finish(request.item)
-
     batcher: Any = shoal.Batcher(
-        handler, fill="open", max_batch_size=2, batch_wait_timeout_s=50, max_concurrent_batches=2
+        noting(sizes),
+        fill="open",
+        max_batch_size=2,
+        batch_wait_timeout_s=50,
+        max_concurrent_batches=2,
     )
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0))
-        await settle()
+        await launch(tasks, call(0))
         batcher.configure(max_batch_size=1)
         for number in (1, 2, 3):  # all of them before the batch takes one
             tasks.start_soon(call, number)
@@ -451,11 +370,3 @@ def test_what_was_set_in_one_event_loop_holds_in_the_next(backend: str) -> None:
 
     anyio.run(first, backend="trio")
     assert anyio.run(second, backend=backend) == [2, 2, 2, 2]
-
-
-async def test_what_was_set_of_an_instance_goes_with_it() -> None:
-    model = Model(2)
-    settings = Model.predict._opening.settings
-    before = len(settings._of_instances)
-    del model
-    assert len(settings._of_instances) == before - 1

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import PENDING, Held, Recorder, Steps, line_up, outcome, read_all, settle
+from batching.scenes import PENDING, Held, Recorder, launch, line_up, outcome, plugged, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -77,8 +77,7 @@ async def test_what_is_too_large_under_the_new_options_fails_alone() -> None:
     held = Held()
     batcher = shoal.Batcher(held, batch_size_fn=lambda n: n)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(1))
-        await settle()
+        await launch(tasks, call(1))
         small, large = await line_up(tasks, call(4), call(6))
         batcher.configure(max_batch_size=5)
         await settle()
@@ -90,56 +89,21 @@ async def test_what_is_too_large_under_the_new_options_fails_alone() -> None:
     assert held.batches == [[1], [4]]
 
 
-async def test_a_new_function_that_is_broken_for_one_who_waits_fails_it_alone() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
-        fine, broken = await line_up(tasks, call("fine"), call(5))
-        batcher.configure(bucket_by=lambda item: item.upper())
-        await settle()
-        assert isinstance(broken.outcome, AttributeError)
-        held.gate.set()
-    assert fine.outcome == "fine"
-    assert held.batches == [["plug"], ["fine"]]
-
-
-async def test_a_stream_that_is_too_large_under_the_new_options_fails_alone() -> None:
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler, batch_size_fn=lambda n: n)
-        async with batcher as call, anyio.create_task_group() as tasks:
-            readers = await read_all(tasks, call(1))
-            await settle()
-            readers += await read_all(tasks, call(4), call(6))
-            batcher.configure(max_batch_size=5)
-            await settle()
-            assert isinstance(readers[2].outcome, shoal.errors.ItemTooLarge)
-            steps.end()
-            steps.end()
-        assert [reader.outcome for reader in readers[:2]] == ["end", "end"]
-
-
 async def test_who_is_parked_is_admitted_by_the_new_bound_in_order() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_queued_requests=1, max_batch_size=1, overload="wait")
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
+    async with plugged(held, batcher) as (call, tasks):
         await line_up(tasks, *map(call, range(5)))
         assert (batcher.statistics().queued, batcher.statistics().parked) == (1, 4)
         batcher.configure(max_queued_requests=3, bucket_by=lambda n: n % 2)
         assert (batcher.statistics().queued, batcher.statistics().parked) == (3, 2)
-        held.gate.set()
     assert held.batches[1:] == [[n] for n in range(5)]
 
 
 async def test_wishes_are_kept_when_the_options_change() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1, priority_levels=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
+    async with plugged(held, batcher) as (call, tasks):
         started = anyio.current_time()
         (late,) = await line_up(tasks, call.options(timeout_s=5)("late"))
         (bored,) = await line_up(tasks, call.options(queue_timeout_s=3)("bored"))
@@ -150,49 +114,39 @@ async def test_wishes_are_kept_when_the_options_change() -> None:
             pytest.approx(started + 5),
             pytest.approx(started + 3),
         ]
-        held.gate.set()
     assert held.batches == [["plug"], ["high"], ["low"]]
 
 
 async def test_levels_that_are_gone_become_the_lowest() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1, priority_levels=9, priority_aging_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
+    async with plugged(held, batcher) as (call, tasks):
         for level in (9, 5, 1, 2):
             await line_up(tasks, call.options(priority=level)(level))
         batcher.configure(priority_levels=2)
-        held.gate.set()
     assert held.batches[1:] == [[1], [9], [5], [2]]
 
 
 async def test_who_waited_before_levels_had_bounds_counts_for_them() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
+    async with plugged(held, batcher) as (call, tasks):
         callers = await line_up(tasks, call(1), call(2))
         batcher.configure(default_queue_policy=shoal.QueuePolicy(max_queued_requests=2))
         assert isinstance(await outcome(call(3)), shoal.errors.Overloaded)
         callers[0].leave()
         await settle()
         await line_up(tasks, call(4))
-        held.gate.set()
     assert held.batches[1:] == [[2], [4]]
 
 
 async def test_who_waited_before_the_queue_shed_may_be_shed() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
+    async with plugged(held, batcher) as (call, tasks):
         callers = await line_up(tasks, call(1), call(2))
         batcher.configure(overload="shed_oldest")
         callers += await line_up(tasks, call(3))
-        held.gate.set()
     assert isinstance(callers[0].outcome, shoal.errors.Overloaded)
     assert held.batches[1:] == [[2], [3]]
 
@@ -201,8 +155,7 @@ async def test_a_flush_that_waits_for_a_slot_outlives_a_change() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=2, batch_wait_timeout_s=60)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0), call(1))
-        await settle()
+        await launch(tasks, call(0), call(1))
         (flushed,) = await line_up(tasks, call(2))
         batcher.flush()
         batcher.configure(bucket_by=lambda item: None)
@@ -225,8 +178,7 @@ async def test_calls_before_the_change_run_under_it_and_padding_is_that_of_the_d
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=4, allowed_batch_sizes=(4,))
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0))
-        await settle()
+        await launch(tasks, call(0))
         await line_up(tasks, call(1))
         batcher.configure(allowed_batch_sizes=(2, 4))
         held.gate.set()

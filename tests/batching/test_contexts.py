@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import outcomes, read_all, settle
+from batching.scenes import outcomes, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -78,26 +78,23 @@ async def test_what_a_caller_changes_after_the_call_does_not_show() -> None:
     assert [context[user] for context in contexts] == ["before"]
 
 
-async def test_the_steps_of_a_generator_share_one_context() -> None:
-    async def handler(items: list[int]) -> AsyncIterator[list[Any]]:
-        user.set("set in the first step")
-        yield [user.get()] * len(items)
-        yield [user.get()] * len(items)
+async def set_in_steps(items: list[int]) -> AsyncIterator[list[Any]]:
+    user.set("set in the first step")
+    yield [user.get()] * len(items)
+    yield [user.get()] * len(items)
 
-    async with shoal.Batcher(handler) as call:
-        assert [item async for item in call(1)] == ["set in the first step"] * 2
+
+def set_in_plain_steps(items: list[int]) -> Iterator[list[Any]]:
+    user.set("set in the first step")
+    yield [user.get()] * len(items)
+    yield [user.get()] * len(items)
 
 
 @pytest.mark.real_time
-async def test_the_steps_of_a_generator_in_threads_share_one_context() -> None:
-    def handler(items: list[int]) -> Iterator[list[Any]]:
-        user.set("set in the first step")
-        yield [user.get()] * len(items)
-        yield [user.get()] * len(items)
-
-    async with shoal.Batcher(handler) as call, anyio.create_task_group() as tasks:
-        (reader,) = await read_all(tasks, call(1))
-    assert reader.items == ["set in the first step"] * 2
+@pytest.mark.parametrize("handler", [set_in_steps, set_in_plain_steps])
+async def test_the_steps_of_a_generator_share_one_context(handler: Any) -> None:
+    async with shoal.Batcher(handler) as call:
+        assert [item async for item in call(1)] == ["set in the first step"] * 2
 
 
 def seen(item: str) -> str:

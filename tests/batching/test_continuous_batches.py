@@ -10,17 +10,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.open_scenes import Kind, Server, Stepper, the_one
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Caller,
-    line_up,
-    outcome,
-    outcomes,
-    read_all,
-    settle,
-)
+from batching.open_scenes import Kind, Server, Stepper
+from batching.scenes import LEFT, PENDING, Caller, launch, line_up, outcome, read_all, settle, using
 from batching.test_idle import HOUR_S, watched
 from shoal import DispatchReason
 
@@ -35,23 +26,6 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 def of(handler: Any, kind: Kind, **options: Any) -> shoal.Batcher[Any]:
     return shoal.Batcher(handler, fill="continuous", streams=kind.streams, **options)
-
-
-def counting(kind: Kind, steps: list[int]) -> Any:
-    """Makes a handler whose items are numbers of steps; it notes how many are active in a step."""
-
-    async def handle(batch: shoal.OpenBatch[int, int]) -> None:
-        left: dict[shoal.OpenRequest[int, int], int] = {}
-        async for joined in batch.steps():
-            left |= {request: request.item for request in joined}
-            steps.append(len(batch.active))
-            await anyio.sleep(1)
-            for request in batch.active:
-                left[request] -= 1
-                if not left[request]:
-                    await kind.answer(request, 0)
-
-    return handle
 
 
 class Thing:
@@ -104,16 +78,16 @@ async def test_callers_who_call_again_at_once_take_their_places_before_the_next_
 ) -> None:
     async def call_again(call: Any, length: int) -> None:
         for _ in range(12 // length):
-            await kind.ask(call, length)
+            await kind.ask(call, ("again", length))
 
     for _ in range(ORDERS):
-        steps: list[int] = []
-        async with of(counting(kind, steps), kind, max_batch_size=3) as call:
+        handler = Stepper(kind)
+        async with of(handler, kind, max_batch_size=3) as call:
             await settle()
             async with anyio.create_task_group() as tasks:
                 for length in lengths:
                     tasks.start_soon(call_again, call, length)
-        assert steps == [3] * 12
+        assert handler.steps == [["again"] * 3] * 12
 
 
 async def test_between_steps_the_handler_waits_only_while_nothing_is_active(kind: Kind) -> None:
@@ -130,10 +104,8 @@ async def test_between_steps_the_handler_waits_only_while_nothing_is_active(kind
 
 async def test_those_in_the_queue_join_by_their_priority(kind: Kind) -> None:
     handler = Stepper(kind)
-    batcher = of(handler, kind, max_batch_size=1, priority_levels=3)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, ("first", 1))
-        await settle()
+    async with using(of(handler, kind, max_batch_size=1, priority_levels=3)) as (call, tasks):
+        await kind.launch(tasks, call, ("first", 1))
         for level in (3, 2, 1, 3, 1):
             await kind.line_up(tasks, call.options(priority=level), (level, 1))
     assert handler.steps == [["first"], [1], [1], [2], [3], [3]]
@@ -160,8 +132,7 @@ async def test_each_request_can_have_a_task_of_its_own(kind: Kind) -> None:
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, *"abcd")
-        await settle()
+        callers = await kind.launch(tasks, call, *"abcd")
         assert handler.active == ["a", "b"]
         handler.let_go("b")
         await settle()
@@ -181,8 +152,7 @@ async def test_the_places_of_who_left_are_free_where_the_handler_is_let_go_on(ki
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=1, cancel_abandoned=False, max_queued_requests=1)
     async with batcher as call, anyio.create_task_group() as tasks:
-        first, second = await kind.line_up(tasks, call, 1, 2)
-        await settle()
+        first, second = await kind.launch(tasks, call, 1, 2)
         first.leave()
         await settle()
         assert handler.given == [1, 2]
@@ -191,56 +161,23 @@ async def test_the_places_of_who_left_are_free_where_the_handler_is_let_go_on(ki
     assert (second.outcome, third[0].outcome) == (2, 3)
 
 
-@pytest.mark.parametrize("how", ["leaves", "expires"])
-async def test_when_the_first_that_did_not_fit_is_gone_the_next_joins(kind: Kind, how: str) -> None:
-    handler = Server(kind)
-    batcher = of(handler, kind, max_batch_size=10, batch_size_fn=float)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, 6)
-        await settle()
-        (large,) = await kind.line_up(tasks, call.options(timeout_s=5), 8)
-        await kind.line_up(tasks, call, 3)
-        await settle()
-        assert handler.given == [6]
-        if how == "leaves":
-            large.leave()
-            await settle()
-        else:
-            await anyio.sleep(6)
-        assert handler.given == [6, 3]
-        handler.let_go(6, 3, 8)
-
-
-async def test_one_that_goes_before_what_does_not_fit_joins_at_once(kind: Kind) -> None:
+@pytest.mark.parametrize("how", ["leaves", "expires", "is overtaken"])
+async def test_who_is_behind_what_does_not_fit_joins_when_it(kind: Kind, how: str) -> None:
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=10, batch_size_fn=float, priority_levels=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, 6)
-        await settle()
-        await kind.line_up(tasks, call.options(priority=2), 8)
-        await settle()
-        await kind.line_up(tasks, call.options(priority=1), 3)
-        await settle()
+        await kind.launch(tasks, call, 6)
+        (large,) = await kind.launch(tasks, call.options(timeout_s=5, priority=2), 8)
+        level = 1 if how == "is overtaken" else 2
+        await kind.launch(tasks, call.options(priority=level), 3)
+        assert handler.given == [6, 3][: 3 - level]
+        if how == "leaves":
+            large.leave()
+            await settle()
+        elif how == "expires":
+            await anyio.sleep(6)
         assert handler.given == [6, 3]
         handler.let_go(6, 3, 8)
-
-
-async def test_more_room_is_taken_at_once(kind: Kind) -> None:
-    handler = Server(kind)
-    batcher = of(handler, kind, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, *range(4))
-        await settle()
-        assert handler.given == [0]
-        batcher.configure(max_batch_size=3)
-        await settle()
-        assert handler.given == [0, 1, 2]
-        batcher.configure(max_batch_size=1)
-        handler.let_go(0, 1)
-        await settle()
-        assert handler.given == [0, 1, 2]
-        handler.let_go(2, 3)
-    assert handler.most == 3
 
 
 async def leave(caller: Caller) -> None:
@@ -272,8 +209,7 @@ async def test_an_end_and_an_arrival_in_one_tick_lose_nobody(kind: Kind) -> None
     for _ in range(ORDERS):
         handler = Server(kind)
         async with of(handler, kind, max_batch_size=1) as call, anyio.create_task_group() as tasks:
-            (first,) = await kind.line_up(tasks, call, 1)
-            await settle()
+            (first,) = await kind.launch(tasks, call, 1)
             second, third = Caller(kind.ask(call, 2)), Caller(kind.ask(call, 3))
             tasks.start_soon(second.run)
             handler.let_go(1, 2, 3)
@@ -294,8 +230,7 @@ async def test_another_slot_starts_when_the_first_batch_is_full(kind: Kind) -> N
         await settle()
         callers = []
         for item in range(5):
-            callers += await kind.line_up(tasks, call, item)
-            await settle()
+            callers += await kind.launch(tasks, call, item)
         assert handler.active == [0, 1, 2, 3]
         assert handler.starts == 2
         statistics = batcher.statistics()
@@ -330,16 +265,14 @@ async def test_a_wait_that_is_given_up_keeps_nobody_from_the_queue(gives_up: int
         graceful_shutdown_timeout_s=0,
     )
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, *map(call, range(3)))
-        await settle()
+        await launch(tasks, *map(call, range(3)))
         go.set()
         await settle()
         assert sorted(scopes) == [1, 2, 3]
         scopes[gives_up].cancel()
         await settle()
         for item in (4, 5):
-            await line_up(tasks, call(item))
-            await settle()
+            await launch(tasks, call(item))
         statistics = batcher.statistics()
         assert (statistics.queued, statistics.running) == (0, 2)
         tasks.cancel_scope.cancel()
@@ -349,8 +282,7 @@ async def test_of_too_many_batches_one_ends_though_requests_keep_coming(kind: Ki
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=1, max_concurrent_batches=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, *range(6))
-        await settle()
+        callers = await kind.launch(tasks, call, *range(6))
         assert handler.active == [0, 1]
         batcher.configure(max_concurrent_batches=1)
         handler.let_go(*range(6))
@@ -365,8 +297,7 @@ async def test_more_slots_help_at_once(kind: Kind) -> None:
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=1)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, *range(3))
-        await settle()
+        await kind.launch(tasks, call, *range(3))
         assert handler.active == [0]
         batcher.configure(max_concurrent_batches=2)
         await settle()
@@ -392,31 +323,6 @@ async def test_free_places_admit_requests_where_the_queue_has_no_room(kind: Kind
     assert batcher.statistics().rejected == 1
 
 
-async def test_the_place_of_who_left_admits_another(kind: Kind) -> None:
-    handler = Stepper(kind)
-    batcher = of(handler, kind, max_batch_size=1, max_queued_requests=0)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        (first,) = await kind.line_up(tasks, call, ("a", 9))
-        await anyio.sleep(0.5)
-        first.leave()
-        await settle()
-        assert await kind.ask(call, ("b", 1)) == "b"
-
-
-async def test_parked_callers_are_admitted_as_places_come_free(kind: Kind) -> None:
-    handler = Server(kind)
-    batcher = of(handler, kind, max_batch_size=1, max_queued_requests=0, overload="wait")
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, *range(4))
-        await settle()
-        assert batcher.statistics().parked == 3
-        for item in range(4):
-            assert handler.active == [item]
-            handler.let_go(item)
-            await settle()
-    assert [caller.outcome for caller in callers] == list(range(4))
-
-
 # How handlers end
 
 
@@ -427,8 +333,7 @@ async def test_a_crash_fails_who_is_active_and_the_next_request_starts_the_handl
     cause = ValueError("the handler's")
     batcher = of(handler, kind, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, cause, 1, 2, 3)
-        await settle()
+        callers = await kind.launch(tasks, call, cause, 1, 2, 3)
         handler.let_go(cause)
         await settle()
         errors = [caller.outcome for caller in callers[:2]]
@@ -489,8 +394,7 @@ async def test_when_all_have_left_the_handler_goes_on(kind: Kind) -> None:
     """Others will come, and starting it again may have its price."""
     handler = Server(kind)
     async with of(handler, kind) as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, 1, 2)
-        await settle()
+        callers = await kind.launch(tasks, call, 1, 2)
         for caller in callers:
             caller.leave()
         await settle()
@@ -519,26 +423,6 @@ async def test_closing_serves_all_who_are_in_the_queue_and_then_ends_the_iterati
     assert batcher.statistics().state == "closed"
 
 
-@pytest.mark.parametrize("is_idle", [True, False])
-async def test_closing_ends_the_iteration_of_tasks(kind: Kind, is_idle: bool) -> None:
-    handler = Server(kind)
-    batcher = of(handler, kind, max_batch_size=1, max_concurrent_batches=2)
-    async with batcher as call:
-        handler.let_go(1)
-        assert await kind.ask(call, 1) == 1
-        if not is_idle:
-            async with anyio.create_task_group() as tasks:
-                await kind.line_up(tasks, call, 2, 3, 4)
-                await settle()
-                tasks.start_soon(batcher.aclose)
-                await settle()
-                handler.let_go(2, 3, 4)
-        else:
-            await anyio.sleep(1)
-    assert handler.starts == handler.ended
-    assert batcher.stacks() == []
-
-
 async def test_a_handler_that_ignores_the_end_is_cancelled_after_the_grace(kind: Kind) -> None:
     cancelled: list[float] = []
 
@@ -563,8 +447,7 @@ async def test_after_the_grace_those_who_are_left_fail(kind: Kind) -> None:
     batcher = of(handler, kind, max_batch_size=2, graceful_shutdown_timeout_s=5)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        callers = await kind.line_up(tasks, call, *range(4))
-        await settle()
+        callers = await kind.launch(tasks, call, *range(4))
         counts = await batcher.aclose()
     assert counts == shoal.statistics.ClosingCounts(finished=0, failed=4, cancelled=0)
     assert [type(caller.outcome) for caller in callers] == [shoal.errors.BatcherClosed] * 4
@@ -649,30 +532,6 @@ async def test_a_slow_reader_fails_alone_and_its_place_is_taken() -> None:
         assert [await anext(slow), await anext(slow)] == [0, 1]
         with pytest.raises(shoal.errors.SlowReader, match="5"):
             await anext(slow)
-
-
-async def test_a_place_that_a_slow_reader_held_is_taken() -> None:
-    async def serve(request: Any) -> None:
-        await request.send(1)
-        await request.send(2)
-        assert request.cancelled == (request.item == "slow")
-        if not request.cancelled:
-            request.finish()
-
-    async def handler(batch: Any) -> None:
-        async with anyio.create_task_group() as tasks:
-            async for request in batch:
-                tasks.start_soon(serve, request)
-
-    batcher = of(
-        handler, Kind(streams=True), max_batch_size=1, stream_buffer=1, slow_reader_timeout_s=5
-    )
-    async with batcher as call, anyio.create_task_group() as tasks, call("slow"):
-        (reader,) = await read_all(tasks, call("next"))
-        await anyio.sleep(4)
-        assert reader.items == []
-        await anyio.sleep(2)
-        assert (reader.items, reader.outcome) == ([1, 2], "end")
 
 
 async def test_a_wait_in_send_that_is_given_up_leaves_the_request_as_it_was() -> None:
@@ -778,8 +637,7 @@ async def test_the_items_of_a_step_are_sent_with_one_checkpoint() -> None:
         for request in joined:
             request.finish()
 
-    batcher = of(handler, Kind(streams=True), max_batch_size=10)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(of(handler, Kind(streams=True), max_batch_size=10)) as (call, tasks):
         readers = await read_all(tasks, *map(call, range(10)))
     assert [reader.items for reader in readers] == [[item] for item in range(10)]
     assert passes <= 1
@@ -830,8 +688,7 @@ async def test_a_step_with_something_wrong_is_not_sent_at_all() -> None:
         await batch.send({})
         good.finish()
 
-    batcher = of(handler, Kind(streams=True), max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(of(handler, Kind(streams=True), max_batch_size=2)) as (call, tasks):
         readers = await read_all(tasks, call("good"), call("bad"))
     assert [(reader.items, reader.outcome) for reader in readers] == [([5], "end"), ([], "end")]
 
@@ -901,8 +758,7 @@ async def test_statistics(kind: Kind) -> None:
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, *range(3))
-        await settle()
+        await kind.launch(tasks, call, *range(3))
         statistics = batcher.statistics()
         assert (statistics.running, statistics.queued, statistics.batches_running) == (2, 1, 1)
         handler.let_go(*range(3))
@@ -967,48 +823,27 @@ async def test_a_batch_has_the_requests_that_are_active(kind: Kind) -> None:
 # What is left behind
 
 
-@pytest.mark.slow
-async def test_ten_thousand_requests_leave_nothing_behind() -> None:
+async def test_requests_leave_nothing_behind(kind: Kind) -> None:
     async def handler(batch: Any) -> None:
         async for request in batch:
-            request.finish(Thing())
+            await kind.answer(request, Thing())
             del request
 
-    batcher = shoal.Batcher(handler, fill="continuous", max_batch_size=64)
     kept: weakref.WeakSet[Thing] = weakref.WeakSet()
 
     async def use(call: Any) -> None:
-        for _ in range(50):
+        for _ in range(10):
             item = Thing()
             kept.add(item)
-            kept.add(await call(item))
+            kept.add(await kind.ask(call, item))
 
+    batcher = of(handler, kind, max_batch_size=8)
     async with batcher as call:
         async with anyio.create_task_group() as tasks:
-            for _ in range(200):
+            for _ in range(20):
                 tasks.start_soon(use, call)
         await settle()
-        assert batcher.statistics().finished == 10_000
-        assert batcher.statistics().batches_running == 1
-        gc.collect()
-        assert len(kept) == 0
-
-
-async def test_streams_leave_nothing_behind() -> None:
-    async def handler(batch: Any) -> None:
-        async for request in batch:
-            await request.send(Thing())
-            request.finish()
-            del request
-
-    kept: weakref.WeakSet[Thing] = weakref.WeakSet()
-    async with of(handler, Kind(streams=True), max_batch_size=8) as call:
-        for _ in range(100):
-            item = Thing()
-            kept.add(item)
-            kept.add(await the_one(call(item)))
-        del item
-        await settle()
+        assert (batcher.statistics().finished, batcher.statistics().batches_running) == (200, 1)
         gc.collect()
         assert len(kept) == 0
 
@@ -1021,8 +856,7 @@ async def test_those_who_left_leave_nothing_behind(kind: Kind) -> None:
         async with anyio.create_task_group() as tasks:
             item = Thing()
             kept.add(item)
-            (caller,) = await kind.line_up(tasks, call, item)
-            await settle()
+            (caller,) = await kind.launch(tasks, call, item)
             caller.leave()
             handler.let_go(item)
         del item, caller
@@ -1045,15 +879,15 @@ async def test_an_idle_batch_does_nothing(kind: Kind, slots: int) -> None:
             with watched() as activity:
                 await anyio.sleep(HOUR_S)
             assert activity.anything == 0
-            await outcomes(*[kind.ask(call, (item, 1)) for item in range(slots)])
+            async with anyio.create_task_group() as tasks:
+                await kind.line_up(tasks, call, *[(item, 1) for item in range(slots)])
 
 
 async def test_a_full_batch_whose_requests_wait_does_nothing(kind: Kind) -> None:
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=1, graceful_shutdown_timeout_s=0)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, 1, 2)
-        await settle()
+        callers = await kind.launch(tasks, call, 1, 2)
         with watched() as activity:
             await anyio.sleep(HOUR_S)
         assert activity.anything == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -12,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 import shoal
-from batching.scenes import Caller, Held, Steps, line_up, read_all, settle
+from batching.scenes import Caller, Held, Steps, launch, line_up, read_all, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -57,8 +55,7 @@ async def test_leaving_open_batchers(named: bool) -> None:
 async def test_who_closes_may_say_otherwise() -> None:
     batcher = shoal.Batcher(slowly, max_batch_size=1, **DROP)
     async with anyio.create_task_group() as tasks, batcher as call:
-        callers = await line_up(tasks, *map(call, range(3)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(3)))
         await batcher.aclose(drop_queued=False)
     assert [caller.outcome for caller in callers] == [0, 1, 2]
 
@@ -67,8 +64,7 @@ async def test_who_closes_may_say_otherwise() -> None:
 async def test_a_second_close_may_drop_what_the_first_let_wait(later_s: float) -> None:
     batcher = shoal.Batcher(slowly, max_batch_size=1)
     async with anyio.create_task_group() as tasks, batcher as call:
-        callers = await line_up(tasks, *map(call, range(3)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(3)))
         tasks.start_soon(partial(batcher.aclose, drop_queued=False))
         if later_s:
             await anyio.sleep(later_s)
@@ -90,8 +86,7 @@ async def test_it_may_be_set_while_the_batcher_is_open() -> None:
 async def test_who_gathers_waits_in_the_queue_and_is_dropped_too() -> None:
     batched = shoal.batch(batch_wait_timeout_s=None, **DROP)(slowly)
     async with anyio.create_task_group() as tasks, shoal.open_batchers(batched):
-        callers = await line_up(tasks, batched(1), batched(2))
-        await settle()
+        callers = await launch(tasks, batched(1), batched(2))
     assert [type(caller.outcome) for caller in callers] == [shoal.errors.BatcherClosed] * 2
     assert [caller.ended_at for caller in callers] == [pytest.approx(0)] * 2
 
@@ -110,8 +105,7 @@ async def test_who_is_parked_is_dropped_and_takes_no_place_of_the_dropped() -> N
 async def test_a_map_that_is_divided_fails_in_the_part_that_waits() -> None:
     batched = shoal.batch(max_batch_size=2, **DROP)(slowly)
     async with anyio.create_task_group() as tasks, shoal.open_batchers(batched):
-        (caller,) = await line_up(tasks, batched.map(range(5), return_exceptions=True))
-        await settle()
+        (caller,) = await launch(tasks, batched.map(range(5), return_exceptions=True))
     assert caller.outcome[:2] == [0, 1]
     assert [type(error) for error in caller.outcome[2:]] == [shoal.errors.BatcherClosed] * 3
 
@@ -179,32 +173,7 @@ async def test_the_budget_still_bounds_what_runs() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1, graceful_shutdown_timeout_s=3, **DROP)
     async with anyio.create_task_group() as tasks, batcher as call:
-        callers = await line_up(tasks, *map(call, range(2)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(2)))
     assert [type(caller.outcome) for caller in callers] == [shoal.errors.BatcherClosed] * 2
     assert [caller.ended_at for caller in callers] == [pytest.approx(3), pytest.approx(0)]
     assert held.cancelled == [[0]]
-
-
-@pytest.mark.real_time
-@pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_leaving_a_blocking_block(backend: str) -> None:
-    running, gate = threading.Event(), threading.Event()
-
-    @shoal.batch(max_batch_size=1, **DROP)
-    def held(items: list[int]) -> list[int]:
-        running.set()
-        assert gate.wait(10)
-        return items
-
-    with ThreadPoolExecutor(3) as pool:
-        with shoal.blocking(held, backend=backend) as call:
-            first = pool.submit(call, 0)
-            assert running.wait(10)
-            others = [pool.submit(call, number) for number in (1, 2)]
-            while call.statistics().queued < 2:
-                pass
-            for other in others:
-                other.add_done_callback(lambda _: gate.set())
-        assert first.result(10) == 0
-        assert [type(other.exception(10)) for other in others] == [shoal.errors.BatcherClosed] * 2

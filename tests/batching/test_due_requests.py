@@ -9,9 +9,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, Steps, line_up, outcome, settle
+from batching.scenes import Held, Recorder, Steps, launch, line_up, outcome, plugged, settle, using
 from shoal import DispatchReason
-from shoal.testing.asgi import Call, ask, calling
 
 pytestmark = pytest.mark.anyio
 
@@ -35,60 +34,53 @@ class Slow(Recorder):
 
 
 @pytest.mark.parametrize(
-    ("aging_s", "expected"),
+    ("options", "dues", "expected"),
     [
-        pytest.param(10.0, ["due 5", "due 9", "none", "due 12", "due 30"], id="due after ageing"),
-        pytest.param(None, ["due 5", "due 9", "due 12", "due 30", "none"], id="last"),
+        pytest.param(
+            {"max_batch_size": 1, "priority_aging_s": 10.0},
+            {"none": None, "30": 30, "9": 9, "12": 12, "5": 5},
+            [["5"], ["9"], ["none"], ["12"], ["30"]],
+            id="one without is due when it has aged",
+        ),
+        pytest.param(
+            {"max_batch_size": 1, "priority_aging_s": None},
+            {"none": None, "30": 30, "9": 9, "12": 12, "5": 5},
+            [["5"], ["9"], ["12"], ["30"], ["none"]],
+            id="one without comes last",
+        ),
+        pytest.param(
+            {"request_timeout_s": 60},
+            {"a": None, "b": None, "c": None, "first": 59},
+            [["first", "a", "b", "c"]],
+            id="equal ones by arrival",
+        ),
+        pytest.param(
+            {"bucket_by": lambda item: item[0]},
+            {"a1": 20, "b1": 9, "a2": 5, "c1": 7},
+            [["a2", "a1"], ["c1"], ["b1"]],
+            id="buckets",
+        ),
     ],
 )
-async def test_the_earliest_deadline_goes_first(aging_s: float | None, expected: list[str]) -> None:
+async def test_the_earliest_deadline_goes_first(
+    options: dict[str, Any], dues: dict[str, float | None], expected: list[list[str]]
+) -> None:
     held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1, order="deadline", priority_aging_s=aging_s)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
-        await line_up(tasks, call("none"))
-        for due in (30, 9, 12, 5):
-            await line_up(tasks, call.options(timeout_s=due)(f"due {due}"))
-        held.gate.set()
-    assert held.batches[1:] == [[item] for item in expected]
-
-
-async def test_equal_deadlines_go_in_order_of_arrival() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, order="deadline", request_timeout_s=60)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
-        await line_up(tasks, *map(call, range(5)))
-        await line_up(tasks, call.options(timeout_s=59)("first"))
-        held.gate.set()
-    assert held.batches[1] == ["first", 0, 1, 2, 3, 4]
+    batcher = shoal.Batcher(held, order="deadline", **options)
+    async with plugged(held, batcher) as (call, tasks):
+        for item, due in dues.items():
+            await line_up(tasks, call.options(timeout_s=due)(item))
+    assert held.batches[1:] == expected
 
 
 async def test_deadlines_order_the_requests_of_a_level_and_levels_go_before() -> None:
     held = Held()
     batcher = shoal.Batcher(held, order="deadline", priority_levels=2, priority_aging_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
+    async with plugged(held, batcher) as (call, tasks):
         for priority, due in [(2, 5), (1, 30), (2, 2), (1, 9)]:
             asking = call.options(priority=priority, timeout_s=due)
             await line_up(tasks, asking((priority, due)))
-        held.gate.set()
     assert held.batches[1] == [(1, 9), (1, 30), (2, 2), (2, 5)]
-
-
-async def test_the_bucket_with_the_earliest_deadline_goes_first() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, order="deadline", bucket_by=lambda item: item[0])
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
-        for item, due in [("a1", 20), ("b1", 9), ("a2", 5), ("c1", 7)]:
-            await line_up(tasks, call.options(timeout_s=due)(item))
-        held.gate.set()
-    assert held.batches[1:] == [["a2", "a1"], ["c1"], ["b1"]]
 
 
 # Leaving in time
@@ -125,18 +117,6 @@ async def test_a_batch_leaves_when_its_run_still_ends_in_time() -> None:
             assert caller.outcome == "due"
             assert handler.reasons[-1] is DispatchReason.DEADLINE
             assert 15 <= handler.started_at[-1] - started < 16
-
-
-async def test_a_handler_that_always_takes_as_long_ends_in_time() -> None:
-    handler = Slow(4)
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=60)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        for _ in range(40):
-            await line_up(tasks, call("before"))
-            batcher.flush()
-            await anyio.sleep(5)
-        (caller,) = await line_up(tasks, call.options(timeout_s=20)("due"))
-    assert caller.outcome == "due"
 
 
 async def test_only_the_bucket_of_the_urgent_request_leaves_early() -> None:
@@ -181,10 +161,7 @@ async def test_a_request_that_waits_for_a_preferred_size_leaves_in_time() -> Non
 
 async def test_one_that_has_left_makes_nobody_leave_early() -> None:
     handler = Slow(0)
-    async with (
-        shoal.Batcher(handler, batch_wait_timeout_s=60) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(shoal.Batcher(handler, batch_wait_timeout_s=60)) as (call, tasks):
         started = anyio.current_time()
         (urgent,) = await line_up(tasks, call.options(timeout_s=10)("urgent"))
         await line_up(tasks, call("patient"))
@@ -245,9 +222,7 @@ async def test_of_the_scope_and_the_calls_own_deadline_the_earlier_counts() -> N
         with anyio.fail_after(scope_s):
             return await call(item)
 
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
+    async with plugged(held, batcher) as (call, tasks):
         await line_up(
             tasks,
             within(8, call, "scope 8"),
@@ -255,7 +230,6 @@ async def test_of_the_scope_and_the_calls_own_deadline_the_earlier_counts() -> N
             within(20, call.options(timeout_s=4), "own 4"),
             call.options(timeout_s=7)("own 7"),
         )
-        held.gate.set()
     assert held.batches[1:] == [["own 4"], ["scope 6"], ["own 7"], ["scope 8"]]
 
 
@@ -266,12 +240,10 @@ async def test_a_call_that_can_not_end_in_time_is_refused_at_once() -> None:
     handler = Slow(4)
     batcher = shoal.Batcher(handler, max_batch_size=1, refuse_late=True)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call.options(timeout_s=9)("not measured yet"))
-        await settle()
+        callers = await launch(tasks, call.options(timeout_s=9)("not measured yet"))
         callers += await line_up(tasks, call.options(timeout_s=9)("not known either"))
         await anyio.sleep(10)
-        callers += await line_up(tasks, call("running"))
-        await settle()
+        callers += await launch(tasks, call("running"))
         started = anyio.current_time()
         refusal = await outcome(call.options(timeout_s=7)("late"))
         assert isinstance(refusal, shoal.errors.Overloaded)
@@ -295,8 +267,7 @@ async def test_an_idle_batcher_refuses_nobody_and_so_learns_that_it_got_faster()
 
 async def test_what_is_ahead_in_the_queue_counts_for_refusing() -> None:
     handler = Slow(4)
-    batcher = shoal.Batcher(handler, max_batch_size=2, refuse_late=True)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(shoal.Batcher(handler, max_batch_size=2, refuse_late=True)) as (call, tasks):
         await call.map([1, 2])
         callers = await line_up(tasks, *map(call, range(2)))  # in the handler, for 4 s
         await settle()
@@ -306,22 +277,3 @@ async def test_what_is_ahead_in_the_queue_counts_for_refusing() -> None:
         assert isinstance(late, shoal.errors.Overloaded)
         callers += await line_up(tasks, call.options(timeout_s=12)(4))
     assert [caller.outcome for caller in callers] == list(range(5))
-
-
-async def test_a_late_call_is_503_over_http() -> None:
-    app = shoal.App()
-
-    @app.endpoint("/x", request_timeout_s=7, refuse_late=True, max_batch_size=1)
-    async def slow(items: list[int]) -> list[int]:
-        await anyio.sleep(4)
-        return items
-
-    async with app.lifespan():
-        assert (await ask(app, "/x", 1)).status == 200
-        running = Call(app, "/x", item=2)
-        async with calling(running):
-            await settle()
-            late = await ask(app, "/x", 3)
-            await running.returned.wait()
-    assert (late.status, late.headers["retry-after"]) == (503, "1")
-    assert running.answer.status == 200

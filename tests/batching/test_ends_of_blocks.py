@@ -9,7 +9,7 @@ import pytest
 
 import shoal
 from base_exceptions import Panic
-from batching.scenes import Held, line_up, outcomes, settle
+from batching.scenes import Held, launch, outcomes, settle
 from shoal.batching.decorator.block import BatcherBlock, loops_of_context
 from shoal.failures.exceptions import own_copy
 
@@ -33,8 +33,7 @@ async def test_one_that_is_closed_by_hand_meanwhile_is_still_heard_of() -> None:
 
     async with anyio.create_task_group() as tasks:
         async with shoal.open_batchers():
-            callers = await line_up(tasks, first(1), last(2))
-            await settle()
+            callers = await launch(tasks, first(1), last(2))
             closed_by_hand = last.batcher
             began_at = anyio.current_time()
             tasks.start_soon(end)
@@ -102,7 +101,7 @@ async def test_ending_a_block_asks_each_batcher_a_few_times(
         return at_rest.fget(batcher)
 
     monkeypatch.setattr(shoal.Batcher, "is_at_rest", property(is_at_rest))
-    held = [Held() for _ in range(100)]
+    held = [Held() for _ in range(30)]
     batched = [shoal.batch(handler) for handler in held]
 
     async def end_one_by_one() -> None:
@@ -111,8 +110,7 @@ async def test_ending_a_block_asks_each_batcher_a_few_times(
             handler.gate.set()
 
     async with anyio.create_task_group() as tasks, shoal.open_batchers():
-        await line_up(tasks, *[one(1) for one in batched])
-        await settle()
+        await launch(tasks, *[one(1) for one in batched])
         tasks.start_soon(end_one_by_one)
     assert asked < 20 * len(held)
 

@@ -327,19 +327,6 @@ def test_a_run_of_trio_inside_a_task_of_asyncio_is_told_so_by_what_it_waits_for(
     asyncio.run(main())
 
 
-def test_a_loop_inside_another_opens_for_itself() -> None:
-    async def inner() -> None:
-        async with shoal.open_batchers(double):
-            assert await double(3) == 6
-
-    async def main() -> None:
-        async with shoal.open_batchers(double):
-            nested(inner)
-            assert await double(2) == 4
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_loop_in_another_thread_is_named_too(backend: str) -> None:
     async def main() -> None:

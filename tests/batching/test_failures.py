@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import random
@@ -13,16 +12,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    Held,
-    Recorder,
-    line_up,
-    outcome,
-    outcomes,
-    outcomes_in_order,
-    read_all,
-    settle,
-)
+from batching.scenes import Held, Recorder, launch, outcome, outcomes, read_all, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -148,33 +138,33 @@ async def test_the_batcher_goes_on_after_a_failure() -> None:
         assert await call(1) == 1
 
 
-async def test_without_isolation_a_poison_item_fails_its_whole_batch() -> None:
-    async with shoal.Batcher(Recorder(lambda item: 1 // item)) as call:
-        assert all(
-            isinstance(got, ZeroDivisionError) for got in await outcomes(*map(call, range(4)))
-        )
+@pytest.mark.parametrize("size", [2, 3, 5, 8, 13, 64])
+@pytest.mark.parametrize("poisons", [1, 2, 3, 8])
+async def test_with_isolation_k_poison_items_of_n_fail_alone_in_at_most_2k_log2_n_more_runs(
+    size: int, poisons: int
+) -> None:
+    poison = set(random.Random(size * poisons).sample(range(size), min(poisons, size)))
 
-
-@pytest.mark.parametrize("poison", [{0}, {5}, {0, 7}, {1, 2, 3}, set(range(8))])
-async def test_with_isolation_poison_items_fail_alone(poison: set[int]) -> None:
     def answer(item: int) -> int:
         if item in poison:
             raise ValueError(item)
         return item
 
     handler = Recorder(answer)
-    batcher = shoal.Batcher(handler, isolate_errors=True, batch_wait_timeout_s=1, max_batch_size=8)
+    batcher = shoal.Batcher(
+        handler, isolate_errors=True, batch_wait_timeout_s=1, max_batch_size=size
+    )
     async with batcher as call:
-        got = await outcomes_in_order(*map(call, range(8)))
-    for item in range(8):
+        got = await call.map(range(size), return_exceptions=True)
+    for item, result in enumerate(got):
         if item in poison:
-            assert isinstance(got[item], ValueError)
-            assert got[item].args == (item,)
+            assert (type(result), result.args) == (ValueError, (item,))
         else:
-            assert got[item] == item
-    assert handler.batches[:2] == [[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3]]
+            assert result == item
+    assert handler.batches[:2] == [[*range(size)], [*range(size // 2)]]
+    assert len(handler.batches) - 1 <= 2 * len(poison) * math.ceil(math.log2(size))
     statistics = batcher.statistics()
-    assert (statistics.failed, statistics.finished) == (len(poison), 8 - len(poison))
+    assert (statistics.failed, statistics.finished) == (len(poison), size - len(poison))
 
 
 async def test_a_batch_that_was_isolated_is_over_when_its_parts_are() -> None:
@@ -193,8 +183,7 @@ async def test_a_caller_that_left_is_not_run_again_when_its_batch_is_isolated() 
     held = Held(lambda item: 1 // item)
     batcher = shoal.Batcher(held, isolate_errors=True, batch_wait_timeout_s=1, max_batch_size=4)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *map(call, range(4)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(4)))
         callers[1].leave()
         await settle()
         held.gate.set()
@@ -218,22 +207,6 @@ async def test_a_failure_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptu
     ] == [ValueError]
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_handler_that_awaits_a_cancelled_asyncio_task_fails_its_batch_alone() -> None:
-    async def handler(items: list[str]) -> list[str]:
-        if items == ["stray"]:
-            task = asyncio.ensure_future(asyncio.sleep(1))
-            task.cancel()
-            await task
-        return items
-
-    batcher = shoal.Batcher(handler)
-    async with batcher as call:
-        assert isinstance(await outcome(call("stray")), Exception)
-        assert batcher.is_alive
-        assert await call("next") == "next"
-
-
 @pytest.mark.parametrize(
     ("error", "builtin"),
     [
@@ -253,31 +226,6 @@ def test_our_errors_derive_from_ours_and_from_the_builtin_that_fits(
 ) -> None:
     assert issubclass(error, shoal.errors.ShoalError)
     assert issubclass(error, builtin)
-
-
-@pytest.mark.parametrize("size", [2, 3, 5, 8, 13, 64])
-@pytest.mark.parametrize("poisons", [1, 2, 3, 8])
-async def test_isolating_k_poison_items_of_n_takes_at_most_2k_log2_n_more_runs(
-    size: int, poisons: int
-) -> None:
-    poison = set(random.Random(size * poisons).sample(range(size), min(poisons, size)))
-    runs = 0
-
-    async def handler(items: list[int]) -> list[int]:
-        nonlocal runs
-        runs += 1
-        if poison & set(items):
-            raise ValueError(items)
-        return items
-
-    batcher = shoal.Batcher(
-        handler, isolate_errors=True, batch_wait_timeout_s=1, max_batch_size=size
-    )
-    async with batcher as call:
-        got = await outcomes_in_order(*map(call, range(size)))
-    for item, result in enumerate(got):
-        assert (type(result) is ValueError) if item in poison else result == item
-    assert runs - 1 <= 2 * len(poison) * math.ceil(math.log2(size))
 
 
 async def test_streams_that_have_sent_nothing_are_isolated() -> None:

@@ -235,18 +235,6 @@ async def test_each_thread_has_its_own_batcher(backend: str, options: dict[str, 
         assert [thread == here for thread in threads] == [True, False, False, True]
 
 
-@pytest.mark.real_time
-@OTHERS
-async def test_a_call_that_was_made_elsewhere_says_where_it_is_open(backend: str) -> None:
-    async def call_there() -> None:
-        await double(1)
-
-    async with shoal.open_batchers(double):
-        with pytest.raises(shoal.errors.NotOpen, match="double is not open in this event loop"):
-            await anyio.to_thread.run_sync(partial(anyio.run, call_there, backend=backend))
-        assert double.batcher.statistics().finished == 0
-
-
 def test_it_looks_like_a_function() -> None:
     assert callable(double)
     assert str(inspect.signature(double)) == "(numbers: int) -> int"

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import outcome, read_all
+from batching.scenes import outcome, read_all, using
 from conformance.replica_scenes import served
 from shoal.batching.handlers import handler
 
@@ -67,10 +67,7 @@ async def test_a_handler_that_blocks_is_named_with_its_time(
 
     handler: Any = {"unary": unary, "steps": steps, "open": by_request, "error": fails}[form]
     fill: Any = "open" if form == "open" else "closed"
-    async with (
-        shoal.Batcher(handler, name="embed", fill=fill) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(shoal.Batcher(handler, name="embed", fill=fill)) as (call, tasks):
         if form == "steps":
             await read_all(tasks, call(1))
         else:

@@ -1,4 +1,4 @@
-"""Random programs in three vocabularies, each against its model; `program_world` says how."""
+"""Random programs in two vocabularies, each against its model; `program_world` says how."""
 
 from __future__ import annotations
 
@@ -13,22 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from batching.open_program_model import OpenWorld
 from batching.open_programs import open_programs
 from batching.policy_model import PolicyWorld
-from batching.policy_programs import policy_programs
-from batching.program_model import FormingWorld
+from batching.policy_programs import Asks, Calls, Map, Shape, policy_programs
 from batching.program_world import World, run_program
-from batching.programs import (
-    Advance,
-    Calls,
-    Cancel,
-    Close,
-    Configure,
-    Hold,
-    Map,
-    Program,
-    Release,
-    Settle,
-    programs,
-)
+from batching.programs import Advance, Cancel, Configure, Op, Program
 from shoal.testing import run_virtually
 
 SOAK_PROGRAMS = int(os.environ.get("SHOAL_SOAK_PROGRAMS", "20000"))
@@ -43,30 +30,42 @@ class Vocabulary(NamedTuple):
 
 
 VOCABULARIES = {
-    "forming": Vocabulary(programs, FormingWorld, 25),
-    "policies": Vocabulary(policy_programs, PolicyWorld, 40),
+    "policies": Vocabulary(policy_programs, PolicyWorld, 50),
     "open": Vocabulary(open_programs, OpenWorld, 25),
 }
 common = settings(report_multiple_bugs=False, suppress_health_check=list(HealthCheck))
 long = settings(common, max_examples=SOAK_PROGRAMS // 4, print_blob=True)
 
 
-FIVE = Calls(5, ("ok",))
+def calls(count: int, kind: str = "ok", **asks: Any) -> Calls:
+    return Calls((Shape(kind),) * count, Asks(**asks))
+
+
+def mapped(*kinds: str, **asks: Any) -> Map:
+    return Map(tuple(map(Shape, kinds)), True, Asks(**asks))
+
 
 # Short programs that broke a promise once, by the promise.
 FOUND: dict[str, Program] = {
     "a map is answered after its last batch": Program(
-        False, {"max_batch_size": 2}, [Map(("slot", "slot", "ok", "ok"), True), Advance(1)]
+        False, {"max_batch_size": 2}, [mapped("slot", "slot", "ok", "ok"), Advance(1)]
     ),
     "an item is not failed for one whose caller has left": Program(
         False,
         {"isolate_errors": True, "batch_wait_timeout_s": 0.5},
-        [Hold(), Calls(1, ("raise",)), Settle(), Calls(1, ("ok",)), Advance(1), Cancel(0)],
+        [Op.HOLD, calls(1, "raise"), Op.SETTLE, calls(1), Advance(1), Cancel(0)],
     ),
     "fewer slots make less room": Program(
         False,
         {"max_batch_size": 2, "max_queued_requests": 0, "max_concurrent_batches": 3},
-        [Hold(), Settle(), Configure({"max_concurrent_batches": 1}), Settle(), FIVE, Settle()],
+        [
+            Op.HOLD,
+            Op.SETTLE,
+            Configure({"max_concurrent_batches": 1}),
+            Op.SETTLE,
+            calls(5),
+            Op.SETTLE,
+        ],
     ),
     "parked callers are not overtaken": Program(
         False,
@@ -77,31 +76,31 @@ FOUND: dict[str, Program] = {
             "overload": "wait",
         },
         [
-            *(Hold(), Calls(3, ("ok",)), Settle(), Map(("ok", "ok"), False), Settle()),
-            *(Cancel(13), Release(), Calls(4, ("ok",)), Settle()),
+            *(Op.HOLD, calls(3), Op.SETTLE, mapped("ok", "ok"), Op.SETTLE),
+            *(Cancel(13), Op.RELEASE, calls(4), Op.SETTLE),
         ],
     ),
     "a deadline at the end of a run is counted once": Program(
-        False, {}, [Calls(3, ("ok",), run_s=1.0, timeout_s=1.0), Advance(2)]
+        False, {}, [calls(3, run_s=1.0, timeout_s=1.0), Advance(2)]
     ),
     "a deadline at the end of a window is counted once": Program(
-        False, {"batch_wait_timeout_s": 1.0}, [Map(("ok", "ok"), True, 1.0), Advance(2)]
+        False, {"batch_wait_timeout_s": 1.0}, [mapped("ok", "ok", timeout_s=1.0), Advance(2)]
     ),
     "more slots help while closing": Program(
         False,
         {"max_batch_size": 1},
         [
-            *[Settle()] * 7,
-            Close(),
-            Calls(1, ("ok",)),
-            Calls(2, ("ok",), run_s=0.25),
-            Settle(),
+            *[Op.SETTLE] * 7,
+            Op.CLOSE,
+            calls(1),
+            calls(2, run_s=0.25),
+            Op.SETTLE,
             Configure({"max_concurrent_batches": 2}),
         ],
         releases=False,
     ),
     "options can change after closing": Program(
-        False, {}, [Calls(1, ("ok",)), Close(), Advance(1), Configure({"max_batch_size": 3})]
+        False, {}, [calls(1), Op.CLOSE, Advance(1), Configure({"max_batch_size": 3})]
     ),
 }
 
@@ -127,7 +126,7 @@ def search(name: str, backend: str, *, streams: bool, how: settings) -> None:
 @pytest.mark.parametrize("promise", FOUND)
 def test_what_was_found_once(backend: str, promise: str) -> None:
     for seed in range(4):
-        run(backend, FormingWorld, replace(FOUND[promise], seed=seed))
+        run(backend, PolicyWorld, replace(FOUND[promise], seed=seed))
 
 
 @pytest.mark.slow

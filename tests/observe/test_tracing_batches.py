@@ -372,7 +372,7 @@ async def test_what_observes_does_not_keep_the_batchers_of_instances_that_are_go
             await settle()
         gc.collect()
         await settle()
-        assert len(Model.predict.watches._all[BatchTracer]._observed) <= 1
+        assert len(Model.predict.watches._observers[BatchTracer]) <= 1
     tracing.uninstrument()
 
 

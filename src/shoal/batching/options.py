@@ -13,7 +13,6 @@ it (`with_held_functions`), even an error that would end a program.
 
 from __future__ import annotations
 
-import functools
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -43,23 +42,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class CostOfOne:
+class CostByList:
     """The cost of one item, by a function of a list; equal to another with the same function."""
 
     of_list: Callable[[list[Any]], float]
+    # Whether an item is the tuple of a call's arguments, of which Ray's function gets the first.
+    takes_first: bool = False
 
     def __call__(self, item: Any) -> float:
-        return self.of_list([item])
-
-
-@dataclass(frozen=True, slots=True)
-class CostOfFirst:
-    """Like `CostOfOne`, for calls with several arguments: Ray's function gets the first."""
-
-    of_list: Callable[[list[Any]], float]
-
-    def __call__(self, item: tuple[Any, ...]) -> float:
-        return self.of_list([item[0]])
+        return self.of_list([item[0] if self.takes_first else item])
 
 
 def of_list(fn: Callable[[list[Any]], float], /) -> Callable[[Any], float]:
@@ -81,7 +72,7 @@ def of_list(fn: Callable[[list[Any]], float], /) -> Callable[[Any], float]:
     """
     if not callable(fn):
         raise TypeError(f"of_list() takes a function of a list of items, not {fn!r}")
-    return CostOfOne(fn)
+    return CostByList(fn)
 
 
 def adapted(fn: Callable[[Any], float], handler: Callable[..., Any]) -> Callable[[Any], float]:
@@ -92,7 +83,7 @@ def adapted(fn: Callable[[Any], float], handler: Callable[..., Any]) -> Callable
     given, wanted = annotations_of(fn), annotations_of(handler)
     if not given or not wanted or not _is_lists_of_same(given[0], wanted[0]):
         return fn
-    return CostOfOne(fn) if len(wanted) == 1 else CostOfFirst(fn)
+    return CostByList(fn, takes_first=len(wanted) > 1)
 
 
 def adapted_to_items(fn: Callable[[Any], float], signature: Signature) -> Callable[[Any], float]:
@@ -102,7 +93,7 @@ def adapted_to_items(fn: Callable[[Any], float], signature: Signature) -> Callab
         return fn
     if element_of(given[0]) != parameters[0].annotation:
         return fn
-    return CostOfOne(fn) if len(parameters) == 1 else CostOfFirst(fn)
+    return CostByList(fn, takes_first=len(parameters) > 1)
 
 
 def _is_lists_of_same(given: Any, wanted: Any) -> bool:
@@ -222,15 +213,15 @@ def with_held_functions(options: Mapping[str, Any]) -> dict[str, Any]:
     }
     for name in _LISTING:
         if callable(options.get(name)):
-            functions[name] = held(functools.partial(_listed, options[name]), name)
+            functions[name] = held(partial(_listed, options[name]), name)
     if (bucket_by := options.get("bucket_by")) is not None:
-        functions["bucket_by"] = held(functools.partial(_key, bucket_by), "bucket_by")
+        functions["bucket_by"] = held(partial(_key, bucket_by), "bucket_by")
     if callable(dedupe := options.get("dedupe")):
-        functions["dedupe"] = held(functools.partial(_key, dedupe), "dedupe")
+        functions["dedupe"] = held(partial(_key, dedupe), "dedupe")
     if (opens := options.get("open")) is not None:
         functions["open"] = HeldOpens(opens)
     if (policy := options.get("policy")) is not None:
-        functions["policy"] = held(functools.partial(_policy, policy), "policy")
+        functions["policy"] = held(partial(_policy, policy), "policy")
     return {**options, **functions}
 
 
@@ -260,16 +251,13 @@ class _Key:
         return isinstance(other, _Key) and _are_equal(self._key, other._key)
 
 
-@functools.partial(held, name="a key of bucket_by")
+@partial(held, name="a key of bucket_by")
 def _are_equal(one: object, other: object) -> bool:
     return bool(one == other)
 
 
 def _key(bucket_by: Callable[[Any], Any], item: Any) -> Any:
-    return _as_key(bucket_by(item))
-
-
-def _as_key(key: Any) -> Any:
+    key = bucket_by(item)
     if type(key) in _PLAIN:
         return key
     try:
@@ -283,7 +271,7 @@ def _policy(make: Callable[[BatchOptions], Any], options: BatchOptions) -> Any:
     return _HeldPolicy(made) if isinstance(made, BatchPolicy) else made
 
 
-_of_policy = functools.partial(held, name="the policy")
+_of_policy = partial(held, name="the policy")
 
 
 class _HeldPolicy(BatchPolicy):

@@ -36,12 +36,14 @@ class Decorated:
     __name__: str
     __qualname__: str
 
-    def _decorate(self, opening: Opening) -> None:
+    def __init__(self, opening: Opening) -> None:
         self._opening = opening
         self._call_options: CallOptions | None = None
         update_wrapper(cast("Callable[..., Any]", self), opening.handler.function)
         self._bind(None, opening.entries)
         opening.face = self
+        if not opening.handler.streams:
+            mark_as_async(cast("UnaryCall[Any, Any]", self))
 
     def _bind(self, receiver: object, here: dict[int, Entry]) -> None:
         self._receiver = receiver
@@ -212,19 +214,12 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
     Raises: as `UnaryCall`.
     """
 
-    def __init__(self, opening: Opening) -> None:
-        self._decorate(opening)
-        mark_as_async(self)
-
 
 class BatchedGenerator(Decorated, StreamCall[P, R]):
     """A function of one item with a stream of results; `shoal.batch` of a generator handler.
 
     Raises: as `StreamCall`.
     """
-
-    def __init__(self, opening: Opening) -> None:
-        self._decorate(opening)
 
     def _entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Intake, Request]:
         entry, rest = self._here.get(get_ident()), args

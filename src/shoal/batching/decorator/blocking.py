@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from shoal.batching.batcher import Batcher
 from shoal.batching.calls.call import StreamCall, UnaryCall
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from types import TracebackType
+    from typing import Self, Unpack
 
     from anyio.from_thread import BlockingPortal
 
@@ -82,9 +83,14 @@ def blocking(batched: Any, /, *, backend: str = "trio") -> AbstractContextManage
 class BlockingFace:
     """The common base of blocking calls: access to their batcher from any thread."""
 
-    def __init__(self, run: _PortalRun, batcher: Batcher[Any]) -> None:
+    def __init__(self, call: Any, run: _PortalRun, batcher: Batcher[Any]) -> None:
+        self._call = call
         self._run = run
         self._batcher = batcher
+
+    def options(self, **options: Unpack[CallKeywords]) -> Self:
+        """Returns the same call with call options; see `UnaryCall.options`."""
+        return type(self)(self._call.options(**options), self._run, self._batcher)
 
     def statistics(self) -> BatcherStatistics:
         """Returns a snapshot of the batcher's counts and state."""
@@ -119,9 +125,7 @@ class BlockingCall(BlockingFace, Generic[P, R]):
     Raises: as `UnaryCall`, and `BatcherClosed` once the block has been left.
     """
 
-    def __init__(self, call: UnaryCall[P, R], run: _PortalRun, batcher: Batcher[Any]) -> None:
-        super().__init__(run, batcher)
-        self._call = call
+    _call: UnaryCall[P, R]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Makes one call, and blocks until it is answered."""
@@ -151,10 +155,6 @@ class BlockingCall(BlockingFace, Generic[P, R]):
         call: UnaryCall[..., R] = self._call
         return self._run(partial(call.map, *lists, return_exceptions=return_exceptions))
 
-    def options(self, **options: Unpack[CallKeywords]) -> BlockingCall[P, R]:
-        """Returns the same call with call options; see `UnaryCall.options`."""
-        return BlockingCall(self._call.options(**options), self._run, self._batcher)
-
 
 class BlockingStreamCall(BlockingFace, Generic[P, R]):
     """A batched call for plain code that returns a stream: ``with call(item) as stream: ...``.
@@ -162,17 +162,11 @@ class BlockingStreamCall(BlockingFace, Generic[P, R]):
     Raises: as `StreamCall`, and `BatcherClosed` once the block has been left.
     """
 
-    def __init__(self, call: StreamCall[P, R], run: _PortalRun, batcher: Batcher[Any]) -> None:
-        super().__init__(run, batcher)
-        self._call = call
+    _call: StreamCall[P, R]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ThreadStream[R]:
         """Prepares one call; it is made when the stream is entered."""
         return ThreadStream(partial(self._call, *args, **kwargs), self._run, self._run.run_sync)
-
-    def options(self, **options: Unpack[CallKeywords]) -> BlockingStreamCall[P, R]:
-        """Returns the same call with call options; see `StreamCall.options`."""
-        return BlockingStreamCall(self._call.options(**options), self._run, self._batcher)
 
 
 class _BlockingContext:
@@ -188,7 +182,7 @@ class _BlockingContext:
         self._opened = opened
         self._backend = backend
 
-    def __enter__(self) -> BlockingFace:
+    def __enter__(self) -> Any:
         if EventLoop.here().trio_run is not None:  # a trio task can't wait for a portal
             raise RuntimeError(
                 "shoal.blocking() is for plain code, and trio runs here; write:\n"
@@ -200,7 +194,7 @@ class _BlockingContext:
         run = _PortalRun(self._kept.portal, self._kept.closing, self)
         streams = isinstance(cast("object", self._call), StreamCall)
         kind: Any = BlockingStreamCall if streams else BlockingCall
-        return cast("BlockingFace", kind(self._call, run, batcher))
+        return kind(self._call, run, batcher)
 
     def __exit__(
         self,

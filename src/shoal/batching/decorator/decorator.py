@@ -184,19 +184,13 @@ def batch(
         ValueError: An option is out of its range.
     """
     if handler is None:
-        return partial(_decorated, signature=signature, fill=fill, streams=streams, options=options)
-    return _decorated(handler, signature, fill, options, streams=streams)
-
-
-def _decorated(
-    handler: Any,
-    /,
-    signature: Callable[..., Any] | None,
-    fill: Fill,
-    options: dict[str, Any],
-    *,
-    streams: bool,
-) -> Decorated:
+        given: dict[str, Any] = {
+            "signature": signature,
+            "fill": fill,
+            "streams": streams,
+            **options,
+        }
+        return partial(batch, **given)
     opening = Opening(handler, signature, options, fill=fill, streams=streams)
     if opening.handler.streams:
         return BatchedGenerator[..., Any](opening)

@@ -85,49 +85,40 @@ class Settings:
             ) from None
 
 
-class _Observation:
-    """Observes each batcher of a decorated handler."""
-
-    def __init__(self, new_observer: Callable[[], BatchObserver]) -> None:
-        self._new_observer = new_observer
-        # It must not keep the batchers of instances that are gone.
-        self._observed: WeakKeyDictionary[Batcher[Any], BatchObserver] = WeakKeyDictionary()
-
-    def begin(self, batcher: Batcher[Any]) -> None:
-        observer = self._observed[batcher] = self._new_observer()
-        batcher.observers.add(observer)
-
-    def end(self) -> list[BatchObserver]:
-        ended = list(self._observed.items())
-        self._observed.clear()
-        for batcher, observer in ended:
-            batcher.observers.remove(observer)
-        return [observer for _, observer in ended]
-
-
 class Watches:
     """The observers of one decorated handler's batchers."""
 
     def __init__(self, opened: Callable[[], Iterable[Batcher[Any]]]) -> None:
         self._opened = opened
-        self._all: dict[object, _Observation] = {}
+        self._makers: dict[object, Callable[[], BatchObserver]] = {}
+        # By kind and batcher; it must not keep the batchers of instances that are gone.
+        self._observers: dict[object, WeakKeyDictionary[Batcher[Any], BatchObserver]] = {}
 
     def begin(self, kind: object, new_observer: Callable[[], BatchObserver]) -> None:
         """Observes open and later batchers; raises a `KeyError` if that kind does so already."""
-        if kind in self._all:
+        if kind in self._makers:
             raise KeyError(kind)
-        watch = self._all[kind] = _Observation(new_observer)
+        self._makers[kind] = new_observer
+        self._observers[kind] = WeakKeyDictionary()
         for batcher in self._opened():
-            watch.begin(batcher)
+            self._observe(kind, batcher)
 
     def end(self, kind: object) -> list[BatchObserver]:
-        watch = self._all.pop(kind, None)
-        return [] if watch is None else watch.end()
+        if self._makers.pop(kind, None) is None:
+            return []
+        ended = list(self._observers.pop(kind).items())
+        for batcher, observer in ended:
+            batcher.observers.remove(observer)
+        return [observer for _, observer in ended]
 
     def opening(self, batcher: Batcher[Any]) -> None:
         """Adds the observers to a batcher that is about to be opened."""
-        for watch in tuple(self._all.values()):
-            watch.begin(batcher)
+        for kind in tuple(self._makers):
+            self._observe(kind, batcher)
+
+    def _observe(self, kind: object, batcher: Batcher[Any]) -> None:
+        observer = self._observers[kind][batcher] = self._makers[kind]()
+        batcher.observers.add(observer)
 
 
 class Opening:

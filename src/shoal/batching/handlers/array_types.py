@@ -15,7 +15,7 @@ import importlib
 import typing
 from collections.abc import Callable
 from functools import partial
-from types import NoneType, UnionType
+from types import NoneType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -25,7 +25,6 @@ from typing import (
     NotRequired,
     Required,
     TypeAlias,
-    Union,
     get_args,
     get_origin,
 )
@@ -33,10 +32,10 @@ from typing import (
 from typing_extensions import ReadOnly, Unpack, is_typeddict, override
 
 from shoal.batching.handlers.annotations import field_types
-from shoal.batching.handlers.list_types import bare
+from shoal.batching.handlers.list_types import bare, choices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from inspect import Signature
 
 # Booleans, signed and unsigned integers, floats, complex numbers.
@@ -139,15 +138,9 @@ class ArrayType:
             return array
         if not is_number(dtype):
             raise ValueError(_NO_NUMBERS)
-        failures: list[ValueError] = []
-        for scalar in self._scalars:
-            try:
-                return self._converted(array, scalar)
-            except ValueError as error:
-                failures.append(error)
-        raise _first_of(failures)
+        return _by_first([partial(self._converted, scalar) for scalar in self._scalars], array)
 
-    def _converted(self, array: Any, scalar: Any) -> Any:
+    def _converted(self, scalar: Any, array: Any) -> Any:
         np = self._np
         name = _CONCRETE.get(scalar.__name__, scalar)
         target = None if name is None else np.dtype(name)
@@ -256,7 +249,7 @@ def _check_of(annotation: Any, known: dict[Any, Check]) -> Check | None:
 
 
 def _of_union(parts: tuple[Any, ...], known: dict[Any, Check]) -> Check:
-    arrays = [ArrayType(one) for one in parts if is_array(one)]
+    arrays = [ArrayType(one).of for one in parts if is_array(one)]
     others = [_check_of(one, known) for one in parts if not is_array(one)]
     takes_lists = len(parts) == len(arrays) + (NoneType in parts)
 
@@ -265,15 +258,7 @@ def _of_union(parts: tuple[Any, ...], known: dict[Any, Check]) -> Check:
             for other in others:
                 value = value if other is None else other(value)
             return value
-        failures: list[ValueError] = []
-        for array in arrays:
-            try:
-                return array.of(value)
-            except ValueError as error:
-                failures.append(error)
-        if failures:
-            raise _first_of(failures)
-        return value
+        return _by_first(arrays, value) if arrays else value
 
     return check
 
@@ -306,11 +291,20 @@ def _of_elements(checks: list[Check | None], value: Any) -> Any:
     return tuple(made) if isinstance(value, tuple) else made
 
 
-def _first_of(failures: list[ValueError]) -> ValueError:
-    """Returns the first error and empties the list, which is in the tracebacks of all."""
+def _by_first(checks: Sequence[Check], value: Any) -> Any:
+    """Converts a value by the first check that takes it; raises the error of the first of all."""
+    failures: list[ValueError] = []
+    for check in checks:
+        try:
+            return check(value)
+        except ValueError as error:
+            failures.append(error)
     first = failures[0]
-    failures.clear()
-    return first
+    failures.clear()  # this frame is in the tracebacks of all
+    try:
+        raise first
+    finally:
+        del first
 
 
 def is_number(dtype: Any) -> bool:
@@ -322,14 +316,6 @@ def unmarked(annotation: Any) -> Any:
     while get_origin(annotation := bare(annotation)) in _MARKS:
         [annotation] = get_args(annotation)
     return annotation
-
-
-def choices(annotation: Any) -> tuple[Any, ...]:
-    """Returns the types of a union; another type on its own."""
-    annotation = bare(annotation)
-    if get_origin(annotation) not in (Union, UnionType):
-        return (annotation,)
-    return tuple(bare(one) for one in get_args(annotation))
 
 
 def _shape_of(annotation: Any) -> _Shape | None:

@@ -134,7 +134,7 @@ class Handler:
             return await self.function(items)
         args, kwargs = self.binding.columns(items)
         if self.threaded:
-            results = await self._in_thread(functools.partial(self.function, *args, **kwargs))
+            results = await self._in_thread(partial(self.function, *args, **kwargs))
             self._check_not_awaitable(results)
         else:
             results = await self.function(*args, **kwargs)
@@ -211,7 +211,7 @@ async def _of_one(steps: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]
 def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the function inside of partials, bound methods and callable objects."""
     while True:
-        if isinstance(function, functools.partial):
+        if isinstance(function, partial):
             function = function.func
         elif inspect.ismethod(function):
             function = function.__func__
@@ -222,19 +222,13 @@ def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name(function: Callable[..., Any]) -> str:
-    while isinstance(function, functools.partial):
+    while isinstance(function, partial):
         function = function.func
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
-class ModelHandler(partial[Any]):
-    """A model's ``run_batch``, which takes the parameters of ``run`` as keywords."""
-
-    __signature__: Signature
-
-
-def model_handler(model: Any) -> ModelHandler:
-    """Raises a `TypeError` if a model lacks a method, or their parameters don't match."""
+def model_handler(model: Any) -> Any:
+    """Returns a model's ``run_batch``, with the parameters of ``run`` as keywords."""
     if inspect.isclass(model):
         raise TypeError(
             f"Batcher.over() takes a model object, not the class {model!r}; create an instance"
@@ -254,7 +248,7 @@ def model_handler(model: Any) -> ModelHandler:
             f"{_name(run_batch)}() must take each parameter of run() by its name, as a list, and "
             f"require no others, but run() has ({', '.join(names)}) and it has {signature}: {error}"
         ) from None
-    handler = ModelHandler(run_batch)
+    handler: Any = partial(run_batch)
     handler.__signature__ = Signature([Parameter(n, Parameter.KEYWORD_ONLY) for n in names])
     return handler
 

@@ -52,9 +52,8 @@ def held_by(annotation: Any) -> Holds:
     origin = typing.get_origin(annotation) or annotation
     if origin is Literal:
         return Holds.ITEM
-    if origin is typing.Union or origin is UnionType:
-        parts = {held_by(part) for part in typing.get_args(annotation)}
-        return Holds.ITEM if parts == {Holds.ITEM} else Holds.EITHER
+    if len(parts := choices(annotation)) > 1:
+        return Holds.ITEM if {*map(held_by, parts)} == {Holds.ITEM} else Holds.EITHER
     if not inspect.isclass(origin) or origin in (object, Any, Parameter.empty):
         return Holds.EITHER
     return _held_by_class(origin)
@@ -62,10 +61,10 @@ def held_by(annotation: Any) -> Holds:
 
 def holds_no_results(annotation: Any) -> bool:
     """Returns whether a return annotation certainly allows nothing with a result for each item."""
+    if len(parts := choices(annotation)) > 1:
+        return all(map(holds_no_results, parts))
     annotation = bare(annotation)
     origin = typing.get_origin(annotation) or annotation
-    if origin is typing.Union or origin is UnionType:
-        return all(map(holds_no_results, typing.get_args(annotation)))
     if inspect.isclass(origin) and issubclass(origin, _MAY_HOLD_RESULTS):
         return False
     return held_by(annotation) is Holds.ITEM
@@ -73,10 +72,10 @@ def holds_no_results(annotation: Any) -> bool:
 
 def holds_no_batch(annotation: Any) -> bool:
     """Returns whether an annotation certainly allows no `OpenBatch`."""
+    if len(parts := choices(annotation)) > 1:
+        return all(map(holds_no_batch, parts))
     annotation = bare(annotation)
     origin = typing.get_origin(annotation) or annotation
-    if origin is typing.Union or origin is UnionType:
-        return all(map(holds_no_batch, typing.get_args(annotation)))
     if annotation is None or held_by(annotation) is Holds.LIST:
         return True
     if not inspect.isclass(origin) or origin is object:
@@ -104,6 +103,14 @@ def bare(annotation: Any) -> Any:
             annotation = annotation.__origin__.__value__[typing.get_args(annotation)]
         else:
             return annotation
+
+
+def choices(annotation: Any) -> tuple[Any, ...]:
+    """Returns the types of a union; another type on its own."""
+    annotation = bare(annotation)
+    if typing.get_origin(annotation) not in (typing.Union, UnionType):
+        return (annotation,)
+    return tuple(bare(one) for one in typing.get_args(annotation))
 
 
 def _held_by_class(cls: type) -> Holds:
