@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from core.former_scenes import admit, new, queue, take
+from core.former_scenes import admit, hand_out, new, queue, take
 from shoal.core.policies.buckets import Buckets
+from shoal.core.policy import Dispatch
 from shoal.core.request import Request, State
 
 KEYS: dict[str, Any] = {"bucket_by": len, "max_batch_size": 2}
@@ -54,4 +55,24 @@ def test_newcomers_that_lead_a_bucket_and_leave_are_forgotten() -> None:
         former.leave(one)
     assert isinstance(former._policy, Buckets)
     assert len(former._policy._ready) + len(former._policy._agenda) < 300
+    assert take(former) == [stays]
+
+
+def test_when_its_head_leaves_a_bucket_is_as_old_as_its_next() -> None:
+    leaves, stays, other = new(0, key="a"), new(2, key="a"), new(1, key="b")
+    former = queue(leaves, other, stays, batch_wait_timeout_s=5, **{**KEYS, "max_batch_size": 3})
+    third = new(0, key="c")
+    admit(former, third)
+    decision = former.decide(9.0)  # all are looked at
+    assert isinstance(decision, Dispatch)
+    former.leave(leaves)
+    assert [take(former, 9.0) for _ in range(3)] == [[third], [other], [stays]]
+
+
+def test_requests_that_are_put_back_are_dispatched_at_once() -> None:
+    leaves, stays = new(0, key="a"), new(0, key="a")
+    former = queue(leaves, stays, **KEYS)
+    taken = hand_out(former)
+    leaves.state = State.CANCELLED
+    former.put_back(taken)
     assert take(former) == [stays]

@@ -10,8 +10,8 @@ import pytest
 from core.former_scenes import admit, change, check, expire, hand_out, new, queue, take, waiting
 from shoal import BatchOptions, QueuePolicy
 from shoal.core.forming.former import Former
-from shoal.core.policy import Wait
-from shoal.core.request import DispatchReason
+from shoal.core.policy import Dispatch, Wait
+from shoal.core.request import DispatchReason, State
 from shoal.policies import WholeQueuePolicy
 
 if TYPE_CHECKING:
@@ -213,3 +213,86 @@ def test_callers_with_deadlines_that_arrive_and_leave_leave_nothing_behind(
         former.overdue.forget(one)
     assert len(former.pressures._leave_by) + len(former.pressures.unseen) < 200
     assert len(former.overdue.timers) == 1
+
+
+def test_a_flush_goes_on_for_those_who_were_put_back() -> None:
+    gone, stays = new(), new()
+    former = queue(gone, stays, batch_wait_timeout_s=None)
+    former.flush()
+    taken = hand_out(former)
+    gone.state = State.CANCELLED
+    former.put_back([one for one in taken if one is stays])
+    assert former.decide(0) == Dispatch(1, DispatchReason.FLUSH)
+    assert take(former) == [stays]
+
+
+def full_queue(overload: str, *levels: int, **options: Any) -> Any:
+    requests = [new(n, priority=level) for n, level in enumerate(levels)]
+    former = queue(
+        *requests,
+        idle=0,
+        max_queued_requests=len(levels),
+        overload=overload,
+        priority_levels=3,
+        **options,
+    )
+    return former, requests
+
+
+@pytest.mark.parametrize(("level", "shed"), [(1, 2), (2, 2), (3, None)])
+def test_the_newest_of_the_lowest_level_is_shed_for_a_higher_one(
+    level: int, shed: int | None
+) -> None:
+    former, requests = full_queue("shed_lowest", 2, 3, 3, 1)
+    admission = former.admit(new(9, priority=level))
+    assert admission.victim is (None if shed is None else requests[shed])
+    assert (admission.refusal is None) == (shed is not None)
+
+
+def test_who_was_put_back_is_as_old_as_before() -> None:
+    old, gone, recent = new(0, priority=2), new(0, priority=2), new(1, priority=2)
+    former = queue(
+        old,
+        gone,
+        recent,
+        idle=0,
+        max_batch_size=2,
+        max_queued_requests=3,
+        overload="shed_lowest",
+        priority_levels=2,
+    )
+    assert hand_out(former, 5) == [old, gone]
+    gone.state = State.CANCELLED
+    former.put_back([old])
+    admit(former, new(2, priority=1))
+    assert former.admit(new(3, priority=1)).victim is recent
+
+
+def test_a_request_that_is_put_back_counts_for_its_level() -> None:
+    gone, stays = new(), new()
+    policy = QueuePolicy(max_queued_requests=2)
+    former = queue(gone, stays, idle=0, default_queue_policy=policy)
+    taken = hand_out(former)
+    gone.state = State.CANCELLED
+    former.put_back(taken)
+    assert [former.admit(new()).refusal is None for _ in range(2)] == [True, False]
+
+
+@pytest.mark.parametrize("aging_s", [None, 10.0])
+def test_delayed_requests_stay_in_order_when_the_options_change(aging_s: float | None) -> None:
+    first, second = new(0.0), new(1.0, waits_s=1.0)
+    policy = QueuePolicy(timeout_s=5, timeout_action="delay")
+    former = queue(
+        first,
+        second,
+        priority_levels=2,
+        priority_aging_s=aging_s,
+        default_queue_policy=policy,
+        max_batch_size=1,
+        idle=0,
+    )
+    assert expire(former, 2.0) == expire(former, 5.0) == []
+    assert waiting(former) == [second, first]
+    change(former, max_batch_size=2)
+    assert waiting(former) == [second, first]
+    assert take(former, 9.0) == [second, first]
