@@ -97,8 +97,8 @@ class DeviceLedger:
 
 
 class Devices:
-    def __init__(self, meter: GpuMeter | None = None) -> None:
-        self.meter = GpuMeter() if meter is None else meter
+    def __init__(self) -> None:
+        self.meter = GpuMeter()
         self._found: DeviceLedger | None = None
         self._source = ""  # of the GPUs, for messages
         self._giving = anyio.Lock()
