@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 
+import anyio.lowlevel
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
-from starlette.routing import Route
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
 
 import shoal
 
@@ -48,6 +49,27 @@ async def about(request):
     return JSONResponse(told, 202, {"x-own": "page"})
 
 
+async def parts(_request):
+    async def written():
+        for part in ("a", "b", "c"):
+            yield part
+            await anyio.lowlevel.checkpoint()
+
+    return StreamingResponse(written(), media_type="text/plain")
+
+
+async def failing(_request):
+    raise ValueError("a secret")
+
+
+async def squares(socket):
+    """Speaks as endpoints do, so that their client can talk to it."""
+    await socket.accept("shoal.v1")
+    async for message in socket.iter_json():
+        result = [socket.url.path, socket.url.scheme, message["item"] ** 2]
+        await socket.send_json({"id": message["id"], "result": result})
+
+
 app = shoal.App(middleware=[guarded])
 
 
@@ -62,4 +84,10 @@ async def count(items: list[int]):
         yield [step if step < item else shoal.END for item in items]
 
 
-app.mount("/site", Starlette(routes=[Route("/about/{name}", about, methods=["GET", "POST"])]))
+routes = [
+    Route("/about/{name}", about, methods=["GET", "POST"]),
+    Route("/parts", parts),
+    Route("/failing", failing),
+    WebSocketRoute("/squares", squares),
+]
+app.mount("/site", Starlette(routes=routes))

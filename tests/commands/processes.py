@@ -127,7 +127,7 @@ class Terminal:
                     if is_below(self.directory, sys.modules[name]):
                         del sys.modules[name]
         assert signal.getsignal(signal.SIGTERM) == at_a_signal, "it has begun to serve: use `run`"
-        return code, out.getvalue(), without_progress(err.getvalue())
+        return code, out.getvalue(), err.getvalue()
 
     @contextmanager
     def serving(self, command, *arguments, by=""):

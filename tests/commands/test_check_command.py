@@ -106,14 +106,23 @@ SHADOWED = f'{ROUTED}\n[[endpoints.e.shadows]]\nbackend = "b"\nproportion = 0.5'
     [
         ('code = "absent_module:f"', "2: backends.b.code: 'absent_module:f': there is no module"),
         ('code = "driven_models:absent"', "2: backends.b.code: 'driven_models:absent': "),
+        ('code = "driven_models:number"', "2: backends.b.code: a backend is a function, a class "),
         ('code = "broken_models:f"', "2: backends.b.code: importing it failed: LookupError: bad"),
         (
             'code = "driven_models:Scaler"\ninit_args = [1, 2, 3]',
             "3: backends.b.init_args: Scaler can't be instantiated with init_args=[1, 2, 3] and",
         ),
         (
+            'code = "driven_models:add_one"\ninit_args = [1]',
+            "2: backends.b.code: init args are for classes, and add_one is not a class: (1,)",
+        ),
+        (
             'code = "driven_models:add_one"\nmax_batch_size = 4',
             "3: backends.b.max_batch_size: max_batch_size=4 is for code that takes lists",
+        ),
+        (
+            'code = "driven_models:Scaler"\nbucket_by = "driven_models:absent"',
+            "3: backends.b.bucket_by: 'driven_models:absent': driven_models has no attribute ",
         ),
         (
             f'code = "driven_models:unreadable"{ROUTED}',
@@ -265,3 +274,11 @@ def test_the_application_of_a_file_may_have_any_name(code, said, elsewhere, caps
     main(["check", str(file)])
     captured = capsys.readouterr()
     assert said.format(file=file) in captured.out + captured.err
+
+
+def test_a_module_that_is_not_there_is_told_with_where_it_was_looked_for(elsewhere, capsys):
+    (elsewhere / "app.toml").write_text('[backends.b]\ncode = "absent_module:b"\n')
+    assert main(["check", str(elsewhere / "app.toml")]) == 2
+    told = capsys.readouterr().err
+    directories = f"{elsewhere}, {elsewhere.parent / 'current'}"
+    assert f"there is no module 'absent_module' in {directories}" in told

@@ -1,10 +1,8 @@
-"""What commands have loaded, since loading takes nearly all of their start."""
+"""What `shoal serve` has loaded when it answers, since loading takes nearly all of its start."""
 
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 
 import pytest
 from processes import HANG_S, ask
@@ -62,7 +60,6 @@ def test_an_empty_application_is_served_without_what_only_others_need(terminal, 
     modules = loaded(terminal, loop)
     assert {loop, "shoal.http.app.app", "shoal.serving.controller.controller"} <= modules
     assert modules & {other, *FOR_ENDPOINTS, *FOR_OTHER_REQUESTS, *FOR_OPTIONS} == set()
-    assert not any("front_end" in name for name in modules), "they are for --workers"
 
 
 LISTING = f"""{EMPTY}
@@ -89,21 +86,3 @@ def test_the_first_request_to_an_endpoint_loads_nothing(terminal):
     with terminal.serving("serve", "app:served", "--port", "0") as (_, port):
         assert ask(port, "/loaded", 1) == (200, [])
         assert ask(port, "/loaded", 1) == (200, []), "while the first answer was sent"
-
-
-def test_help_loads_no_command_and_a_command_no_other():
-    """Each takes several times as long to load as the help."""
-    code = "import sys; sys.argv[1:] = {}; from shoal.cli import main\n"
-    code += "try: main()\nexcept SystemExit: print(*sys.modules)"
-    loaded = {
-        words: subprocess.run(
-            [sys.executable, "-c", code.format(words.split())],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
-        for words in ("--help", "logs --help")
-    }
-    assert not {"trio", "anyio", "starlette", "shoal.batching.batcher"} & set(loaded["--help"])
-    assert "shoal.commands.logs" in loaded["logs --help"]
-    assert "shoal.commands.serve" not in loaded["logs --help"]

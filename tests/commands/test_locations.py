@@ -9,6 +9,7 @@ import stat
 
 import pytest
 
+import shoal
 from shoal.cli import main
 from shoal.commands.server.locations import ServerLocation, being_server
 from shoal.commands.support.mistake import CommandError
@@ -44,7 +45,10 @@ def no_home(monkeypatch):
 
 @pytest.mark.parametrize(
     "command",
-    ["start", "start --detach", "stop", "status", "logs", "top", "trace", "backends list"],
+    [
+        *("start", "start --detach", "stop", "status", "logs", "top", "trace"),
+        *("backends list", "traffic show", "scale b 2", "call e 1"),
+    ],
 )
 def test_without_a_home_directory_commands_name_the_variable_to_set(command, no_home, capsys):
     assert main(command.split()) == 1
@@ -77,6 +81,11 @@ def test_without_a_home_directory_a_url_is_enough(no_home, capsys):
     assert "no server answers at http://127.0.0.1:1" in capsys.readouterr().err
 
 
+def test_without_a_home_directory_connect_needs_a_url(no_home):
+    with pytest.raises(ConnectionError, match="set XDG_RUNTIME_DIR"):
+        shoal.connect()
+
+
 def test_only_its_user_can_look_into_the_directory(location):
     location.directory.mkdir(mode=0o755)
     location.make_directory()
@@ -103,6 +112,14 @@ def test_a_name_that_is_held_is_refused(location):
     assert "`shoal status --name one`" in str(mistake.value)
     with being_server(location):
         pass
+
+
+def test_what_a_killed_server_has_left_is_no_hindrance(location):
+    location.make_directory()
+    location.process.write_text("1\n")
+    assert location.holder() is None
+    with being_server(location):
+        assert location.holder() == os.getpid()
 
 
 def test_who_asks_whether_there_is_a_server_keeps_none_from_starting(location, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 from shoal.commands.support.mistake import CommandError
 from shoal.commands.support.values import (
     config_of,
+    json_of,
     option_pairs,
     run_time,
     value_of,
@@ -20,11 +21,14 @@ from shoal.core.simulation.results import Linear
     ("text", "name", "value"),
     [
         ("priority_levels=3", "priority_levels", 3),
+        ("priority-levels = 3", "priority_levels", 3),
         ("batch_wait_timeout_s=0.005", "batch_wait_timeout_s", 0.005),
         ("batch_wait_timeout_s=none", "batch_wait_timeout_s", None),
         ("overload=wait", "overload", "wait"),
+        ("isolate_errors=true", "isolate_errors", True),
         ("isolate_errors=False", "isolate_errors", False),
         ("max_queued_requests=null", "max_queued_requests", None),
+        ("max_queued_requests=None", "max_queued_requests", None),
         ("max_batch_size=1,000", "max_batch_size", "1,000"),
         ("allowed_batch_sizes=8,16", "allowed_batch_sizes", [8, 16]),
         ("allowed_batch_sizes=[8,16]", "allowed_batch_sizes", [8, 16]),
@@ -59,13 +63,19 @@ def test_what_is_no_option_is_told(text, complaint):
         option_pairs([text])
 
 
+def test_of_equal_options_the_last_counts():
+    assert option_pairs(["max_batch_size=3", "max-batch-size=4"]) == {"max_batch_size": 4}
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
         ("3", 3),
+        ("0.005", 0.005),
         ("true", True),
         ("none", None),
         ("process", "process"),
+        ("/opt/venv/bin/python", "/opt/venv/bin/python"),
         ("my_models:pad", "my_models:pad"),
         ("", ""),
         ('"3"', "3"),
@@ -76,6 +86,7 @@ def test_what_is_no_option_is_told(text, complaint):
         ("[1, null]", [1, None]),
         ("8,16", "8,16"),
         ("True", "True"),
+        ("a b", "a b"),
     ],
 )
 def test_a_value_is_read_as_in_a_file_and_a_word_as_text(text, value):
@@ -108,6 +119,7 @@ def test_dots_lead_into_tables():
     ("texts", "line"),
     [
         (["a"], "an option is written KEY=VALUE, like num_replicas=2, not 'a'"),
+        (["=1"], "an option is written KEY=VALUE"),
         (["a..b=1"], "an option is written KEY=VALUE"),
         (["a=1", "a=2"], "a=2: a is already given, as 1"),
         (["a=1", "a.b=2"], "a.b=2: a is already given, as 1"),
@@ -135,6 +147,11 @@ def test_weights_of_another_form_are_refused(texts):
         weights_of(texts)
 
 
+def test_what_is_not_json_is_told_shortened():
+    with pytest.raises(CommandError, match=r"^'x{60}\.\.\.' is not JSON: .*quotes"):
+        json_of("x" * 100)
+
+
 @pytest.mark.parametrize(
     ("text", "model"),
     [
@@ -142,6 +159,7 @@ def test_weights_of_another_form_are_refused(texts):
         ("0.00005n+0.002", Linear(0.002, 0.00005)),
         ("2e-3 + 5e-5 n", Linear(0.002, 0.00005)),
         ("1e+1 + .5*n", Linear(10, 0.5)),
+        ("0.1", Linear(0.1, 0)),
         ("0.1s", Linear(0.1, 0)),
         ("0.5n", Linear(0, 0.5)),
         ("n", Linear(0, 1)),
@@ -149,6 +167,10 @@ def test_weights_of_another_form_are_refused(texts):
 )
 def test_a_run_time_is_read(text, model):
     assert run_time(text) == model
+
+
+def test_the_jitter_of_a_run_time_goes_along():
+    assert run_time("1", jitter=0.1, seed=2) == Linear(1, 0, jitter=0.1, seed=2)
 
 
 @pytest.mark.parametrize("text", ["", "n+n", "1+2", "-1", "2ms", "0.1+", "n2", "1e999", "nan", "x"])

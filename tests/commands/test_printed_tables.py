@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.commands.support.output import status_listed, table
+from shoal.commands.support.output import config_listed, facts, status_listed, table, weights
 from shoal.serving.status import BackendStatus, EndpointStatus, ReplicaStatus, Status
 
 
@@ -23,6 +23,32 @@ def test_figures_are_to_the_right_and_words_to_the_left():
 )
 def test_a_number_with_its_unit_is_a_figure(figure):
     assert table(("SIZE OF IT",), [(figure,)]).splitlines()[1] == figure.rjust(10)
+
+
+@pytest.mark.parametrize("words", ["1/2", "small 90%", "2 models", "v1", "ms"])
+def test_what_only_has_a_number_in_it_is_no_figure(words):
+    assert table(("SIZE OF IT",), [(words,)]).splitlines()[1] == words
+
+
+def test_a_table_without_rows_says_so():
+    assert table(("BACKEND", "CODE"), []) == "no backends"
+
+
+def test_facts_are_aligned():
+    assert facts([("a", "1"), ("long", "")]) == "a     1\nlong"
+
+
+@pytest.mark.parametrize(
+    ("shares", "text"),
+    [
+        ({}, ""),
+        ({"a": 1.0}, "a 100%"),
+        ({"a": 0.9, "b": 0.1}, "a 90%, b 10%"),
+        ({"a": 0.9995, "b": 0.0005}, "a 99.95%, b 0.05%"),
+    ],
+)
+def test_shares_are_written_as_percent(shares, text):
+    assert weights(shares) == text
 
 
 @pytest.mark.parametrize(
@@ -56,6 +82,11 @@ def test_a_failure_is_told_below_and_only_ready_replicas_are_counted():
     )
     assert " 1/2 " in told
     assert told.endswith("\n\nb: it was killed")
+
+
+def test_a_config_is_a_line_for_each_option():
+    assert config_listed({"retries": 1, "placement": "task"}) == "retries=1\nplacement='task'"
+    assert config_listed({}) == "all defaults"
 
 
 def backend(**changed):

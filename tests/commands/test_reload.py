@@ -6,6 +6,7 @@ import http.client
 import os
 import signal
 import socket
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -218,6 +219,20 @@ def test_it_leaves_no_process_if_it_is_killed(reloading):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="others have no 127.0.0.2")
+def test_a_name_is_served_at_all_its_addresses(reloading, terminal):
+    hosts = ["127.0.0.1", "127.0.0.2"]
+    names = [(int(socket.AF_INET), 1, 6, "", (host, 0)) for host in hosts]
+    (terminal.directory / "sitecustomize.py").write_text(
+        f"import socket\nsocket.getaddrinfo = lambda *_, **__: {names!r}\n"
+    )
+    terminal.environment["PYTHONPATH"] = str(terminal.directory)
+    served = reloading("--host", "name", "--port", "0", "--allow-host", "*")
+    port = served.port()
+    assert [ask(port, "/version", 1, host) for host in hosts] == [(200, "first")] * 2
+
+
+@pytest.mark.slow
 def test_a_file_is_served_at_its_address(reloading, terminal):
     path = terminal.directory / "app.toml"
     path.write_text('[server]\nuds = "s"\n[backends.v]\ncode = "mine:version"\n')
@@ -237,6 +252,13 @@ def test_a_file_is_served_at_its_address(reloading, terminal):
 def test_a_mistake_is_said(words, code, message, capsys):
     assert main(["serve", "mine:app", *words]) == code
     assert message in capsys.readouterr().err
+
+
+def test_an_address_in_use_is_said(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", "mine:app", "--reload", "--port", port]) == 1
+    assert f"can't listen at 127.0.0.1 port {port}: Address already in" in capsys.readouterr().err
 
 
 def test_what_is_not_installed_is_said(capsys, monkeypatch):

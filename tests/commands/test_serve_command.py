@@ -12,6 +12,7 @@ import stat
 import pytest
 from processes import ask
 
+from shoal.asgi.http_options import HttpOptions
 from shoal.commands.server import process as server_process
 
 pytestmark = pytest.mark.real_time
@@ -88,6 +89,16 @@ def test_an_application_that_exits_on_import_ends_the_command(terminal, director
     assert terminal.run("serve", "exits:app") == (1, "", "set MODEL_PATH\n")
 
 
+def test_the_mistakes_of_a_file_are_told_each_in_a_line(terminal, directory):
+    (directory / "app.toml").write_text("[backends.b]\n[server]\nport = -1")
+    code, _, err = terminal.run_here("serve", "app.toml")
+    assert code == 2
+    assert err.splitlines() == [
+        'shoal: app.toml:1: backends.b: has no code; write code = "package.module:Name"',
+        "shoal: app.toml:3: server.port: port must be at least 0, not -1",
+    ]
+
+
 @pytest.mark.parametrize("application", ["inner/served.py", "inner/app.toml"])
 def test_processes_find_the_modules_beside_the_file(application, terminal):
     inner = terminal.directory / "inner"
@@ -106,6 +117,14 @@ def test_processes_find_the_modules_beside_the_file(application, terminal):
         assert ask(port, "/large", 2) == (200, -2)
 
 
+def test_code_that_is_not_there_is_told(terminal, directory):
+    (directory / "app.toml").write_text('[backends.b]\ncode = "absent:b"')
+    code, _, err = terminal.run("serve", "app.toml", "--port", "0")
+    assert code == 1
+    assert "there is no module 'absent'" in err
+    assert err.splitlines()[-1].startswith("shoal: the application did not start: ")
+
+
 def test_the_admin_socket_is_for_its_user_alone(serving, terminal, directory):
     with serving("--admin-socket", "admin.sock") as (_, port):
         assert stat.S_IMODE(os.stat(directory / "admin.sock").st_mode) == 0o600
@@ -118,6 +137,25 @@ def test_the_admin_socket_is_for_its_user_alone(serving, terminal, directory):
         )
     assert code == 1
     assert err == f"shoal: can't listen at {directory}/admin.sock: another server listens there\n"
+
+
+def test_with_a_token_the_port_has_the_admin_api(serving, terminal, directory):
+    (directory / "token").write_text("s3cret")
+    with serving("--token-file", "token") as (_, port):
+        url = ("--url", f"http://127.0.0.1:{port}")
+        assert terminal.run_here("status", *url)[0] == 1
+        status = json.loads(terminal.told_here("status", *url, "--token-file", "token", "--json"))
+        assert set(status["backends"]) == {"small", "large"}
+        assert ask(port, "/scale", 2) == (200, 7)
+
+
+def test_what_was_changed_is_there_again_with_a_state_file(serving, terminal, directory):
+    options = ("--state", "file.db", "--admin-socket", "admin.sock")
+    with serving(*options):
+        url = f"unix:{directory}/admin.sock"
+        terminal.told_here("traffic", "set", "large", "small=1", "--url", url)
+    with serving(*options) as (_, port):
+        assert ask(port, "/large", 2) == (200, 7)
 
 
 @pytest.mark.parametrize(
@@ -230,6 +268,25 @@ def test_an_application_with_middleware_around_it_is_checked_served_and_operated
         assert "double" in terminal.told_here("status")
         assert origin_allowed(port) == "https://page.example"
         terminal.told_here("stop")
+
+
+def test_code_that_no_state_file_can_keep_is_told_in_a_line(terminal, directory):
+    (directory / "app.py").write_text(
+        "import shoal\n\napp = shoal.App()\n\n\n@app.endpoint('/x', name='x')\n"
+        "def double(items: list[int]) -> list[int]:\n    return items\n"
+    )
+    code, _, err = terminal.run("serve", "app:app", "--port", "0", "--state", "file.db")
+    assert code == 1
+    assert err.startswith("shoal: the application did not start: the endpoint /x could not be ")
+    assert "'package.module:double'" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_the_token_is_not_shown():
+    run = server_process.ServerProcess(
+        app=None, spec="app:app", options=HttpOptions(token="s3cret")
+    )
+    assert "s3cret" not in repr(run)
 
 
 def test_garbage_is_looked_for_less_often_unless_somebody_has_said_how_often(monkeypatch):

@@ -168,6 +168,27 @@ def test_ctrl_c_of_a_terminal_is_for_the_server(terminal, directory):
         process.communicate()
 
 
+def test_a_file_may_say_how_many(terminal, directory):
+    text = '[server]\nport = 0\nworkers = 2\n[backends.b]\ncode = "code:double"\n[endpoints.b]\n'
+    (directory / "app.toml").write_text(text + 'route = "/b"\nbackend = "b"\n')
+    with terminal.serving("serve", "app.toml") as (process, port):
+        assert ask(port, "/b", 4) == (200, 8)
+        assert len(workers_of(process.pid)) == 2
+
+
+def test_without_the_option_nothing_is_started_or_loaded(serving, directory):
+    with (directory / "code.py").open("a") as file:
+        file.write(
+            "\n\n@app.endpoint('/loaded')\n"
+            "async def loaded(items: list[int]) -> list[list[str]]:\n"
+            "    import sys\n\n"
+            "    return [[name for name in sys.modules if 'front_end' in name]] * len(items)\n"
+        )
+    with serving() as (process, port):
+        assert ask(port, "/loaded", 1) == (200, [])
+        assert workers_of(process.pid) == []
+
+
 def test_the_admin_api_is_at_each_worker_with_a_token(terminal, directory):
     (directory / "token").write_text("s3cret-s3cret-s3cret")
     (directory / "token").chmod(0o600)
@@ -180,6 +201,16 @@ def test_the_admin_api_is_at_each_worker_with_a_token(terminal, directory):
         asked = urllib.request.Request(url, headers=bearer)
         with urllib.request.urlopen(asked, timeout=HANG_S) as answer:
             assert "double" in answer.read().decode()
+
+
+def test_a_command_stops_all(terminal, directory):
+    with terminal.serving("start", "code:app", "--port", "0", "--workers", "2") as (process, _):
+        workers = workers_of(process.pid)
+        assert len(workers) == 2
+        terminal.told_here("stop")
+        process.communicate(timeout=HANG_S)
+    assert process.returncode == 0
+    assert not any(map(is_worker, workers))
 
 
 def test_a_version_that_is_reloaded_has_its_workers(terminal, directory):

@@ -7,19 +7,28 @@ from argparse import ArgumentError, ArgumentParser
 
 import pytest
 
-from shoal.asgi.http_options import HttpOptions
+from shoal.asgi.http_options import HTTP_OPTIONS, HttpOptions
 from shoal.commands.server import options
 from shoal.commands.server.options import add_server_options, process_options, server_options
 from shoal.commands.support.mistake import CommandError
 
-# One of each kind; `test_documented_commands` compares all with the page of the reference.
 FLAGS = [
     ("--host", "::1", "host", "::1", "(127.0.0.1)"),
+    ("--host", "5", "host", "5", "(127.0.0.1)"),
     ("--port", "0", "port", 0, "(8000)"),
     ("--graceful-timeout", "2.5", "graceful_timeout_s", 2.5, "(20)"),
+    ("--max-connections", "7", "max_connections", 7, "(1000)"),
     ("--keep-alive-timeout", "75", "keep_alive_timeout_s", 75.0, "(5)"),
+    ("--head-timeout", "2", "head_timeout_s", 2.0, "(10)"),
+    ("--max-head-bytes", "2", "max_head_bytes", 2, "(32768)"),
+    ("--max-headers", "2", "max_headers", 2, "(128)"),
+    ("--max-target-bytes", "2", "max_target_bytes", 2, "(16384)"),
+    ("--body-timeout", "2", "body_timeout_s", 2.0, "(10)"),
+    ("--ping-interval", "2", "ping_interval_s", 2.0, "(7)"),
+    ("--max-message-bytes", "2", "max_message_bytes", 2, "(16777216)"),
     ("--uds", "/x", "uds", "/x", "host and port"),
     ("--uds-mode", "660", "uds_mode", "660", "(600)"),
+    ("--certfile", "c.pem", "certfile", "c.pem", "in this file"),
     ("--allow-host", "a", "allowed_hosts", ["a"], "(localhost, at loopback)"),
     (
         "--allow-origin",
@@ -28,7 +37,9 @@ FLAGS = [
         ["x://a"],
         "(at loopback: none but its own)",
     ),
+    ("--send-timeout", "3", "send_timeout_s", 3.0, "(10)"),
     ("--access-log", None, "access_log", True, "for each request to stderr"),
+    ("--root-path", "/ml", "root_path", "/ml", "the paths of requests"),
     ("--trusted-peer", "10.0.0.0/8", "trusted_peers", ["10.0.0.0/8"], "(none)"),
     (
         "--proxy-header",
@@ -45,6 +56,12 @@ def parser():
     parser = ArgumentParser(exit_on_error=False)
     add_server_options(parser)
     return parser
+
+
+def test_every_flag_is_tested():
+    assert {name for _, _, name, _, _ in FLAGS} | {"keyfile"} == {
+        n for n, one in HTTP_OPTIONS.items() if one.flag
+    }
 
 
 @pytest.mark.parametrize(("flag", "text", "name", "value", "default"), FLAGS)

@@ -97,6 +97,18 @@ def test_traffic_that_is_drawn_depends_on_the_seed(traffic, told):
     assert told(*arguments, "--seed", "1", "--json") != first
 
 
+def test_run_times_can_vary(told):
+    first = told(*CONSTANT, "--json")
+    assert told(*CONSTANT, "--jitter", "0.5", "--json")["latency_s"] != first["latency_s"]
+
+
+def test_any_option_can_be_named(told):
+    data = told(
+        *CONSTANT, "--option", "max_batch_size=5", "--option", "idle_timeout_s=0.02", "--json"
+    )
+    assert data["mean_batch"] == 5
+
+
 def test_the_flags_of_options_are_those_of_the_table(capsys):
     with pytest.raises(SystemExit):
         main(["simulate", "--help"])
@@ -175,8 +187,7 @@ def test_a_plot_is_saved(told, tmp_path):
             ["--callers", "1", "--think", "9", "--duration", "1", "--run-time", "1"],
             "no request arrives in 1 s; raise --duration",
         ),
-        (["--run-time", "1", "absent.csv"], "can't read absent.csv: No such file or directory"),
-        (["times.csv"], "give the run time of a batch of n items"),
+        (["--run-time", "1", "absent.csv"], "can't read absent.csv"),
         ([*CONSTANT, "--run-time", "soon"], "a run time is written like 0.002+0.00005n"),
         ([*CONSTANT, "--max-batch-size", "0"], "max_batch_size must be at least 1, not 0"),
         ([*CONSTANT, "--option", "levels=2"], "'levels' is not an option of a batcher"),
@@ -195,11 +206,20 @@ def test_a_plot_is_saved(told, tmp_path):
 )
 def test_a_mistake_is_told_in_one_line(arguments, line, told, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "times.csv").write_text("1\n2\n")
     told(*arguments, code=2)
     assert told.err.startswith("shoal: ")
     assert line in told.err
     assert told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--rate", "0"], ["--rate", "x"], ["--duration", "inf"], ["--jitter", "-1"]]
+)
+def test_a_number_that_is_none_is_told(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", *arguments])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith("see shoal simulate --help\n")
 
 
 # Recordings
@@ -293,6 +313,18 @@ def test_a_run_time_is_needed_where_none_was_recorded(told, recorded, without, m
     assert "recorded" in told(path, "--run-time", "0.01")
 
 
+def test_other_traces_need_a_run_time(told, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("1\n2\n")
+    told(str(path), code=2)
+    assert "give the run time of a batch of n items" in told.err
+
+
+def test_made_traffic_can_be_compared_too(told):
+    data = told(*CONSTANT, "--json", "--compare", "max_batch_size=1")
+    assert [one["name"] for one in data["compared"]] == ["these options", "A"]
+
+
 def test_mistakes_in_what_is_compared_are_told(told, tmp_path):
     told(*CONSTANT, "--compare", "max_batch_size", code=2)
     assert "an option is written KEY=VALUE" in told.err
@@ -306,7 +338,7 @@ def test_mistakes_in_what_is_compared_are_told(told, tmp_path):
 
 @pytest.mark.real_time
 def test_a_terminal_without_unicode_gets_escapes():
-    command = [sys.executable, "-m", "shoal", "simulate", "--callers", "4", "--duration", "1"]
+    command = [sys.executable, "-m", "shoal", "simulate", "--callers", "4"]
     command += ["--run-time", "0.00001", "--max-batch-size", "4"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20)

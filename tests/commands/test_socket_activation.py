@@ -146,9 +146,8 @@ def test_a_passed_socket_goes_before_the_address_in_a_file(passing, tmp_path):
         assert ask(port_of(passed), "/embed", "eel") == (200, 3)
 
 
-@pytest.mark.parametrize("more", [["--workers", "2"], ["--reload"]], ids=" ".join)
-def test_a_passed_socket_can_be_served_with_workers_and_with_reload(more, passing):
-    command = ("serve", "lengths:app", *more)
+def test_a_passed_socket_can_be_served_by_workers(passing):
+    command = ("serve", "lengths:app", "--workers", "2")
     with listening() as passed, passing([passed], "http", *command) as run:
         assert ask(port_of(passed), "/embed", "eel") == (200, 3)
         drain(run)
@@ -162,8 +161,19 @@ def test_workers_refuse_more_than_one_passed_socket(passing):
     assert run.returncode == 2
 
 
+def test_a_passed_socket_can_be_served_with_reload(passing):
+    pytest.importorskip("watchfiles")
+    with (
+        listening() as passed,
+        passing([passed], "http", "serve", "lengths:app", "--reload") as run,
+    ):
+        assert ask(port_of(passed), "/embed", "eel") == (200, 3)
+        drain(run)
+
+
 WRONG = {
     "datagram": "is not a stream socket; write ListenStream= in its unit",
+    "file": "is not a socket: ",
     "connection": "does not listen; write Accept=no in its unit",
     "tcp admin": "would open the admin API to everyone on this machine; ",
     "open admin": "would open the admin API to everyone on this machine; ",
@@ -176,6 +186,8 @@ def wrong_socket(what, stack, tmp_path):
     match what:
         case "datagram":
             return stack.enter_context(socket.socket(type=socket.SOCK_DGRAM)), "http"
+        case "file":
+            return stack.enter_context(open(os.devnull)), "http"
         case "connection":
             near, far = socket.socketpair()
             stack.enter_context(far)

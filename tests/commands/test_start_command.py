@@ -85,16 +85,19 @@ def test_a_detached_server_is_there_when_the_command_returns(start, terminal):
         "pid": location.holder(),
     }
     assert f"Shoal serving app.toml on {ready['url']}\n" in location.log.read_text()
-    # It has a session of its own, and its files are for its user alone.
-    assert os.getsid(ready["pid"]) == ready["pid"]
-    modes = [stat.S_IMODE(os.stat(file).st_mode) for file in (ready["socket"], ready["log"])]
-    assert modes == [0o600, 0o600]
-    assert stat.S_IMODE(os.stat(os.path.dirname(ready["socket"])).st_mode) == 0o700
 
 
 def test_what_is_told_of_it_is_a_line_for_each_fact(terminal, directory):
     told = terminal.told("start", "--detach", "--port", "0")
     assert [line.split()[0] for line in told.splitlines()] == ["url", "socket", "log", "pid"]
+
+
+def test_it_goes_on_in_a_session_of_its_own_for_its_user_alone(start):
+    ready = start()
+    assert os.getsid(ready["pid"]) == ready["pid"]
+    assert stat.S_IMODE(os.stat(ready["socket"]).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(ready["log"]).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(os.path.dirname(ready["socket"])).st_mode) == 0o700
 
 
 def test_its_status_is_shown_and_it_is_stopped(start, terminal):
@@ -120,6 +123,17 @@ def test_a_second_one_of_the_same_name_is_refused(start, terminal):
     start("--name", "another")
 
 
+@pytest.mark.slow
+def test_backends_are_created_from_modules_that_were_allowed(start, terminal):
+    start("--allow-module", "driven_models")
+    terminal.told_here("backends", "create", "b", "driven_models:add_one", "placement=thread")
+    terminal.told_here("endpoints", "create", "e", "--backend", "b")
+    assert terminal.told_here("call", "e", "1") == "2\n"
+    code, _, err = terminal.run_here("backends", "create", "c", "json:dumps")
+    assert code == 1
+    assert "the operator did not allow imports from 'json' here" in err
+
+
 def test_the_state_of_one_that_was_killed_comes_back(start, terminal):
     allowed = ("--state", "file.db", "--allow-module", "driven_models")
     pid = start(*allowed)["pid"]
@@ -131,11 +145,33 @@ def test_the_state_of_one_that_was_killed_comes_back(start, terminal):
     assert ask(port_of(ready), "/e", 4) == (200, 5)
 
 
-def test_one_that_does_not_start_shows_what_it_said_and_not_what_the_log_had(terminal, directory):
+def test_a_state_file_that_is_none_is_told(terminal, directory):
+    (directory / "file.db").write_text("not a database" * 100)
+    code, _, err = terminal.run("start", "--detach", "--port", "0", "--state", "file.db")
+    assert code == 1
+    assert err.startswith("shoal: the state file ")
+    assert err.count("\n") == 1
+
+
+def test_one_that_does_not_start_shows_what_it_said(terminal, directory):
+    code, out, err = terminal.run("start", "--detach", "absent:app")
+    assert (code, out) == (2, "")
+    assert err.startswith("shoal: 'absent:app': there is no module 'absent' in /")
+    assert err.count("\n") == 1
+
+
+def test_one_whose_import_fails_shows_the_traceback(terminal, directory):
+    (directory / "broken.py").write_text("raise LookupError('bad day')")
+    code, _, err = terminal.run("start", "--detach", "broken:app")
+    assert code == 1
+    assert "LookupError: bad day" in err
+    assert err.endswith("shoal: importing broken:app failed, see above\n")
+
+
+def test_what_was_in_the_log_before_is_not_told_again(terminal, directory):
     for name in ("first", "second"):
-        code, out, err = terminal.run("start", "--detach", f"{name}:app")
-        assert (code, out) == (2, "")
-        assert err.startswith(f"shoal: '{name}:app': there is no module '{name}' in /")
+        _, _, err = terminal.run("start", "--detach", f"{name}:app")
+        assert f"no module '{name}'" in err
         assert err.count("\n") == 1
 
 
@@ -175,19 +211,34 @@ def test_one_that_does_not_answer_is_killed_by_force_alone(start, terminal):
     assert terminal.location().holder() is None
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, "shoal stop"])
-def test_a_signal_or_a_client_ends_one_in_the_foreground_with_0(how, terminal, directory):
+def test_the_name_of_one_that_was_killed_is_free(start, terminal):
+    os.kill(start()["pid"], signal.SIGKILL)
+    terminal.wait_until_ended()
+    start()
+    assert terminal.told_here("status") == "no backends\n\nno endpoints\n"
+
+
+def test_to_stop_what_is_not_there_is_told(terminal):
+    code, _, err = terminal.run_here("stop")
+    assert (code, err) == (1, "shoal: no server named 'default' runs here\n")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_one_in_the_foreground_with_0(signum, terminal, directory):
     with terminal.serving("start", "app.toml") as (process, port):
         assert process.stderr.readline() == f"Commands reach it at {terminal.location().url()}\n"
         assert ask(port, "/e", 1) == (200, 2)
-        if how == "shoal stop":
-            assert terminal.told_here("stop") == "stopped default\n"
-        else:
-            process.send_signal(how)
+        process.send_signal(signum)
         _, said = process.communicate(timeout=15)
         assert process.returncode == 0
         assert " requests, drained in " in said
     assert terminal.location().holder() is None
+
+
+def test_a_client_that_shuts_it_down_ends_the_process(terminal, directory):
+    with terminal.serving("start", "app.toml") as (process, _):
+        assert terminal.told_here("stop") == "stopped default\n"
+        assert process.wait(15) == 0
 
 
 FORKING = """\

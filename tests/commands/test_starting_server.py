@@ -115,6 +115,14 @@ def test_a_start_that_fails_in_several_ways_shows_each(terminal):
     assert said.endswith("/embed could not be opened: ExceptionGroup: two (2 sub-exceptions)\n")
 
 
+def test_a_start_that_fails_names_the_module(terminal):
+    (terminal.directory / "app.py").write_text(missing("thread", "import absent_model"))
+    code, _, said = terminal.run("serve", "app:app", "--port", "0")
+    assert code == 1
+    assert said.endswith("ModuleNotFoundError: No module named 'absent_model'\n")
+    assert "src/shoal" not in said
+
+
 @pytest.mark.parametrize("placement", ["thread", "process"])
 def test_a_start_that_takes_too_long_names_the_option(terminal, placement):
     load = "__import__('time').sleep(0.4 if PLACEMENT == 'thread' else 600)"

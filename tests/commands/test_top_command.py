@@ -177,6 +177,16 @@ def test_no_line_is_cut_in_a_pipe(view):
     assert max(map(len, drawn(view, width=40, height=30).splitlines())) == 40
 
 
+def test_long_names_and_many_rows_are_short():
+    view = ServerView()
+    long = message(name="n" * 500)
+    long["state"]["backends"] *= 100
+    view.take(long)
+    text = drawn(view)
+    assert "n" * 40 not in text
+    assert len(text.splitlines()) < 70
+
+
 def test_another_server_at_the_same_address_is_another(view):
     view.take({**message(2), "samples": [], "state": None})
     assert "120 answered" in drawn(view)

@@ -7,9 +7,7 @@ import re
 import signal
 import threading
 import time
-from contextlib import contextmanager
 
-import anyio
 import pytest
 from driven_server import served
 
@@ -83,7 +81,7 @@ def test_a_server_that_ends_leaves_what_there_is(run, tmp_path):
         )
         # Signals can't be awaited in this thread.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("shoal.commands.trace.anyio.open_signal_receiver", no_signals)
+            patch.setattr("shoal.commands.trace.anyio.open_signal_receiver", never)
             thread.start()
             path = tmp_path / "trace.jsonl"
             while not path.exists():
@@ -97,13 +95,23 @@ def test_a_server_that_ends_leaves_what_there_is(run, tmp_path):
     assert json.loads(path.read_text().splitlines()[-1])["why"] == "server ended"
 
 
-@contextmanager
-def no_signals(*_):
-    async def never():
-        await anyio.sleep_forever()
-        yield
+class never:
+    def __init__(self, *signals):
+        pass
 
-    yield never()
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        pass
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        import anyio
+
+        await anyio.sleep_forever()
 
 
 def test_progress_is_json_for_programs(url, run):

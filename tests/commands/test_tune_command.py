@@ -141,6 +141,11 @@ def test_an_item_of_several_parameters_is_an_array_or_an_object(item, told, dire
     told("tuned:sums", "--items", "of_file.json", *QUICK)
 
 
+def test_options_can_be_named(told):
+    told("tuned:echo", "--item", '"eel"', *QUICK, "--option", "allowed_batch_sizes=3", code=2)
+    assert "shoal: allowed_batch_sizes" in told.err
+
+
 def test_a_target_that_is_missed_is_no_success(told):
     text = told("tuned:echo", "--item", '"eel"', *QUICK, "--p99", "0.0001", code=1)
     assert "none of 5 pairs of options meets this target" in text
@@ -155,6 +160,11 @@ def test_a_plot_is_saved(told, directory):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
+        (
+            ["tuned", "--item", '"eel"'],
+            "'tuned' is not an import path; write it like 'my_module",
+        ),
+        (["absent:echo", "--item", '"eel"'], "no module 'absent' in "),
         (["tuned:absent", "--item", '"eel"'], "tuned has no attribute 'absent'"),
         (["tuned:weights", "--item", '"eel"'], "a handler must be a function of a list, not None"),
         (["tuned:echo", "--item", "eel"], "--item is not JSON: "),

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from processes import HANG_S, Terminal
+from websockets.sync.client import connect
 
 from certificates import new_certificate
 from worker_processes import workers_of
@@ -60,6 +61,29 @@ def ask(served):
             return client.request(method, served.url + path, content=body, headers=sent)
 
     return ask
+
+
+@pytest.fixture
+def talk(served):
+    """Makes requests on one WebSocket; returns the messages of each."""
+
+    def talk(path, *items):
+        url = served.url.replace("https", "wss") + path
+        options = {"additional_headers": KEY, "subprotocols": ["shoal.v1"], "ssl": served.tls()}
+        found = {number: [] for number in range(len(items))}
+        with connect(url, **options) as socket:
+            for number, item in enumerate(items):
+                socket.send(json.dumps({"id": number, "item": item}))
+            left = set(found)
+            while left:
+                message = json.loads(socket.recv(HANG_S))
+                number = message.pop("id")
+                found[number].append(message)
+                if "next" not in message:
+                    left.remove(number)
+        return list(found.values())
+
+    return talk
 
 
 def refusal_of(served, path, headers):
@@ -123,9 +147,23 @@ def test_a_mounted_site_is_served_behind_the_same_middleware(served, ask, versio
         "body": "text",
     }
     assert json.loads(answer.headers["x-read"])["process"] == served.pid
+    parts = ask("GET", "/site/parts", version=version)
+    assert (parts.text, "content-length" in parts.headers) == ("abc", False)
+    failed = ask("GET", "/site/failing", version=version)
+    assert (failed.status_code, failed.text) == (500, "Internal Server Error")
     assert ask("GET", "/site/nowhere", version=version).status_code == 404
-    refused = ask("GET", path, version=version, without=KEY)
+    refused = ask("GET", "/site/parts", version=version, without=KEY)
     assert (refused.status_code, refused.headers["x-by"]) == (401, "guard")
+
+
+def test_a_websocket_carries_calls_and_streams(talk):
+    *results, failed = talk("/double", *range(20), "x")
+    assert results == [[{"result": 2 * item}] for item in range(20)]
+    assert failed[0]["error"]["status"] == 422
+    one, other = talk("/count", 3, 200)
+    assert one == [{"next": 0}, {"next": 1}, {"next": 2}, {"end": True}]
+    assert other == [*({"next": step} for step in range(200)), {"end": True}]
+    assert talk("/site/squares", 5) == [[{"result": ["/site/squares", "wss", 25]}]]
 
 
 def test_a_websocket_is_refused_with_a_status_and_a_reason(served):

@@ -56,6 +56,14 @@ async def together(items: list[int]) -> list[int]:
     return [len(items)] * len(items)
 
 
+@app.endpoint("/held", max_batch_size=1)
+async def held(names: list[str]) -> list[str]:
+    """Holds a request until its name is told."""
+    happen(f"{names[0]} runs")
+    await until(names[0])
+    return names
+
+
 @app.endpoint("/hang", max_batch_size=1)
 async def hang(names: list[str]) -> list[str]:
     """Holds a request until it is cancelled."""
