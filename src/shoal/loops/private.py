@@ -9,8 +9,9 @@
   `asyncio.capture_call_graph` does it.
 - ``Future._asyncio_future_blocking`` of asyncio: whether a trio task, as asyncio's guest, awaits a
   future of asyncio. A public name for it would do.
-- `OF_PYDANTIC`, a parameter of pydantic-core: whether the validator of a changed schema uses the validators
-  that its models have already, which don't know the changes. A public parameter would do.
+- `OF_PYDANTIC`, a parameter of pydantic-core: whether the validator of a changed schema uses the
+  validators that its models have already, which don't know the changes. A public parameter would
+  do.
 
 Where a library has none of that, each function returns what its docstring says. Then Shoal notices
 less of what handlers do wrong: on asyncio one that never leaves a scope breaks its batcher, rather
