@@ -50,6 +50,20 @@ class KnownHereOnly:
             raise LookupError("known elsewhere only")
 
 
+class Box:
+    """An item that is no array, and as large as one."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.content = bytes(nbytes)
+        self.nbytes = nbytes
+
+
+def current_trace() -> str:
+    from opentelemetry import trace
+
+    return f"{trace.get_current_span().get_span_context().trace_id:x}"
+
+
 class Model:
     """Says where it runs, and does what it is asked to.
 
@@ -69,6 +83,12 @@ class Model:
     def close(self) -> None:
         self.folder.note("closed")
 
+    def traces(self, items: list[Any]) -> list[str]:
+        return [current_trace() for _ in items]
+
+    async def traces_in_a_loop(self, items: list[Any]) -> list[str]:
+        return [current_trace() for _ in items]
+
     def pids(self, items: list[Any]) -> list[int]:
         return [os.getpid() for _ in items]
 
@@ -85,6 +105,9 @@ class Model:
     async def seconds_left(self, items: list[Any]) -> list[Any]:
         now = anyio.current_time()
         return [r.deadline and r.deadline - now for r in shoal.current_batch().requests]
+
+    def sums(self, boxes: list[Box]) -> list[int]:
+        return [len(box.content) for box in boxes]
 
     def opaque(self, items: list[Any]) -> list[Any]:
         return [Opaque() for _ in items]
@@ -263,6 +286,10 @@ class Caller:
 
     async def by_item(self, handle: Any) -> Any:
         return await handle.call(5)
+
+    async def missing(self, name: str) -> Any:
+        async with shoal.connect() as client:
+            return await client.get_handle(name)
 
     async def total(self, array: Any) -> Any:
         doubled = await self.other.call(array)

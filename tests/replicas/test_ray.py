@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,9 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from replicas.playing import noted
-from replicas.playing import playing as playing_replica
 from replicas.ray_backends import (
     AlwaysStuck,
+    Box,
     ByKeyword,
     KnownHereOnly,
     Model,
@@ -40,12 +39,12 @@ from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, ReplicaOptions
 from shoal.testing.policies import make_request
 from shoal.testing.replicas.check import check_replica
+from shoal.testing.replicas.code import Folder
 from shoal.testing.replicas.stage import Played
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-    from contextlib import AbstractAsyncContextManager
-
+    from collections.abc import AsyncGenerator, Generator
+    from pathlib import Path
 
 ray = pytest.importorskip("ray")
 
@@ -67,16 +66,23 @@ def _on_a_cluster(cluster: Any) -> None:
     """Every test is."""
 
 
-def playing(
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(str(tmp_path))
+
+
+@asynccontextmanager
+async def playing(
     target: Any,
     *init_args: Any,
     user_config: Any = None,
     start_timeout_s: float = 60.0,
     cancel_grace_s: float = 10.0,
     **options: Any,
-) -> AbstractAsyncContextManager[Played]:
+) -> AsyncGenerator[Played]:
+    """Plays a replica; stops it in the end, if it has not ended."""
     shared = ReplicaOptions(start_timeout_s=start_timeout_s, cancel_grace_s=cancel_grace_s)
-    return playing_replica(
+    played = Played(
         RayReplica(
             Blueprint(
                 identity=Identity("model", "model#7"),
@@ -87,6 +93,21 @@ def playing(
             )
         )
     )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(played.serve)
+        await played.ready.wait()
+        try:
+            yield played
+            played.replica.stop()
+            await played.ended.wait()
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+async def noted(folder: Folder, line: str, times: int = 1) -> None:
+    """Waits until an actor has said something."""
+    while folder.notes().count(line) < times:  # noqa: ASYNC110 - it is in another process
+        await anyio.sleep(0.005)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +195,31 @@ async def test_deadlines_arrive_as_the_time_that_is_left(folder):
         # Ray lets asyncio run on uvloop where that is installed, whose clock counts milliseconds.
         assert 900 < left_s <= 1000.01
         assert nothing is None
+
+
+@pytest.mark.parametrize("method", ["traces", "traces_in_a_loop"])
+async def test_code_continues_the_trace_of_its_batch(folder, method):
+    pytest.importorskip("opentelemetry")
+    async with playing(Model, folder.path) as played:
+        batch = Batch(1, DispatchReason.FULL, [make_request(1), make_request(2)])
+        batch.trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+        token = running_batch.set(batch)
+        found = await played.replica.run(method, [1, 2])
+        running_batch.reset(token)
+    assert found == ["af7651916cd43dd8448eb211c80319c"] * 2
+
+
+async def test_large_items_arrive(folder):
+    async with playing(Model, folder.path) as played:
+        assert await played.run("sums", [Box(3_000_000), Box(1)]) == [3_000_000, 1]
+
+
+async def test_many_calls_run_at_once(folder):
+    async with playing(Model, folder.path) as played, anyio.create_task_group() as tasks:
+        for _ in range(50):
+            tasks.start_soon(played.run, "is_stuck", [1])
+        await noted(folder, "began", 50)
+        folder.release("on")
 
 
 async def test_a_replica_whose_process_is_killed_dies(folder):
@@ -277,6 +323,15 @@ async def test_code_that_raises_no_exception_fails_its_batch_alone():
     assert played.error is None
 
 
+@ENDS
+async def test_a_batched_method_that_would_end_a_process_ends_its_replica(how, what):
+    async with playing(Raising) as played:
+        with pytest.raises(ReplicaDied, match="its code raised"):
+            await played.run("gathered", [how])
+        await played.ended.wait()
+        assert str(played.error) == f"model#7 was killed: its code raised {what}"
+
+
 @pytest.mark.parametrize("how", ["exit", "panic"])
 async def test_a_constructor_that_raises_no_exception_is_a_failed_start(how):
     async with playing(Raising, how) as played:
@@ -366,6 +421,16 @@ async def test_work_whose_callers_have_left_ends_no_actor(folder):
         assert await played.run("__call__", [1]) == [1]
 
 
+async def test_async_code_that_is_cancelled_leaves_the_replica_alive(folder):
+    async with playing(Model, folder.path) as played:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(played.run, "waits", [1])
+            await noted(folder, "began")
+            tasks.cancel_scope.cancel()
+        assert "cancelled" in folder.notes()
+        assert await played.run("__call__", [1]) == [1]
+
+
 @pytest.mark.parametrize("method", ["is_stuck", "waits"])
 def test_a_call_that_was_cancelled_before_it_came_is_not_made(folder, method):
     actor = ReplicaActor(("model", "model#7"), "trio")
@@ -414,6 +479,13 @@ async def test_health_does_not_wait_for_work(folder):
         await played.replica.check_health()
         tasks.cancel_scope.cancel()
         played.replica.kill("the test is over")
+
+
+async def test_close_is_called_before_the_actor_ends(folder):
+    async with playing(Model, folder.path) as played:
+        await played.replica.reconfigure(5)
+    assert played.error is None
+    assert folder.notes() == ["configured 5", "closed"]
 
 
 async def test_an_error_whose_class_only_this_program_knows_keeps_its_type(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import shoal
 from replicas.ray_backends import Caller, CallsWhileItStarts, Model
 from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
 from shoal.serving.controller.controller import Controller
+from shoal.testing.asgi import ask
 from shoal.testing.replicas.code import Folder
 
 if TYPE_CHECKING:
@@ -106,6 +108,20 @@ async def test_a_call_is_answered_or_fails_as_the_endpoint_does():
             assert await call("ab") == "abab"
 
 
+@ON_TRIO
+async def test_many_calls_at_once_are_each_answered():
+    async with calling() as (_, handle, _other):
+        found: dict[int, int] = {}
+
+        async def call(number: int, method: str) -> None:
+            found[number] = await handle.options(method_name=method).call(number)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(60):
+                tasks.start_soon(call, number, ("__call__", "plain")[number % 2])
+        assert found == {number: 2 * number for number in range(60)}
+
+
 async def test_a_stream_goes_through_whole_and_in_order():
     async with calling() as (_, handle, _other):
         for method in ("steps", "plain_steps"):
@@ -185,6 +201,13 @@ async def test_a_handle_may_be_an_item():
 
 
 @ON_TRIO
+async def test_an_endpoint_that_does_not_exist_is_named():
+    async with calling() as (_, handle, _other):
+        with pytest.raises(KeyError, match="there is no endpoint 'none'"):
+            await handle.options(method_name="missing").call("none")
+
+
+@ON_TRIO
 async def test_arrays_come_and_may_be_written_to():
     async with calling() as (_, handle, _other):
         array = np.arange(100_000.0)
@@ -196,6 +219,20 @@ async def test_arrays_come_and_may_be_written_to():
 async def test_a_constructor_may_call():
     async with calling(CallsWhileItStarts) as (_, handle, _other):
         assert await handle.call(1) == 40
+
+
+@ON_TRIO
+async def test_over_http():
+    app = shoal.App()
+
+    @app.endpoint("/other", name="other")
+    async def other(item: int) -> int:
+        return item * 2
+
+    app.backend("caller", Caller, placement="ray", ray_options=SMALL)
+    app.route("caller", backend="caller", path="/caller")
+    async with app.lifespan():
+        assert json.loads((await ask(app, "/caller", 21)).body) == 42
 
 
 @ON_TRIO

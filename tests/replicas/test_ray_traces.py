@@ -12,6 +12,7 @@ import pytest
 from observe import traced_code
 from observe.otlp_receiver import receiving
 from observe.test_tracing_batches import Spans, ids, linked
+from replicas.ray_backends import Caller
 from replicas.ray_cluster import MARKS, SMALL, cluster_of
 from shoal.observe import instrument
 from shoal.serving.controller.controller import Controller
@@ -113,3 +114,33 @@ async def test_each_step_of_a_stream_is_in_the_trace(spans, code):
     ):
         found = [tuple(step) async for step in steps]
     assert found == [ids(spans.one("steps batch"))] * 2
+
+
+class Steps:
+    """A stream that tells the trace of each step; in this process."""
+
+    def __call__(self) -> None:
+        """The handler; nobody calls it."""
+
+    async def steps(self, count: int) -> AsyncGenerator[tuple[int, int]]:
+        for _ in range(count):
+            yield traced_code.current()
+
+
+@ON_TRIO
+async def test_a_stream_that_goes_through_an_actor_is_in_the_trace(spans):
+    async with traced(spans) as serve:
+        other = await serve("other", Steps)
+        handle = await serve("caller", Caller, other, **ON_RAY)
+        found: dict[str, list[Any]] = {}
+        for method in ("steps", "plain_steps"):
+            async with handle.options(method_name=method).stream(2) as steps:
+                found[method] = [tuple(step) async for step in steps]
+
+    def within(name: str, outer: Any) -> Any:
+        [span] = [one for one in spans.named(name) if ids(one.parent) == ids(outer)]
+        return span
+
+    for method, steps in found.items():
+        call = within("other/steps", spans.one(f"caller/{method} batch"))
+        assert steps == [ids(within("other/steps batch", call))] * 2
