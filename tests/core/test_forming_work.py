@@ -39,7 +39,7 @@ class Due(float):
 
 
 def calls_of(function: Callable[[], object]) -> int:
-    """Counts the calls and the steps of generators in Shoal's code, and comparisons of deadlines."""
+    """Counts calls and steps of generators in Shoal's code, and comparisons of deadlines."""
     calls = 0
 
     def note(frame: FrameType, event: str, _argument: object) -> None:
@@ -64,6 +64,7 @@ def use(former: Former, requests: list[Request], newcomers: list[Request]) -> No
         take(former, 1e9)
 
 
+STRICT: dict[str, Any] = {"order": "deadline", "priority_aging_s": None}
 RULES: dict[str, dict[str, Any]] = {
     "size or wait": {},
     "costs": {"batch_size_fn": len, "max_queued_requests": 10**6},
@@ -75,10 +76,8 @@ RULES: dict[str, dict[str, Any]] = {
         "queue_policies": {2: QueuePolicy(batch_wait_timeout_s=5, max_queued_requests=10**6)},
     },
     "deadlines": {"order": "deadline"},
-    "strict deadlines": {"order": "deadline", "priority_aging_s": None},
-    "strict deadlines in buckets": {
-        **{"order": "deadline", "priority_aging_s": None, "bucket_by": len}
-    },
+    "strict deadlines": STRICT,
+    "strict deadlines in buckets": {**STRICT, "bucket_by": len},
     "allowed sizes": {"allowed_batch_sizes": (2, 4), "padding": "down"},
     "preferred sizes": {"preferred_batch_sizes": (2, 4), "priority_levels": 3},
     "buckets": {"bucket_by": len},

@@ -121,13 +121,12 @@ SCENES: dict[str, dict[str, Any]] = {
     "a latency target": TARGET,
     "a latency target for two slots": {**TARGET, "max_concurrent_batches": 2},
     "a rule of one's own": {**FOUR, "policy": lambda _options: Pairs()},
-    "nearly everything": {
-        **LEVELS,
-        **WAITS,
-        **{"max_batch_size": 9, "max_concurrent_batches": 2, "max_queued_requests": 12},
-        **{"overload": "shed_lowest", "batch_size_fn": cost, "bucket_by": bucket},
-        **{"order": "deadline", "idle_timeout_s": 0.0071, "request_timeout_s": 0.2003},
-    },
+    "nearly everything": (
+        {**LEVELS, **WAITS, "max_batch_size": 9, "max_concurrent_batches": 2}
+        | {"max_queued_requests": 12, "overload": "shed_lowest", "order": "deadline"}
+        | {"batch_size_fn": cost, "bucket_by": bucket}
+        | {"idle_timeout_s": 0.0071, "request_timeout_s": 0.2003}
+    ),
 }
 TIMEOUTS_S: dict[str, Sequence[float | None]] = {
     "deadlines": (None, 0.0, 0.0237, 0.0601),
