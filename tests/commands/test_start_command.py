@@ -18,15 +18,9 @@ from shoal.commands.server.locations import ServerLocation
 pytestmark = pytest.mark.real_time
 
 APP = """\
-[server]
-port = 0
-
-[backends.b]
-code = "driven_models:Scaler"
-
-[endpoints.e]
-route = "/e"
-backend = "b"
+server = { port = 0 }
+backends.b = { code = "driven_models:Scaler" }
+endpoints.e = { route = "/e", backend = "b" }
 """
 
 HELD = """\
@@ -43,13 +37,7 @@ def held(names: list[str]) -> list[str]:
         return [told.read()]
 """
 
-SLOW = """\
-import time
-
-with open("begun", "w"):
-    pass
-time.sleep(3600)
-"""
+SLOW = "import time\nopen('begun', 'w').close()\ntime.sleep(3600)\n"
 
 
 @pytest.fixture
@@ -92,13 +80,9 @@ def test_a_detached_server_is_there_when_the_command_returns(start, terminal):
     assert stat.S_IMODE(os.stat(os.path.dirname(ready["socket"])).st_mode) == 0o700
 
 
-def test_what_is_told_of_it_is_a_line_for_each_fact(terminal, directory):
-    told = terminal.told("start", "--detach", "--port", "0")
+def test_it_is_told_a_line_for_each_fact_its_status_is_shown_and_it_is_stopped(terminal, directory):
+    told = terminal.told("start", "--detach", "--port", "0", "app.toml", "--name", "one")
     assert [line.split()[0] for line in told.splitlines()] == ["url", "socket", "log", "pid"]
-
-
-def test_its_status_is_shown_and_it_is_stopped(start, terminal):
-    start("app.toml", "--name", "one")
     status = json.loads(terminal.told("status", "--name", "one", "--json"))
     assert status["backends"]["b"]["state"] == "ready"
     assert terminal.told("stop", "--name", "one") == "stopped one\n"

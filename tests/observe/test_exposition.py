@@ -204,9 +204,9 @@ evaluation_interval: 1m
 tests:
 - interval: 1m
   input_series:
-  - series: 'shoal_request_seconds_count{instance="a",endpoint="e",protocol="json",outcome="ok"}'
+  - series: shoal_request_seconds_count{instance="a",endpoint="e",protocol="json",outcome="ok"}
     values: 0+60x20
-  - series: 'shoal_request_seconds_count{instance="a",endpoint="e",protocol="json",outcome="failed"}'
+  - series: shoal_request_seconds_count{instance="a",endpoint="e",protocol="json",outcome="failed"}
     values: 0+60x3 180x17
   - series: 'shoal_request_seconds_count{instance="a",endpoint="-",outcome="unavailable"}'
     values: 0+60x20
