@@ -49,14 +49,8 @@ def test_what_is_no_option_is_told(text, complaint):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("3", 3),
-        ("true", True),
-        ("none", None),
-        ("process", "process"),
-        ("my_models:pad", "my_models:pad"),
-        ("", ""),
-        ('"3"', "3"),
-        ("'none'", "none"),
+        *(("3", 3), ("true", True), ("none", None), ("", ""), ('"3"', "3"), ("'none'", "none")),
+        *(("process", "process"), ("my_models:pad", "my_models:pad")),
         ("[[0, 1], [2]]", [[0, 1], [2]]),
         ("{ p99_s = 0.1 }", {"p99_s": 0.1}),
         ('{"p99_s": 0.1}', {"p99_s": 0.1}),
@@ -73,16 +67,11 @@ def test_a_value_is_read_as_in_a_file_and_a_word_as_text(text, value):
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [
-        ("[1, 2", "'[1, 2' is not a TOML value: "),
-        ('"a', "is not a TOML value"),
-        ("1\nb = 2", "more than"),
-    ],
+    [("[1, 2", r"'\[1, 2' is not a TOML value: "), ('"a', "TOML value"), ("1\nb = 2", "more than")],
 )
 def test_a_value_that_only_begins_like_toml_is_refused(text, line):
-    with pytest.raises(CommandError) as mistake:
+    with pytest.raises(CommandError, match=line):
         value_of(text)
-    assert line in str(mistake.value)
 
 
 def test_dots_lead_into_tables():
