@@ -240,6 +240,8 @@ async def test_a_batch_is_sampled_if_one_of_its_requests_is(spans):
 async def test_tracing_can_be_turned_off(spans):
     batcher = shoal.Batcher(echo, name="echo")
     tracing = instrument(batcher, tracer_provider=spans.provider)
+    with pytest.raises(RuntimeError, match="instrumented already"):
+        instrument(batcher)
     async with batcher as call:
         await call(1)
         tracing.uninstrument()
