@@ -30,18 +30,7 @@ def decided(options: AutoscalingOptions, requests: float, replicas: int) -> int:
 
 @pytest.mark.parametrize(
     ("requests", "replicas", "wanted"),
-    [
-        (0, 4, 1),
-        (1, 4, 1),
-        (2, 1, 1),
-        (2.1, 1, 2),
-        (8, 1, 4),
-        (8, 4, 4),
-        (8, 20, 4),
-        (39, 1, 20),
-        (40, 20, 20),
-        (1000, 1, 20),
-    ],
+    [(0, 4, 1), (2, 1, 1), (2.1, 1, 2), (8, 20, 4), (39, 1, 20), (40, 20, 20), (1000, 1, 20)],
 )
 def test_each_replica_gets_its_target(requests: float, replicas: int, wanted: int) -> None:
     options = AutoscalingOptions(max_replicas=20, target_ongoing_requests=2, **AT_ONCE)
@@ -114,12 +103,8 @@ def test_the_first_request_gets_replicas_without_a_delay(factor: float, wanted: 
 def test_requests_are_averaged_by_how_long_there_were_so_many(
     measured: list[tuple[int, int]], later: int, look_back: int
 ) -> None:
-    options = AutoscalingOptions(
-        max_replicas=4096,
-        target_ongoing_requests=0.02,
-        look_back_period_s=look_back,
-        **AT_ONCE,
-    )
+    given = {"target_ongoing_requests": 0.02, "look_back_period_s": look_back, **AT_ONCE}
+    options = AutoscalingOptions(max_replicas=4096, **given)
     autoscaler = Autoscaler(options)
     each_second: list[int] = []
     now, requests = 0, 0
@@ -253,22 +238,9 @@ def test_rays_older_factor_stands_for_both() -> None:
         ({"max_replicas": 0, "min_replicas": 0}, ValueError, "max_replicas must be at least 1"),
         ({"max_replicas": 1.5}, TypeError, "max_replicas must be a whole number, not 1.5"),
         ({"max_replicas": True}, TypeError, "max_replicas must be a whole number, not True"),
-        (
-            {"min_replicas": 5, "max_replicas": 4},
-            ValueError,
-            "min_replicas=5 must not be above max_replicas=4",
-        ),
         ({"min_replicas": 11}, ValueError, "min_replicas=11 must not be above max_replicas=10"),
-        (
-            {"target_ongoing_requests": 0},
-            ValueError,
-            "target_ongoing_requests must be above 0, and finite, not 0",
-        ),
-        (
-            {"target_ongoing_requests": "2"},
-            TypeError,
-            "target_ongoing_requests must be a number, such as 2, not '2'",
-        ),
+        ({"target_ongoing_requests": 0}, ValueError, "must be above 0, and finite, not 0"),
+        ({"target_ongoing_requests": "2"}, TypeError, "must be a number, such as 2, not '2'"),
         ({"target_ongoing_requests": math.nan}, ValueError, "must be above 0"),
         ({"upscaling_factor": -1}, ValueError, "upscaling_factor must be above 0"),
         ({"downscaling_factor": math.inf}, ValueError, "downscaling_factor must be above 0"),
@@ -281,13 +253,9 @@ def test_rays_older_factor_stands_for_both() -> None:
         (
             {"max_replica": 3},
             TypeError,
-            "'max_replica' is not an option of autoscaling; did you mean 'max_replicas'?",
+            "not an option of autoscaling; did you mean 'max_replicas'?",
         ),
-        (
-            {"zebra": 3},
-            TypeError,
-            "'zebra' is not an option of autoscaling; there are min_replicas, max_replicas, ",
-        ),
+        ({"zebra": 3}, TypeError, "'zebra' is not an option of autoscaling; there are min_replica"),
         ({3: 3}, TypeError, "3 is not an option of autoscaling"),
         (None, TypeError, "autoscaling must be a mapping or AutoscalingOptions, not None; write {"),
         ([("max_replicas", 3)], TypeError, "autoscaling must be a mapping or AutoscalingOptions"),

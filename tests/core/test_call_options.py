@@ -63,11 +63,7 @@ def test_an_item_that_is_too_large_is_told_the_bound(cost: float) -> None:
     ],
 )
 def test_the_earliest_end_counts(
-    limit_s: float | None,
-    timeout_s: float | None,
-    scope: float,
-    deadline: float | None,
-    due: float | None,
+    limit_s: Any, timeout_s: Any, scope: float, deadline: Any, due: Any
 ) -> None:
     made = options_factory(request_timeout_s=limit_s)
     asked = made.of("an item", CallOptions(timeout_s), 100.0, scope)

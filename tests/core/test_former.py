@@ -78,22 +78,6 @@ def test_an_arrival_extends_an_idle_wait_and_wakes_nobody() -> None:
     assert former.decide(1) == Wait(1.75)
 
 
-# Deadlines
-
-
-# Admission
-
-
-def test_idle_slots_take_as_much_as_the_costs_allow() -> None:
-    former = queue(max_queued_requests=0, batch_size_fn=float)
-    answers = [former.admit(new(cost=cost)).refusal for cost in (6, 5, 4, 0, 1)]
-    assert [answer is None for answer in answers] == [True, False, True, True, False]
-    assert "max_queued_requests=0" in str(answers[1])
-
-
-# Changes
-
-
 def test_a_demotion_that_comes_after_a_change_hands_nobody_out_twice() -> None:
     late = new(item=1)
     policy = QueuePolicy(timeout_s=1, timeout_action="delay")

@@ -54,14 +54,11 @@ def test_nothing_is_known_before_the_first_batch() -> None:
     assert model.largest() == model.samples() == 0
 
 
-def test_two_sizes_are_enough_for_a_line() -> None:
+def test_two_sizes_are_enough_for_a_line_and_more_where_there_is_noise() -> None:
     model = told([1, 101], linear)
     assert model.snapshot().a_s == pytest.approx(A_S)
     assert model.snapshot().b_s == pytest.approx(B_S)
     assert model.run_s(51) == pytest.approx(linear(51))
-
-
-def test_the_line_is_found_in_noise() -> None:
     model = told(mixed(300), noisy(0.1))
     for size in (1, 8, 32, 64, 128):
         assert model.run_s(size) == pytest.approx(linear(size), rel=0.15)
@@ -168,17 +165,13 @@ def test_another_pace_is_believed_of_all_sizes_within_twenty_batches(
         assert model.run_s(size) == pytest.approx(linear(size, pace), rel=0.2)
 
 
-def test_six_batches_are_enough_for_the_level() -> None:
+def test_six_batches_are_enough_for_the_level_and_are_no_spread() -> None:
     model = told(mixed(200), linear)
     told([30] * 5, lambda size: linear(size, 2), model)
     assert model.run_s(30) == pytest.approx(linear(30))
     told([30], lambda size: linear(size, 2), model)
     assert model.run_s(30) == pytest.approx(linear(30, 2))
-
-
-def test_a_change_of_pace_is_no_spread() -> None:
-    model = told(mixed(200), linear)
-    told([30] * 40, lambda size: linear(size, 2), model)
+    told([30] * 34, lambda size: linear(size, 2), model)
     assert model.snapshot().spread == pytest.approx(1, abs=0.01)
 
 
@@ -223,15 +216,12 @@ def test_under_a_steady_load_other_sizes_are_not_forgotten() -> None:
         assert model.run_s(size) == pytest.approx(linear(size), rel=0.2)
 
 
-def test_size_within_is_the_largest_whose_bound_is() -> None:
+def test_size_within_is_the_largest_whose_bound_is_or_any_where_size_does_not_matter() -> None:
     model = told(mixed(200), noisy(0.1))
     size = model.size_within(0.05)
     assert size is not None
     assert model.bound_s(size) == pytest.approx(0.05)
     assert model.size_within(0.001) == 0
-
-
-def test_where_size_does_not_matter_any_size_is_within() -> None:
     model = told(mixed(100), lambda size: 0.1)
     assert model.size_within(0.2) == math.inf
     assert model.size_within(0.05) == 0
@@ -257,13 +247,10 @@ def test_the_time_of_an_exact_size_does_not_depend_on_other_sizes() -> None:
     assert slower.median_s_of(8) == pytest.approx(linear(8))
 
 
-def test_sizes_may_be_any_costs() -> None:
+def test_sizes_may_be_any_costs_and_those_of_no_cost_or_no_time_do_no_harm() -> None:
     chance = random.Random(5)
     model = told([chance.uniform(0.01, 5000) for _ in range(500)], lambda size: size * 1e-5 + 0.1)
     assert model.run_s(2500) == pytest.approx(0.125)
-
-
-def test_batches_of_no_cost_and_of_no_time_do_no_harm() -> None:
     model = told([0, 0, 3, 0], lambda size: 0.0)
     assert model.run_s(3) == pytest.approx(0, abs=1e-6)
     assert model.size_within(1) == math.inf

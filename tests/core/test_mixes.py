@@ -12,6 +12,7 @@ from shoal.core.options import mixes
 TARGET = LatencyTarget(p99_s=1)
 WAITS = QueuePolicy(batch_wait_timeout_s=1)
 SPLIT: dict[str, Any] = {"split": divmod, "join": sum, "batch_size_fn": len}
+ISOLATED: dict[str, Any] = {"priority_levels": 2, "priority_mixing": "isolate"}
 EIGHT: dict[str, Any] = {"max_batch_size": 8}
 FOUR_OR_EIGHT: dict[str, Any] = {"max_batch_size": 8, "allowed_batch_sizes": (4, 8)}
 
@@ -45,10 +46,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"overload": "shed_oldest", "max_queued_requests": 0}, "pass max_queued_requests=1 or more"),
     ({"overload": "shed_lowest", "max_queued_requests": 0}, "pass max_queued_requests=1 or more"),
     ({"max_queued_requests": 0, "bucket_by": len}, "depends on their keys"),
-    (
-        {"max_queued_requests": 0, "priority_levels": 2, "priority_mixing": "isolate"},
-        "depends on their levels",
-    ),
+    ({"max_queued_requests": 0, **ISOLATED}, "depends on their levels"),
     ({"policy": print, "idle_timeout_s": 0}, "the policy alone decides"),
     ({"policy": print, "batch_size_fn": len}, "the policy alone decides"),
     ({"policy": print, "bucket_by": len}, "the policy alone decides"),
@@ -58,10 +56,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"policy": print, "default_queue_policy": QueuePolicy()}, "the policy alone decides"),
     ({"policy": print, "adaptive": TARGET}, "the policy alone decides"),
     ({"policy": print, "order": "deadline"}, "the policy alone decides"),
-    (
-        {"policy": print, "priority_levels": 2, "priority_mixing": "isolate"},
-        "the policy alone decides",
-    ),
+    ({"policy": print, **ISOLATED}, "the policy alone decides"),
 ]
 
 
@@ -105,10 +100,7 @@ FILLS: list[tuple[dict[str, Any], str]] = [
     (FOUR_OR_EIGHT, "no size to be padded to"),
     ({"preferred_batch_sizes": (4,)}, "at any size"),
     ({"bucket_by": len}, "keep the other keys waiting"),
-    (
-        {"split": divmod, "join": sum, "batch_size_fn": len},
-        "all parts could join the same",
-    ),
+    (SPLIT, "all parts could join the same"),
     ({"adaptive": TARGET}, "run time of a batch that grows"),
     ({"policy": print}, "no policy forms it"),
     ({"isolate_errors": True}, "answers each request by itself"),

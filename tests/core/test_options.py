@@ -52,10 +52,7 @@ def test_the_keywords_for_type_checkers_are_the_fields() -> None:
 
 
 WHOLE = [
-    "max_batch_size",
-    "max_concurrent_batches",
-    "stream_buffer",
-    "priority_levels",
+    *("max_batch_size", "max_concurrent_batches", "stream_buffer", "priority_levels"),
     "max_queued_requests",
 ]
 
@@ -69,13 +66,8 @@ def test_whole_numbers_are_kept_as_int(name: str, given: Any, kept: int) -> None
 
 
 SECONDS = [
-    "batch_wait_timeout_s",
-    "idle_timeout_s",
-    "priority_aging_s",
-    "slow_reader_timeout_s",
-    "handler_timeout_s",
-    "request_timeout_s",
-    "graceful_shutdown_timeout_s",
+    *("batch_wait_timeout_s", "idle_timeout_s", "priority_aging_s", "slow_reader_timeout_s"),
+    *("handler_timeout_s", "request_timeout_s", "graceful_shutdown_timeout_s"),
 ]
 
 
@@ -131,11 +123,7 @@ CHOICES = {
     "order": ["arrival", "deadline"],
     "priority_mixing": ["merge", "isolate"],
 }
-WHERE_ALL_GO = {
-    "max_queued_requests": 1,
-    "priority_levels": 2,
-    "allowed_batch_sizes": [10],
-}
+WHERE_ALL_GO = {"max_queued_requests": 1, "priority_levels": 2, "allowed_batch_sizes": [10]}
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -233,8 +221,10 @@ def test_policies_are_given_by_level(given: Any) -> None:
         BatchOptions(queue_policies=given)
 
 
-@pytest.mark.parametrize("given", [3, {"timeout_s": 1}, QueuePolicy])
-def test_a_queue_policy_is_a_record(given: Any) -> None:
+@pytest.mark.parametrize("given", [3, {"timeout_s": 1}, QueuePolicy, LatencyTarget])
+def test_a_queue_policy_and_a_latency_target_are_records(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"write adaptive=shoal\.LatencyTarget"):
+        BatchOptions(adaptive=given)
     with pytest.raises(TypeError, match="a queue policy must be a QueuePolicy record"):
         BatchOptions(default_queue_policy=given)
     with pytest.raises(TypeError, match="a queue policy must be a QueuePolicy record"):
@@ -246,14 +236,10 @@ def test_a_queue_policy_is_checked() -> None:
     assert [type(value) for value in dataclasses.astuple(kept)][:2] == [int, float]
     assert (kept.timeout_action, type(kept.batch_wait_timeout_s)) == ("reject", float)
     assert QueuePolicy(batch_wait_timeout_s=None).batch_wait_timeout_s is None
-    bad: list[dict[str, Any]] = [
-        {"max_queued_requests": 0},
-        {"timeout_s": -1},
-        {"timeout_action": "drop"},
-        {"batch_wait_timeout_s": -1},
-    ]
-    for options in bad:
-        with pytest.raises(ValueError, match=next(iter(options))):
+    bad: dict[str, Any] = {"max_queued_requests": 0, "timeout_s": -1, "timeout_action": "drop"}
+    for name, value in {**bad, "batch_wait_timeout_s": -1}.items():
+        options: dict[str, Any] = {name: value}
+        with pytest.raises(ValueError, match=name):
             QueuePolicy(**options)
     for name in ("max_queued_requests", "timeout_s", "batch_wait_timeout_s"):
         wrong: dict[str, Any] = {name: "1"}
@@ -283,12 +269,6 @@ def test_what_is_no_target_is_refused_with_what_was_passed(
     with pytest.raises(kind, match=re.escape(says)):
         LatencyTarget(**given)
     assert LatencyTarget(p99_s=0.2, headroom=0.5).planned_s == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("given", [0.1, {"p99_s": 0.1}, LatencyTarget])
-def test_a_latency_target_is_a_record(given: Any) -> None:
-    with pytest.raises(TypeError, match=r"write adaptive=shoal\.LatencyTarget"):
-        BatchOptions(adaptive=given)
 
 
 def test_a_set_of_options_is_frozen_and_compares_by_value() -> None:

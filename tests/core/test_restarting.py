@@ -85,11 +85,7 @@ def test_a_replica_that_lives_well_shortens_the_wait_of_the_others() -> None:
     assert restarts.failed(now + 1, ALL) == pytest.approx(now + 1.1)
 
 
-# The circuit
-
-
 # Whatever happens
-
 
 EVENT = st.tuples(
     st.sampled_from(["failed", "died", "started", "lived_well"]),

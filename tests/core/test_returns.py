@@ -86,22 +86,16 @@ def test_it_waits_no_longer_than_they_take():
     assert loop.decide() == Dispatch(2, REGATHER)
 
 
-def test_a_full_batch_does_not_wait():
-    loop = learned(max_batch_size=4)
-    loop.come(2)
-    wait = loop.wait()
-    assert wait.wake_at == 4
-    loop.come(2)
-    assert loop.decide() == Dispatch(4, DispatchReason.FULL)
-
-
-def test_a_batch_that_is_full_by_its_costs_does_not_wait():
-    loop = learned(batch_size_fn=lambda item: 1.0)
+@pytest.mark.parametrize(
+    ("options", "costs"),
+    [({"max_batch_size": 4}, [1, 1, 1]), ({"batch_size_fn": lambda item: 1.0}, [7])],
+)
+def test_a_batch_that_is_full_by_its_number_or_its_costs_does_not_wait(options, costs):
+    loop = learned(**options)
     loop.come(1)
     loop.wait()
-    heavy = new(loop.now, cost=7)
-    assert loop.former.admit(heavy).ring
-    assert loop.decide() == Dispatch(2, DispatchReason.FULL)
+    assert [loop.former.admit(new(loop.now, cost=cost)).ring for cost in costs][-1]
+    assert loop.decide() == Dispatch(1 + len(costs), DispatchReason.FULL)
 
 
 @pytest.mark.parametrize("priority_levels", [1, 2])
@@ -282,21 +276,13 @@ def test_slots_without_limit_wait_for_nobody():
     assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
 
 
-def test_only_the_share_that_comes_back_is_expected():
-    loop = Loop()
-    assert loop.learn(20, away=2) == 4
+@pytest.mark.parametrize(("away", "in_order"), [(2, True), (1, False)])
+def test_only_the_share_that_comes_back_is_expected_in_whatever_order(away, in_order):
+    loop = Loop(priority_levels=1 if in_order else 2)
+    loop.in_order = in_order
+    assert loop.learn(20, away=away) == 4
     loop.come(1)
-    wait = loop.wait()
-    assert wait.wake_at == 2 + 2
-
-
-def test_the_order_in_a_batch_does_not_matter():
-    loop = Loop(priority_levels=2)
-    loop.in_order = False
-    loop.learn(away=1)
-    loop.come(1)
-    wait = loop.wait()
-    assert wait.wake_at == 1 + 3
+    assert loop.wait().wake_at == 4
 
 
 def test_few_rounds_prove_nothing():

@@ -65,14 +65,8 @@ class Pairs(WholeQueuePolicy):
         self, queue: Sequence[Request], now: float, pressure: Pressure | None
     ) -> tuple[Sequence[Request], DispatchReason] | Wait:
         if len(queue) < 2 and pressure is None:
-            return (
-                Wait(queue[0].arrived_at + 0.05)
-                if queue[0].arrived_at + 0.05 > now
-                else (
-                    queue,
-                    DispatchReason.TIMER,
-                )
-            )
+            until = queue[0].arrived_at + 0.05
+            return Wait(until) if until > now else (queue, DispatchReason.TIMER)
         return queue[:-3:-1], DispatchReason.FULL if pressure is None else pressure.reason
 
 
@@ -84,144 +78,77 @@ def bucket(item: Item) -> int:
     return item.bucket
 
 
-LEVELS = {"priority_levels": 3, "priority_aging_s": 0.05}
-
-SCENES: dict[str, tuple[dict[str, Any], dict[str, Sequence[Any]]]] = {
-    "what is there": ({"max_batch_size": 8}, {}),
-    "a window": ({"max_batch_size": 8, "batch_wait_timeout_s": 0.0207}, {}),
-    "three slots": (
-        {"max_batch_size": 4, "batch_wait_timeout_s": 0.0103, "max_concurrent_batches": 3},
-        {},
-    ),
-    "any number of slots": (
-        {"max_batch_size": 4, "batch_wait_timeout_s": 0.0103, "max_concurrent_batches": None},
-        {},
-    ),
-    "a bounded line": ({"max_batch_size": 4, "max_queued_requests": 5}, {}),
-    "no line": ({"max_batch_size": 4, "max_queued_requests": 0}, {}),
-    "a line outside": (
-        {"max_batch_size": 4, "max_queued_requests": 5, "overload": "wait"},
-        {},
-    ),
-    "shedding the oldest": (
-        {"max_batch_size": 4, "max_queued_requests": 5, "overload": "shed_oldest", **LEVELS},
-        {"priority": (None, 1, 2, 3)},
-    ),
-    "shedding the lowest": (
-        {"max_batch_size": 4, "max_queued_requests": 5, "overload": "shed_lowest", **LEVELS},
-        {"priority": (None, 1, 2, 3)},
-    ),
-    "until idle": (
-        {"max_batch_size": 16, "idle_timeout_s": 0.0031, "batch_wait_timeout_s": 0.0403},
-        {},
-    ),
-    "costs": (
-        {"max_batch_size": 9, "batch_wait_timeout_s": 0.0207, "batch_size_fn": cost},
-        {},
-    ),
-    "costs above the bound": ({"max_batch_size": 3, "batch_size_fn": cost}, {}),
-    "buckets": (
-        {"max_batch_size": 6, "batch_wait_timeout_s": 0.0207, "bucket_by": bucket},
-        {},
-    ),
-    "sizes, up": ({"max_batch_size": 8, "allowed_batch_sizes": (2, 4, 8)}, {}),
-    "sizes, down": (
-        {"max_batch_size": 8, "allowed_batch_sizes": (2, 4, 8), "padding": "down"},
-        {},
-    ),
-    "sizes, by cost": (
-        {"max_batch_size": 8, "allowed_batch_sizes": (2, 4, 8), "padding": "cost"},
-        {},
-    ),
-    "preferred sizes": (
-        {
-            "max_batch_size": 8,
-            "preferred_batch_sizes": (4, 6),
-            "batch_wait_timeout_s": 0.0207,
-        },
-        {},
-    ),
-    "priorities": ({"max_batch_size": 4, **LEVELS}, {"priority": (None, 1, 2, 3)}),
-    "priorities apart": (
-        {
-            "max_batch_size": 4,
-            "batch_wait_timeout_s": 0.0103,
-            "priority_mixing": "isolate",
-            **LEVELS,
-        },
-        {"priority": (None, 1, 2, 3)},
-    ),
-    "levels that wait differently": (
-        {
-            "max_batch_size": 6,
-            "batch_wait_timeout_s": 0.0207,
-            "priority_levels": 3,
-            "queue_policies": {
-                1: QueuePolicy(batch_wait_timeout_s=0.0),
-                2: QueuePolicy(timeout_s=0.0407),
-                3: QueuePolicy(timeout_s=0.0203, timeout_action="delay", max_queued_requests=4),
-            },
-        },
-        {"priority": (None, 1, 2, 3), "queue_timeout_s": (None, 0.0301)},
-    ),
-    "deadlines": (
-        {"max_batch_size": 4, "batch_wait_timeout_s": 0.0301},
-        {"timeout_s": (None, 0.0, 0.0237, 0.0601)},
-    ),
-    "deadlines and a bounded line": (
-        {"max_batch_size": 4, "max_queued_requests": 2},
-        {"timeout_s": (None, 0.0, 0.0601)},
-    ),
-    "the earliest deadline": (
-        {"max_batch_size": 4, "order": "deadline"},
-        {"timeout_s": (None, 0.0437, 0.0871)},
-    ),
-    "a time for every call": ({"max_batch_size": 4, "request_timeout_s": 0.0531}, {}),
-    "nobody late": (
-        {"max_batch_size": 4, "refuse_late": True},
-        {"timeout_s": (None, 0.0237, 0.0601)},
-    ),
-    "a handler that is cut short": (
-        {"max_batch_size": 8, "handler_timeout_s": 0.0217},
-        {"timeout_s": (None, 0.0437)},
-    ),
-    "a handler that goes on alone": (
-        {"max_batch_size": 8, "cancel_abandoned": False},
-        {"timeout_s": (0.0137, 0.0437)},
-    ),
-    "a latency target": (
-        {"max_batch_size": 16, "adaptive": LatencyTarget(p99_s=0.08)},
-        {},
-    ),
-    "a latency target for two slots": (
-        {"max_batch_size": 16, "max_concurrent_batches": 2, "adaptive": LatencyTarget(p99_s=0.08)},
-        {},
-    ),
-    "a rule of one's own": ({"max_batch_size": 4, "policy": lambda _options: Pairs()}, {}),
+EIGHT = {"max_batch_size": 8}
+FOUR = {"max_batch_size": 4}
+OF_FIVE = {**FOUR, "max_queued_requests": 5}
+SIZES = {**EIGHT, "allowed_batch_sizes": (2, 4, 8)}
+LEVELS = {**FOUR, "priority_levels": 3, "priority_aging_s": 0.05}
+WAITS = {"batch_wait_timeout_s": 0.0207}
+TARGET = {"max_batch_size": 16, "adaptive": LatencyTarget(p99_s=0.08)}
+OF_EACH_LEVEL = {
+    1: QueuePolicy(batch_wait_timeout_s=0.0),
+    2: QueuePolicy(timeout_s=0.0407),
+    3: QueuePolicy(timeout_s=0.0203, timeout_action="delay", max_queued_requests=4),
+}
+SCENES: dict[str, dict[str, Any]] = {
+    "what is there": EIGHT,
+    "a window": {**EIGHT, **WAITS},
+    "three slots": {**FOUR, **WAITS, "max_concurrent_batches": 3},
+    "any number of slots": {**FOUR, **WAITS, "max_concurrent_batches": None},
+    "a bounded line": OF_FIVE,
+    "no line": {**FOUR, "max_queued_requests": 0},
+    "a line outside": {**OF_FIVE, "overload": "wait"},
+    "shedding the oldest": {**OF_FIVE, "overload": "shed_oldest", **LEVELS},
+    "shedding the lowest": {**OF_FIVE, "overload": "shed_lowest", **LEVELS},
+    "until idle": {"max_batch_size": 16, "idle_timeout_s": 0.0031, "batch_wait_timeout_s": 0.0403},
+    "costs": {"max_batch_size": 9, **WAITS, "batch_size_fn": cost},
+    "costs above the bound": {"max_batch_size": 3, "batch_size_fn": cost},
+    "buckets": {"max_batch_size": 6, **WAITS, "bucket_by": bucket},
+    "sizes, up": SIZES,
+    "sizes, down": {**SIZES, "padding": "down"},
+    "sizes, by cost": {**SIZES, "padding": "cost"},
+    "preferred sizes": {**EIGHT, **WAITS, "preferred_batch_sizes": (4, 6)},
+    "priorities": LEVELS,
+    "priorities apart": {**LEVELS, **WAITS, "priority_mixing": "isolate"},
+    "levels that wait differently": {**LEVELS, **WAITS, "queue_policies": OF_EACH_LEVEL},
+    "deadlines": {**FOUR, "batch_wait_timeout_s": 0.0301},
+    "deadlines and a bounded line": {**FOUR, "max_queued_requests": 2},
+    "the earliest deadline": {**FOUR, "order": "deadline"},
+    "a time for every call": {**FOUR, "request_timeout_s": 0.0531},
+    "nobody late": {**FOUR, "refuse_late": True},
+    "a handler that is cut short": {**EIGHT, "handler_timeout_s": 0.0217},
+    "a handler that goes on alone": {**EIGHT, "cancel_abandoned": False},
+    "a latency target": TARGET,
+    "a latency target for two slots": {**TARGET, "max_concurrent_batches": 2},
+    "a rule of one's own": {**FOUR, "policy": lambda _options: Pairs()},
     "nearly everything": (
-        {
-            "max_batch_size": 9,
-            "batch_wait_timeout_s": 0.0207,
-            "max_concurrent_batches": 2,
-            "max_queued_requests": 12,
-            "overload": "shed_lowest",
-            "batch_size_fn": cost,
-            "bucket_by": bucket,
-            "order": "deadline",
-            "idle_timeout_s": 0.0071,
-            "request_timeout_s": 0.2003,
-            **LEVELS,
-        },
-        {"priority": (None, 1, 2, 3), "timeout_s": (None, 0.0601, 0.1007)},
+        {**LEVELS, **WAITS, "max_batch_size": 9, "max_concurrent_batches": 2}
+        | {"max_queued_requests": 12, "overload": "shed_lowest", "order": "deadline"}
+        | {"batch_size_fn": cost, "bucket_by": bucket}
+        | {"idle_timeout_s": 0.0071, "request_timeout_s": 0.2003}
     ),
+}
+TIMEOUTS_S: dict[str, Sequence[float | None]] = {
+    "deadlines": (None, 0.0, 0.0237, 0.0601),
+    "deadlines and a bounded line": (None, 0.0, 0.0601),
+    "the earliest deadline": (None, 0.0437, 0.0871),
+    "nobody late": (None, 0.0237, 0.0601),
+    "a handler that is cut short": (None, 0.0437),
+    "a handler that goes on alone": (0.0137, 0.0437),
+    "nearly everything": (None, 0.0601, 0.1007),
 }
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 @pytest.mark.parametrize("scene", SCENES)
 def test_a_simulation_does_what_the_engine_does(scene, backend):
-    options, call_options = SCENES[scene]
-    compared(backend, some_trace(**call_options), options)
+    options = SCENES[scene]
+    asked = {"timeout_s": TIMEOUTS_S[scene]} if scene in TIMEOUTS_S else {}
+    if "priority_levels" in options:
+        asked["priority"] = (None, 1, 2, 3)
+    if "queue_policies" in options:
+        asked["queue_timeout_s"] = (None, 0.0301)
+    compared(backend, some_trace(**asked), options)
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
@@ -247,22 +174,16 @@ def test_callers_are_gathered_again_in_a_simulation_as_by_the_engine(backend, ca
 # What a simulation tells
 
 
-def test_latencies_and_waits_are_told_by_place_in_the_trace():
-    simulation = simulate([0, 0.25, 0.5], BatchOptions(max_batch_size=1), Linear(1.0, 0.0))
-    assert list(simulation.latency_s) == [1.0, 1.75, 2.5]
-    assert list(simulation.waits_s()) == [0.0, 0.75, 1.5]
-    assert simulation.duration_s == 3.0
-    assert simulation.busy_share == 1.0
-    assert simulation.mean_batch == 1.0
-
-
-def test_a_request_that_is_not_answered_has_no_latency():
+def test_latencies_and_waits_are_told_by_place_in_the_trace_where_there_was_an_answer():
     options = BatchOptions(max_batch_size=1, max_queued_requests=1)
-    simulation = simulate([0, 0.1, 0.2], options, Linear(1.0, 0.0))
+    simulation = simulate([0, 0.25, 0.5], options, Linear(1.0, 0.0))
     assert simulation.count[Outcome.REJECTED] == 1
-    assert math.isnan(simulation.latency_s[2])
-    assert math.isnan(simulation.waits_s()[2])
-    assert simulation.percentile_s(100) == 1.9
+    latencies, waits = list(simulation.latency_s), list(simulation.waits_s())
+    assert latencies == pytest.approx([1.0, 1.75, math.nan], nan_ok=True)
+    assert waits == pytest.approx([0.0, 0.75, math.nan], nan_ok=True)
+    figures = (simulation.duration_s, simulation.busy_share, simulation.mean_batch)
+    assert figures == (2.0, 1.0, 1.0)
+    assert simulation.percentile_s(100) == 1.75
 
 
 @pytest.mark.parametrize(

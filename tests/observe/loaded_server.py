@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
+
+from commands.processes import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +22,6 @@ class LoadedServer:
     """A running server."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
         self._client = httpx.Client(base_url=url, timeout=15, trust_env=False)
 
     def load(self) -> None:
@@ -54,36 +51,13 @@ class LoadedServer:
 
 
 @contextmanager
-def loaded_server() -> Iterator[LoadedServer]:
+def loaded_server(folder: Path) -> Iterator[LoadedServer]:
     """Serves the application, and has called it; by a worker, so that all metrics are there."""
-    command = [sys.executable, "-m", "shoal", "serve", "loaded_app:app", "--port", "0"]
-    command += ["--workers", "1"]
+    application = str(Path(__file__).with_name("loaded_app.py"))
     with (
-        ExitStack() as ending,
-        subprocess.Popen(
-            command,
-            cwd=Path(__file__).parent,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process,
+        closing(Terminal(folder)) as terminal,
+        terminal.serving("serve", application, "--port", "0", "--workers", "1") as (_, port),
+        closing(LoadedServer(f"http://127.0.0.1:{port}")) as server,
     ):
-        ending.callback(process.terminate)
-        assert process.stdout is not None
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if found := re.search(r"http://\S+", line):
-                break
-        else:
-            raise AssertionError("it ended before it served:\n" + "".join(said))
-        try:
-            # What it logs must not fill the pipe.
-            threading.Thread(target=process.stdout.read, daemon=True).start()
-            server = LoadedServer(found[0])
-            server.load()
-            yield server
-            server.close()
-        finally:
-            process.terminate()
-            process.wait(10)
+        server.load()
+        yield server

@@ -41,16 +41,8 @@ async def test_requests_are_noted_with_their_batch_when_it_ends():
         await settle()
         assert told.take() == []
     batch, *requests = told.take()
-    assert batch == {
-        "record": "batch",
-        "batcher": "double",
-        "batch": 1,
-        "at": 0.5,
-        "run_s": 1,
-        "size": 2,
-        "load": 2,
-        "reason": "timer",
-    }
+    figures = {"at": 0.5, "run_s": 1, "size": 2, "load": 2, "reason": "timer"}
+    assert batch == {"record": "batch", "batcher": "double", "batch": 1, **figures}
     assert requests == [
         {"at": 0, "batcher": "double", "batch": 1, "took_s": 1.5},
         {"at": 0.25, "batcher": "double", "batch": 1, "took_s": 1.25},

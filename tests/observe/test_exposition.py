@@ -42,8 +42,8 @@ WORDS = {
 
 
 @pytest.fixture(scope="module")
-def server():
-    with loaded_server() as server:
+def server(tmp_path_factory):
+    with loaded_server(tmp_path_factory.mktemp("loaded")) as server:
         yield server
 
 
@@ -65,16 +65,11 @@ def there(families):
 @needs_promtool
 def test_promtool_finds_nothing_wrong(server):
     text = server.scrape()
-    assert linted(text) == (0, "")
-    assert TRACE not in text, "exemplars are in OpenMetrics only"
-
-
-def linted(text):
-    """What promtool's exit status is, and what it says."""
     checked = subprocess.run(
         [PROMTOOL, "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
-    return checked.returncode, checked.stdout + checked.stderr
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+    assert TRACE not in text, "exemplars are in OpenMetrics only"
 
 
 def test_a_strict_parser_reads_the_openmetrics_and_its_exemplars(server):
@@ -203,59 +198,39 @@ def test_promtool_understands_each_query_of_the_dashboard(tmp_path):
     test_promtool_accepts_the_files(("check", "rules", file))
 
 
-FAILING = 'shoal_request_seconds_count{instance="a", endpoint="e", protocol="json", outcome='
+# A probe is told that the server is not ready: no endpoint refuses anything.
+TESTS_OF_ALERTS = """
+evaluation_interval: 1m
+tests:
+- interval: 1m
+  input_series:
+  - series: shoal_request_seconds_count{instance="a",endpoint="e",protocol="json",outcome="ok"}
+    values: 0+60x20
+  - series: shoal_request_seconds_count{instance="a",endpoint="e",protocol="json",outcome="failed"}
+    values: 0+60x3 180x17
+  - series: 'shoal_request_seconds_count{instance="a",endpoint="-",outcome="unavailable"}'
+    values: 0+60x20
+  - series: 'shoal_replicas{instance="a", backend="b", state="ready"}'
+    values: 1x20
+  - series: 'shoal_wanted_replicas{instance="a", backend="b"}'
+    values: 2x20
+  alert_rule_test:
+  - {alertname: ShoalRequestsFail, eval_time: 4m, exp_alerts: []}
+  - {alertname: ShoalRequestsUnavailable, eval_time: 15m, exp_alerts: []}
+  - alertname: ShoalReplicasMissing
+    eval_time: 15m
+    exp_alerts:
+    - exp_labels: {severity: warning, instance: a, backend: b}
+      exp_annotations:
+        summary: b has only 1 ready replicas
+        description:
+          Fewer than wanted for 10 minutes; `shoal status` shows why the last one failed.
+"""
 
 
 @needs_promtool
 def test_an_alert_is_raised_by_what_it_is_about_and_by_nothing_else(tmp_path):
     """Runs three of the alerts over made-up series."""
-    quiet = {"alertname": "ShoalRequestsFail", "eval_time": "4m", "exp_alerts": []}
-    # A probe is told that the server is not ready: no endpoint refuses anything.
-    of_pages = {"alertname": "ShoalRequestsUnavailable", "eval_time": "15m", "exp_alerts": []}
-    raised = {
-        "alertname": "ShoalReplicasMissing",
-        "eval_time": "15m",
-        "exp_alerts": [
-            {
-                "exp_labels": {"severity": "warning", "instance": "a", "backend": "b"},
-                "exp_annotations": {
-                    "summary": "b has only 1 ready replicas",
-                    "description": "Fewer than wanted for 10 minutes; `shoal status` shows why the "
-                    "last one failed.",
-                },
-            }
-        ],
-    }
-    tests = {
-        "rule_files": [str(ALERTS)],
-        "evaluation_interval": "1m",
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": [
-                    {"series": FAILING + '"ok"}', "values": "0+60x20"},
-                    {"series": FAILING + '"failed"}', "values": "0+60x3 180x17"},
-                    {
-                        "series": 'shoal_request_seconds_count{instance="a", endpoint="-", '
-                        'protocol="other", outcome="unavailable"}',
-                        "values": "0+60x20",
-                    },
-                    {
-                        "series": 'shoal_replicas{instance="a", backend="b", state="ready"}',
-                        "values": "1x20",
-                    },
-                    {
-                        "series": 'shoal_wanted_replicas{instance="a", backend="b"}',
-                        "values": "2x20",
-                    },
-                ],
-                "alert_rule_test": [quiet, of_pages, raised],
-            }
-        ],
-    }
     file = tmp_path / "tests.yaml"
-    file.write_text(yaml.safe_dump(tests), encoding="utf-8")
-    checked = subprocess.run(
-        [PROMTOOL, "test", "rules", file], capture_output=True, text=True, check=False
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    file.write_text(f"rule_files: [{ALERTS}]{TESTS_OF_ALERTS}", encoding="utf-8")
+    test_promtool_accepts_the_files(("test", "rules", file))

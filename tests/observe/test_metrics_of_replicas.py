@@ -197,13 +197,9 @@ async def test_one_that_an_operator_replaces_is_a_start_and_neither_death_nor_re
         for name in ("batches_total", "running_requests")
     ]
     old, new = ("b", "b#0"), ("b", "b#1")
+    draining_and_new = {old: 1, new: 0}
     assert of_replicas == [
-        {old: 1},
-        {old: 1},
-        {old: 1, new: 0},
-        {old: 1, new: 0},
-        {new: 0},
-        {new: 0},
+        *({old: 1}, {old: 1}, draining_and_new, draining_and_new, {new: 0}, {new: 0})
     ]
 
 

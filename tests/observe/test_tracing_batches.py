@@ -79,8 +79,7 @@ async def test_each_request_has_a_span_and_its_batch_one_that_is_linked_to_them(
             await anyio.sleep(2)
         return [2 * item for item in items]
 
-    batcher = shoal.Batcher(double, max_batch_size=8, batch_wait_timeout_s=1, name="double")
-    instrument(batcher, tracer_provider=spans.provider)
+    batcher = traced(spans, double, max_batch_size=8, batch_wait_timeout_s=1)
 
     async def call_from(name, item):
         with spans.tracer.start_as_current_span(name):
@@ -110,11 +109,12 @@ async def test_each_request_has_a_span_and_its_batch_one_that_is_linked_to_them(
     assert {request.attributes["shoal.request.outcome"] for request in requests} == {"finished"}
 
 
-async def test_the_time_behind_a_busy_slot_is_told_from_the_wait_for_others(spans):
-    async def slow(items: list[int]) -> list[int]:
-        await anyio.sleep(3)
-        return items
+async def slow(items: list[int]) -> list[int]:
+    await anyio.sleep(3)
+    return items
 
+
+async def test_the_time_behind_a_busy_slot_is_told_from_the_wait_for_others(spans):
     batcher = traced(spans, slow, max_batch_size=2, batch_wait_timeout_s=5)
     async with batcher as call, anyio.create_task_group() as tasks:
         tasks.start_soon(call.map, [1, 2])
@@ -204,13 +204,13 @@ async def test_what_is_not_sampled_makes_no_spans_and_nor_does_what_it_calls():
     spans = Spans(ParentBased(ALWAYS_OFF))
     seen = []
 
-    async def echo(items: list[int]) -> list[int]:
+    async def watch(items: list[int]) -> list[int]:
         batch = shoal.current_batch()
         seen.append(trace.get_current_span().get_span_context().trace_flags.sampled)
         assert not int(batch.trace["traceparent"][-2:], 16) & 1
         return items
 
-    batcher = traced(spans, echo)
+    batcher = traced(spans, watch)
     async with batcher as call:
         await call(1)
         with spans.tracer.start_as_current_span("caller"):
@@ -261,10 +261,6 @@ async def test_tracing_can_be_turned_off(spans):
     ],
 )
 async def test_a_request_that_no_batch_has_had_has_a_span(spans, why, error):
-    async def slow(items: list[int]) -> list[int]:
-        await anyio.sleep(5)
-        return items
-
     async def leave_unserved(call):
         with (
             spans.tracer.start_as_current_span("caller"),

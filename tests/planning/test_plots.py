@@ -18,25 +18,15 @@ PNG = b"\x89PNG\r\n"
 RUN_TIME = Linear(0.01, 0.001)
 
 
-@pytest.mark.parametrize(
-    "trace",
-    [
-        list(poisson(200, 2)),
-        [0.0],
-        [0.0, 0.0, 0.0],
-        [Arrival(0.0, timeout_s=0.001), Arrival(1.0)],
-    ],
-)
-def test_a_simulation_is_drawn(trace, tmp_path):
-    path = tmp_path / "simulation.png"
-    plot(simulate(trace, BatchOptions(max_batch_size=4), RUN_TIME), path)
-    assert path.read_bytes().startswith(PNG)
+EXPIRED = [Arrival(0.0, timeout_s=0.001), Arrival(1.0)]
 
 
-def test_the_ending_of_a_file_says_what_it_becomes(tmp_path):
-    path = tmp_path / "simulation.svg"
-    plot(simulate([0, 1], BatchOptions(), RUN_TIME), path)
-    assert b"<svg" in path.read_bytes()
+@pytest.mark.parametrize("trace", [list(poisson(200, 2)), [0.0], [0.0, 0.0, 0.0], EXPIRED])
+def test_a_simulation_is_drawn_as_the_ending_of_its_file_says(trace, tmp_path):
+    simulation = simulate(trace, BatchOptions(max_batch_size=4), RUN_TIME)
+    for name, begins in (("simulation.png", PNG), ("simulation.svg", b"<?xml")):
+        plot(simulation, tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(begins)
 
 
 @pytest.mark.parametrize("rate", [100, 100_000])

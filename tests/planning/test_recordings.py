@@ -85,22 +85,13 @@ CASES = {
     ),
     "costs and buckets": (
         list(poisson(150, 10, seed=3)),
-        {
-            "max_batch_size": 10,
-            "batch_wait_timeout_s": 0.02,
-            "batch_size_fn": lambda item: item[0],
-            "bucket_by": lambda item: item[1],
-        },
+        {"max_batch_size": 10, "batch_wait_timeout_s": 0.02}
+        | {"batch_size_fn": lambda item: item[0], "bucket_by": lambda item: item[1]},
     ),
     "levels": (
         list(poisson(400, 6, seed=4)),
-        {
-            "max_batch_size": 8,
-            "priority_levels": 3,
-            "max_queued_requests": 20,
-            "overload": "shed_lowest",
-            "request_timeout_s": 1.5,
-        },
+        {"max_batch_size": 8, "priority_levels": 3, "request_timeout_s": 1.5}
+        | {"max_queued_requests": 20, "overload": "shed_lowest"},
     ),
     "sizes": (
         list(poisson(250, 8, seed=5)),
@@ -149,8 +140,8 @@ async def test_a_recording_replays_to_the_same_batches(name, tmp_path):
 
 @pytest.fixture
 def write(tmp_path):
-    def write(*lines, name="trace.jsonl"):
-        path = tmp_path / name
+    def write(*lines):
+        path = tmp_path / "trace.jsonl"
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         return path
 
@@ -161,12 +152,8 @@ HEAD = {"record": "trace", "format": 1}
 
 
 def test_the_busiest_batcher_is_read_unless_another_is_named(write):
-    path = write(
-        HEAD,
-        {"at": 5, "batcher": "a"},
-        {"at": 3, "batcher": "b"},
-        {"at": 2, "batcher": "b", "cost": 2},
-    )
+    of_b = [{"at": 3, "batcher": "b"}, {"at": 2, "batcher": "b", "cost": 2}]
+    path = write(HEAD, {"at": 5, "batcher": "a"}, *of_b)
     recording = read_trace(path)
     assert (recording.batcher.name, recording.others) == ("b", ("a",))
     assert [one.at for one in recording.arrivals] == [0, 1]
@@ -222,12 +209,9 @@ def test_a_broken_line_is_named(line, write):
         read_trace(path)
 
 
-def test_a_trace_of_a_later_form_is_refused(write):
+def test_a_trace_of_a_later_form_is_refused_but_lines_of_a_later_kind_are_passed_over(write):
     with pytest.raises(ValueError, match="form 2, which another version has written"):
         read_trace(write({"record": "trace", "format": 2}))
-
-
-def test_lines_of_a_later_kind_are_passed_over(write):
     path = write(HEAD, {"record": "later", "batcher": "a"}, {"at": 0, "batcher": "a"})
     assert len(read_trace(path).arrivals) == 1
 
@@ -242,12 +226,9 @@ def test_run_times_are_those_of_a_size_and_a_line_between():
     assert {round(sample(1), 3) for _ in range(200)} == {0.012, 0.024}
     assert {round(sample(8), 3) for _ in range(50)} == {0.026}
     assert [model.sampler()(1) for _ in range(3)] == [model.sampler()(1) for _ in range(3)]
-
-
-def test_run_times_of_few_runs_vary_as_all_do():
-    runs = [(1, 0.01 * (1 + number % 2)) for number in range(100)] + [(4, 0.03)]
-    sample = measured_run_times(runs).sampler()
-    assert len({sample(4) for _ in range(50)}) > 1
+    few = [(1, 0.01 * (1 + number % 2)) for number in range(100)] + [(4, 0.03)]
+    sample = measured_run_times(few).sampler()
+    assert len({sample(4) for _ in range(50)}) > 1, "those of few runs vary as all do"
 
 
 def test_run_times_of_one_size_follow_what_the_server_had_learned():

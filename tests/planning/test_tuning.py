@@ -43,9 +43,16 @@ def test_every_size_is_tried_with_every_wait_that_makes_sense():
     assert pairs == {(1, 0.0)} | {(size, wait) for size in (4, 16) for wait in waits}
 
 
-def test_a_handler_without_a_bound_on_its_batches_is_not_tuned():
-    with pytest.raises(ValueError, match="give a number to tune for"):
-        found(100, 0.08, max_concurrent_batches=None)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_concurrent_batches": None}, "give a number to tune for"),
+        ({"allowed_batch_sizes": (5, 10)}, "max_batch_size"),
+    ],
+)
+def test_options_that_do_not_go_with_it_are_told(options, says):
+    with pytest.raises(ValueError, match=says):
+        found(100, 0.08, **options)
 
 
 def test_those_that_meet_the_target_come_first():
@@ -83,11 +90,6 @@ def test_slots_make_for_more():
     assert two.up_to > 1.5 * one.up_to
 
 
-def test_options_that_do_not_go_with_it_are_told():
-    with pytest.raises(ValueError, match="max_batch_size"):
-        found(100, 0.08, allowed_batch_sizes=(5, 10))
-
-
 def test_what_was_found_is_told_in_a_table_and_as_data():
     text = text_of(100, 0.08)
     assert "fitted: 10 ms a batch + 1 ms an item" in text
@@ -99,17 +101,17 @@ def test_what_was_found_is_told_in_a_table_and_as_data():
     assert data["run_time"]["runs_s"]["4"] == [0.014] * 5
     assert len(data["candidates"]) == len(candidates)
     assert data["candidates"][0]["meets_target"] is True
+    # A wait is recommended for a handler that it makes less busy.
+    assert "If others share the device: max_batch_size=16, batch_wait" in text
+    assert "Batching does not help" not in text
+    assert searched(100, 0.08)[1] == ["simulated 7 of 9 pairs of options"]
 
 
 @pytest.mark.parametrize(
     ("rate", "p99_s", "why"),
     [
         (10, 0.005, "The handler takes 11 ms for a single item, which no option can shorten."),
-        (
-            3000,
-            0.08,
-            "The handler can process at most 615 items a second, so at least 5 of",
-        ),
+        (3000, 0.08, "The handler can process at most 615 items a second, so at least 5 of"),
         (100, 0.0111, "Nearest: max_batch_size="),
     ],
 )
@@ -156,13 +158,3 @@ def test_that_batching_does_not_help_is_told_where_nothing_meets_the_target_too(
     text = tuned_as_text(LINEAR, looked, looked.candidates(lambda _: None))
     assert "at least 3 of it are needed" in text
     assert "Batching does not help this handler" in text
-
-
-def test_a_wait_is_recommended_only_for_a_handler_that_it_makes_less_busy():
-    assert "If others share the device: max_batch_size=16, batch_wait" in text_of(100, 0.08)
-    assert "Batching does not help" not in text_of(100, 0.08)
-
-
-def test_it_is_told_how_far_the_search_is():
-    _, said = searched(100, 0.08)
-    assert said == ["simulated 7 of 9 pairs of options"]
