@@ -14,16 +14,34 @@ WHOLE = """\
 [server]
 port = 9000
 
-[backends]
-twice = { code = "driven_models:Scaler", init_args = [2], num_replicas = 2, max_batch_size = 4 }
-one = { code = "driven_models:add_one", placement = "thread", autoscaling = { max_replicas = 3 } }
-open = { code = "driven_models:of_open_batches", fill = "open" }
-elsewhere = { code = "not.here:Model", placement = "process", python = "/opt/other/bin/python" }
+[backends.twice]
+code = "driven_models:Scaler"
+init_args = [2]
+num_replicas = 2
+max_batch_size = 4
+
+[backends.one]
+code = "driven_models:add_one"
+placement = "thread"
+autoscaling = { max_replicas = 3 }
+
+[backends.open]
+code = "driven_models:of_open_batches"
+fill = "open"
+
+[backends.elsewhere]
+code = "not.here:Model"
+placement = "process"
+python = "/opt/other/bin/python"
 
 [endpoints.count]
 route = "/count"
 traffic = { twice = 0.75, one = 0.25 }
-shadows = [{ backend = "one", proportion = 0.5, compare = "driven_models:alike" }]
+
+[[endpoints.count.shadows]]
+backend = "one"
+proportion = 0.5
+compare = "driven_models:alike"
 
 [endpoints.later]
 traffic = {}
@@ -225,7 +243,8 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "application", ["of_app.py", "of_app.py:app", "a_package/inner/of_package.py", "app.toml"]
+    "application",
+    ["of_app.py", "of_app.py:app", "a_package/inner/of_package.py", "app.toml"],
 )
 @pytest.mark.parametrize("is_relative", [True, False])
 def test_an_application_is_found_by_its_file_and_its_modules_beside_it(

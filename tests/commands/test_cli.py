@@ -72,32 +72,35 @@ async def does_not_start(scope, receive, send):
     raise LookupError("no weights in the file")
 '''
 
-SLOW = """
-import os
+SLOW_IMPORT = """
 import sys
 import time
+
+print("begun", file=sys.stderr, flush=True)
+time.sleep(3600)
+"""
+
+SLOW_START = """
+import sys
 
 import trio
 
 
-def begin():
-    print("begun", file=sys.stderr, flush=True)
-
-
 async def app(scope, receive, send):
-    begin()
+    print("begun", file=sys.stderr, flush=True)
     await trio.sleep_forever()
+"""
+
+
+HELD_HANDLER = """
+import sys
+import time
 
 
 def handler(items: list[int]) -> list[int]:
-    begin()
+    print("begun", file=sys.stderr, flush=True)
     time.sleep(0.01)
     return items
-
-
-if "SLOW_IMPORT" in os.environ:
-    begin()
-    time.sleep(3600)
 """
 
 WITHOUT_EXTRAS = """
@@ -114,9 +117,11 @@ def directory(terminal):
         "served": APPLICATION,
         "my-served": APPLICATION,
         "broken": "def load():\n    raise LookupError('bad day')\n\nload()\n",
-        "slow": SLOW,
+        "slow_import": SLOW_IMPORT,
+        "slow_start": SLOW_START,
         "needy": "import a_module_that_nobody_has\n",
         "unfinished": "def load(:\n",
+        "held": HELD_HANDLER,
     }.items():
         (terminal.directory / f"{name}.py").write_text(text)
     return terminal.directory
@@ -197,20 +202,40 @@ def test_a_second_signal_ends_at_once(serving, signum, code):
         assert end_of(process) == (code, "")
 
 
-AT_ONCE = [signal.SIGSTOP, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT]
+def test_a_drain_that_takes_long_says_how_it_can_be_cut_short(serving):
+    with serving() as (process, port), ask(port, "/forever"):
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert end_of(process) == (130, "")
+    assert said == (
+        "Shoal is stopping; running requests have at most 24 s to finish; a second Ctrl+C or "
+        "SIGTERM stops it at once\n"
+    )
 
 
-@pytest.mark.parametrize("first", [[signal.SIGTERM], [signal.SIGHUP], AT_ONCE])
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
 def test_a_hang_up_does_not_cut_a_drain_short(serving, first):
     with serving() as (process, port), asked_for_a_byte(port) as client:
-        for signum in first:
-            process.send_signal(signum)
+        process.send_signal(first)
         wait_until_refused(port)
         process.send_signal(signal.SIGHUP)
         client.sendall(b"x")
         assert_finishes(client)
         while process.poll() is None:  # nor while the interpreter takes itself apart
             process.send_signal(signal.SIGHUP)
+        code, said = end_of(process)
+    assert code == 0
+    assert "1 finished, 0 cut off" in said
+
+
+def test_nor_does_one_that_comes_at_the_same_moment(serving):
+    with serving() as (process, port), asked_for_a_byte(port) as client:
+        for signum in (signal.SIGSTOP, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):
+            process.send_signal(signum)
+        wait_until_refused(port)
+        client.sendall(b"x")
+        assert_finishes(client)
         code, said = end_of(process)
     assert code == 0
     assert "1 finished, 0 cut off" in said
@@ -281,16 +306,15 @@ TUNE = ["tune", "held:handler", "--item", "1", "--rate", "1"]
 
 
 @pytest.mark.parametrize(
-    ("words", "environment"),
+    "words",
     [
-        (["serve", "slow:app", "--port", "0"], {"SLOW_IMPORT": "1"}),
-        (["serve", "slow:app", "--port", "0"], {}),
-        ([*TUNE, "--p99", "1", "--runs", "100000", "--event-loop", "trio"], {}),
-        ([*TUNE, "--p99", "1", "--runs", "100000", "--event-loop", "asyncio"], {}),
+        ["serve", "slow_import:app", "--port", "0"],
+        ["serve", "slow_start:app", "--port", "0"],
+        [*TUNE, "--p99", "1", "--runs", "100000", "--event-loop", "trio"],
+        [*TUNE, "--p99", "1", "--runs", "100000", "--event-loop", "asyncio"],
     ],
 )
-def test_ctrl_c_ends_a_command_without_a_traceback(terminal, directory, words, environment):
-    terminal.environment.update(environment)
+def test_ctrl_c_ends_a_command_without_a_traceback(terminal, directory, words):
     with terminal.popen(*words) as process:
         assert process.stderr.readline() == "begun\n"
         process.send_signal(signal.SIGINT)
@@ -414,24 +438,24 @@ def test_an_application_that_does_not_start_shows_its_traceback(terminal, direct
 
 
 @pytest.mark.parametrize(
-    ("words", "pattern"),
+    ("name", "example"),
     [
-        ("serve --help", r"shoal serve my_module:app"),
-        ("simulate --help", r"shoal simulate --rate 1000 --run-time 0.002\+0.00005n --max-batch-"),
-        ("tune --help", r"shoal tune my_module:embed --item"),
-        ("--version", r"^shoal \d+\.\d+.*\n$"),
+        ("serve", "shoal serve my_module:app"),
+        ("simulate", "shoal simulate --rate 1000 --run-time 0.002+0.00005n --max-batch-size 64"),
+        ("tune", "shoal tune my_module:embed --item"),
     ],
 )
-def test_help_shows_an_example_and_the_version_is_told(words, pattern, capsys):
+def test_help_shows_an_example(name, example, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(words.split())
+        main([name, "--help"])
     assert ended.value.code == 0
-    assert re.search(pattern, capsys.readouterr().out)
+    assert example in capsys.readouterr().out
 
 
 def test_help_names_every_command(capsys):
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         main(["--help"])
+    assert ended.value.code == 0
     told = capsys.readouterr().out
     assert re.findall(r"^    (\w+)", told, re.MULTILINE) == [
         *("serve", "check", "start", "stop", "status", "logs"),

@@ -34,7 +34,11 @@ from shoal.core.simulation.results import Linear
         ("allowed_batch_sizes=[8,16]", "allowed_batch_sizes", [8, 16]),
         ('adaptive={"p99_s": 0.1}', "adaptive", LatencyTarget(p99_s=0.1)),
         ('default_queue_policy={"timeout_s": 1}', "default_queue_policy", QueuePolicy(timeout_s=1)),
-        ('queue_policies={"2": {"timeout_s": 1}}', "queue_policies", {2: QueuePolicy(timeout_s=1)}),
+        (
+            'queue_policies={"2": {"timeout_s": 1}}',
+            "queue_policies",
+            {2: QueuePolicy(timeout_s=1)},
+        ),
     ],
 )
 def test_an_option_of_a_batcher_is_read(text, name, value):
@@ -44,7 +48,10 @@ def test_an_option_of_a_batcher_is_read(text, name, value):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("priority_levels", "an option is written KEY=VALUE, like priority_levels=3, "),
+        (
+            "priority_levels",
+            "an option is written KEY=VALUE, like priority_levels=3, ",
+        ),
         ("levels=3", "'levels' is not an option of a batcher; did you mean 'priority_levels'"),
         ("bucket_by=x", "bucket_by is a function"),
         ('adaptive={"p98_s": 1}', "adaptive has no 'p98_s'"),
@@ -90,11 +97,16 @@ def test_a_value_is_read_as_in_a_file_and_a_word_as_text(text, value):
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("[1, 2", r"'\[1, 2' is not a TOML value: "), ('"a', "TOML value"), ("1\nb = 2", "more than")],
+    [
+        ("[1, 2", "'[1, 2' is not a TOML value: "),
+        ('"a', "is not a TOML value"),
+        ("1\nb = 2", "more than"),
+    ],
 )
 def test_a_value_that_only_begins_like_toml_is_refused(text, line):
-    with pytest.raises(CommandError, match=line):
+    with pytest.raises(CommandError) as mistake:
         value_of(text)
+    assert line in str(mistake.value)
 
 
 def test_dots_lead_into_tables():
@@ -121,8 +133,11 @@ def test_options_of_another_form_are_refused(texts, line):
     assert mistake.value.exit_code == 2
 
 
-def test_weights_are_read_and_are_percentages_if_they_sum_to_100():
+def test_weights_are_read():
     assert weights_of(["a=0.9", "b:c=.1"]) == {"a": 0.9, "b:c": 0.1}
+
+
+def test_weights_that_sum_to_100_are_percentages():
     assert weights_of(["a=99.9", "b=0.1"]) == {"a": 99.9 / 100, "b": 0.1 / 100}
 
 

@@ -54,8 +54,13 @@ def test_shares_are_written_as_percent(shares, text):
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        *((None, "-"), (0, "0 B"), (1023, "1023 B"), (1024, "1 kiB"), (5 * 2**20, "5 MiB")),
-        *((3 * 2**30, "3 GiB"), (5000 * 2**30, "5,000 GiB")),
+        (None, "-"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 kiB"),
+        (5 * 2**20, "5 MiB"),
+        (3 * 2**30, "3 GiB"),
+        (5000 * 2**30, "5,000 GiB"),
     ],
 )
 def test_the_memory_of_a_replica_is_shown(size, text):
@@ -85,6 +90,18 @@ def test_a_config_is_a_line_for_each_option():
 
 
 def backend(**changed):
-    given = {"tag": "b", "code": "m:b", "placement": "process", "state": "degraded", "wanted": 2}
-    counts = dict.fromkeys(("queued", "ongoing", "requests", "errors", "deaths", "restarts"), 0)
-    return BackendStatus(**{**given, **counts, "starts": 1, **changed})
+    given = {
+        "tag": "b",
+        "code": "m:b",
+        "placement": "process",
+        "state": "degraded",
+        "wanted": 2,
+        "queued": 0,
+        "ongoing": 0,
+        "requests": 0,
+        "errors": 0,
+        "starts": 1,
+        "deaths": 0,
+        "restarts": 0,
+    }
+    return BackendStatus(**{**given, **changed})

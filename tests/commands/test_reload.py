@@ -96,10 +96,11 @@ def test_requests_finish_and_none_is_refused(reloading, terminal, loop):
     with threads, open(fifo, "w") as release:  # once it runs
         served.change("first", "second")
         served.until("Shoal is reloading: mine.py changed")
+        body = b"1"
         with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as client:
             client.sendall(
                 b"POST /version HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                b"Content-Length: 1\r\nConnection: close\r\n\r\n1"
+                b"Content-Length: 1\r\nConnection: close\r\n\r\n" + body
             )
             release.write("held")
             release.close()
@@ -154,7 +155,8 @@ def test_a_first_version_that_can_not_be_imported_is_waited_for(reloading, termi
 def test_clients_wait_while_a_version_does_not_start(reloading):
     served = reloading("--port", "0")
     port = served.port()
-    lazily = '\n\n@app.endpoint("/x")\nclass X:\n    def __init__(self):\n        1 / len("")\n'
+    failing = '\n\n@app.endpoint("/x")\nclass X:\n    y = 1 / len("")\n'
+    lazily = failing.replace("    y = 1 / len", "    def __init__(self):\n        1 / len")
     call = "\n    def __call__(self, items: list[int]) -> list[int]:\n        return items\n"
     served.file.write_text(APP.replace("first", "second") + lazily + call)
     said = served.until("is waiting for a change")

@@ -42,7 +42,10 @@ FLAGS = [
     ("--root-path", "/ml", "root_path", "/ml", "the paths of requests"),
     ("--trusted-peer", "10.0.0.0/8", "trusted_peers", ["10.0.0.0/8"], "(none)"),
     (
-        *("--proxy-header", "x-forwarded-host", "proxy_headers", ["x-forwarded-host"]),
+        "--proxy-header",
+        "x-forwarded-host",
+        "proxy_headers",
+        ["x-forwarded-host"],
         "(X-Forwarded-For and X-Forwarded-Proto)",
     ),
 ]
@@ -106,7 +109,10 @@ def test_what_is_for_the_operator_is_among_the_options(parser, tmp_path):
         (["--trusted-peer", "10.0.0"], "not '10.0.0': '10.0.0' does not appear to be"),
         (["--port", "65536"], "port must be from 0 to 65535, not 65536"),
         (["--port", "http"], "port must be a whole number, not 'http'"),
-        (["--graceful-timeout", "inf"], "graceful_timeout_s must be finite: inf would wait for "),
+        (
+            ["--graceful-timeout", "inf"],
+            "graceful_timeout_s must be finite: inf would wait for stuck work for ever",
+        ),
         (["--keep-alive-timeout", "0"], "keep_alive_timeout_s must be more than 0 seconds, not 0"),
         (["--max-connections", "none"], "max_connections must be a whole number, not 'none'"),
         (["--workers", "0"], "workers must be at least 1"),

@@ -18,9 +18,15 @@ from shoal.commands.server.locations import ServerLocation
 pytestmark = pytest.mark.real_time
 
 APP = """\
-server = { port = 0 }
-backends.b = { code = "driven_models:Scaler" }
-endpoints.e = { route = "/e", backend = "b" }
+[server]
+port = 0
+
+[backends.b]
+code = "driven_models:Scaler"
+
+[endpoints.e]
+route = "/e"
+backend = "b"
 """
 
 HELD = """\
@@ -37,7 +43,13 @@ def held(names: list[str]) -> list[str]:
         return [told.read()]
 """
 
-SLOW = "import time\nopen('begun', 'w').close()\ntime.sleep(3600)\n"
+SLOW = """\
+import time
+
+with open("begun", "w"):
+    pass
+time.sleep(3600)
+"""
 
 
 @pytest.fixture
@@ -75,8 +87,8 @@ def test_a_detached_server_is_there_when_the_command_returns(start, terminal):
     assert f"Shoal serving app.toml on {ready['url']}\n" in location.log.read_text()
 
 
-def test_it_is_told_a_line_for_each_fact_its_status_is_shown_and_it_is_stopped(terminal, directory):
-    told = terminal.told("start", "--detach", "--port", "0", "app.toml", "--name", "one")
+def test_what_is_told_of_it_is_a_line_for_each_fact(terminal, directory):
+    told = terminal.told("start", "--detach", "--port", "0")
     assert [line.split()[0] for line in told.splitlines()] == ["url", "socket", "log", "pid"]
 
 

@@ -23,29 +23,56 @@ HANG_S = 15
 UGLY = "[red]x[/] \x1b[2J\x9b2J\r\n\u202e<b>"
 
 
-SAMPLE = json.loads("""{
-    "finished": 120.0, "failed": 0.5, "left": 0, "refused": 2.0, "batches": 10.0, "size": 12.0,
-    "wait_s": 0.002, "run_s": 0.03, "reasons": {"full": 7.5, "timer": 2.5},
-    "p50": 0.01, "p95": 0.02, "p99": null, "queued": 7, "levels": {"1": 3, "2": 4},
-    "running": 12, "limit": 16.0, "streams": 3
-}""")
-BACKEND = json.loads("""{
-    "placement": "process", "state": "degraded", "wanted": 2, "queued": 7, "running": 3,
-    "requests": 98765, "errors": 4, "deaths": 1, "restarts": 1
-}""")
-REPLICA = {"state": "ready", "running": 3, "batches": 1234, "memory_bytes": 80 * 2**20}
-
-
 def sample(number=1, **more):
-    one = {**SAMPLE, **more}
+    one = {
+        "finished": 120.0,
+        "failed": 0.5,
+        "left": 0,
+        "refused": 2.0,
+        "batches": 10.0,
+        "size": 12.0,
+        "wait_s": 0.002,
+        "run_s": 0.03,
+        "reasons": {"full": 7.5, "timer": 2.5},
+        "p50": 0.01,
+        "p95": 0.02,
+        "p99": None,
+        "queued": 7,
+        "levels": {"1": 3, "2": 4},
+        "running": 12,
+        "limit": 16.0,
+        "streams": 3,
+        **more,
+    }
     return {"number": number, "at": float(number), "all": one, "batchers": {"small": one}}
 
 
 def state(name="small"):
-    replicas = [{"name": f"{name}#0", **REPLICA}]
-    backend = {**BACKEND, "name": name, "code": name, "failure": name, "replicas": replicas}
-    failure = {"age_s": 4.2, "batcher": name, "batch": 1, "error": name, "count": 2, "ids": [name]}
-    return {"backends": [backend], "endpoints": [], "hidden": 3, "failures": [failure]}
+    replica = {"name": f"{name}#0", "state": "ready", "running": 3, "batches": 1234}
+    return {
+        "backends": [
+            {
+                "name": name,
+                "code": name,
+                "placement": "process",
+                "state": "degraded",
+                "wanted": 2,
+                "replicas": [{**replica, "memory_bytes": 80 * 2**20}],
+                "queued": 7,
+                "running": 3,
+                "requests": 98765,
+                "errors": 4,
+                "deaths": 1,
+                "restarts": 1,
+                "failure": name,
+            }
+        ],
+        "endpoints": [],
+        "hidden": 3,
+        "failures": [
+            {"age_s": 4.2, "batcher": name, "batch": 1, "error": name, "count": 2, "ids": [name]}
+        ],
+    }
 
 
 def message(number=1, run="a", name="small", **more):
@@ -111,7 +138,11 @@ def test_long_names_leave_what_matters_most_whole_in_few_columns():
 
 
 @pytest.mark.parametrize(
-    ("rows", "heads"), [(12, ["BATCHER"]), (24, ["BATCHER", "BACKEND", "FAILED"])]
+    ("rows", "heads"),
+    [
+        (12, ["BATCHER"]),
+        (24, ["BATCHER", "BACKEND", "FAILED"]),
+    ],
 )
 def test_each_table_has_its_part_of_few_rows(rows, heads):
     view = ServerView()
@@ -180,7 +211,7 @@ def run(capsys, monkeypatch):
 
 @pytest.mark.real_time
 @pytest.mark.usefixtures("traffic")
-def test_it_is_printed_once_where_there_is_no_terminal_and_programs_get_data(url, run):
+def test_it_is_printed_once_where_there_is_no_terminal(url, run):
     code, out, err = run("--url", url)
     assert (code, err) == (0, "")
     assert "\x1b" not in out
@@ -189,6 +220,11 @@ def test_it_is_printed_once_where_there_is_no_terminal_and_programs_get_data(url
     assert float(batcher.split()[1].replace(",", "")) > 0
     _, backend = row_of(out, "BACKEND")
     assert backend.split()[:3] == ["scale", "ready", "1/1"]
+
+
+@pytest.mark.real_time
+@pytest.mark.usefixtures("traffic")
+def test_programs_get_data(url, run):
     code, out, err = run("--json", "--url", url)
     assert (code, err) == (0, "")
     told = json.loads(out)

@@ -171,13 +171,22 @@ def test_a_plot_is_saved(told, directory):
         (["tuned:echo", "--items", "absent.json"], "can't read absent.json: No such file"),
         (["tuned:echo", "--items", "empty.json"], "must contain a JSON array of at least one item"),
         (["tuned:echo", "--items", "tuned.py"], "tuned.py is not JSON"),
-        (["tuned:echo", "--item-from", "tuned:weights"], "tuned:weights is not a function"),
+        (
+            ["tuned:echo", "--item-from", "tuned:weights"],
+            "tuned:weights is not a function",
+        ),
         (["tuned:echo", "--item", '"eel"', "--option", "x"], "an option is written KEY=VALUE"),
         (["tuned:costly", "--item", '"eel"'], "is decorated with a batch_size_fn"),
         (["tuned:Nothing", "--item", '"eel"'], "the class Nothing has no __call__"),
-        (["tuned:echo", "--item", "1", "--arg", "1"], "arguments are only for a class, and the"),
+        (
+            ["tuned:echo", "--item", '"eel"', "--arg", "1"],
+            "arguments are only for a class, and the handler is not one",
+        ),
         (["tuned:Echo", "--item", '"eel"', "--kwarg", "x"], "--kwarg is written KEY=VALUE"),
-        (["tuned:Echo", "--item", "1"], "Echo can't be instantiated: missing a required argument"),
+        (
+            ["tuned:Echo", "--item", '"eel"'],
+            "Echo can't be instantiated: missing a required argument: 'suffix'; give its",
+        ),
     ],
 )
 def test_a_mistake_is_told_in_one_line(arguments, line, told):
@@ -193,12 +202,14 @@ def test_a_mistake_is_told_in_one_line(arguments, line, told):
         (["broken:echo", "--item", '"eel"'], "bad day", "importing broken:echo failed, see above"),
         (["tuned:fails", "--item", '"eel"'], "no weights", "a batch of 1 failed, see above"),
         (
-            ["tuned:Echo", "--item", "1", "--arg=s", "--kwarg=times=13"],
-            *("no weights in the file", "Echo could not be instantiated, see above"),
+            ["tuned:Echo", "--item", '"eel"', "--arg=s", "--kwarg=times=13"],
+            "no weights in the file",
+            "Echo could not be instantiated, see above",
         ),
         (
             ["tuned:echo", "--item-from", "tuned:no_text"],
-            *("no texts", "tuned:no_text() failed, see above"),
+            "no texts",
+            "tuned:no_text() failed, see above",
         ),
     ],
 )

@@ -44,6 +44,20 @@ def told(shoal):
     return told
 
 
+@pytest.fixture
+def refused(shoal):
+    """Runs a command that is refused; gives its exit code and the one line that says why."""
+
+    def refused(*arguments):
+        code, out, err = shoal(*arguments)
+        assert out == ""
+        assert err.startswith("shoal: ")
+        assert err.count("\n") == 1
+        return code, err.removeprefix("shoal: ").rstrip("\n")
+
+    return refused
+
+
 def cells(table):
     return [re.split(r"  +", line) for line in table.splitlines()]
 
@@ -96,25 +110,21 @@ def test_options_and_arguments_come_in_any_order(words, told):
 
 
 def test_options_are_changed_while_it_runs(told):
-    create = ["backends", "create", "b", "driven_models:Scaler", "user_config.a=1", "retries=1"]
-    assert json.loads(told(*create, "--json")) == {"done": "created the backend b"}
-    for number, command in ((2, ["scale"]), (3, ["backends", "scale"])):
-        assert told(*command, "b", str(number)) == f"scaled the backend b to {number}"
-        assert len(json.loads(told("backends", "list", "--json"))["b"]["replicas"]) == number
+    told("backends", "create", "b", "driven_models:Scaler", "user_config.a=1", "retries=1")
     told("backends", "update", "b", "max_batch_size=7", "user_config.a=2", "idle_timeout_s=none")
     assert json.loads(told("backends", "config", "b", "--json")) == {
         "user_config": {"a": 2},
         "retries": 1,
         "max_batch_size": 7,
         "idle_timeout_s": None,
-        "num_replicas": 3,
     }
 
 
-@pytest.fixture
-def b(told):
-    """A backend, ``b``."""
+@pytest.mark.parametrize("command", [["scale"], ["backends", "scale"]])
+def test_a_backend_is_scaled(command, told):
     told("backends", "create", "b", "driven_models:add_one")
+    assert told(*command, "b", "3") == "scaled the backend b to 3"
+    assert len(json.loads(told("backends", "list", "--json"))["b"]["replicas"]) == 3
 
 
 def test_replicas_are_replaced(told):
@@ -134,15 +144,12 @@ def test_an_endpoint_is_created_shown_and_deleted(told):
     assert told("endpoints", "list") == "no endpoints"
 
 
-def test_an_endpoint_without_a_backend_holds_its_requests_until_traffic_is_set(
-    told, b, monkeypatch
-):
+def test_an_endpoint_without_a_backend_holds_its_requests_until_traffic_is_set(told):
+    told("backends", "create", "b", "driven_models:add_one")
     told("endpoints", "create", "e")
     assert cells(told("endpoints", "list"))[1][:4] == ["e", "-", "GET,POST", "held"]
     assert told("traffic", "set", "e", "b=1") == "traffic of e: b 100%"
     assert told("call", "e", "1") == "2"
-    monkeypatch.setattr("sys.stdin", io.StringIO("41\n"))
-    assert told("call", "e", "-") == "42"
 
 
 def test_traffic_is_divided_and_copied_in_shares_of_any_form(told):
@@ -169,7 +176,7 @@ def test_traffic_is_divided_and_copied_in_shares_of_any_form(told):
     assert cells(told("endpoints", "list"))[1][4] == "-"
 
 
-def test_where_requests_go_is_shown(told):
+def test_where_requests_go_is_shown(told, refused):
     assert told("traffic", "show") == "no endpoints"
     told("backends", "create", "a", "driven_models:add_one")
     told("backends", "create", "b", "driven_models:Scaler")
@@ -184,6 +191,7 @@ def test_where_requests_go_is_shown(told):
     ]
     assert len(cells(told("traffic", "show", "e"))) == 3
     assert json.loads(told("traffic", "show", "--json")) == {"e": {"a": 0.875, "b": 0.125}, "f": {}}
+    assert refused("traffic", "show", "g") == (1, "there is no endpoint 'g'; there are: e, f")
 
 
 def test_status_shows_replicas_and_figures(told):
@@ -214,6 +222,25 @@ def test_a_call_prints_its_answer(code, arguments, answer, told):
     told("backends", "create", "b", f"driven_models:{code}")
     told("endpoints", "create", "e", "--backend", "b")
     assert told("call", "e", *arguments) == answer
+
+
+def test_a_call_of_a_stream_says_how_to_ask_for_one(told, refused):
+    told("backends", "create", "b", "driven_models:Scaler")
+    told("endpoints", "create", "e", "--backend", "b")
+    code, line = refused("call", "e", "4", "--method-name", "count")
+    assert (code, line.partition("; ")[2]) == (2, "add --stream")
+
+
+def test_a_call_takes_its_item_from_stdin(told, monkeypatch):
+    told("backends", "create", "b", "driven_models:add_one")
+    told("endpoints", "create", "e", "--backend", "b")
+    monkeypatch.setattr("sys.stdin", io.StringIO("41\n"))
+    assert told("call", "e", "-") == "42"
+
+
+def test_changes_are_confirmed_as_json_for_machines(told):
+    create = ["backends", "create", "b", "driven_models:add_one", "--json"]
+    assert json.loads(told(*create)) == {"done": "created the backend b"}
 
 
 # Mistakes and refusals: one line, and a code.
@@ -260,8 +287,6 @@ def test_a_call_prints_its_answer(code, arguments, answer, told):
         (1, ["call", "e", "1", "2"], "TypeError: "),
         (2, ["call", "e", "1", "--stream"], "gives one result; leave out --stream"),
         (1, ["call", "e", "13"], "ValueError: 13 is not welcome"),
-        (2, ["call", "e", "4", "--method-name", "count"], "; add --stream\n"),
-        (1, ["traffic", "show", "g"], "there is no endpoint 'g'; there are: e"),
         (1, ["call", "e", "1", "--method-name", "absent"], "the backend has no method 'absent'"),
     ],
 )  # fmt: skip
