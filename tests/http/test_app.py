@@ -298,23 +298,19 @@ async def test_a_sane_request_id_comes_back_and_another_is_replaced(given, is_ke
     assert (answer.headers["x-request-id"] == other.headers["x-request-id"]) is is_kept
 
 
-async def test_an_unknown_path_is_a_404_and_an_unknown_method_a_405():
-    app = app_of(doubled, methods=("POST", "PUT"))
-    missing = await ask(app, "/nowhere", 1)
-    assert missing.status == 404
-    assert missing.headers["content-type"] == "application/problem+json"
-    assert missing.json()["instance"] == missing.headers["x-request-id"]
-    wrong = await ask(app, "/x", 1, method="GET")
-    assert (wrong.status, wrong.headers["allow"]) == (405, "OPTIONS, POST, PUT")
-
-
 async def test_a_path_can_have_an_endpoint_for_each_method():
-    app = app_of(doubled, methods=("POST",))
+    app = app_of(doubled, methods=("POST", "PATCH"))
     app.endpoint("/x", methods=("PUT",), name="negated")(Scaled(1).method)
     async with app.lifespan():
         assert (await ask(app, "/x", 1)).json() == 2
         assert (await ask(app, "/x", 1, method="PUT")).json() == -1
-        assert (await ask(app, "/x", 1, method="GET")).headers["allow"] == "OPTIONS, POST, PUT"
+        wrong = await ask(app, "/x", 1, method="GET")
+    assert wrong.status == 405
+    assert sorted(wrong.headers["allow"].split(", ")) == ["OPTIONS", "PATCH", "POST", "PUT"]
+    missing = await ask(app, "/nowhere", 1)
+    assert missing.status == 404
+    assert missing.headers["content-type"] == "application/problem+json"
+    assert missing.json()["instance"] == missing.headers["x-request-id"]
 
 
 @pytest.mark.parametrize(("settings", "status"), [({}, 503), ({"overload_status": 429}, 429)])
@@ -377,11 +373,7 @@ async def test_the_options_of_a_batched_function_hold_under_those_of_its_endpoin
         (lambda app: app.endpoint("/x")(3), TypeError, "must be a function of a list"),
         (lambda app: app.endpoint("/x", max_batch=3)(doubled), TypeError, "is not an option"),
         (lambda app: app.endpoint("/x", max_batch_size=0)(doubled), ValueError, "at least 1"),
-        (
-            lambda app: app.endpoint("/x", name="b", max_batch=0)(shoal.batch(doubled)),
-            TypeError,
-            "is not an option",
-        ),
+        (lambda app: app.get("/x", max_batch=0)(shoal.batch(doubled)), TypeError, "not an option"),
         (lambda app: app.mount("static", doubled), ValueError, "app.mount("),
         (lambda app: app.mount("/-", doubled), ValueError, "own"),
         (lambda app: app.mount("/a/../b", doubled), ValueError, "no request can reach"),
