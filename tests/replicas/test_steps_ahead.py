@@ -352,6 +352,28 @@ async def test_calls_of_a_generator_that_is_closed_go_on_if_its_step_ahead_has_e
     assert cancelled == [False]
 
 
+async def test_a_generator_that_is_cancelled_does_not_go_on(replica_of, stepping):
+    held = HeldSteps([0], [1], [2])
+    async with (
+        steps_of(replica_of(held.handler), stepping) as (steps, _),
+        anyio.create_task_group() as tasks,
+    ):
+        scope = anyio.CancelScope()
+
+        async def read():
+            with scope:
+                await anext(steps)
+
+        tasks.start_soon(read)
+        await settle()
+        assert held.begun[0].wait(HANG_S)
+        scope.cancel()
+        await settle()
+        held.go[0].set()
+    assert held.closed.qsize() == 1
+    assert not held.begun[1].is_set()
+
+
 async def test_a_step_that_is_there_already_is_a_checkpoint(monkeypatch, replica_of, stepping):
     decided = decisions(monkeypatch, "answer")
     held = HeldSteps([0], [1], [2])
