@@ -79,7 +79,6 @@ OF_OTHERS = {
     "limits": ["examples/test_access.py"],
     "openai": [
         "http/openai_api/test_openai_clients.py",
-        "http/openai_api/test_openai_on_other_servers.py",
         "examples/test_served_language_model.py",
     ],
     "openapi_spec_validator": ["http/openapi/test_openapi.py"],

@@ -27,14 +27,6 @@ if TYPE_CHECKING:
 MISSING = object()
 
 
-class OnlyHere(Exception):
-    """Can be pickled, and not be unpickled: it wants two arguments, and gives on one."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-
 class Unsendable:
     """An item that can't be pickled."""
 
@@ -88,12 +80,6 @@ class Plain:
 
     def note(self, line: str) -> None:
         self._folder.note(line)
-
-    def raise_only_here(self, item: int) -> int:
-        raise OnlyHere(5, "no way back")
-
-    def slots(self, items: list[int]) -> list[Any]:
-        return [OnlyHere(5, "slot"), ValueError("own"), 3]
 
     def unsendable(self, items: list[int]) -> list[Any]:
         return [1, lambda: None]
@@ -203,12 +189,6 @@ class Plain:
                 yield [step]
         finally:
             self._note("closed the generator")
-
-    def arrays(self, items: list[int]) -> Generator[list[Any]]:
-        import numpy as np
-
-        for step in range(items[0]):
-            yield [np.full(100_000, step)]
 
     def eat(self, size: int) -> None:
         eaten = bytearray(size)

@@ -85,19 +85,6 @@ def test_what_the_mark_says_comes_first():
     assert takes_lists(mixed)
 
 
-def test_a_method_that_is_marked_takes_lists():
-    class Marked:
-        def __call__(self, item):
-            return item
-
-        @accept_batch
-        def other(self, items):
-            return items
-
-    assert takes_lists(Marked().other)
-    assert not takes_lists(Marked())
-
-
 def test_a_class_that_is_marked_takes_lists_when_called():
     @accept_batch
     class Marked:

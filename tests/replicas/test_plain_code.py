@@ -13,8 +13,8 @@ import anyio.to_thread
 import pytest
 
 import shoal
-from replicas.local_replicas import failed_start, failure_of, made, serve, serving
-from shoal.errors import ReplicaDied, WrongResultType
+from replicas.local_replicas import failure_of, made, serving
+from shoal.errors import WrongResultType
 from shoal.replicas.local.task import TaskReplica
 from shoal.replicas.local.thread import ThreadReplica
 
@@ -78,18 +78,6 @@ async def all_steps(replica, method):
     return [step async for step in replica.run_stream(method, [1])]
 
 
-async def test_a_constructor_that_hangs_is_left_behind(replica_of):
-    may_end = threading.Event()
-
-    class Slow(Plain):
-        def __init__(self):
-            assert may_end.wait(15)
-
-    error = await failed_start(replica_of(Slow, start_timeout_s=0.05))
-    may_end.set()
-    assert "was not ready within 0.05 s" in str(error)
-
-
 @pytest.mark.parametrize("method", ["hold", "hold_a_step"])
 async def test_a_kill_ends_the_waits_at_once_and_serve_waits_for_the_thread(
     replica_of, plain, method
@@ -126,22 +114,6 @@ async def test_a_stream_may_be_closed_after_its_replica_has_ended(replica_of, pl
         steps = replica.run_stream("two_steps", [1])
         await anext(steps)
     await steps.aclose()
-
-
-async def test_a_replica_that_is_cancelled_leaves_its_threads_behind(replica_of, plain):
-    replica = replica_of(plain)
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(serve, replica, [])
-        async with anyio.create_task_group() as callers:
-
-            async def call():
-                with pytest.raises(ReplicaDied, match="has ended"):
-                    await replica.run("hold", [1])
-
-            callers.start_soon(call)
-            await plain.began.wait()
-            tasks.cancel_scope.cancel()
-    assert plain.heard == []
 
 
 async def test_a_caller_that_is_cancelled_already_calls_nothing(replica_of, plain):

@@ -14,7 +14,6 @@ from replicas.process_backends import (
     Async,
     Odd,
     OddAsync,
-    OnlyHere,
     Plain,
     Unreadable,
     Unsendable,
@@ -45,18 +44,6 @@ async def test_an_error_carries_the_traceback_of_the_worker_as_a_note():
     assert "process_backends.py" in note
     assert "handlers.py" not in note
     assert "child" not in note
-
-
-async def test_an_error_keeps_its_class_whatever_its_constructor_takes():
-    async with playing(made()) as played:
-        with pytest.raises(OnlyHere, match="no way back") as caught:
-            await played.run("raise_only_here", [1])
-        assert caught.value.code == 5
-        assert "process_backends.py" in caught.value.__notes__[0]
-        first, second, third = await played.run("slots", [1, 2, 3])
-    assert (type(first), first.code, str(first)) == (OnlyHere, 5, "slot")
-    assert isinstance(second, ValueError)
-    assert third == 3
 
 
 @pytest.mark.parametrize("code", [Odd, OddAsync])

@@ -109,16 +109,6 @@ async def test_code_may_be_made_of_large_bytes():
 
 
 @pytest.mark.one_loop
-async def test_results_are_the_callers_own(folder):
-    async with playing(made(shared_memory_bytes=ROOM)) as played:
-        first = (await played.run("echo", [np.full(ARRAY, 1.0)]))[0]
-        second = (await played.run("echo", [np.full(ARRAY, 2.0)]))[0]
-        third = (await played.run("echo", [np.full(ARRAY, 3.0)]))[0]
-        first += 10
-    assert [set(a) for a in (first, second, third)] == [{11.0}, {2.0}, {3.0}]
-
-
-@pytest.mark.one_loop
 async def test_an_item_that_code_keeps_does_not_change_and_its_memory_comes_back_later():
     replica = made(shared_memory_bytes=ROOM)
     async with playing(replica) as played:
@@ -192,25 +182,3 @@ async def test_equal_arrays_of_a_batch_are_one_array_without_a_copy():
         assert total_of_replaced == total + 3 * 50 * 50
         different = [items[0], items[1].astype("f4"), items[2]]
         assert (await played.run("one_array", different))[0] == (3, 3, 50, 50)
-
-
-@pytest.mark.one_loop
-async def test_steps_of_a_stream_may_be_arrays():
-    replica = made(shared_memory_bytes=ROOM)
-    async with playing(replica) as played:
-        steps = await played.steps("arrays", [30])
-        assert [step[0][0] for step in steps] == list(range(30))
-        assert [len(step[0]) for step in steps] == 30 * [100_000]
-
-
-async def test_many_batches_of_arrays_at_once_are_not_mixed_up():
-    async with playing(made(Async, shared_memory_bytes=ROOM)) as played:
-
-        async def call(number: int) -> None:
-            for _ in range(5):
-                [total] = await played.run("sums", [np.full(ARRAY * (number + 1), number)])
-                assert total == number * ARRAY * (number + 1)
-
-        async with anyio.create_task_group() as tasks:
-            for number in range(12):
-                tasks.start_soon(call, number)

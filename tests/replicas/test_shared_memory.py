@@ -27,20 +27,6 @@ def test_buffers_of_one_size_lie_without_gaps_and_others_on_even_places(region):
     assert places == [(0, 100), (100, 100), (256, 50)]
 
 
-def test_what_is_larger_than_all_has_no_room(region):
-    assert region.reserve([1001]) == []
-    assert region.used == 0
-
-
-@pytest.mark.parametrize("pause", [True, False])
-def test_copies_are_what_was_written_and_give_the_block_back(region, pause):
-    buffers = [b"one" * 20, b"two" * 30]
-    places = region.reserve([len(buffer) for buffer in buffers])
-    region.write(places, [[buffer] for buffer in buffers], pause=pause)
-    assert [bytes(copy) for copy in region.copies(places, pause=pause)] == buffers
-    assert list(region.given_back) == [places[0][0]]
-
-
 @pytest.mark.parametrize(("pause", "pauses"), [(True, 5), (False, 0)])
 def test_a_long_copy_lets_other_threads_run_each_millisecond(monkeypatch, pause, pauses):
     now = itertools.count(0.0, 0.0003)  # the time that each piece takes

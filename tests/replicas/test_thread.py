@@ -104,17 +104,6 @@ async def test_all_but_health_runs_in_one_thread():
     assert not others & {*health, threading.get_ident()}
 
 
-async def test_calls_are_served_in_their_turn(held):
-    async with serving(replica := replica_of(held)), anyio.create_task_group() as tasks:
-        tasks.start_soon(replica.run, "hold", [1])
-        await held.began.wait()
-        tasks.start_soon(replica.run, "__call__", [2])
-        await anyio.wait_all_tasks_blocked()
-        assert held.heard == []
-        held.may_go.set()
-    assert held.heard == [1, 2]
-
-
 async def test_a_kill_ends_the_waits_at_once_and_begins_nothing_more(held):
     async with serving(replica := replica_of(held)) as failures:
         async with anyio.create_task_group() as tasks:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import pickle
-import socket
-import threading
 from dataclasses import fields
 
 import pytest
@@ -18,9 +16,7 @@ from shoal.replicas.process.wire.frames import (
     FrameKind,
     FrameReader,
     encoded,
-    receive,
     rest_of,
-    send,
 )
 from shoal.replicas.process.wire.messages import MessageCodec, packed, places_of
 from shoal.replicas.process.wire.shared_memory import Region
@@ -128,25 +124,6 @@ def test_content_is_what_it_was_wherever_it_lay(room, contents, copies):
         [back] = read_in_pieces(joined(receiver.frame(FrameKind.RESULT, 1)), [])
         sender.take_back(back)
         assert region.used == 0
-
-
-def test_frames_cross_a_blocking_socket():
-    ours, theirs = socket.socketpair()
-    frames = [
-        MessageCodec().frame(FrameKind.RUN, nth, packed("x" * nth))
-        for nth in (1, 100_000, 1_000_000)
-    ]
-    with ours, theirs:
-        sender = threading.Thread(target=lambda: [send(ours, list(f)) for f in frames])
-        sender.start()
-        reader = FrameReader()
-        got = [receive(theirs, reader) for _ in frames]
-        sender.join()
-        ours.close()
-        assert receive(theirs, reader) is None
-    assert [MessageCodec().opened_here(frame) for frame in got] == [
-        "x" * n for n in (1, 100_000, 10**6)
-    ]
 
 
 def test_what_is_sent_has_a_number_that_changes_with_it():

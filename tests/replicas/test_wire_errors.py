@@ -136,12 +136,6 @@ def test_the_members_of_a_group_cross_one_by_one() -> None:
     assert (type(last), last.status_code, last.detail) == (HTTPException, 404, "Not Found")
 
 
-def test_an_error_that_can_not_cross_is_named_with_its_text() -> None:
-    again = crossed(Locked(code=2))
-    assert type(again) is HandlerFailed
-    assert str(again) == f"the handler raised {__name__}.Locked: code 2"
-
-
 def test_causes_and_notes_cross() -> None:
     cause = raised(ByKeyword(code=1), ValueError("root"))
     cause.add_note("of the cause")

@@ -8,10 +8,10 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, Caller, line_up
+from batching.scenes import LEFT, line_up
 from shoal.core.policy import Wait, WholeQueuePolicy
 from shoal.core.request import DispatchReason
-from shoal.testing import ScriptedHandler, check_policy, settle
+from shoal.testing import ScriptedHandler, settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,26 +35,6 @@ class EvenBeforeOdd(WholeQueuePolicy):
         if even:
             return even[: self.size], DispatchReason.FULL
         return Wait(None) if pressure is None else (queue[: self.size], pressure.reason)
-
-
-def test_it_keeps_its_promises():
-    check_policy(lambda: EvenBeforeOdd(shoal.BatchOptions(max_batch_size=3)))
-
-
-@pytest.mark.anyio
-async def test_it_decides_what_a_batch_is_made_of():
-    handler: ScriptedHandler[int, int] = ScriptedHandler()
-    batcher = shoal.Batcher(handler, policy=EvenBeforeOdd, max_batch_size=3)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        caller = await tasks.start(Caller(call.map([1, 3, 4, 5, 6])).run)
-        for items in ([4, 6], [1, 3, 5]):
-            batch = await handler.next_batch()
-            assert batch.items == items
-            batch.answer_each(lambda item: -item)
-            await settle()
-            await handler.no_batch()
-            batcher.flush()
-    assert caller.outcome == [-1, -3, -4, -5, -6]
 
 
 @pytest.mark.anyio

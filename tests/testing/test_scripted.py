@@ -177,20 +177,6 @@ async def test_a_test_that_fails_anyhow_is_not_told_about_answers():
         (await handler.next_batch()).answer([1])
 
 
-async def test_a_handler_of_several_parameters_passes_its_columns_on():
-    scripted: ScriptedHandler[tuple[str, int], str] = ScriptedHandler()
-
-    async def repeat(texts: list[str], times: list[int]) -> Any:
-        return await scripted(list(zip(texts, times, strict=True)))
-
-    async with shoal.Batcher(repeat) as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, call("ho", times=2))
-        batch = await scripted.next_batch()
-        assert batch.items == [("ho", 2)]
-        batch.answer_each(lambda item: item[0] * item[1])
-    assert caller.outcome == "hoho"
-
-
 async def test_the_test_makes_each_step_of_a_batch_of_streams():
     handler: ScriptedStreams[str, int] = ScriptedStreams()
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=1)

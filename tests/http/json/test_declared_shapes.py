@@ -10,7 +10,6 @@ from typing_extensions import TypedDict
 
 import shoal
 from shoal.testing.asgi import ask
-from socket_in_memory import opened
 
 np = pytest.importorskip("numpy")
 ormsgpack = pytest.importorskip("ormsgpack")
@@ -122,19 +121,6 @@ async def test_a_file_of_a_wrong_shape_is_refused_and_of_another_float_converted
     assert "complex128" in wrong.json()["detail"]
     assert "float32" in wrong.json()["detail"]
     assert "<U1" in texts.json()["detail"]
-
-
-async def test_a_wrong_shape_on_a_websocket_is_a_422(app):
-    async with opened(app, "/array") as socket:
-        socket.say(id=1, item=[1, 2, 3])
-        error = (await socket.read())["error"]
-        assert error["status"] == 422
-        assert "(3,)" in error["detail"]
-        assert "(4,)" in error["detail"]
-        socket.say(b'{"id":2}\n' + npy(np.ones(3)))
-        assert (await socket.read())["error"]["detail"] == error["detail"]
-        socket.say(b'{"id":3}\n' + npy(np.ones(4)))
-        assert (await socket.read())["result"] == [1.0] * 4
 
 
 async def test_an_array_that_is_optional_may_be_null(app):

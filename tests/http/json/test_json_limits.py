@@ -178,15 +178,6 @@ def test_a_body_is_refused_if_it_has_a_number_that_no_float_can_be_and_else_read
         assert json.loads(encoded(read)) == json.loads(body)
 
 
-@pytest.mark.parametrize("power", [31, 53, 63, 64, 65, 1000, 10_000])
-@pytest.mark.parametrize("path", ["/any", "/whole"])
-@pytest.mark.parametrize("sign", [1, -1])
-async def test_an_integer_of_any_size_is_echoed(app, path, power, sign):
-    number = sign * 2**power
-    answer = await ask(app, path, number)
-    assert (answer.status, answer.json()) == (200, number)
-
-
 async def test_an_integer_beyond_what_python_reads_is_refused(app):
     for path in ("/any", "/whole"):
         answer = await ask(app, path, body=b"1" * 5000, headers=JSON)

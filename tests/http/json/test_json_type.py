@@ -167,19 +167,14 @@ def checked_here(type_: JsonType, body: bytes) -> Any:
 
 
 @pytest.mark.parametrize(("annotation", "values"), TYPES, ids=range(len(TYPES)))
-def test_each_value_is_read_or_refused_as_pydantic_does(annotation: Any, values: list[Any]) -> None:
-    type_ = JsonType(adapter_of(annotation))
-    for value in values:
-        body = json.dumps(value).encode()
-        assert checked_here(type_, body) == checked_by_pydantic(annotation, body)
-
-
-@pytest.mark.parametrize(("annotation", "values"), TYPES, ids=range(len(TYPES)))
-def test_so_is_a_large_body_of_them(annotation: Any, values: list[Any]) -> None:
-    type_ = JsonType(adapter_of(list[annotation]))
-    for value in values:
-        body = json.dumps([value] * 5000).encode()
-        assert checked_here(type_, body) == checked_by_pydantic(list[annotation], body)
+def test_small_and_large_bodies_are_read_or_refused_as_pydantic_does(
+    annotation: Any, values: list[Any]
+) -> None:
+    large = [[value] * 5000 for value in values]
+    for kind, items in ((annotation, values), (list[annotation], large)):
+        type_ = JsonType(adapter_of(kind))
+        for body in (json.dumps(item).encode() for item in items):
+            assert checked_here(type_, body) == checked_by_pydantic(kind, body)
 
 
 @pytest.mark.parametrize("parameter", [private.OF_PYDANTIC, "_absent"])

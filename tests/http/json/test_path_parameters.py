@@ -101,17 +101,6 @@ async def test_other_methods_and_a_closed_application_are_told():
         assert (answer.status, answer.headers["allow"]) == (405, "OPTIONS, PUT")
 
 
-async def test_a_client_creates_such_a_route():
-    app = shoal.App()
-    async with Controller() as controller, app.answering(controller):
-        await controller.create_backend("b", told)
-        await controller.create_endpoint("e", backend="b", route="/{id:uuid}")
-        id_ = "12345678-1234-5678-1234-567812345678"
-        assert (await ask(app, f"/{id_}", 1)).json() == {"id": id_}
-        await controller.delete_endpoint("e")
-        assert (await ask(app, f"/{id_}", 1)).status == 404
-
-
 async def test_a_path_that_differs_only_in_names_is_taken():
     app = shoal.App()
     app.endpoint("/users/{id}", methods=("GET",))(told)

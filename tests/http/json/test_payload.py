@@ -1,11 +1,10 @@
 """From bodies to items by annotation, and from results to JSON."""
 
-import dataclasses
 import datetime as dt
 import decimal
 import inspect
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -254,12 +253,6 @@ def test_what_takes_the_whole_request_must_be_alone():
         reader_for(shoal.Batcher(handler).signature)
 
 
-@dataclasses.dataclass
-class Point:
-    x: int
-    y: Any
-
-
 @pytest.mark.parametrize(
     ("value", "json_text"),
     [
@@ -267,16 +260,8 @@ class Point:
         ({"a": (1, 2.5, True)}, '{"a":[1,2.5,true]}'),
         ({1: "int keys"}, '{"1":"int keys"}'),
         (float("nan"), "null"),
-        (np.array([[1, 2], [3, 4]]), "[[1,2],[3,4]]"),
-        (np.array([[1, 2], [3, 4]]).T, "[[1,3],[2,4]]"),
-        (np.array(["a", "b"]), '["a","b"]'),
-        (np.float32(0.5), "0.5"),
-        ({"scores": np.arange(3)}, '{"scores":[0,1,2]}'),
-        (Comment(author="cod"), '{"author":"cod","score":0.5}'),
-        ([Point(1, Comment(author="a"))], '[{"x":1,"y":{"author":"a","score":0.5}}]'),
         (dt.date(2026, 1, 2), '"2026-01-02"'),
         (decimal.Decimal("1.5"), '"1.5"'),
-        ({3}, "[3]"),
     ],
 )
 def test_results_are_written_as_json(value, json_text):

@@ -52,14 +52,6 @@ async def app():
         yield app
 
 
-async def test_in_json_and_messagepack(app):
-    wanted = [("accept", "application/msgpack")]
-    assert (await ask(app, "/halves", "x")).json() == WHOLE
-    assert (await ask(app, "/members", "x")).json() == {"text": WHOLE, WHOLE: 2**70}
-    answer = await ask(app, "/halves", "x", headers=wanted)
-    assert ormsgpack.unpackb(answer.body) == WHOLE
-
-
 @pytest.mark.parametrize(
     "accept", ["text/event-stream", "application/x-ndjson", "application/json"]
 )

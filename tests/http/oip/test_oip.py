@@ -26,6 +26,7 @@ pytestmark = pytest.mark.anyio
 
 np = pytest.importorskip("numpy")
 NDArray = pytest.importorskip("numpy.typing").NDArray
+BF16 = pytest.importorskip("ml_dtypes").bfloat16
 
 
 def in_a_task(handler: Any) -> Any:
@@ -175,6 +176,7 @@ class Named(BaseModel):
         (np.ndarray[tuple[int, Literal[3]], np.dtype[np.uint8]], [("x", "UINT8", [-1, -1, 3])]),
         (NDArray[np.bool_], [("x", "BOOL", [-1, -1])]),
         (NDArray[np.object_], [("x", "BYTES", [-1, -1])]),
+        (np.ndarray[Any, np.dtype[BF16]], [("x", "BF16", [-1, -1])]),
         (np.ndarray, [("x", "FP32", [-1, -1])]),
         (Any, [("x", "FP32", [-1, -1])]),
         (Pair, [("label", "BYTES", [-1]), ("scores", "FP64", [-1, -1])]),
@@ -721,6 +723,12 @@ async def test_what_takes_no_tensors_is_refused():
         ([np.array([1], ">i4")] * 2, "INT32", [2, 1], [1, 1]),
         ([np.array(["a"]), np.array(["b"])], "BYTES", [2, 1], ["a", "b"]),
         ([[np.int8(1)], [np.int8(2)]], "INT64", [2, 1], [1, 2]),
+        (np.array([[1, 0.1], [-2.5, 2]], BF16), "BF16", [2, 2], [1.0, 0.10009765625, -2.5, 2.0]),
+        (np.array([[1, 2], [3, 4]], BF16).T, "BF16", [2, 2], [1.0, 3.0, 2.0, 4.0]),
+        (np.ones((2, 1, 3, 1), BF16), "BF16", [2, 1, 3, 1], [1.0] * 6),
+        (np.zeros((2, 0), BF16), "BF16", [2, 0], []),
+        ([BF16(0.5), BF16(-1)], "BF16", [2], [0.5, -1.0]),
+        ([np.array(0.5, BF16), np.array(-1, BF16)], "BF16", [2], [0.5, -1.0]),
     ],
 )
 async def test_results_are_joined_to_tensors(results, datatype, shape, data):
@@ -800,6 +808,17 @@ async def test_the_wanted_outputs_are_sent_in_their_forms():
         assert answer.status == 400
         assert "there is no 'nothing'" in error(answer)
         assert not called
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+async def test_numbers_that_are_not_finite_are_in_binary_data_only(dtype):
+    results = np.array([[np.inf, -np.inf], [np.nan, 1]], dtype)
+    async with Served(handler=lambda x: [results[one] for one in x]) as served:
+        rows = tensor([0, 1], [2])
+        assert only(await infer(served.app, rows)) == [None, None, None, 1.0]
+        answer = await infer(served.app, rows, parameters={"binary_data_output": True})
+    assert answer.body.endswith(results.tobytes())
 
 
 async def test_bytes_that_are_no_text_are_sent_as_binary_data_only():

@@ -223,7 +223,7 @@ async def test_a_cancelled_request_leaves_its_handler_and_its_id(held):
 
 @pytest.mark.parametrize("end", ["cancel", "leave"])
 async def test_a_stream_ends_when_it_is_cancelled_or_left(end):
-    ended = anyio.Event()
+    closed = anyio.Event()
 
     async def endless(items: list[int]):
         try:
@@ -231,7 +231,7 @@ async def test_a_stream_ends_when_it_is_cancelled_or_left(end):
                 yield [0] * len(items)
                 await anyio.sleep(1)
         finally:
-            ended.set()
+            closed.set()
 
     async with talking(endless) as socket:
         socket.say(id=1, item=1)
@@ -241,7 +241,9 @@ async def test_a_stream_ends_when_it_is_cancelled_or_left(end):
             assert (await socket.read())["error"]["status"] == 499
         else:
             socket.leave()
-        await ended.wait()
+        await closed.wait()
+        await settle()
+        assert end == "cancel" or ended(socket.app) == {"left": 1}
 
 
 async def test_a_client_that_leaves_cancels_all_it_has_asked_for(held):
@@ -257,6 +259,7 @@ async def test_a_client_that_leaves_cancels_all_it_has_asked_for(held):
         await settle()
         assert held.batches == [[1]]
         assert await status_of(app) == (3, 0)
+        assert ended(app) == {"left": 3}
 
 
 @pytest.mark.parametrize("steps", range(12))
@@ -646,25 +649,6 @@ async def test_the_items_of_streams_are_timed(is_plain):
         first, between = times.first.snapshot(), times.between.snapshot()
         assert (name, first.total, between.total) == ("slow", 1, 2)
         assert (first.sum, between.sum) == (pytest.approx(2), pytest.approx(0.4))
-
-
-async def test_requests_whose_client_leaves_are_counted():
-    async def held(items: list[int]) -> list[int]:
-        await anyio.sleep_forever()
-        return items
-
-    async def endless(items: list[int]):
-        yield items
-        await anyio.sleep_forever()
-
-    for handler in (held, endless):
-        app = serving(handler)
-        async with app.lifespan():
-            async with opened(app, "/x") as socket:
-                socket.say(id=1, item=1)
-                await settle()
-            await settle()
-            assert ended(app) == {"left": 1}
 
 
 def ended(app):
