@@ -22,6 +22,7 @@ class LoadedServer:
     """A running server."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self._client = httpx.Client(base_url=url, timeout=15, trust_env=False)
 
     def load(self) -> None:
