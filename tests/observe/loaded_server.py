@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager
+import re
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
-
-from commands.processes import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,13 +54,36 @@ class LoadedServer:
 
 
 @contextmanager
-def loaded_server(folder: Path) -> Iterator[LoadedServer]:
+def loaded_server() -> Iterator[LoadedServer]:
     """Serves the application, and has called it; by a worker, so that all metrics are there."""
-    application = str(Path(__file__).with_name("loaded_app.py"))
+    command = [sys.executable, "-m", "shoal", "serve", "loaded_app:app", "--port", "0"]
+    command += ["--workers", "1"]
     with (
-        closing(Terminal(folder)) as terminal,
-        terminal.serving("serve", application, "--port", "0", "--workers", "1") as (_, port),
-        closing(LoadedServer(f"http://127.0.0.1:{port}")) as server,
+        ExitStack() as ending,
+        subprocess.Popen(
+            command,
+            cwd=Path(__file__).parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process,
     ):
-        server.load()
-        yield server
+        ending.callback(process.terminate)
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if found := re.search(r"http://\S+", line):
+                break
+        else:
+            raise AssertionError("it ended before it served:\n" + "".join(said))
+        try:
+            # What it logs must not fill the pipe.
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            server = LoadedServer(found[0])
+            server.load()
+            yield server
+            server.close()
+        finally:
+            process.terminate()
+            process.wait(10)

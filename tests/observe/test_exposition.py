@@ -42,8 +42,8 @@ WORDS = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with loaded_server(tmp_path_factory.mktemp("loaded")) as server:
+def server():
+    with loaded_server() as server:
         yield server
 
 

@@ -30,7 +30,7 @@ def prometheus(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    with loaded_server(folder) as server:
+    with loaded_server() as server:
         target = server.url.removeprefix("http://")
         job = {"job_name": "shoal", "metrics_path": "/-/metrics"}
         config = {
