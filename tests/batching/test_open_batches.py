@@ -247,8 +247,11 @@ async def test_a_handler_that_does_not_look_gets_those_who_did_not_leave(kind: K
     assert callers[1].outcome is LEFT
 
 
-async def test_a_batch_that_is_over_its_time_keeps_no_slot_from_the_queue(kind: Kind) -> None:
-    """Though its handler takes long to clean up."""
+@pytest.mark.parametrize("wait_s", [None, 50])
+async def test_a_batch_that_is_over_its_time_keeps_no_slot_from_the_queue(
+    kind: Kind, wait_s: float | None
+) -> None:
+    """Though its handler takes long to clean up, and it would still be open."""
 
     async def handler(batch: Any) -> None:
         try:
@@ -261,7 +264,7 @@ async def test_a_batch_that_is_over_its_time_keeps_no_slot_from_the_queue(kind: 
                     await anyio.sleep(100)
 
     batcher = of(
-        handler, kind, batch_wait_timeout_s=None, handler_timeout_s=1, max_concurrent_batches=2
+        handler, kind, batch_wait_timeout_s=wait_s, handler_timeout_s=1, max_concurrent_batches=2
     )
     async with batcher as call, anyio.create_task_group() as tasks:
         await kind.line_up(tasks, call, 1)

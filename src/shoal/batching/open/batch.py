@@ -369,9 +369,5 @@ class OpenRun(Run):
             joining.end()
         self._fail_all(requests, self._unfinished)
 
-    def _time_is_up(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
-        self.joinings[batch].end()
-        Run._time_is_up(self, batch, requests, scope)
-
     def _unfinished(self) -> Unfinished:
         return Unfinished(f"the handler of {self.name} ended and left this request unanswered")
