@@ -975,3 +975,23 @@ async def test_the_failure_of_a_streamed_completion_is_kept_by_nobody(texts, cap
             assert [failure() for failure in failures] == [None] * len(failures)
     finally:
         gc.enable()
+
+
+async def test_a_streamed_text_that_fails_ends_the_others(caplog):
+    app = shoal.App(protocols=["openai"])
+    ended = []
+
+    @app.endpoint("/uneven", name="uneven", batch=False)
+    async def uneven(prompt: str) -> AsyncIterator[str]:
+        try:
+            yield "a "
+            if prompt == "fails":
+                raise ValueError
+            await anyio.sleep_forever()
+        finally:
+            ended.append(prompt)
+
+    async with app.lifespan():
+        *_, failed = await streamed(app, model="uneven", prompt=["fails", "waits"])
+        assert failed["error"]["type"] == "server_error"
+        assert ended == ["fails", "waits"]
