@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from live_server import HANG_S, LiveServer, request
 from shoal.asgi.http_options import HttpOptions
 from shoal.commands.server.workers import front_ends
 from shoal.front_ends.listener import FrontEnds
+from shoal.replicas.process import worker
 from shoal.server.config import WorkersFailed
 from shoal.server.server import serve
 from worker_processes import children_of, kill, until, workers_of
@@ -136,3 +138,14 @@ async def test_a_worker_whose_program_is_not_there_ends_the_server_with_a_reason
             shutdown=anyio.sleep_forever,
             front_ends=partial(FrontEnds, absent),
         )
+
+
+async def test_a_cancelled_server_ends_stopped_workers_where_there_is_no_pidfd(app, monkeypatch):
+    monkeypatch.setattr(worker, "_pidfd", lambda _: None)
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(partial(LiveServer(2).run, app, OPTIONS))
+            for pid in workers_of():
+                os.kill(pid, signal.SIGSTOP)
+            tasks.cancel_scope.cancel()
+    assert workers_of() == []

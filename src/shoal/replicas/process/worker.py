@@ -204,7 +204,8 @@ async def wait_ended(pid: int) -> None:
         pidfd = None
     if pidfd is None:
         wait = partial(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        await anyio.to_thread.run_sync(wait, limiter=anyio.CapacityLimiter(1))
+        limiter = anyio.CapacityLimiter(1)
+        await anyio.to_thread.run_sync(wait, abandon_on_cancel=True, limiter=limiter)
     else:
         try:
             await anyio.wait_readable(pidfd)
