@@ -82,7 +82,7 @@ def tasks_that_await(future: object) -> Iterator[Any]:
 
 
 def rebuilt(validator: Callable[..., V], schema: object) -> V:
-    """Returns a validator of a schema; without the parameter, models in it use their own ones."""
+    """Builds a validator of a changed schema; if it can't, its models ignore the changes."""
     try:
         return validator(schema, **{OF_PYDANTIC: False})
     except TypeError:

@@ -143,9 +143,6 @@ class Joining(ABC):
 
     def stepped(self) -> None:
         """Called when the handler has taken the joined requests for its next step."""
-        # An open batch is counted as a whole.
-        if self.batch.is_continuous and self.batch.active:
-            self._queue.occupancy.steps.gather((self.batch.active,))
 
     def ended(self, request: Request) -> None:
         self.outcomes.count(request)
@@ -278,6 +275,10 @@ class ContinuousJoining(Joining):
         self._ended = 0
         super().pull()
         self._take()
+
+    def stepped(self) -> None:
+        if self.batch.active:
+            self._queue.occupancy.steps.gather((self.batch.active,))
 
     async def pause(self) -> None:
         await super().pause()
