@@ -141,6 +141,7 @@ class Joining(ABC):
         await self._queue.bell.change()
         return True
 
+    @abstractmethod
     def stepped(self) -> None:
         """Called when the handler has taken the joined requests for its next step."""
 
@@ -229,6 +230,9 @@ class OpenJoining(Joining):
     def flush(self) -> None:
         """Closes the batch as soon as it has taken the queued requests."""
         self._is_flushed = True
+
+    def stepped(self) -> None:
+        pass  # such a batch is counted as a whole
 
     def _closing(self) -> tuple[float, DispatchReason]:
         """Returns when the batch must be closed, and why."""
