@@ -93,6 +93,7 @@ LONG_TO_LOAD = {
     *("shoal.serving.clients.in_replica", "shoal.observe.collector", "shoal.observe.machine"),
     # with processes that speak HTTP for the server
     "shoal.commands.server.workers",
+    "shoal.http.json.decoder",
     # with Hypercorn
     "shoal.commands.server.hypercorn_host",
     # with a reader of the pages for callers, and of the dashboard

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.asgi.extensions import DISCONNECT
+from shoal.front_ends.decoders import Decoders
 from shoal.front_ends.wire import WINDOW, Head, size_of
 from shoal.http.requests.problem import PROBLEM_JSON, ended
 from shoal.loops.this_loop import parking_of_this_loop
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from shoal.asgi.connections import ConnectionTotals
-    from shoal.front_ends.wire import Channel, PassedMessage, Request
+    from shoal.front_ends.wire import Channel, PassedMessage
 
 _MOST_HEADS: Final = 1024
 _LONGEST_KEPT: Final = 4096
@@ -30,6 +31,8 @@ _MOST_DIGITS: Final = 5  # of the length of a small body
 _ASKED_FOR: Final = frozenset((b"expect", b"transfer-encoding"))
 _OF_EACH: Final = ("client", "state", "extensions")  # not of the head
 _REPORTED: Final = WINDOW // 2
+# The keys of the extensions of `RemoteCall` for HTTP, beside those of this process's server.
+_OFFERED_FOR_HTTP: Final = ("send", "receive", "decoded", "teach", "send_array")
 
 
 class FrontEnd:
@@ -45,6 +48,7 @@ class FrontEnd:
         self.parking = parking_of_this_loop()
         self.refusal = _refusal(retry_after_s)  # for requests that the server can't answer
         self._connections = connections
+        self._decoders = Decoders()
         self._requests: dict[int, PassedRequest] = {}
         self._ids = itertools.count(1)
         # The numbers of the heads that the server's process keeps, the oldest first.
@@ -57,9 +61,12 @@ class FrontEnd:
             if first["type"] == "http.request" and not first.get("more_body", False):
                 body = bytes(first.get("body", b""))
         id_ = next(self._ids)
-        self._requests[id_] = request = PassedRequest(self, id_, scope)
+        decoded = None if body is None else self._decoders.pickled_item(scope, body)
+        held_back = None if decoded is None else first
+        self._requests[id_] = request = PassedRequest(self, id_, scope, held_back)
         try:
-            self.channel.post("request", id_, self._content(scope, body), len(body or b""))
+            sent = (*self._head(scope), scope["client"], None if decoded else body, decoded)
+            self.channel.post("request", id_, sent, len(body or b""))
             if self.channel.is_closed:
                 request.lose()
             await request.run(receive if body is None else None, send, first)
@@ -76,6 +83,8 @@ class FrontEnd:
                 request = self._requests.get(id_)
                 if request is not None:
                     request.take(name, content)
+            elif name == "decode":
+                self._decoders.learn(*content)
             elif name == "count":
                 self.tell_connections()
             elif name == "abort":
@@ -93,8 +102,8 @@ class FrontEnd:
         for request in tuple(self._requests.values()):
             request.lose()
 
-    def _content(self, scope: Scope, body: bytes | None) -> Request:
-        """Returns the content of the message that forwards a request."""
+    def _head(self, scope: Scope) -> tuple[int, Head | None]:
+        """Returns the number of a request's head, and the head unless it was sent before."""
         headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         key = (
             *(scope["type"], scope.get("method"), scope["http_version"], scope["scheme"]),
@@ -103,7 +112,7 @@ class FrontEnd:
         )
         number = self._heads.get(key)
         if number is not None:
-            return number, None, scope["client"], body
+            return number, None
         number, size = 0, len(scope["raw_path"]) + len(scope["query_string"])
         size += sum(map(len, itertools.chain.from_iterable(headers)))
         if scope["type"] == "http" and size <= _LONGEST_KEPT:
@@ -114,9 +123,8 @@ class FrontEnd:
         sent = {name: scope[name] for name in scope if name not in _OF_EACH}
         offered = {*scope["extensions"][DISCONNECT]}
         if scope["type"] == "http":
-            offered.add("send")
-        head = Head(sent, tuple(offered))
-        return number, head, scope["client"], body
+            offered.update(_OFFERED_FOR_HTTP)
+        return number, Head(sent, tuple(offered))
 
 
 class PassedRequest:
@@ -129,13 +137,17 @@ class PassedRequest:
     _taken = 0
     _has_begun = False
 
-    def __init__(self, front_end: FrontEnd, id_: int, scope: Scope) -> None:
+    def __init__(
+        self, front_end: FrontEnd, id_: int, scope: Scope, held_back: Message | None = None
+    ) -> None:
         self._front_end = front_end
         self._parking = front_end.parking
         self._id = id_
         self._is_websocket = scope["type"] == "websocket"
         self._offered: Mapping[str, Any] = scope["extensions"][DISCONNECT]
         self._messages: deque[tuple[str, Any]] = deque()
+        # The whole body, whose item was sent: for an application that reads the body all the same.
+        self._held_back = held_back
 
     async def run(self, receive: Receive | None, send: Send, first: Message | None = None) -> None:
         # `receive` is None if the request was forwarded whole. If this is cancelled, the server's
@@ -207,6 +219,9 @@ class PassedRequest:
         self._front_end.channel.post(name, self._id, content, size)
 
     def _want(self, count: int) -> None:
+        message, self._held_back = self._held_back, None
+        if message is not None:
+            self._post("message", message, size_of(message))
         self._wanted += count
         if self._wants_waiter is not None:
             self._parking.wake(self._wants_waiter)
@@ -251,7 +266,9 @@ class PassedRequest:
                     self._count(sum(map(len, content)))
                 case _:
                     self._is_over = True
-                    if name == "last":
+                    if name == "array":
+                        await _send_array(send, *content)
+                    elif name == "last":
                         for message in content:
                             await send(message)
                     elif name == "cut off" and not self._has_begun:
@@ -276,6 +293,15 @@ class PassedRequest:
         if self._taken >= _REPORTED:
             self._post("taken", self._taken)
             self._taken = 0
+
+
+async def _send_array(send: Send, headers: list[tuple[bytes, bytes]], array: bytes) -> None:
+    from shoal.http.json.decoder import json_of  # loaded by the decoder of the request
+
+    body = json_of(array)
+    headers.insert(1, (b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _comes_at_once(headers: Sequence[tuple[bytes, bytes]]) -> bool:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio.lowlevel
 
 from shoal.asgi.connections import SERVER
-from shoal.asgi.extensions import DISCONNECT
+from shoal.asgi.extensions import DECODED, DISCONNECT
 from shoal.front_ends.wire import MESSAGES_AHEAD, WINDOW, size_of
+from shoal.replicas.process.wire.messages import unpickled
 from shoal.server.log_errors import contained, log_failure
 from shoal.server.served_call import (
     SENDS_WITHOUT_CHECKPOINT,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from shoal.server.shared import Shared
 
 _MOST_IDLE: Final = 256  # tasks
+_MOST_TAUGHT: Final = 1024  # paths
 _FAILED: Final = "a callback of the application failed"
 _GONE: Final = 1006  # WebSocket's code for a connection that was lost
 # Posted messages have these values, not equal values of other types from the application.
@@ -55,6 +57,15 @@ class RemoteCalls:
         self._new: deque[RemoteCall] = deque()
         self._idle: list[Any] = []  # the waiters of idle tasks
         self._is_over = False
+        # The number of the decoder that the front end has for a method and a path.
+        self._taught: dict[tuple[str, str], int] = {}
+
+    def teach(self, key: tuple[str, str], number: int, description: bytes) -> None:
+        """Has the front end decode the requests with a method and a path."""
+        is_known = key in self._taught
+        if self._taught.get(key) != number and (is_known or len(self._taught) < _MOST_TAUGHT):
+            self._taught[key] = number
+            self.channel.post("decode", 0, (key, number, description), len(description))
 
     def begin(self, id_: int, call: RemoteCall) -> None:
         self.running[id_] = call
@@ -120,6 +131,7 @@ class RemoteCall(ServedCall):
         head: Head,
         client: tuple[str, int] | None,
         body: bytes | None,
+        decoded: tuple[int, bytes] | None,
     ) -> None:
         self._calls = calls
         self._shared = calls.shared
@@ -128,6 +140,7 @@ class RemoteCall(ServedCall):
         self._head = head.scope
         self._client = client
         self._body = body  # None if it arrives in messages
+        self._decoded = decoded
         self._is_websocket = head.scope["type"] == "websocket"
         self._has_more = body is None  # the client may send messages
         self._messages: deque[Message] = deque()
@@ -157,6 +170,8 @@ class RemoteCall(ServedCall):
         if self._is_websocket:
             # ASGI requires this extension for a refusal with a response.
             extensions[_DENIAL] = {}
+        else:
+            extensions[DECODED] = self
         return {
             **head,
             "client": self._client,
@@ -215,11 +230,10 @@ class RemoteCall(ServedCall):
                 parts.insert(0, self._start)
                 self._start = None
             self.has_begun = True
-            self._post("send" if has_more else "last", parts, len(data))
-            if not has_more:
-                self.is_complete = True
-                self._on_left = None
-                self._signal()
+            if has_more:
+                self._post("send", parts, len(data))
+            else:
+                self._complete("last", parts, len(data))
 
     # Extensions of ASGI.
 
@@ -239,6 +253,29 @@ class RemoteCall(ServedCall):
         if not self.is_over:
             part = {"type": _BODY, "body": bytes(data), "more_body": True}
             self._post("send", (part,), len(data))
+
+    @property
+    def decoded(self) -> tuple[int, Any] | None:
+        """The number of a decoder of the front end, and the item that it made of the body."""
+        if self._decoded is None:
+            return None
+        number, item = self._decoded
+        return number, unpickled(item)
+
+    def teach(self, number: int, description: bytes) -> None:
+        """Has the front end decode the requests with this method and path."""
+        key = self._head["method"], self._head["path"]
+        self._calls.teach(key, int(number), bytes(description))
+
+    async def send_array(self, headers: Iterable[tuple[bytes, bytes]], array: Any) -> None:
+        """Sends a whole response with an array of numpy, as JSON."""
+        if self.is_over:
+            await anyio.lowlevel.checkpoint()
+            return
+        # Pickled now: the application may change it afterwards.
+        self.has_begun = True
+        content = [(bytes(name), bytes(value)) for name, value in headers], dumps(array, 5)
+        self._complete("array", content, array.nbytes)
 
     # Extensions for WebSockets.
 
@@ -325,6 +362,12 @@ class RemoteCall(ServedCall):
     def _post(self, name: str, content: object = None, size: int = 0) -> None:
         self._unread += size
         self._calls.channel.post(name, self._id, content, size)
+
+    def _complete(self, name: str, content: object, size: int) -> None:
+        self._post(name, content, size)
+        self.is_complete = True
+        self._on_left = None
+        self._signal()
 
     async def _room(self) -> bool:
         """Waits until the client has taken enough; returns False if it is gone."""

@@ -22,6 +22,8 @@ From the server's process to a front end:
 ``cut off``      answer 503, since the server ends
 ``want``         how many more of the client's messages the application takes
 ``heartbeat``    seconds and bytes: send the bytes whenever the response was silent for that time
+``decode``       a decoder for requests with a method and a path: see `Decoders`
+``array``        the headers of a whole response, and a pickled array to be written as JSON
 ``watch drain``  send ``draining`` when the server drains; the application closes the WebSocket
 ``trace``        the ids of the request's trace and span, for the access log
 From a front end to the server's process:
@@ -89,10 +91,13 @@ class Head(NamedTuple):
 
 
 # The number of its head; the head, unless one with this number was sent before (a new one replaces
-# it); the client's address; and the body, which is None if it arrives in messages. Nearly all
-# requests of a connection have the same head, which costs more to send and read than the rest of a
-# small request. A head with the number 0 is not kept.
-Request: TypeAlias = tuple[int, Head | None, tuple[str, int] | None, bytes | None]
+# it); the client's address; the body, which is None if it arrives in messages; and the number of a
+# decoder with the pickled item that it made of the body, which is then sent only on demand. Nearly
+# all requests of a connection have the same head, which costs more to send and read than the rest
+# of a small request. A head with the number 0 is not kept.
+Request: TypeAlias = tuple[
+    int, Head | None, tuple[str, int] | None, bytes | None, tuple[int, bytes] | None
+]
 
 
 def size_of(message: Mapping[str, Any]) -> int:

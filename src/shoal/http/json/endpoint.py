@@ -23,6 +23,7 @@ A result that can't be written as ``Accept`` asks is sent as JSON: ``Accept`` is
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import AsyncGenerator
 from copy import copy
@@ -43,6 +44,7 @@ from shoal.asgi.header_check import headers_of_code
 from shoal.batching.calls.leaving import run_unless_left
 from shoal.http.json.arrays import NPY, as_npy
 from shoal.http.json.content_coding import decoded
+from shoal.http.json.decoder import description_of
 from shoal.http.json.msgpack import MSGPACK, has_msgpack, packed
 from shoal.http.json.payload import reader_for
 from shoal.http.json.queries import WITH_BODY, QueryReader, takes_body
@@ -53,7 +55,7 @@ from shoal.http.requests.call import NO_CALL_HEADERS, CallHeaders, EndpointCall,
 from shoal.http.requests.codec import Codec
 from shoal.http.requests.dispatch import Route
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.plain import encoded, of_memoryview
+from shoal.http.requests.plain import encoded, is_large_array, of_memoryview
 from shoal.http.requests.problem import Refused
 from shoal.http.requests.streaming import answer_with_stream
 
@@ -84,6 +86,7 @@ _ASKS_FOR_NOTHING: Final = frozenset({None, b"", b"*/*", JSON})
 # A browser must not take bytes for a page, whatever they look like.
 _NOT_JSON: Final = (b"x-content-type-options", b"nosniff")
 _ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
+_decoders: Final = itertools.count(1)
 # The media type of bytes by default.
 BYTES: Final = b"application/octet-stream"
 # Results of these types are sent unchanged.
@@ -94,7 +97,7 @@ class EndpointRoute(Route):
     protocol: ClassVar = "json"
 
     def __init__(
-        self, endpoint: Endpoint, make_codec: Callable[[Signature], Codec], options: HttpOptions
+        self, endpoint: Endpoint, make_codec: Callable[[Signature], JsonCodec], options: HttpOptions
     ) -> None:
         super().__init__(endpoint.name)
         self._calls = EndpointCalls(endpoint, options)
@@ -105,17 +108,36 @@ class EndpointRoute(Route):
     async def answer(self, exchange: Exchange) -> None:
         with EndpointCall(self._calls, exchange) as call:
             # The batcher is found after the body was read: meanwhile the traffic may have moved.
-            body = await exchange.body()
+            decoded = exchange.decoded
+            body = await exchange.body() if decoded is None else b""
             found = await call.find(call_headers(exchange.headers))
+            if decoded is not None and not self._takes(found, decoded[0]):
+                decoded, body = None, await exchange.body()
+                found = await call.find(call_headers(exchange.headers))
             if found.converters is not None:
                 await self._answer_converted(call, exchange, found, found.converters, body)
                 return
             codec = found.made_by(self._make_codec)
-            item = codec.item(exchange, body)
+            if decoded is not None:
+                item = decoded[1]
+            else:
+                item = codec.item(exchange, body)
+                if exchange.ahead is not None:
+                    self._teach(exchange.ahead, codec)
             if call.streams:
                 await self._answer_with_stream(call, exchange, codec, item)
             else:
                 await codec.answer(exchange, await call.result(item))
+
+    def _takes(self, found: MethodBatcher, decoder: int) -> bool:
+        """Returns whether a decoder of a front end makes the items of a batcher."""
+        return found.converters is None and found.made_by(self._make_codec).decoder == decoder
+
+    def _teach(self, ahead: Mapping[str, Any], codec: JsonCodec) -> None:
+        """Has the front end decode such requests, if it can."""
+        description = codec.description(self._options)
+        if description is not None:
+            ahead["teach"](codec.decoder, description)
 
     async def _answer_converted(
         self,
@@ -260,6 +282,16 @@ class JsonCodec(Codec):
         parameters = list(signature.parameters.values())
         self._query = None if takes_body("GET", parameters) else QueryReader(signature)
         self._of_bytes = media_type_of(signature.return_annotation) or BYTES
+        self._signature = signature
+        self._description: bytes | None = None
+        self.decoder = 0  # its number, once it was described
+
+    def description(self, options: HttpOptions) -> bytes | None:
+        """Returns how a front end can decode items; None if it can't."""
+        if not self.decoder:
+            self.decoder = next(_decoders)
+            self._description = description_of(self._signature, options)
+        return self._description
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
@@ -272,6 +304,9 @@ class JsonCodec(Codec):
         accept = exchange.headers.get(b"accept")
         if type(result) in _ALWAYS_JSON and accept in _ASKS_FOR_NOTHING:
             await exchange.answer(200, JSON, encoded(result))
+            return
+        if is_large_array(result) and exchange.is_encoded_elsewhere and accept in _ASKS_FOR_NOTHING:
+            await exchange.answer_with_array(result)
             return
         if isinstance(result, Response):
             await _answer_with_response(exchange, result)

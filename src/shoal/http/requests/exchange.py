@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import anyio
 
-from shoal.asgi.extensions import DISCONNECT
+from shoal.asgi.extensions import DECODED, DISCONNECT
 from shoal.batching.calls.leaving import CallerLeft
 from shoal.http.requests.problem import Refused, retry_after, too_large
 
@@ -105,6 +105,10 @@ class Exchange:
     has_left = False
     listener: Listener | None = None
     _offered: Mapping[str, Any] | None = None
+    # The extension `DECODED`, unless middleware is in between, which may have changed the body.
+    ahead: Mapping[str, Any] | None = None
+    # The number of the decoder, and the item that it made in a front end.
+    decoded: tuple[int, Any] | None = None
     # In place of the dispatcher's.
     _departures: Departures | None = None
 
@@ -131,6 +135,9 @@ class Exchange:
         extensions = scope.get("extensions")
         if extensions:
             self._offered = extensions.get(DISCONNECT)
+            ahead = extensions.get(DECODED)
+            if ahead is not None and ahead["receive"] == receive:
+                self.ahead, self.decoded = ahead, ahead["decoded"]
         if departures is not None:
             self._departures = departures
 
@@ -262,6 +269,23 @@ class Exchange:
         else:
             await self._send(start)
             await self._send(whole)
+
+    @property
+    def is_encoded_elsewhere(self) -> bool:
+        """Whether `answer_with_array` can be used."""
+        return (
+            self.decoded is not None  # so the front end has loaded what it needs
+            and self.ahead is not None
+            and self.ahead["send"] == self._send
+            and self.method != "HEAD"
+            and self.settings.server_timing == "never"
+        )
+
+    async def answer_with_array(self, array: Any) -> None:
+        """Sends a whole response with an array, which the front end writes as JSON."""
+        assert self.ahead is not None
+        self.status = 200
+        await self.ahead["send_array"]([(b"content-type", JSON), (b"x-request-id", self.id)], array)
 
     async def answer_without_body(
         self, status: int, headers: Iterable[tuple[bytes, bytes]] = ()

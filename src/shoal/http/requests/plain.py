@@ -37,6 +37,7 @@ _HIGHEST: Final = 2**64 - 1
 _BYTE_FORMATS: Final = frozenset("Bbc")
 # An attribute of pydantic's own dataclasses and models.
 _SERIALIZER: Final = "__pydantic_serializer__"
+_LARGE_ARRAY: Final = 1024  # bytes
 _TIMES_WITHOUT_LENGTH: Final = frozenset({"Y", "M"})
 
 
@@ -303,6 +304,16 @@ def _key(key: Any) -> Any:
     if isinstance(key, int) and not _LOWEST <= key <= _HIGHEST:
         return str(key)
     return key
+
+
+def is_large_array(value: Any) -> bool:
+    """Returns whether a value is a numpy array that costs more to write than to send."""
+    kind = type(value)
+    return (
+        (kind.__name__, kind.__module__) == ("ndarray", "numpy")
+        and value.nbytes >= _LARGE_ARRAY
+        and _is_plain_number(value)
+    )
 
 
 def of_memoryview(view: memoryview) -> Any:
