@@ -9,6 +9,7 @@ from benchmarks.http_handlers import (
     BATCH_WAIT_TIMEOUT_S,
     MAX_BATCH_SIZE,
     at_once,
+    embed,
     generate,
     noop,
     paced,
@@ -18,6 +19,9 @@ from benchmarks.http_statistics import statistics_page
 
 noop_app: Final = shoal.App()
 noop_app.endpoint("/noop", max_batch_size=MAX_BATCH_SIZE)(noop)
+
+embed_app: Final = shoal.App()
+embed_app.endpoint("/embed", max_batch_size=MAX_BATCH_SIZE)(embed)
 
 tokens_app: Final = shoal.App()
 tokens_app.endpoint("/paced", max_batch_size=MAX_BATCH_SIZE)(paced)

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -23,6 +24,14 @@ work: Final = {"batches": 0, "items": 0, "stream_batches": 0, "streams": 0}
 async def noop(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the items."""
     return items
+
+
+_EMBEDDING: Final = np.linspace(-1, 1, 768, dtype=np.float32)
+
+
+async def embed(texts: list[str]) -> list[Any]:
+    """Returns an array of 768 numbers for each text."""
+    return [_EMBEDDING] * len(texts)
 
 
 async def paced(items: list[dict[str, Any]]) -> AsyncIterator[list[str]]:

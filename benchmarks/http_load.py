@@ -17,6 +17,7 @@ import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -272,12 +273,14 @@ def ask(
     """Makes one request; returns the status and the body.
 
     Raises:
-        OSError: Nobody listens.
+        OSError: Nobody listens, or the application has not started.
     """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request(method, path, body, {"Content-Type": content_type})
         answer = connection.getresponse()
+        if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            raise ConnectionRefusedError("the application has not started")
         return answer.status, answer.read()
     finally:
         connection.close()

@@ -29,7 +29,7 @@ if __name__ == "__main__":
 import asyncio
 import json
 
-from benchmarks.http_load import ask, drive_with_wrk, request_bytes, wrk_path
+from benchmarks.http_load import POST, ask, drive_with_wrk, request_bytes, wrk_path
 from benchmarks.http_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 SECONDS: Final = 4
 RATE: Final = 400
 CONNECTIONS: Final = 64
+TEXT: Final = Path(__file__).with_name("post_text.lua")
 
 
 class Figures(NamedTuple):
@@ -71,7 +72,7 @@ def main() -> None:
     if wrk is None:
         parser.error("wrk is not installed")
     counts = [int(count) for count in given.workers.split(",")]
-    for app, path in (("noop_app", "/noop"), ("model_app", "/predict")):
+    for app, path in (("noop_app", "/noop"), ("embed_app", "/embed"), ("model_app", "/predict")):
         found: dict[int, list[Figures]] = {count: [] for count in counts}
         for _ in range(given.rounds):
             for count in counts:
@@ -116,9 +117,10 @@ async def _ask(
 def run(wrk: str, app: str, path: str, count: int, event_loop: str, clients: int) -> Figures:
     """Runs one server under the load of wrk."""
     with _server(app, path, count, event_loop) as server:
-        drive_with_wrk(wrk, server, path, clients=clients, seconds=1)
+        script = TEXT if app == "embed_app" else POST
+        drive_with_wrk(wrk, server, path, clients=clients, seconds=1, script=script)
         used, batches = server.cpu_s_by_pid(), _batches(server.port, app)
-        load = drive_with_wrk(wrk, server, path, clients=clients, seconds=SECONDS)
+        load = drive_with_wrk(wrk, server, path, clients=clients, seconds=SECONDS, script=script)
         spent = {pid: cpu_s - used.get(pid, 0) for pid, cpu_s in server.cpu_s_by_pid().items()}
         after = _batches(server.port, app)
     if load.failures:
@@ -143,13 +145,14 @@ def _server(app: str, path: str, count: int, event_loop: str) -> Iterator[Server
     command = [sys.executable, "-m", "shoal", "serve", f"benchmarks.http_app:{app}"]
     command += ["--port", "{port}", *options]
     with ServerProcess(f"{count} workers", command) as server:
-        server.wait_answer(lambda port: ask(port, "POST", path, b'{"value": 3}')[0] == 200)
+        item = b'"text"' if app == "embed_app" else b'{"value": 3}'
+        server.wait_answer(lambda port: ask(port, "POST", path, item)[0] == 200)
         yield server
 
 
 def _batches(port: int, app: str) -> tuple[int, int]:
     """Returns how many batches the model has run, and with how many items."""
-    if app == "noop_app":
+    if app != "model_app":
         return 0, 0
     work = json.loads(ask(port, "GET", "/statistics")[1])
     return work["batches"], work["items"]
