@@ -308,7 +308,7 @@ def _key(key: Any) -> Any:
 
 def is_large_array(value: Any) -> bool:
     """Returns whether a value is a numpy array that costs more to write than to send."""
-    kind = type(value)
+    kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
     return (
         (kind.__name__, kind.__module__) == ("ndarray", "numpy")
         and value.nbytes >= _LARGE_ARRAY
