@@ -34,7 +34,7 @@ from shoal.commands.server.process import collect_less_often, skip_what_was_load
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.server.http1.connection import Http1Connection
 from shoal.server.shared import Shared
-from shoal.server.sockets.timeouts import Timeouts
+from shoal.server.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

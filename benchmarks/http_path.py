@@ -31,7 +31,7 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.server.http1.connection import Http1Connection
 from shoal.server.shared import Shared
-from shoal.server.sockets.timeouts import Timeouts
+from shoal.server.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -70,7 +70,7 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
         "finds the endpoint by path and method, and the backend by its traffic",
         (
             *("app/app.py", "app/router.py", "requests/dispatch.py"),
-            *("serving/endpoints/endpoint.py", "backends/method_batcher.py"),
+            *("serving/endpoint.py", "backends/method_batcher.py"),
             *("batching/batcher.py", "failures/held.py"),
         ),
     ),

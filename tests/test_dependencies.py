@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 EXTRAS_OF = {
     "shoal": set[str](),
     "shoal.batching.calls.sharing": {"cache"},
-    "shoal.batching.trace": {"otel"},
+    "shoal.batching.current": {"otel"},
     "shoal.commands.server.client": {"client"},
     "shoal.commands.server.hypercorn_host": {"serve"},
     "shoal.commands.server.process": {"uvloop"},

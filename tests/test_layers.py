@@ -76,7 +76,7 @@ LONG_TO_LOAD = {
         "shoal.serving.app_file.file",
     ),
     *("shoal.loops.asyncio_parking", "shoal.loops.trio_parking"),
-    *("asyncio", "shoal.serving.state.file"),
+    *("asyncio", "shoal.serving.state_file"),
     # with endpoints, which an application may begin without
     *("shoal.http.app.code", "shoal.serving.backends.backend", "shoal.http.json.payload"),
     *("shoal.http.requests.call", "shoal.http.json.endpoint"),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shoal.batching.decorator.batched import BatchedFunction, BatchedGenerator
     from shoal.batching.decorator.blocking import BlockingCall, BlockingStreamCall, blocking
     from shoal.batching.decorator.decorator import batch, open_batchers
-    from shoal.batching.open.batch import OpenBatch, OpenRequest
+    from shoal.batching.open_batch import OpenBatch, OpenRequest
     from shoal.batching.options import of_list
     from shoal.core.options.options import BatchOptions
     from shoal.core.options.records import Cache, LatencyTarget, QueuePolicy
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from shoal.core.request import Batch, DispatchReason, Request
     from shoal.http.app.app import App
     from shoal.replicas.code.definition import accept_batch
+    from shoal.serving.backend_config import BackendConfig
     from shoal.serving.clients.protocol import Client, Handle
-    from shoal.serving.config.config import BackendConfig
     from shoal.starting import connect, serve, start
 
     __version__: str
@@ -94,7 +94,7 @@ _WHERE: Final = {
     "__version__": "shoal.version",
     "App": "shoal.http.app.app",
     "AutoscalingOptions": "shoal.core.replicas.autoscaling",
-    "BackendConfig": "shoal.serving.config.config",
+    "BackendConfig": "shoal.serving.backend_config",
     "Batch": "shoal.core.request",
     "BatchOptions": "shoal.core.options.options",
     "BatchedFunction": "shoal.batching.decorator.batched",
@@ -110,8 +110,8 @@ _WHERE: Final = {
     "Cache": "shoal.core.options.records",
     "LatencyTarget": "shoal.core.options.records",
     "Mark": "shoal.batching.calls.stream",
-    "OpenBatch": "shoal.batching.open.batch",
-    "OpenRequest": "shoal.batching.open.batch",
+    "OpenBatch": "shoal.batching.open_batch",
+    "OpenRequest": "shoal.batching.open_batch",
     "QueuePolicy": "shoal.core.options.records",
     "Request": "shoal.core.request",
     "ResultStream": "shoal.batching.calls.stream",

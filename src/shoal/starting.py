@@ -22,7 +22,7 @@ from shoal.serving.clients.in_replica import client_inside
 from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.controller.controller import Controller
 from shoal.serving.local_servers import admin_socket
-from shoal.serving.state.file import StateFile
+from shoal.serving.state_file import StateFile
 
 if TYPE_CHECKING:
     import os

@@ -14,7 +14,7 @@ from shoal.commands.support.values import (
     weights_of,
 )
 from shoal.core.options.records import LatencyTarget, QueuePolicy
-from shoal.core.simulation.results import Linear
+from shoal.core.simulation_results import Linear
 
 
 @pytest.mark.parametrize(

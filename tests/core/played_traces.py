@@ -10,14 +10,14 @@ import anyio
 import pytest
 
 import shoal
-from shoal.core.simulation.results import Arrival, Outcome
+from shoal.core.simulation_results import Arrival, Outcome
 from shoal.errors import ItemTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shoal.core.request import DispatchReason
-    from shoal.core.simulation.results import ClosedLoop, Simulation
+    from shoal.core.simulation_results import ClosedLoop, Simulation
 
 SAME_TIME_S = 1e-6
 

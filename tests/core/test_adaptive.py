@@ -15,13 +15,13 @@ from shoal import BatchOptions
 from shoal.core.latency_model import LatencyModel
 from shoal.core.options.records import LatencyTarget
 from shoal.core.policies.adaptive import AdaptiveRule
-from shoal.core.simulation.results import ClosedLoop, Linear
-from shoal.core.simulation.simulate import simulate
+from shoal.core.simulation import simulate
+from shoal.core.simulation_results import ClosedLoop, Linear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from shoal.core.simulation.results import Simulation
+    from shoal.core.simulation_results import Simulation
 
 A_S, B_S = 0.0005, 0.02
 PLANNED_S = 0.1

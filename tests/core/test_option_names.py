@@ -10,8 +10,8 @@ import pytest
 import shoal
 from shoal.core.options.names import OF_PEERS, nearest, suggested
 from shoal.core.options.options import BatchOptions
-from shoal.serving.config.config import BackendConfig
-from shoal.serving.config.options import NAMES
+from shoal.serving.backend_config import BackendConfig
+from shoal.serving.backend_options import NAMES
 
 OF_BATCHER = [field.name for field in fields(BatchOptions)]
 

@@ -13,8 +13,8 @@ from shoal import BatchOptions, LatencyTarget
 from shoal.core.forming.former import Former
 from shoal.core.policy import Dispatch, Wait, WholeQueuePolicy
 from shoal.core.request import Batch, DispatchReason, State
-from shoal.core.simulation.results import ClosedLoop, Linear
-from shoal.core.simulation.simulate import simulate
+from shoal.core.simulation import simulate
+from shoal.core.simulation_results import ClosedLoop, Linear
 
 REGATHER = DispatchReason.REGATHER
 MODEL = Linear(0.002, 0.00005, jitter=0.03, seed=1)

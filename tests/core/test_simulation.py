@@ -13,15 +13,15 @@ from shoal.core.options.options import BatchOptions
 from shoal.core.options.records import LatencyTarget, QueuePolicy
 from shoal.core.policy import Dispatch, Pressure, Wait, WholeQueuePolicy
 from shoal.core.request import DispatchReason
-from shoal.core.simulation.results import Arrival, ClosedLoop, Linear, Outcome
-from shoal.core.simulation.simulate import simulate
+from shoal.core.simulation import simulate
+from shoal.core.simulation_results import Arrival, ClosedLoop, Linear, Outcome
 from shoal.testing import run_virtually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shoal.core.request import Request
-    from shoal.core.simulation.results import Simulation
+    from shoal.core.simulation_results import Simulation
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.server.http1.connection import Http1Connection
 from shoal.server.shared import Shared
-from shoal.server.sockets.timeouts import Timeouts
+from shoal.server.timeouts import Timeouts
 from shoal.testing import settle
 
 JSON = "Content-Type: application/json"

@@ -8,7 +8,7 @@ import pytest
 import shoal
 from serving.scenes import Stage, echo
 from shoal import errors
-from shoal.serving.state.file import StateFile
+from shoal.serving.state_file import StateFile
 from shoal.testing.asgi import ask
 
 pytestmark = pytest.mark.anyio

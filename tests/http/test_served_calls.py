@@ -9,8 +9,7 @@ from server_in_memory import asked, serving
 
 import shoal
 from shoal.http.admin.api import AdminApi
-from shoal.http.admin.mount import AdminListener
-from shoal.http.app.admin_mount import AppAdmin
+from shoal.http.app.admin_mount import AdminListener, AppAdmin
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio

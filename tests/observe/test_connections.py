@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from shoal.asgi import connections
-from shoal.asgi.connections import ConnectionCounts
+from shoal.asgi.extensions import ConnectionCounts
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 import shoal
 from shoal import BatchOptions
-from shoal.core.simulation.results import Arrival, Linear
-from shoal.core.simulation.simulate import simulate
+from shoal.core.simulation import simulate
+from shoal.core.simulation_results import Arrival, Linear
 from shoal.http.admin.recordings import note_of
 from shoal.observe.arrivals import ArrivalRecorder
 from shoal.planning.recordings import measured_run_times

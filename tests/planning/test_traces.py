@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from shoal.core.simulation.results import Arrival
+from shoal.core.simulation_results import Arrival
 from shoal.planning.traces import Item, bursty, constant, diurnal, poisson, read_trace
 
 MAKERS = [constant, poisson, bursty, diurnal]

@@ -21,7 +21,7 @@ from shoal.replicas.gpus import (
     has_nvml,
     listed_devices,
 )
-from shoal.serving.config.config import BackendConfig
+from shoal.serving.backend_config import BackendConfig
 from shoal.serving.devices import Devices
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import select
 import pytest
 from http_fixtures import *  # noqa: F403
 
-from shoal.server.sockets.transport import TaskPoller
+from shoal.server.transport import TaskPoller
 
 
 @pytest.fixture

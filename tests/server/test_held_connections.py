@@ -24,7 +24,7 @@ from live_server import (
 
 import shoal
 from shoal.server.shared import Shared
-from shoal.server.sockets.transport import Transport
+from shoal.server.transport import Transport
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

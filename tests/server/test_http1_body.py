@@ -9,7 +9,7 @@ from live_server import HANG_S, live, read_all, read_until, request, until_quiet
 from shoal.asgi.guard import BadRequest
 from shoal.server.http1.body import ChunkedBody, SizedBody
 from shoal.server.shared import Shared
-from shoal.server.sockets.transport import Transport
+from shoal.server.transport import Transport
 
 pytestmark = pytest.mark.anyio
 on_a_socket = pytest.mark.real_time

@@ -13,7 +13,7 @@ from echo_app import EchoApp
 from live_server import HANG_S, Http2Client, http2, live, read_until, until_quiet
 
 from shoal.server.shared import Turns
-from shoal.server.sockets.transport import Transport
+from shoal.server.transport import Transport
 
 pytestmark = [pytest.mark.anyio]
 

@@ -29,7 +29,7 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.errors import LifespanFailed
 from shoal.server.http1.connection import Http1Connection
 from shoal.server.server import serve
-from shoal.server.sockets.transport import EpollPoller, TaskPoller
+from shoal.server.transport import EpollPoller, TaskPoller
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -25,7 +25,7 @@ from live_server import (
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from shoal.server.sockets.timeouts import time_to_send_s
+from shoal.server.timeouts import time_to_send_s
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -12,8 +12,8 @@ import pytest
 from live_server import HANG_S, until_quiet
 
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.server.sockets import transport as transport_module
-from shoal.server.sockets.transport import EpollPoller, Receiver, TaskPoller, Transport, new_poller
+from shoal.server import transport as transport_module
+from shoal.server.transport import EpollPoller, Receiver, TaskPoller, Transport, new_poller
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -11,9 +11,9 @@ from live_server import http2, live
 
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.server.shared import Turns
-from shoal.server.sockets.timeouts import Timeout, Timeouts
 from shoal.server.streams import connection
 from shoal.server.streams.http2 import Http2Connection
+from shoal.server.timeouts import Timeout, Timeouts
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio

@@ -13,8 +13,8 @@ from serving.scenes import Stage, echo, never, under_way
 from shoal.core.events import Observers
 from shoal.errors import ShoalError
 from shoal.replicas.code.definition import Definition
+from shoal.serving.backend_config import BackendConfig
 from shoal.serving.backends.backend import Backend
-from shoal.serving.config.config import BackendConfig
 from shoal.serving.devices import Devices
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import pytest
 from shoal import errors
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.admin.api import AdminApi
-from shoal.http.admin.mount import AdminListener
+from shoal.http.app.admin_mount import AdminListener
+from shoal.serving.backend_config import BackendConfig
 from shoal.serving.clients.remote_client import RemoteClient
-from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.controller import Controller
 
 # Replicas load their code in threads.

@@ -10,11 +10,11 @@ import pytest
 
 from shoal.errors import NotAllowed
 from shoal.http.admin.api import AdminApi
-from shoal.http.admin.mount import AdminListener
+from shoal.http.app.admin_mount import AdminListener
+from shoal.serving.backend_config import BackendConfig
 from shoal.serving.clients.protocol import VERBS, BlockingClient, Client
 from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.clients.verbs import verb
-from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.controller import Controller
 from shoal.serving.imports import ImportRule
 from shoal.serving.status import Status

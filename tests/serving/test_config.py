@@ -17,8 +17,8 @@ from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.errors import HandlerFailed, NotDurable
 from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
 from shoal.replicas.placements import BUILT_IN
-from shoal.serving.config.config import BACKEND_OPTIONS, BackendConfig
-from shoal.serving.config.options import NAMES, RENAMED, BackendKeywords
+from shoal.serving.backend_config import BACKEND_OPTIONS, BackendConfig
+from shoal.serving.backend_options import NAMES, RENAMED, BackendKeywords
 
 
 def cost(item: str) -> float:

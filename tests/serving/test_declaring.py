@@ -14,13 +14,13 @@ from batching.scenes import line_up, outcome
 from shoal.errors import ShutDown
 from shoal.serving.controller.controller import Controller
 from shoal.serving.controller.journal import Journal
-from shoal.serving.state.file import StateFile
+from shoal.serving.state_file import StateFile
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-    from shoal.serving.state.records import Change
+    from shoal.serving.state_records import Change
 
 # The file is written in worker threads.
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]

@@ -12,7 +12,7 @@ from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, set
 from serving.scenes import Stage, echo, serving, serving_tasks, slowly, under_way
 from shoal.batching.current import current_backend_tag
 from shoal.errors import DeadlineExceeded, InUse, NameTaken, NoSuchName, Overloaded, ShoalError
-from shoal.serving.endpoints.endpoint import MOST_HELD
+from shoal.serving.endpoint import MOST_HELD
 
 if TYPE_CHECKING:
     from shoal.serving.controller.controller import Controller

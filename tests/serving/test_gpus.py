@@ -266,7 +266,7 @@ async def test_a_replica_that_its_placement_can_not_make_takes_none():
 
 
 async def test_ray_assigns_gpus_by_itself():
-    from shoal.serving.config.config import BackendConfig
+    from shoal.serving.backend_config import BackendConfig
 
     devices = Devices()
     config = BackendConfig(placement="ray", gpus=8)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from serving.scenes import ScriptedReplica
-    from shoal.serving.config.config import BackendConfig
+    from shoal.serving.backend_config import BackendConfig
 
 MOST_TURNS = 400
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.core.options.options import OPTIONS
-from shoal.serving.config.options import one_at_a_time
+from shoal.serving.backend_options import one_at_a_time
 
 OF_BATCHES: dict[str, Any] = {
     "max_batch_size": 4,

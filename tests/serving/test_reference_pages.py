@@ -11,7 +11,7 @@ from shoal.core.options.option import defaults_of
 from shoal.core.options.options import BatchOptions
 from shoal.core.options.records import Cache, LatencyTarget, QueuePolicy
 from shoal.core.replicas.autoscaling import AutoscalingOptions
-from shoal.serving.config.config import BackendConfig
+from shoal.serving.backend_config import BackendConfig
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 

@@ -24,12 +24,12 @@ from serving.fake_client import FakeClient, full_status
 from shoal import errors
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.admin.api import AdminApi
-from shoal.http.admin.mount import AdminListener
+from shoal.http.app.admin_mount import AdminListener
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.server.server import serve
+from shoal.serving.backend_config import BackendConfig
 from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.clients.wire import KINDS, WireError, error_from_wire, error_to_wire
-from shoal.serving.config.config import BackendConfig
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,8 @@ import shoal
 from serving.scenes import Stage, deployed
 from shoal import errors
 from shoal.http.app.app import App
-from shoal.serving.state.file import StateFile
-from shoal.serving.state.records import BackendRecord
+from shoal.serving.state_file import StateFile
+from shoal.serving.state_records import BackendRecord
 from shoal.testing.asgi import ask
 
 # Files are written by threads, and replicas load their code there.

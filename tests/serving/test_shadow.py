@@ -10,7 +10,7 @@ import pytest
 from batching.scenes import Held, line_up, outcome, outcomes, settle
 from serving.scenes import Stage, echo, serving, serving_tasks, under_way
 from shoal.errors import InUse, NoSuchName
-from shoal.serving.endpoints.shadow import MOST_COPIES, PrimaryAnswer
+from shoal.serving.shadow import MOST_COPIES, PrimaryAnswer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

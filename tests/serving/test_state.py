@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shoal.errors import NotDurable, StateRefused
-from shoal.serving.state.file import StateFile, _all_of, _row_checksum, _version_checksum
-from shoal.serving.state.records import (
+from shoal.serving.state_file import StateFile, _all_of, _row_checksum, _version_checksum
+from shoal.serving.state_records import (
     BackendRecord,
     DeclaredState,
     Deleted,
@@ -184,7 +184,7 @@ def test_a_file_in_use_is_refused(written: Path) -> None:
 @pytest.fixture
 def other_process(written: Path) -> Iterator[subprocess.Popen[bytes]]:
     code = (
-        "import sys; from shoal.serving.state.file import StateFile\n"
+        "import sys; from shoal.serving.state_file import StateFile\n"
         "state = StateFile.open(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen(

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shoal.serving.state.file import StateFile
-from shoal.serving.state.records import (
+from shoal.serving.state_file import StateFile
+from shoal.serving.state_records import (
     BackendRecord,
     Change,
     DeclaredState,

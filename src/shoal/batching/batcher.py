@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.entry import Entry
     from shoal.batching.calls.stream import Answer, BatchableModel, ListAnswer, ListSteps, N, Steps
-    from shoal.batching.open.batch import OpenBatch
+    from shoal.batching.open_batch import OpenBatch
     from shoal.batching.running.slots import Capacity
     from shoal.core.counters import BatcherState, BatcherStatistics
     from shoal.core.events import Observers

@@ -1,10 +1,11 @@
-"""What the calling code runs in: its batch and its replica."""
+"""What the calling code runs in: its batch, its replica and its trace."""
 
 import math
-from collections.abc import Callable, Generator, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from shoal.core.request import Batch
 from shoal.errors import WouldDeadlock
@@ -130,3 +131,45 @@ def setting(variable: ContextVar[T], value: T) -> Generator[None]:
         yield
     finally:
         variable.reset(token)
+
+
+# Traces of OpenTelemetry, which is never loaded here.
+
+
+def trace_headers() -> dict[str, str]:
+    """Returns the headers by which a call continues the current trace; none without a trace."""
+    # From the program's propagators: by default W3C's `traceparent`, `tracestate` and `baggage`.
+    propagate: Any = sys.modules.get("opentelemetry.propagate")
+    headers: dict[str, str] = {}
+    if propagate is not None:
+        propagate.inject(headers)
+    return headers
+
+
+def trace_ids() -> tuple[str, str] | None:
+    """Returns the ids of the current trace and span, in hexadecimal; None if there is none."""
+    api: Any = sys.modules.get("opentelemetry.trace")
+    # The module is there before its names are, while another thread imports it.
+    current = None if api is None else getattr(api, "get_current_span", None)
+    if current is None:
+        return None
+    span = current().get_span_context()
+    return (f"{span.trace_id:032x}", f"{span.span_id:016x}") if span.is_valid else None
+
+
+@contextmanager
+def continued(trace: Mapping[str, str] | None) -> Generator[None]:
+    """Continues a trace in this block; its headers must be from a trusted program."""
+    if not trace:
+        yield
+        return
+    try:
+        from opentelemetry import context, propagate
+    except ModuleNotFoundError:  # it need not be installed where a replica runs
+        yield
+        return
+    token = context.attach(propagate.extract(trace))
+    try:
+        yield
+    finally:
+        context.detach(token)

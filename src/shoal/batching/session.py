@@ -32,8 +32,8 @@ from shoal.batching.calls.entry import Entry
 from shoal.batching.calls.intake import Intake
 from shoal.batching.current import waiting_batches
 from shoal.batching.handlers.handler import HoldLog
-from shoal.batching.open.batch import OpenRun
-from shoal.batching.open.slots import OpenSlots
+from shoal.batching.open_batch import OpenRun
+from shoal.batching.open_slots import OpenSlots
 from shoal.batching.options import manager_of, refuse_change
 from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.batching.running.run import TimeLimits, UnaryRun

@@ -21,7 +21,7 @@ from shoal.commands.support.simulating import Comparison, SimulatedTraffic
 from shoal.commands.support.values import option_pairs, run_time
 from shoal.core.options.names import suggested
 from shoal.core.options.options import OPTIONS, BatchOptions
-from shoal.core.simulation.results import Arrival, ClosedLoop, Simulation
+from shoal.core.simulation_results import Arrival, ClosedLoop, Simulation
 from shoal.planning import traces
 from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.plots import plot
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Iterable, Sequence
 
-    from shoal.core.simulation.results import Linear
+    from shoal.core.simulation_results import Linear
     from shoal.planning.traces import Recording
 
 _DESCRIPTION: Final = """\

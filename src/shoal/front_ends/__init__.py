@@ -1,7 +1,6 @@
 """Front ends: processes that speak HTTP for a server, and forward the requests to its process.
 
 Read `wire` first: the channel and its messages. In a front end, `front_end` is the application that
-forwards requests, and `decoders` has what it needs to decode their items. In the server's process,
-`listener` keeps the front ends running, `remote_front_end` is one of them, and `remote_call` one
-request that it has forwarded.
+decodes items and forwards requests. In the server's process, `listener` keeps the front ends
+running, `remote_front_end` is one of them, and `remote_call` one request that it has forwarded.
 """

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import deque
 from functools import partial
 from json import dumps as dumps_json
-from typing import TYPE_CHECKING, Any, Final
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from weakref import WeakValueDictionary
 
 import anyio
 
 from shoal.asgi.extensions import DISCONNECT
-from shoal.front_ends.decoders import Decoders
 from shoal.front_ends.wire import WINDOW, Head, size_of
 from shoal.http.requests.problem import PROBLEM_JSON, ended
 from shoal.loops.this_loop import parking_of_this_loop
@@ -22,8 +24,14 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
-    from shoal.asgi.connections import ConnectionTotals
+    from shoal.asgi.extensions import ConnectionTotals
     from shoal.front_ends.wire import Channel, PassedMessage
+    from shoal.http.json.decoder import Decoder
+
+_log: Final = logging.getLogger("shoal.server")
+
+# The method and the path of requests.
+Key: TypeAlias = tuple[str, str]
 
 _MOST_HEADS: Final = 1024
 _LONGEST_KEPT: Final = 4096
@@ -293,6 +301,44 @@ class PassedRequest:
         if self._taken >= _REPORTED:
             self._post("taken", self._taken)
             self._taken = 0
+
+
+class Decoders:
+    """The decoders that this front end has been taught by the server's process."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Key, int] = {}  # also of those that are being built
+        self._ready: dict[Key, tuple[int, Decoder]] = {}
+        self._by_number: WeakValueDictionary[int, Decoder] = WeakValueDictionary()
+
+    def learn(self, key: Key, number: int, description: bytes) -> None:
+        """Builds a decoder in a thread: to load pydantic takes longer than many requests."""
+        self._numbers[key] = number
+        Thread(target=self._learn, args=(key, number, description), daemon=True).start()
+
+    def pickled_item(self, scope: Scope, body: bytes) -> tuple[int, bytes] | None:
+        """Returns the number of the decoder, and the item; None if the body can't be decoded."""
+        ready = self._ready.get((scope["method"], scope["path"]))
+        if ready is None or not body:
+            return None
+        number, decoder = ready
+        try:
+            return number, decoder.pickled_item(scope, body)
+        except Exception:  # the server's process refuses the body, or reads it another way
+            return None
+
+    def _learn(self, key: Key, number: int, description: bytes) -> None:
+        try:
+            decoder = self._by_number.get(number)
+            if decoder is None:
+                from shoal.http.json.decoder import Decoder
+
+                decoder = self._by_number[number] = Decoder(description)
+        except Exception as error:
+            _log.warning("a worker can't decode the requests to %s", key[1], exc_info=error)
+            return
+        if self._numbers[key] == number:  # else a later one has replaced it
+            self._ready[key] = number, decoder
 
 
 async def _send_array(send: Send, headers: list[tuple[bytes, bytes]], array: bytes) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from shoal.asgi.connections import ConnectionTotals
+from shoal.asgi.extensions import ConnectionTotals
 from shoal.core.replicas.restarts import Restarts
 from shoal.front_ends.remote_front_end import RemoteFrontEnd
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio.lowlevel
 
-from shoal.asgi.connections import SERVER
-from shoal.asgi.extensions import DECODED, DISCONNECT
+from shoal.asgi.extensions import DECODED, DISCONNECT, SERVER
 from shoal.front_ends.wire import MESSAGES_AHEAD, WINDOW, size_of
 from shoal.replicas.process.wire.messages import unpickled
 from shoal.server.log_errors import contained, log_failure

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from shoal.asgi.connections import ConnectionTotals
+from shoal.asgi.extensions import ConnectionTotals
 from shoal.front_ends.remote_call import RemoteCall, RemoteCalls
 from shoal.front_ends.wire import MEMORY, Channel, FrontKind
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, encoded, send

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar
 import anyio
 import anyio.lowlevel
 
-from shoal.batching.trace import trace_headers
+from shoal.batching.current import trace_headers
 from shoal.core.options.checks import checked_token, one_of, seconds, whole
 from shoal.errors import DeadlineExceeded
 from shoal.http_client.bodies import ACCEPTED, JSON_LINES, RESULT_TYPES, body_of, result_of

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from shoal.asgi.connections import ConnectionTotals, CountedConnections
+    from shoal.asgi.extensions import ConnectionTotals, CountedConnections
     from shoal.core import histogram
     from shoal.core.counters import BatcherStatistics, OccupancyStatistics
     from shoal.core.histogram import Histogram, HistogramSnapshot, RequestTimes

@@ -4,7 +4,8 @@
 `plot` draws the result. ``shoal simulate`` and ``shoal tune`` do so on the command line.
 """
 
-from shoal.core.simulation.results import (
+from shoal.core.simulation import simulate
+from shoal.core.simulation_results import (
     Arrival,
     ClosedLoop,
     Linear,
@@ -13,7 +14,6 @@ from shoal.core.simulation.results import (
     SimulatedBatch,
     Simulation,
 )
-from shoal.core.simulation.simulate import simulate
 from shoal.planning.plots import plot
 from shoal.planning.traces import Recording, bursty, constant, diurnal, poisson, read_trace
 

@@ -13,7 +13,7 @@ from shoal.core.request import DispatchReason
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shoal.core.simulation.results import Simulation
+    from shoal.core.simulation_results import Simulation
     from shoal.planning.recordings import RecordedBatcher
 
 

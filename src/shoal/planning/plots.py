@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from pathlib import Path
 
-    from shoal.core.simulation.results import Simulation
+    from shoal.core.simulation_results import Simulation
     from shoal.planning.recordings import MeasuredRunTimes
     from shoal.planning.tuning import Candidate, Search
 

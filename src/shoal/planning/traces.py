@@ -25,7 +25,7 @@ from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from shoal.core.simulation.results import Arrival
+from shoal.core.simulation_results import Arrival
 from shoal.planning.recordings import FORMAT, RecordedBatcher, at_least_0
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.core.simulation.simulate import simulate
+from shoal.core.simulation import simulate
 from shoal.planning.figures import percentile
 from shoal.planning.traces import poisson
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shoal.core.options.options import BatchOptions
-    from shoal.core.simulation.results import Simulation
+    from shoal.core.simulation_results import Simulation
     from shoal.planning.recordings import MeasuredRunTimes
 
 _WAITS: Final = (0.0, 1 / 8, 1 / 4, 1 / 2)

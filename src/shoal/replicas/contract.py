@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.current import Identity
     from shoal.batching.handlers.binding import Binding
-    from shoal.batching.open.batch import OpenBatch
+    from shoal.batching.open_batch import OpenBatch
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.code.instance import Description

@@ -11,7 +11,7 @@ from shoal.server.listeners import Inherited, Tcp, Unix
 if TYPE_CHECKING:
     import anyio
 
-    from shoal.asgi.connections import CountedConnections
+    from shoal.asgi.extensions import CountedConnections
     from shoal.asgi.http_options import HttpOptions
     from shoal.asgi.lifespan import AppLifespan
     from shoal.server.connection_limit import LimitedListener

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
-from shoal.asgi.connections import ConnectionCounts
+from shoal.asgi.extensions import ConnectionCounts
 from shoal.asgi.guard import RequestGuard
 from shoal.asgi.lifespan import AppLifespan
 from shoal.loops.this_loop import parking_of_this_loop
@@ -36,9 +36,9 @@ from shoal.server.http1.connection import Http1Connection
 from shoal.server.listeners import AppListener, bind_all
 from shoal.server.proxies import ProxyHeaders
 from shoal.server.shared import Shared
-from shoal.server.sockets.timeouts import Timeouts
-from shoal.server.sockets.tls import TlsTransport, tls_of
-from shoal.server.sockets.transport import Transport, new_poller
+from shoal.server.timeouts import Timeouts
+from shoal.server.tls import TlsTransport, tls_of
+from shoal.server.transport import Transport, new_poller
 
 if TYPE_CHECKING:
     import socket
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from starlette.types import ASGIApp
 
-    from shoal.asgi.connections import CountedConnections
+    from shoal.asgi.extensions import CountedConnections
     from shoal.asgi.http_options import HttpOptions
     from shoal.server.config import FrontEndListener, StartFrontEnds
     from shoal.server.http1.head import HeadParser
-    from shoal.server.sockets.transport import EpollPoller, TaskPoller
+    from shoal.server.transport import EpollPoller, TaskPoller
 
 __all__ = ["Drained", "serve"]
 

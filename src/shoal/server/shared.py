@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from shoal.asgi.connections import CountedConnections
+    from shoal.asgi.extensions import CountedConnections
     from shoal.asgi.guard import RequestGuard
     from shoal.asgi.http_options import HttpOptions
     from shoal.loops.parking import Parking
     from shoal.server.proxies import ProxyHeaders
-    from shoal.server.sockets.timeouts import Timeouts
+    from shoal.server.timeouts import Timeouts
 
 
 NO_COUNTS: Final[Mapping[str, CountedConnections]] = {}

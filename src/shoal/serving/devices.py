@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 
     from shoal.replicas.gpus import GpuReading
-    from shoal.serving.config.config import BackendConfig
+    from shoal.serving.backend_config import BackendConfig
 
 _LIMIT_S: Final = 10.0
 """How long NVML may take to count the GPUs."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shoal.core.extras import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from shoal.core.simulation.simulate import simulate
+    from shoal.core.simulation import simulate
     from shoal.testing.policies import check_policy, make_request
     from shoal.testing.replicas.check import check_replica
     from shoal.testing.scripted import (
@@ -45,7 +45,7 @@ _WHERE = {
     "make_request": "shoal.testing.policies",
     "run_virtually": "shoal.testing.virtual_time",
     "settle": "shoal.testing.virtual_time",
-    "simulate": "shoal.core.simulation.simulate",
+    "simulate": "shoal.core.simulation",
     "virtual_backend": "shoal.testing.virtual_time",
 }
 

@@ -13,7 +13,7 @@ import pytest
 from serving.fake_client import FakeClient
 from shoal.errors import NotAllowed, NotDurable, ReplicaDied, ReplicaNotStarted, WrongBatchSize
 from shoal.http.admin.api import AdminApi
-from shoal.http.admin.mount import AdminListener
+from shoal.http.app.admin_mount import AdminListener
 from shoal.http.requests.exchange import JSON
 from shoal.serving.imports import ImportRule
 from shoal.testing.asgi import Call, ask, calling

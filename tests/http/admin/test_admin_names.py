@@ -12,13 +12,13 @@ import pytest
 
 from shoal.errors import NotAllowed
 from shoal.http.admin.api import AdminApi
-from shoal.http.admin.mount import AdminListener
+from shoal.http.app.admin_mount import AdminListener
 from shoal.http.app.app import App
-from shoal.serving.config.options import BackendKeywords
+from shoal.serving.backend_options import BackendKeywords
 from shoal.serving.controller.controller import Controller
 from shoal.serving.imports import ImportRule
-from shoal.serving.state.file import StateFile
-from shoal.serving.state.records import BackendRecord, EndpointRecord, ShadowRecord
+from shoal.serving.state_file import StateFile
+from shoal.serving.state_records import BackendRecord, EndpointRecord, ShadowRecord
 from shoal.testing.asgi import ask
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.http.admin import recordings
 from shoal.http.admin.api import AdminApi
-from shoal.http.admin.mount import AdminListener
+from shoal.http.app.admin_mount import AdminListener
 from shoal.observe import arrivals
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import Call, ask, calling

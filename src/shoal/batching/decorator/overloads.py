@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.stream import Answer, ListAnswer, ListSteps, N, ResultStream, Steps
     from shoal.batching.decorator.batched import BatchedFunction, BatchedGenerator
-    from shoal.batching.open.batch import OpenBatch
+    from shoal.batching.open_batch import OpenBatch
 
 P = ParamSpec("P")
 S = TypeVar("S")

@@ -162,7 +162,7 @@ def _check_lists(handler: Callable[..., Any], parameters: list[Parameter]) -> No
         if held_by(annotation) is not Holds.ITEM:
             continue
         name, kind = parameter.name, inspect.formatannotation(annotation)
-        if "shoal.batching.open.batch.OpenBatch" in kind:
+        if "shoal.batching.open_batch.OpenBatch" in kind:
             raise TypeError(
                 f"{handler!r} takes an open batch: say so with fill='open' or fill='continuous'"
             )

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from shoal.asgi.connections import ConnectionCounts
+from shoal.asgi.extensions import ConnectionCounts
 from shoal.asgi.http_options import HttpOptions
 from shoal.commands.server.process import (
     cant_listen,
@@ -42,7 +42,7 @@ from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, receive
 from shoal.replicas.process.wire.messages import unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory
 from shoal.server.server import serve
-from shoal.server.sockets.tls import tls_of
+from shoal.server.tls import tls_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

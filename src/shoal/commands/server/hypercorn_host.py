@@ -38,7 +38,7 @@ from shoal.server.config import Drained, ServerRun, address_of
 from shoal.server.listeners import AppListener, Tcp, Unix, bind_all, host_and_port
 from shoal.server.proxies import ProxyHeaders
 from shoal.server.server import serve
-from shoal.server.sockets.tls import tls_of
+from shoal.server.tls import tls_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -120,7 +120,7 @@ def run_in(event_loop: EventLoop, main: Callable[[], Coroutine[Any, Any, int]]) 
 
 
 def _open_state(app: App, path: Path, options: HttpOptions) -> None:
-    from shoal.serving.state.file import StateFile
+    from shoal.serving.state_file import StateFile
 
     try:
         app.state = StateFile.open(path)

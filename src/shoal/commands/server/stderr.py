@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from typing_extensions import override
 
-from shoal.batching.trace import trace_ids
+from shoal.batching.current import trace_ids
 from shoal.commands.support.mistake import indented, printable, say
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.commands.support.output import keywords, table
 from shoal.core.options.options import OPTIONS, BatchOptions
-from shoal.core.simulation.simulate import simulate
+from shoal.core.simulation import simulate
 from shoal.planning.figures import Case, percent, rows_of
 from shoal.planning.recordings import MeasuredRunTimes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shoal.core.simulation.results import Arrival, ClosedLoop, Linear, Simulation
+    from shoal.core.simulation_results import Arrival, ClosedLoop, Linear, Simulation
     from shoal.planning.traces import Item, Recording
 
 _NAMES: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

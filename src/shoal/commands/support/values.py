@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from shoal.commands.support.mistake import CommandError, as_mistakes
 from shoal.core.options.names import unknown_option
 from shoal.core.options.options import OPTIONS
-from shoal.core.simulation.results import Linear
+from shoal.core.simulation_results import Linear
 
 if TYPE_CHECKING:
     from argparse import Namespace

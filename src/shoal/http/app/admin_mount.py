@@ -1,18 +1,87 @@
-"""The admin API of an application that the same server opens."""
+"""The admin API as an ASGI application, with another application behind it.
+
+It is served at its own listener, such as a UNIX socket that only the operator's user can open, or
+at the public one with a token.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from shoal.http.admin.api import AdminApi
-from shoal.http.admin.mount import AdminListener
+from shoal.asgi.extensions import DISCONNECT
+from shoal.asgi.http_options import HttpOptions
+from shoal.http.admin.api import API, AdminApi
+from shoal.http.requests.departures import Departures
+from shoal.http.requests.dispatch import Page, PathMatch, Route, RouteDispatcher
+from shoal.http.requests.exchange import split_path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.http.app.app import App
+    from shoal.http.requests.exchange import Exchange
+
+
+class AdminListener:
+    """The admin API as an ASGI application, with another application behind it."""
+
+    # It does not run the lifespan of the application behind.
+
+    def __init__(
+        self,
+        api: AdminApi,
+        behind: ASGIApp | None = None,
+        settings: HttpOptions | None = None,
+        pages: Mapping[str, Page] | None = None,
+        is_public_to: Callable[[Scope], bool] | None = None,
+    ) -> None:
+        # Pages for callers with access to the API, and whether the application behind answers them.
+        self._pages = {
+            path: Page(partial(self._answer_page, page)) for path, page in (pages or {}).items()
+        }
+        self._is_public_to = is_public_to
+        self._behind = behind
+        self._dispatcher = RouteDispatcher(HttpOptions() if settings is None else settings)
+        self._api = api
+        self._api_page = Page(api.answer)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_http = scope["type"] == "http"
+        path = split_path(scope)[1] if is_http else ""
+        if path.startswith(API):
+            # The API checks the methods of its paths itself.
+            match = PathMatch[Route]({scope["method"]: self._api_page}, {})
+            await self._answer(scope, receive, send, match)
+        elif path in self._pages and not (self._is_public_to and self._is_public_to(scope)):
+            match = PathMatch[Route]({"GET": self._pages[path]}, {})
+            await self._answer(scope, receive, send, match)
+        elif self._behind is not None and scope["type"] != "lifespan":
+            await self._behind(scope, receive, send)
+        elif is_http:
+            await self._dispatcher.answer(scope, receive, send, None)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1000})
+        else:
+            raise ValueError(f"an admin listener can't answer a scope of type {scope['type']!r}")
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, match: PathMatch[Route]
+    ) -> None:
+        if DISCONNECT in scope.get("extensions", ()):
+            await self._dispatcher.answer(scope, receive, send, match)
+            return
+        # There is no lifespan to watch from, so each request has a watching task of its own.
+        departures = Departures()
+        async with departures.watching():
+            await self._dispatcher.answer(scope, receive, send, match, departures)
+
+    async def _answer_page(self, page: Page, exchange: Exchange) -> None:
+        self._api.check_reader(exchange)
+        await page.answer(exchange)
 
 
 class AppAdmin:

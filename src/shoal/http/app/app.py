@@ -29,8 +29,8 @@ from shoal.http.requests.exchange import split_path
 from shoal.http.requests.failed_batches import FailedBatchLog, batch_observers
 from shoal.http.websocket.sockets import WebSockets
 from shoal.replicas.code.definition import Definition
-from shoal.serving.config.config import BackendConfig
-from shoal.serving.config.options import refuse_unknown
+from shoal.serving.backend_config import BackendConfig
+from shoal.serving.backend_options import refuse_unknown
 from shoal.serving.controller.controller import Controller
 from shoal.serving.imports import ImportRule
 from shoal.serving.names import (
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from shoal.asgi.option_checks import SecurityRequirements
     from shoal.http.app.pages import Phase
     from shoal.serving.app_file.file import AppFile
-    from shoal.serving.config.options import BackendKeywords
-    from shoal.serving.state.file import StateFile
+    from shoal.serving.backend_options import BackendKeywords
+    from shoal.serving.state_file import StateFile
 
 H = TypeVar("H", bound="Callable[..., Any]")
 

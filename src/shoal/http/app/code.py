@@ -17,7 +17,7 @@ from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import unreadable_annotations
 from shoal.replicas.code.definition import Definition, handle_names
 from shoal.replicas.code.instance import adapted, call_of
-from shoal.serving.config.config import BackendConfig
+from shoal.serving.backend_config import BackendConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,7 +20,7 @@ from shoal.http.openapi.served import Documented
 from shoal.http.requests.dispatch import PathTable, Route
 from shoal.replicas.code.definition import Definition, handle_names
 from shoal.replicas.code.instance import call_of
-from shoal.serving.config.config import BackendConfig
+from shoal.serving.backend_config import BackendConfig
 from shoal.serving.controller.journal import Program
 from shoal.serving.names import TAG_FORM, found, is_tag, without_names
 

@@ -17,7 +17,7 @@ from shoal.batching.handlers.binding import described, unreadable_annotations
 from shoal.http.json.payload import reader_for
 from shoal.replicas.code.definition import imported
 from shoal.replicas.code.instance import adapted, call_of
-from shoal.serving.config.converters import loaded_converters
+from shoal.serving.converters import loaded_converters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shoal.http.app.app import App
     from shoal.http.app.declarations import EndpointDeclaration
     from shoal.replicas.code.definition import Definition
-    from shoal.serving.config.config import BackendConfig
+    from shoal.serving.backend_config import BackendConfig
 
 
 class Complaint(ValueError):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import orjson
 
-from shoal.asgi.connections import SERVER
+from shoal.asgi.extensions import SERVER
 from shoal.http.app.lifespan import unwrapped
 from shoal.http.dashboard.dashboard import DASHBOARD, Dashboard
 from shoal.http.openapi.served import Documented, ServedEndpoint, text_of
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from starlette.types import Scope
 
-    from shoal.asgi.connections import CountedConnections
+    from shoal.asgi.extensions import CountedConnections
     from shoal.core.counters import BatcherStatistics
     from shoal.core.histogram import RequestTimes
     from shoal.http.app.declarations import Declarations, EndpointDeclaration
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from shoal.observe.collector import ShoalCollector, StartTimes
     from shoal.observe.machine import GpuCollector, WorkerCollector
     from shoal.serving.controller.controller import Controller
-    from shoal.serving.endpoints.endpoint import Endpoint
+    from shoal.serving.endpoint import Endpoint
     from shoal.serving.status import Status
 
 # The pages that middleware does not wrap: probes send no credentials.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.dispatch import RouteDispatcher
     from shoal.http.websocket.sockets import WebSockets
     from shoal.serving.controller.controller import Controller
-    from shoal.serving.endpoints.endpoint import Endpoint
+    from shoal.serving.endpoint import Endpoint
 
 _RouteEntry: TypeAlias = "tuple[str, str, Route]"
 _log: Final = logging.getLogger("shoal.http")

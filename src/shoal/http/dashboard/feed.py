@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shoal.observe.failures import FailureLog
     from shoal.serving.backends.backend import Backend
     from shoal.serving.controller.controller import Controller
-    from shoal.serving.endpoints.endpoint import Endpoint
+    from shoal.serving.endpoint import Endpoint
 
 _MOST_REPLICAS = 64
 

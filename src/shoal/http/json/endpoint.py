@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     from shoal.http.requests.codec import StreamForm
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.backends.method_batcher import MethodBatcher
-    from shoal.serving.config.converters import Converters
-    from shoal.serving.endpoints.endpoint import Endpoint
+    from shoal.serving.converters import Converters
+    from shoal.serving.endpoint import Endpoint
 
 
 _SECONDS: Final = re.compile(rb"[0-9]{1,15}(\.[0-9]{1,15})?")

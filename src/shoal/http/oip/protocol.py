@@ -37,7 +37,7 @@ from shoal.http.requests.exchange import JSON
 from shoal.http.requests.problem import Problem, Refused, retry_after
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 from shoal.observe.metrics import NO_ENDPOINT
-from shoal.serving.endpoints.endpoint import known_among
+from shoal.serving.endpoint import known_among
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from shoal.serving.backends.backend import Backend
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.controller import Controller
-    from shoal.serving.endpoints.endpoint import Endpoint
+    from shoal.serving.endpoint import Endpoint
 
 
 class TensorModel:

@@ -25,7 +25,7 @@ from shoal.http.requests.exchange import JSON
 from shoal.http.requests.problem import explained
 from shoal.http.requests.streaming import answer_with_stream
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.serving.endpoints.shadow import ComparedStream
+from shoal.serving.shadow import ComparedStream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator

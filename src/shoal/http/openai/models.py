@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.problem import Problem
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.controller import Controller
-    from shoal.serving.endpoints.endpoint import Endpoint
+    from shoal.serving.endpoint import Endpoint
 
     ChatTemplate = Callable[[Sequence[Mapping[str, Any]]], str]
     TokenCount = Callable[[str], int]

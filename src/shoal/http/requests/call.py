@@ -36,7 +36,7 @@ from shoal.http.requests.problem import (
     not_open,
 )
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.serving.endpoints.shadow import ComparedStream
+from shoal.serving.shadow import ComparedStream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from shoal.core.options.options import BatchOptions
     from shoal.http.requests.problem import Problem
     from shoal.serving.backends.method_batcher import MethodBatcher
-    from shoal.serving.endpoints.endpoint import Endpoint
-    from shoal.serving.endpoints.shadow import PrimaryAnswer
+    from shoal.serving.endpoint import Endpoint
+    from shoal.serving.shadow import PrimaryAnswer
 
 
 class Caller(Protocol):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.dispatch import Route
     from shoal.serving.controller.controller import Controller
-    from shoal.serving.endpoints.endpoint import Endpoint
+    from shoal.serving.endpoint import Endpoint
 
 
 class ProtocolRoutes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypedDict, cast
 
-from shoal.batching.trace import trace_headers
+from shoal.batching.current import trace_headers
 from shoal.core.options.checks import seconds, whole
 from shoal.core.options.names import unknown_option
 from shoal.core.options.option import Option, option, options_of

@@ -18,7 +18,7 @@ from shoal.batching.calls.call import StreamCall
 from shoal.batching.decorator.batched import Decorated
 from shoal.batching.handlers.binding import annotations_of, takes_lists
 from shoal.batching.handlers.handler import Handler, innermost
-from shoal.batching.open.batch import OpenBatch
+from shoal.batching.open_batch import OpenBatch
 from shoal.errors import NoSuchName
 from shoal.failures.held import held
 from shoal.replicas.code.definition import with_handles

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from shoal.batching.handlers.binding import Binding
-    from shoal.batching.open.batch import OpenBatch
+    from shoal.batching.open_batch import OpenBatch
     from shoal.replicas.code.jobs import Job
     from shoal.replicas.contract import Blueprint
     from shoal.replicas.local.work import JobThread

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.batching.trace import continued
+from shoal.batching.current import continued
 from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.process.wire.errors import as_data

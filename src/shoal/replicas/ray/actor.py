@@ -31,10 +31,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import anyio
 from anyio.from_thread import start_blocking_portal
 
-from shoal.batching.current import Identity, running_batch, running_replica
+from shoal.batching.current import Identity, continued, running_batch, running_replica
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.handlers.batch_results import check_results
-from shoal.batching.trace import continued
 from shoal.failures.exceptions import ends_the_program
 from shoal.failures.held import shown
 from shoal.replicas.code.instance import Instance, is_async_class

@@ -19,7 +19,7 @@ from shoal.asgi.guard import BadRequest
 from shoal.asgi.header_check import FRAMING, WRONG_LENGTH, is_sendable, is_value, not_sendable
 from shoal.server.http1.body import ChunkedBody, SizedBody
 from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall
-from shoal.server.sockets.timeouts import Heartbeat, time_to_receive_s
+from shoal.server.timeouts import Heartbeat, time_to_receive_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from shoal.server.http1.head import HeadParser
     from shoal.server.shared import Change, Shared
-    from shoal.server.sockets.tls import TlsTransport
-    from shoal.server.sockets.transport import Transport
+    from shoal.server.tls import TlsTransport
+    from shoal.server.transport import Transport
 
 _JOINED: Final = 2**16  # the head and the first part of a body are sent together up to this size
 _CLOSE: Final = b"\r\nconnection: close"

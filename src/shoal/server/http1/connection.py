@@ -16,8 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from shoal.asgi.connections import SERVER
-from shoal.asgi.extensions import DISCONNECT
+from shoal.asgi.extensions import DISCONNECT, SERVER
 from shoal.asgi.guard import BadRequest
 from shoal.server.access_log import AccessLog
 from shoal.server.http1.call import Http1Call, error_answer
@@ -26,15 +25,15 @@ from shoal.server.listeners import host_and_port
 from shoal.server.log_errors import log_failure
 from shoal.server.served_call import TaskState, run_contained
 from shoal.server.shared import Change
-from shoal.server.sockets.timeouts import Timeout, time_to_send_s
-from shoal.server.sockets.transport import Receiver
+from shoal.server.timeouts import Timeout, time_to_send_s
+from shoal.server.transport import Receiver
 
 if TYPE_CHECKING:
     from starlette.types import Scope
 
     from shoal.server.shared import Shared
-    from shoal.server.sockets.tls import TlsTransport
-    from shoal.server.sockets.transport import Transport
+    from shoal.server.tls import TlsTransport
+    from shoal.server.transport import Transport
 
 _log = logging.getLogger("shoal.server")
 

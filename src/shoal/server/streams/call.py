@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio.lowlevel
 
-from shoal.asgi.connections import SERVER
-from shoal.asgi.extensions import DISCONNECT
+from shoal.asgi.extensions import DISCONNECT, SERVER
 from shoal.asgi.header_check import FRAMING, WRONG_LENGTH, length_of
 from shoal.server.access_log import AccessLog
 from shoal.server.http1.call import status_line

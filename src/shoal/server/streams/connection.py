@@ -22,8 +22,8 @@ from typing_extensions import override
 from shoal.failures.exceptions import goes_on
 from shoal.server.listeners import address_text, host_and_port
 from shoal.server.shared import Change
-from shoal.server.sockets.timeouts import Timeout, time_to_send_s
-from shoal.server.sockets.transport import Receiver
+from shoal.server.timeouts import Timeout, time_to_send_s
+from shoal.server.transport import Receiver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from shoal.server.shared import Shared
-    from shoal.server.sockets.tls import TlsTransport
-    from shoal.server.sockets.transport import Transport
+    from shoal.server.tls import TlsTransport
+    from shoal.server.transport import Transport
 
 _log = logging.getLogger("shoal.server")
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from shoal.server.http1.head import HeadParser
     from shoal.server.shared import Shared
-    from shoal.server.sockets.tls import TlsTransport
-    from shoal.server.sockets.transport import Transport
     from shoal.server.streams.call import Fields
     from shoal.server.streams.connection import RunningCall
+    from shoal.server.tls import TlsTransport
+    from shoal.server.transport import Transport
 
 _UPGRADED: Final = b"HTTP/1.1 101 Switching Protocols"
 _UPGRADE: Final = b"\r\nupgrade: WebSocket\r\nconnection: Upgrade\r\n\r\n"

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from h2.events import Event
 
     from shoal.server.shared import Shared
-    from shoal.server.sockets.tls import TlsTransport
-    from shoal.server.sockets.transport import Transport
+    from shoal.server.tls import TlsTransport
+    from shoal.server.transport import Transport
 
 _MOST_STREAMS: Final = 100
 # The sum of the windows of all streams, so that a stream whose application does not read takes

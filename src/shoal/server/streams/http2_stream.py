@@ -19,8 +19,8 @@ from typing_extensions import override
 
 from shoal.server.http1.call import http_date
 from shoal.server.shared import Change
-from shoal.server.sockets.timeouts import BodyTimeout, time_to_send_s
 from shoal.server.streams.call import AppCall
+from shoal.server.timeouts import BodyTimeout, time_to_send_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,8 +29,8 @@ from shoal.replicas.code.definition import split_import_path
 from shoal.serving.app_file.flaws import AppFileRefused, Flaw, Flaws
 from shoal.serving.app_file.positions import lines_of_keys
 from shoal.serving.app_file.server import checked_server
-from shoal.serving.config.config import BackendConfig
-from shoal.serving.config.options import NAMES, RENAMED
+from shoal.serving.backend_config import BackendConfig
+from shoal.serving.backend_options import NAMES, RENAMED
 from shoal.serving.names import (
     DEFAULT_METHODS,
     checked_methods,
@@ -39,7 +39,7 @@ from shoal.serving.names import (
     not_there,
     without_names,
 )
-from shoal.serving.state.records import BackendRecord, EndpointRecord, ShadowRecord
+from shoal.serving.state_records import BackendRecord, EndpointRecord, ShadowRecord
 
 if TYPE_CHECKING:
     import os

@@ -26,11 +26,11 @@ from shoal.core.replicas.autoscaling import Autoscaler
 from shoal.errors import BatcherClosed
 from shoal.replicas.contract import Blueprint
 from shoal.replicas.placements import placement_name, placement_of
+from shoal.serving.backend_options import unset_batch_options
 from shoal.serving.backends.method_batcher import BatchDispatcher, MethodBatcher, open_handler
 from shoal.serving.backends.pool import Pool
 from shoal.serving.backends.supervisor import Supervisor
-from shoal.serving.config.converters import loaded_converters
-from shoal.serving.config.options import unset_batch_options
+from shoal.serving.converters import loaded_converters
 from shoal.serving.status import BackendStatus, ReplicaStatus
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.code.instance import Method
     from shoal.replicas.contract import Replica
-    from shoal.serving.config.config import BackendConfig
+    from shoal.serving.backend_config import BackendConfig
     from shoal.serving.devices import Devices
     from shoal.serving.status import BackendState
 

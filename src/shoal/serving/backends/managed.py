@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from shoal.batching.current import Identity
     from shoal.replicas.code.instance import Description
+    from shoal.serving.backend_config import BackendConfig
     from shoal.serving.backends.pool import Member
-    from shoal.serving.config.config import BackendConfig
     from shoal.serving.status import ReplicaState
 
 

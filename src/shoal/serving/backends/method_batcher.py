@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from shoal.batching.handlers.handler import Fill
-    from shoal.batching.open.batch import OpenBatch
+    from shoal.batching.open_batch import OpenBatch
     from shoal.core.events import Observers
     from shoal.replicas.code.instance import Method
     from shoal.serving.backends.pool import Member, Pool
-    from shoal.serving.config.converters import Converters
+    from shoal.serving.converters import Converters
 
 
 T = TypeVar("T")

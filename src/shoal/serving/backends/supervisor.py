@@ -20,6 +20,8 @@ from shoal.batching.current import Identity
 from shoal.core.replicas.life import LifeState, Seen, decide
 from shoal.errors import BatcherClosed
 from shoal.failures.held import held
+from shoal.serving.backend_config import same_user_config
+from shoal.serving.backend_options import DEFAULTS
 from shoal.serving.backends.managed import (
     ManagedReplica,
     NotMade,
@@ -27,8 +29,6 @@ from shoal.serving.backends.managed import (
     may_wear_out,
     worn_out,
 )
-from shoal.serving.config.config import same_user_config
-from shoal.serving.config.options import DEFAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Replica
+    from shoal.serving.backend_config import BackendConfig
     from shoal.serving.backends.pool import Member, Pool
-    from shoal.serving.config.config import BackendConfig
     from shoal.serving.devices import Devices
 
 

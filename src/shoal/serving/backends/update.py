@@ -20,14 +20,14 @@ import anyio.lowlevel
 
 from shoal.errors import ReplicaDied
 from shoal.replicas.placements import placement_of
-from shoal.serving.config.config import same_user_config
+from shoal.serving.backend_config import same_user_config
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from shoal.serving.backend_config import BackendConfig
     from shoal.serving.backends.backend import Backend
     from shoal.serving.backends.managed import ManagedReplica
-    from shoal.serving.config.config import BackendConfig
 
 logger: Final = logging.getLogger("shoal.serving")
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from shoal.errors import ShutDown
 from shoal.replicas.code.definition import makes_handles
+from shoal.serving.backend_config import BackendConfig
 from shoal.serving.clients import verbs
 from shoal.serving.clients.handles import BridgedHandle
 from shoal.serving.clients.verbs import Verb, verb
-from shoal.serving.config.config import BackendConfig
 from shoal.serving.names import DEFAULT_METHODS
 from shoal.serving.status import Status
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
-from shoal.batching.trace import trace_headers
+from shoal.batching.current import trace_headers
 from shoal.core.options.checks import checked_token, seconds
 from shoal.errors import ItemTooLarge, NotAllowed
 from shoal.http_client.bodies import JSON, JSON_LINES

@@ -25,8 +25,8 @@ from shoal.core.options.checks import yes_or_no
 from shoal.core.traffic import Shadow, Traffic
 from shoal.errors import NoSuchName
 from shoal.replicas.code.definition import named_arguments
+from shoal.serving.backend_config import BackendConfig
 from shoal.serving.clients.wire import without_hidden
-from shoal.serving.config.config import BackendConfig
 from shoal.serving.names import checked_methods, checked_route, checked_tag, is_tag
 
 if TYPE_CHECKING:

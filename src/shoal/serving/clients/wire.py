@@ -29,7 +29,7 @@ from typing import (
 from shoal import errors
 from shoal.core.json_text import json_bytes
 from shoal.core.options.option import Same
-from shoal.serving.config.config import BackendConfig, durable_options
+from shoal.serving.backend_config import BackendConfig, durable_options
 
 
 def written(value: Any) -> bytes:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from shoal.core.events import Observers
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.contract import Replica
+    from shoal.serving.backend_config import BackendConfig
     from shoal.serving.backends.backend import Backend
-    from shoal.serving.config.config import BackendConfig
     from shoal.serving.controller.lifetime import Lifetime
     from shoal.serving.devices import Devices
 

@@ -19,18 +19,18 @@ from shoal.errors import InUse
 from shoal.replicas.code.definition import Definition, named_arguments
 from shoal.replicas.code.endpoint_call import IS_THERE
 from shoal.replicas.placements import placement_of
+from shoal.serving.backend_config import BackendConfig
 from shoal.serving.backends.update import changed, restart
 from shoal.serving.clients.handles import running_controller
 from shoal.serving.clients.protocol import BlockingClient, Client
-from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.backends import Backends
 from shoal.serving.controller.endpoints import EndpointHandle, Endpoints
 from shoal.serving.controller.journal import Journal, declared
 from shoal.serving.controller.lifetime import Lifetime
 from shoal.serving.devices import Devices
-from shoal.serving.endpoints.endpoint import Endpoint
-from shoal.serving.endpoints.shadow import ShadowFlow
+from shoal.serving.endpoint import Endpoint
 from shoal.serving.names import DEFAULT_METHODS, checked_methods, checked_route, checked_tag
+from shoal.serving.shadow import ShadowFlow
 from shoal.serving.status import Status
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from shoal.serving.controller.backends import Deletion, Turn
     from shoal.serving.controller.journal import Declared, Program
     from shoal.serving.imports import ImportRule
-    from shoal.serving.state.file import StateFile
+    from shoal.serving.state_file import StateFile
 
 
 class Controller(Client):

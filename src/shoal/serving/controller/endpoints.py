@@ -15,9 +15,9 @@ from shoal.core.forming.call_options import CallOptions
 from shoal.core.histogram import LEFT, RequestTimes, status_of
 from shoal.errors import NameTaken, NoSuchName, ShutDown
 from shoal.serving.clients.handles import AsyncHandle, BridgedHandle
-from shoal.serving.endpoints.shadow import ComparedStream
 from shoal.serving.names import found, without_names
 from shoal.serving.query import item_without_data, takes_query
+from shoal.serving.shadow import ComparedStream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from shoal.batching.calls.stream import ResultStream
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.lifetime import Lifetime
-    from shoal.serving.endpoints.endpoint import Endpoint
-    from shoal.serving.endpoints.shadow import PrimaryAnswer
+    from shoal.serving.endpoint import Endpoint
+    from shoal.serving.shadow import PrimaryAnswer
 
 
 class Endpoints:

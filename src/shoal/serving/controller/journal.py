@@ -13,8 +13,8 @@ import anyio.to_thread
 
 from shoal.errors import NotAllowed, NotDurable, ShutDown
 from shoal.replicas.code.definition import Definition
-from shoal.serving.config.config import BackendConfig, durable_options
-from shoal.serving.state.records import (
+from shoal.serving.backend_config import BackendConfig, durable_options
+from shoal.serving.state_records import (
     BackendRecord,
     Deleted,
     EndpointRecord,
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from shoal.core.traffic import Traffic
-    from shoal.serving.endpoints.endpoint import Endpoint
-    from shoal.serving.endpoints.shadow import ShadowFlow
+    from shoal.serving.endpoint import Endpoint
     from shoal.serving.imports import ImportRule
-    from shoal.serving.state.file import StateFile
-    from shoal.serving.state.records import Change, DeclaredState
+    from shoal.serving.shadow import ShadowFlow
+    from shoal.serving.state_file import StateFile
+    from shoal.serving.state_records import Change, DeclaredState
 
 
 logger: Final = logging.getLogger("shoal.serving")

@@ -10,9 +10,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from shoal.batching.current import running_batch, running_replica
+from shoal.batching.current import continued, running_batch, running_replica
 from shoal.batching.handlers.batch_results import check_results
-from shoal.batching.trace import continued
 from shoal.replicas.code.jobs import PlainSteps, plain_results
 from shoal.replicas.process.child.endpoints import CancelToken, current_cancel_token
 from shoal.replicas.process.wire.errors import check_may_leave, slots_as_data

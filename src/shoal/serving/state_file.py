@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.errors import StateRefused
-from shoal.serving.state.records import (
+from shoal.serving.state_records import (
     BackendRecord,
     DeclaredState,
     Deleted,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
     from sqlite3 import Connection
 
-    from shoal.serving.state.records import Change
+    from shoal.serving.state_records import Change
 
 
 APPLICATION_ID: Final = 0x53484F4C  # "SHOL"

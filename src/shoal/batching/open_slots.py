@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 import anyio
 import anyio.lowlevel
 
-from shoal.batching.open.batch import OpenRun
-from shoal.batching.open.joining import ContinuousJoining, OpenJoining, OpenQueue
+from shoal.batching.joining import ContinuousJoining, OpenJoining, OpenQueue
+from shoal.batching.open_batch import OpenRun
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT, LEFT_OPEN, Slots, logger
 from shoal.core.amount import NOTHING, Amount
 from shoal.core.counters import Occupancy

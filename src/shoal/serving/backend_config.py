@@ -37,8 +37,7 @@ from shoal.replicas.placements import (
     has_effect,
     takes_open_batches,
 )
-from shoal.serving.config.converters import checked_converter
-from shoal.serving.config.options import (
+from shoal.serving.backend_options import (
     NAMES,
     SERVED_DEFAULTS,
     BackendKeywords,
@@ -50,6 +49,7 @@ from shoal.serving.config.options import (
     one_at_a_time,
     renamed,
 )
+from shoal.serving.converters import checked_converter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -22,7 +22,7 @@ from shoal.failures.exceptions import own_copy
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from shoal.batching.open.joining import Joining
+    from shoal.batching.joining import Joining
     from shoal.core.request import Batch, DispatchReason, Draining, Request
     from shoal.loops.parking import Scope
 

@@ -29,7 +29,7 @@ from shoal.core.forming.former import Former
 from shoal.core.policies.sizing import load_of
 from shoal.core.policy import Dispatch
 from shoal.core.request import NOTHING, Batch, DispatchReason, Request, State
-from shoal.core.simulation.results import (
+from shoal.core.simulation_results import (
     Arrival,
     ClosedLoop,
     Outcome,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from shoal.asgi.connections import ConnectionCounts
+    from shoal.asgi.extensions import ConnectionCounts
     from shoal.loops.parking import Parking
 
 _log = logging.getLogger("shoal.server")

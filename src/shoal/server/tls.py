@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from shoal.server.sockets.transport import NOBODY, Receiver
+from shoal.server.transport import NOBODY, Receiver
 
 if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
-    from shoal.server.sockets.transport import Transport
+    from shoal.server.transport import Transport
 
 _log = logging.getLogger("shoal.server")
 

@@ -1,1 +1,0 @@
-"""Batches that requests join while their handler runs."""

@@ -1,1 +1,0 @@
-"""Simulation of a batcher: the real rules in simulated time, without an event loop."""

@@ -1,1 +1,0 @@
-"""The config of a backend: its options, their checks, and their form as JSON."""

@@ -1,1 +1,0 @@
-"""Endpoints: the routing of requests to backends, and shadow traffic."""

@@ -1,1 +1,0 @@
-"""The state file: a controller's declarations, kept for its next start."""
