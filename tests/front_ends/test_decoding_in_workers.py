@@ -284,6 +284,20 @@ async def test_an_array_that_is_changed_after_it_was_sent_is_received_as_it_was(
     assert set(answer.json()) == {1.0}
 
 
+async def test_clients_cant_fill_a_worker_with_paths(monkeypatch):
+    monkeypatch.setattr("shoal.front_ends.remote_call._MOST_TAUGHT", 10)
+    app = shoal.App()
+    app.endpoint("/{name}", name="x")(same_of(int))
+    async with serving(app) as (client, spy):
+        await decoding(client, spy, b"1", "/a")
+        for n in range(20):
+            assert (await post(client, b"1", f"/{n}")).json() == 1
+        spy.decoded.clear()
+        for path in ("/a", "/5", "/19", f"/{'a' * 300}", f"/{'a' * 300}"):
+            assert (await post(client, b"1", path)).json() == 1
+        assert spy.decoded == [1, 1, None, None, None]
+
+
 async def test_arrays_are_answered_with_all_that_a_response_has():
     app = shoal.App(server_timing="always")
 

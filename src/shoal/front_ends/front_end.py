@@ -8,8 +8,7 @@ from collections import deque
 from functools import partial
 from json import dumps as dumps_json
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     from shoal.http.json.decoder import Decoder
 
 _log: Final = logging.getLogger("shoal.server")
-
-# The method and the path of requests.
-Key: TypeAlias = tuple[str, str]
 
 _MOST_HEADS: Final = 1024
 _LONGEST_KEPT: Final = 4096
@@ -307,38 +303,36 @@ class Decoders:
     """The decoders that this front end has been taught by the server's process."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Key, int] = {}  # also of those that are being built
-        self._ready: dict[Key, tuple[int, Decoder]] = {}
-        self._by_number: WeakValueDictionary[int, Decoder] = WeakValueDictionary()
+        self._numbers: dict[tuple[str, str], int] = {}  # by method and path
+        self._decoders: dict[int, Decoder | None] = {}  # None while it is built
 
-    def learn(self, key: Key, number: int, description: bytes) -> None:
+    def learn(self, key: tuple[str, str], number: int, description: bytes) -> None:
         """Builds a decoder in a thread: to load pydantic takes longer than many requests."""
         self._numbers[key] = number
-        Thread(target=self._learn, args=(key, number, description), daemon=True).start()
+        if number not in self._decoders:
+            for replaced in self._decoders.keys() - self._numbers.values():
+                del self._decoders[replaced]
+            self._decoders[number] = None
+            Thread(target=self._build, args=(number, description), daemon=True).start()
 
     def pickled_item(self, scope: Scope, body: bytes) -> tuple[int, bytes] | None:
         """Returns the number of the decoder, and the item; None if the body can't be decoded."""
-        ready = self._ready.get((scope["method"], scope["path"]))
-        if ready is None or not body:
+        number = self._numbers.get((scope["method"], scope["path"]), 0)
+        decoder = self._decoders.get(number)
+        if decoder is None or not body:
             return None
-        number, decoder = ready
         try:
             return number, decoder.pickled_item(scope, body)
         except Exception:  # the server's process refuses the body, or reads it another way
             return None
 
-    def _learn(self, key: Key, number: int, description: bytes) -> None:
+    def _build(self, number: int, description: bytes) -> None:
         try:
-            decoder = self._by_number.get(number)
-            if decoder is None:
-                from shoal.http.json.decoder import Decoder
+            from shoal.http.json.decoder import Decoder
 
-                decoder = self._by_number[number] = Decoder(description)
+            self._decoders[number] = Decoder(description)
         except Exception as error:
-            _log.warning("a worker can't decode the requests to %s", key[1], exc_info=error)
-            return
-        if self._numbers[key] == number:  # else a later one has replaced it
-            self._ready[key] = number, decoder
+            _log.warning("a worker can't decode the items of an endpoint", exc_info=error)
 
 
 async def _send_array(send: Send, headers: list[tuple[bytes, bytes]], array: bytes) -> None:

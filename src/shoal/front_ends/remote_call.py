@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _MOST_IDLE: Final = 256  # tasks
 _MOST_TAUGHT: Final = 1024  # paths
+_LONGEST_TAUGHT: Final = 256  # characters
 _FAILED: Final = "a callback of the application failed"
 _GONE: Final = 1006  # WebSocket's code for a connection that was lost
 # Posted messages have these values, not equal values of other types from the application.
@@ -61,8 +62,11 @@ class RemoteCalls:
 
     def teach(self, key: tuple[str, str], number: int, description: bytes) -> None:
         """Has the front end decode the requests with a method and a path."""
-        is_known = key in self._taught
-        if self._taught.get(key) != number and (is_known or len(self._taught) < _MOST_TAUGHT):
+        # Clients choose the paths, so they are bounded.
+        is_new = key not in self._taught
+        if is_new and (len(key[1]) > _LONGEST_TAUGHT or len(self._taught) >= _MOST_TAUGHT):
+            return
+        if self._taught.get(key) != number:
             self._taught[key] = number
             self.channel.post("decode", 0, (key, number, description), len(description))
 
