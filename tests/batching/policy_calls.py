@@ -98,7 +98,7 @@ class Call(Item):
             return []
         if self.shape.split == "large":
             room = math.inf
-        most = self.world.options.max_batch_size
+        most = self.world.options.batch_limit.cost
         assert 0 < room <= most or self.shape.split == "large"
         self.parts, low = [], self.low
         while low < self.high:

@@ -188,9 +188,11 @@ def options_of(random: Random, *, streams: bool) -> dict[str, Any]:
         options["pad"] = one([None, pad_by_number])
         if options["batch_size_fn"] is not None:
             options["pad"] = pad_by_cost
-    elif "preferred" in features:
+    elif options["batch_size_fn"] is not None and "preferred" not in features:
+        options["max_batch_cost"] = one([None, most, 2 * most])
+    if "preferred" in features and "allowed" not in features:
         options["preferred_batch_sizes"] = tuple(sorted(sizes))
-    elif "adaptive" in features:
+    elif "adaptive" in features and "allowed" not in features:
         options["adaptive"] = shoal.LatencyTarget(p99_s=one([0.5, 4.0]))
         options |= {"batch_wait_timeout_s": 0.0, "idle_timeout_s": None}
         if any(policy.batch_wait_timeout_s is not SAME for policy in _policies_of(options)):
@@ -274,7 +276,8 @@ def operation(kind: str, random: Random, *, streams: bool) -> Any:
     return Op[kind.upper()]
 
 
-_PADDED = {"allowed_batch_sizes", "batch_size_fn", "pad"}  # `pad` fills up by what they say
+# `pad` fills up by what they say, and a limit on the cost needs the function.
+_PADDED = {"allowed_batch_sizes", "preferred_batch_sizes", "batch_size_fn", "pad", "max_batch_cost"}
 KINDS = (
     *["settle"] * 5,
     *["calls"] * 12,

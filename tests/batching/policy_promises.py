@@ -98,7 +98,9 @@ class Promises(World):
     def _check_size(self, calls: list[Any], options: BatchOptions) -> None:
         by_cost = options.batch_size_fn is not None
         size = sum(call.cost for call in calls) if by_cost else len(calls)
-        assert size <= options.max_batch_size
+        assert size <= (options.max_batch_cost or options.max_batch_size)
+        if options.max_batch_cost is not None:
+            assert len(calls) <= options.max_batch_size
         preferred = options.preferred_batch_sizes
         costly = sum(call.cost > 0 for call in calls) if by_cost else len(calls)
         if options.batch_wait_timeout_s == 0 and options.idle_timeout_s is None:
@@ -329,7 +331,8 @@ class Promises(World):
             case ops.Broken(args=("split", call.number)):
                 return call.shape.split == "raise" and bool(split)
             case shoal.errors.ItemTooLarge():
-                mosts = [o.max_batch_size for o in under if o.batch_size_fn is not None]
+                limited = [o for o in under if o.batch_size_fn is not None]
+                mosts = [o.max_batch_cost or o.max_batch_size for o in limited]
                 return bool(mosts) and call.cost is not None and call.cost > min(mosts)
             case TypeError():
                 return call.shape.split == "empty" and bool(split)

@@ -120,6 +120,19 @@ async def test_what_does_not_fit_stays_first_and_nothing_overtakes_it() -> None:
     assert handler.batches == [[6], [5, 4], [3, 7], [1]]
 
 
+async def test_a_batch_is_full_at_its_number_of_requests_or_at_its_cost() -> None:
+    handler = Noted()
+    batcher = shoal.Batcher(
+        handler, max_batch_size=3, max_batch_cost=10, batch_wait_timeout_s=1, batch_size_fn=itself
+    )
+    async with batcher as call:
+        await outcomes_in_order(*map(call, [1, 1, 1, 8, 2, 1, 9, 2]))
+        with pytest.raises(shoal.errors.ItemTooLarge, match=r"max_batch_cost=10"):
+            await call(11)
+    assert handler.batches == [[1, 1, 1], [8, 2], [1, 9], [2]]
+    assert handler.reasons == [DispatchReason.FULL] * 3 + [DispatchReason.TIMER]
+
+
 async def test_costs_may_be_fractions_or_nothing() -> None:
     handler = Noted()
     batcher = shoal.Batcher(handler, max_batch_size=1, batch_wait_timeout_s=1, batch_size_fn=itself)

@@ -155,6 +155,12 @@ def test_what_is_called_can_be_called(name: str) -> None:
             BatchOptions.of({**FUNCTIONS[name], name: given})
 
 
+@pytest.mark.parametrize("given", [0, -1, math.inf, math.nan, "8", True])
+def test_the_largest_cost_is_a_finite_number_above_0(given: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="max_batch_cost must be"):
+        BatchOptions(max_batch_cost=given, batch_size_fn=len)
+
+
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("given", [[2, 4, 10], (2, 4, 10), range(2, 11, 8), (2.0, 10.0), {10: 1}])
 def test_sizes_are_kept_as_a_tuple_of_whole_numbers(name: str, given: Any) -> None:

@@ -588,3 +588,9 @@ def test_placement_options_that_can_not_be_compared_fail_the_change_alone():
     after = before.changed({"placement_options": {"odd": Odd()}})
     with pytest.raises(HandlerFailed, match="the placement_options raised SystemExit: 3"):
         after.needs_new_replicas(before)
+
+
+def test_with_a_largest_cost_the_requests_of_a_replica_bound_those_of_a_batch():
+    config = BackendConfig(max_ongoing_requests=4, max_batch_cost=100, batch_size_fn=cost)
+    options = config.batch_options(batched=True)
+    assert (options["max_batch_size"], options["max_batch_cost"]) == (4, 100)

@@ -11,6 +11,7 @@ from shoal.serving.backend_options import one_at_a_time
 
 OF_BATCHES: dict[str, Any] = {
     "max_batch_size": 4,
+    "max_batch_cost": 4,
     "batch_wait_timeout_s": 0.1,
     "idle_timeout_s": 0.1,
     "batch_size_fn": len,

@@ -170,11 +170,10 @@ def loaded(batching: Mapping[str, Any]) -> dict[str, Any]:
 def fitted(batching: Mapping[str, Any], most: int) -> dict[str, Any]:
     """Returns the batch options, changed so that a batch has at most `most` requests."""
     found = dict(batching)
-    if found.get("batch_size_fn") is not None:
+    if found.get("batch_size_fn") is not None and found.get("max_batch_cost") is None:
         raise ValueError(
             f"max_ongoing_requests={most} counts requests, and with batch_size_fn a batch is "
-            "bounded by their costs; leave max_ongoing_requests out, and bound what a replica runs "
-            "by max_batch_size and max_concurrent_batches"
+            "bounded by their costs; pass max_batch_cost, or leave max_ongoing_requests out"
         )
     if batch_size(found) <= most:
         return found

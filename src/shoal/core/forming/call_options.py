@@ -80,6 +80,8 @@ class RequestOptionsFactory:
         self._priority = options.usual_priority
         # An item that is split may be larger; its parts may not.
         self._limit_cost = options.batch_limit.cost
+        has_own = options.max_batch_cost is not None
+        self._limit_name = "max_batch_cost" if has_own else "max_batch_size"
         self._most_cost = math.inf if options.split is not None else self._limit_cost
         limit_s = options.request_timeout_s
         self._limit_s = math.inf if limit_s is None else limit_s
@@ -139,7 +141,7 @@ class RequestOptionsFactory:
         most = self._limit_cost
         error = ItemTooLarge(
             f"an item for {self._name} costs {cost!s:.20}, which is more than a batch "
-            f"may: max_batch_size={most}"
+            f"may: {self._limit_name}={most}"
         )
         error.limit_exceeded = f"It costs {cost!s:.20}, and a batch may cost {most}."
         return error

@@ -46,6 +46,7 @@ def _sheds(options: Options) -> bool:
 
 
 _SIZES: Final = "there is nothing to pad to; pass allowed_batch_sizes=(8, 16, 32)"
+_SUMS: Final = "the sizes are sums of costs, and the largest is max_batch_size"
 _BOTH: Final = "what is split must be joined again; pass both"
 _SHARED: Final = "a large item has several requests, which equal calls can't share"
 
@@ -80,6 +81,13 @@ _REFUSED: Final[tuple[Mix, ...]] = (
         "padding must have a certain cost, so you have to make it: pass pad=(items, n) -> items",
         unless="pad",
     ),
+    _without(
+        "max_batch_cost",
+        "batch_size_fn",
+        "without it each request costs 1; pass batch_size_fn=(item) -> cost, or max_batch_size",
+    ),
+    _with("max_batch_cost", "allowed_batch_sizes", _SUMS),
+    _with("max_batch_cost", "preferred_batch_sizes", _SUMS),
     _without("pad", "allowed_batch_sizes", _SIZES),
     _without("padding", "allowed_batch_sizes", _SIZES),
     _without("split", "join", _BOTH),

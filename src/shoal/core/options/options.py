@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, Literal, Self, TypedDict, cast
 
 from shoal.core.amount import Amount
-from shoal.core.options.checks import function, seconds, sizes_in_order, whole, yes_or_no
+from shoal.core.options.checks import above_0, function, seconds, sizes_in_order, whole, yes_or_no
 from shoal.core.options.mixes import refused_mix
 from shoal.core.options.names import unknown_option
 from shoal.core.options.option import (
@@ -41,6 +41,7 @@ class ValueKeywords(TypedDict, total=False):
     """The options in `BatchOptions` that are neither functions nor records."""
 
     max_batch_size: int
+    max_batch_cost: float | None
     batch_wait_timeout_s: float | None
     idle_timeout_s: float | None
     regather: bool
@@ -135,8 +136,9 @@ class BatchOptions:
     """How batches are formed, bounded and timed.
 
     Attributes:
-        max_batch_size: The most requests in one batch, at least 1; with `batch_size_fn` the limit
-            on the sum of their costs.
+        max_batch_size: The most requests in one batch, at least 1; with `batch_size_fn` and without
+            `max_batch_cost` the limit on the sum of their costs.
+        max_batch_cost: The limit on the sum of the costs of a batch, by `batch_size_fn`.
         batch_wait_timeout_s: How long the oldest request may wait for the batch to fill, in
             seconds, counted from its arrival. 0 takes what is queued after one pass of the
             scheduler. None waits until the batch is full, flushed or drained.
@@ -154,9 +156,9 @@ class BatchOptions:
             once, ``"wait"`` parks the caller, in order, ``"shed_oldest"`` fails the oldest request
             of the lowest level instead, ``"shed_lowest"`` the newest of the lowest level if that is
             below the new call's.
-        batch_size_fn: The cost of one item, at least 0. An item that costs more than
-            `max_batch_size` is refused with `ItemTooLarge`. An item that does not fit into a batch
-            waits at the head of the queue.
+        batch_size_fn: The cost of one item, at least 0. An item that costs more than a batch may
+            is refused with `ItemTooLarge`. An item that does not fit into a batch waits at the head
+            of the queue.
         bucket_by: The key of one item; only requests with equal keys share a batch. Of the buckets
             that are due, the one with the oldest request goes first.
         allowed_batch_sizes: The sizes that the handler may be given, ascending; the last is
@@ -184,7 +186,7 @@ class BatchOptions:
         refuse_late: Whether a call that can't end by its deadline, according to the measured run
             times, is refused with `Overloaded`.
         split: Divides an item that does not fit: ``split(item, room)`` returns its parts, in order,
-            the first of which costs at most `room`, and each other at most `max_batch_size`.
+            the first of which costs at most `room`, and each other at most as much as a batch may.
         join: Combines the results of the parts, in order, into one result.
         adaptive: The latency target by which batch size and wait are chosen; None for fixed ones.
         policy: Makes a `BatchPolicy` of your own from these options.
@@ -212,6 +214,7 @@ class BatchOptions:
     max_batch_size: int = option(
         10, partial(whole, least=1), for_lists=True, flag="the largest size of a batch"
     )
+    max_batch_cost: float | None = option(None, partial(above_0, wanted="a number"), for_lists=True)
     batch_wait_timeout_s: float | None = option(
         0.0,
         seconds,
@@ -280,7 +283,7 @@ class BatchOptions:
             raise ValueError(refusal)
 
     def _check_sizes_and_levels(self) -> None:
-        most = self.batch_limit.cost
+        most = self.max_batch_size
         for name in ("allowed_batch_sizes", "preferred_batch_sizes"):
             sizes: Sequence[int] | None = getattr(self, name)
             if sizes is not None and sizes[-1] > most:
@@ -315,7 +318,9 @@ class BatchOptions:
     @property
     def batch_limit(self) -> Amount:
         """How many requests a batch may have, and how much they may cost together."""
-        most = self.max_batch_size
+        most, cost = self.max_batch_size, self.max_batch_cost
+        if cost is not None:
+            return Amount(most, cost)
         return Amount(most if self.batch_size_fn is None else math.inf, most)
 
     @property
