@@ -1,6 +1,7 @@
 """Errors as answers: the one mapping, and what is kept from clients."""
 
 import logging
+import traceback
 
 import anyio
 import pytest
@@ -112,8 +113,10 @@ async def test_a_batch_that_fails_is_logged_once_with_the_ids_of_its_requests(ca
         for call in calls:
             await call.returned.wait()
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert record.exc_info is not None
     assert record.getMessage().startswith("x: batch 1 failed: ValueError, 3 of 3 requests (")
+    # The frames of the handler, without those of Shoal that called it.
+    frames = traceback.extract_tb(record.exc_info[2])
+    assert [frame.filename for frame in frames] == [failing.__code__.co_filename]
     assert [call.status for call in calls] == [500] * 3
     assert sorted(record.request_ids) == sorted(call.headers["x-request-id"] for call in calls)
     assert (record.backend, record.size, record.failed, record.error) == ("x", 3, 3, "ValueError")

@@ -9,12 +9,13 @@ the handler's own.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
 from shoal.core.events import BatchObserver
 from shoal.core.request import State
+from shoal.failures.exceptions import users_part
 from shoal.http.requests.problem import marked_as_logged, problem_of
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.observe.failures import id_of
@@ -64,7 +65,7 @@ class _Failures:
             self.count,
             size,
             ", ".join(self.ids) + (f" and {rest} more" if rest > 0 else ""),
-            exc_info=self.error if self.is_internal and self.is_new else None,
+            exc_info=_info_of(self.error) if self.is_internal and self.is_new else None,
             extra={
                 "backend": batcher,
                 "batch": batch,
@@ -75,6 +76,14 @@ class _Failures:
                 **more,
             },
         )
+
+
+def _info_of(error: BaseException | None) -> Any:
+    """Returns an error for the log, with the frames of the user's code; with all if it has none."""
+    if error is None:
+        return None
+    whole = error.__traceback__
+    return type(error), error, users_part(whole) or whole
 
 
 class FailedBatchLog(BatchObserver):
