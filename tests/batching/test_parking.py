@@ -201,3 +201,17 @@ async def test_who_waits_for_room_gets_the_place_of_one_that_departed() -> None:
         await settle()
         assert held.batches == [[0], [2]]
         assert [caller.outcome for caller in callers] == [LEFT, 2]
+
+
+async def test_a_map_whose_caller_departed_is_not_run() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(0))
+        await settle()
+        (mapped,) = await line_up(tasks, call.map([1, 2]))
+        held.gate.set()
+        mapped.leave()
+        await settle()
+        assert held.batches == [[0]]
+        assert (mapped.outcome, batcher.statistics().cancelled) == (LEFT, 2)
