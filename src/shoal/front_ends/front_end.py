@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from json import dumps as dumps_json
 from threading import Thread
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.asgi.extensions import DISCONNECT
-from shoal.front_ends.wire import WINDOW, Head, size_of
+from shoal.front_ends.wire import MOST_TAUGHT, WINDOW, Head, size_of
 from shoal.http.requests.problem import PROBLEM_JSON, ended
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.messages import unpickled
@@ -35,6 +36,10 @@ _MOST_DIGITS: Final = 5  # of the length of a small body
 _ASKED_FOR: Final = frozenset((b"expect", b"transfer-encoding"))
 _OF_EACH: Final = ("client", "state", "extensions")  # not of the head
 _REPORTED: Final = WINDOW // 2
+_MOST_DECODERS: Final = 64
+# An item that takes much more memory than its body is not sent in its place.
+_FREE_BYTES: Final = 4096
+_MOST_TIMES: Final = 4
 # The keys of the extensions of `RemoteCall` for HTTP, beside those of this process's server.
 _OFFERED_FOR_HTTP: Final = ("send", "receive", "decoded", "teach", "send_array")
 
@@ -70,7 +75,8 @@ class FrontEnd:
         self._requests[id_] = request = PassedRequest(self, id_, scope, held_back)
         try:
             sent = (*self._head(scope), scope["client"], None if decoded else body, decoded)
-            self.channel.post("request", id_, sent, len(body or b""))
+            size = len(body or b"") if decoded is None else len(decoded[1])
+            self.channel.post("request", id_, sent, size)
             if self.channel.is_closed:
                 request.lose()
             await request.run(receive if body is None else None, send, first)
@@ -307,12 +313,20 @@ class Decoders:
         self._decoders: dict[int, Decoder | None] = {}  # None while it is built
 
     def learn(self, key: tuple[str, str], number: int, description: bytes) -> None:
-        """Builds a decoder in a thread: to load pydantic takes longer than many requests."""
+        """Sets the decoder of requests; 0 for none."""
+        self._numbers.pop(key, None)
+        if not number:
+            return
+        if len(self._numbers) >= MOST_TAUGHT:
+            del self._numbers[next(iter(self._numbers))]
         self._numbers[key] = number
-        if number not in self._decoders:
-            for replaced in self._decoders.keys() - self._numbers.values():
-                del self._decoders[replaced]
-            self._decoders[number] = None
+        if number in self._decoders:
+            return
+        if len(self._decoders) >= _MOST_DECODERS:
+            del self._decoders[next(iter(self._decoders))]
+        self._decoders[number] = None
+        # In a thread: to load pydantic takes longer than many requests.
+        with suppress(RuntimeError):  # there may be too many threads
             Thread(target=self._build, args=(number, description), daemon=True).start()
 
     def pickled_item(self, scope: Scope, body: bytes) -> tuple[int, bytes] | None:
@@ -322,9 +336,10 @@ class Decoders:
         if decoder is None or not body:
             return None
         try:
-            return number, decoder.pickled_item(scope, body)
+            item = decoder.pickled_item(scope, body)
         except Exception:  # the server's process refuses the body, or reads it another way
             return None
+        return None if len(item) > _FREE_BYTES + _MOST_TIMES * len(body) else (number, item)
 
     def _build(self, number: int, description: bytes) -> None:
         try:

@@ -8,13 +8,14 @@ only its own call.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio.lowlevel
 
 from shoal.asgi.extensions import DECODED, DISCONNECT, SERVER
-from shoal.front_ends.wire import MESSAGES_AHEAD, WINDOW, size_of
+from shoal.front_ends.wire import MESSAGES_AHEAD, MOST_TAUGHT, WINDOW, size_of
 from shoal.replicas.process.wire.messages import unpickled
 from shoal.server.log_errors import contained, log_failure
 from shoal.server.served_call import (
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from shoal.server.shared import Shared
 
 _MOST_IDLE: Final = 256  # tasks
-_MOST_TAUGHT: Final = 1024  # paths
 _LONGEST_TAUGHT: Final = 256  # characters
 _FAILED: Final = "a callback of the application failed"
 _GONE: Final = 1006  # WebSocket's code for a connection that was lost
@@ -61,14 +61,15 @@ class RemoteCalls:
         self._taught: dict[tuple[str, str], int] = {}
 
     def teach(self, key: tuple[str, str], number: int, description: bytes) -> None:
-        """Has the front end decode the requests with a method and a path."""
-        # Clients choose the paths, so they are bounded.
-        is_new = key not in self._taught
-        if is_new and (len(key[1]) > _LONGEST_TAUGHT or len(self._taught) >= _MOST_TAUGHT):
+        """Has the front end decode the requests with a method and a path; not if it is 0."""
+        if len(key[1]) > _LONGEST_TAUGHT or self._taught.get(key, 0) == number:
             return
-        if self._taught.get(key) != number:
+        self._taught.pop(key, None)
+        if number:
+            if len(self._taught) >= MOST_TAUGHT:  # clients may choose the paths
+                del self._taught[next(iter(self._taught))]
             self._taught[key] = number
-            self.channel.post("decode", 0, (key, number, description), len(description))
+        self.channel.post("decode", 0, (key, number, description), len(description))
 
     def begin(self, id_: int, call: RemoteCall) -> None:
         self.running[id_] = call
@@ -119,6 +120,7 @@ class RemoteCalls:
 class RemoteCall(ServedCall):
     """One request, its response, and the application's side of both."""
 
+    _decoded: tuple[int, Any] | None = None
     _start: Message | None = None  # the first message of the response, until it is sent
     _changed: Change | None = None  # created by the first wait
     _has_sent_disconnect = False
@@ -143,7 +145,7 @@ class RemoteCall(ServedCall):
         self._head = head.scope
         self._client = client
         self._body = body  # None if it arrives in messages
-        self._decoded = decoded
+        self._pickled = decoded
         self._is_websocket = head.scope["type"] == "websocket"
         self._has_more = body is None  # the client may send messages
         self._messages: deque[Message] = deque()
@@ -260,10 +262,11 @@ class RemoteCall(ServedCall):
     @property
     def decoded(self) -> tuple[int, Any] | None:
         """The number of a decoder of the front end, and the item that it made of the body."""
-        if self._decoded is None:
-            return None
-        number, item = self._decoded
-        return number, unpickled(item)
+        if self._pickled is not None:
+            (number, item), self._pickled = self._pickled, None
+            with suppress(Exception):  # else the body is read
+                self._decoded = number, unpickled(item)
+        return self._decoded
 
     def teach(self, number: int, description: bytes) -> None:
         """Has the front end decode the requests with this method and path."""

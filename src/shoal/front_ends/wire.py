@@ -22,7 +22,7 @@ From the server's process to a front end:
 ``cut off``      answer 503, since the server ends
 ``want``         how many more of the client's messages the application takes
 ``heartbeat``    seconds and bytes: send the bytes whenever the response was silent for that time
-``decode``       a decoder for requests with a method and a path: see `Decoders`
+``decode``       a decoder for requests with a method and a path, or none: see `Decoders`
 ``array``        the headers of a whole response, and a pickled array to be written as JSON
 ``watch drain``  send ``draining`` when the server drains; the application closes the WebSocket
 ``trace``        the ids of the request's trace and span, for the access log
@@ -68,6 +68,9 @@ MEMORY: Final = 32 * 2**20
 
 # How many bytes of a response are sent ahead of the client.
 WINDOW: Final = 2**16
+
+# How many paths of requests a front end has decoders for, at most.
+MOST_TAUGHT: Final = 1024
 
 # How many messages of a client are sent ahead of the application.
 MESSAGES_AHEAD: Final = 8

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from shoal.asgi.http_options import HttpOptions
+from shoal.failures.held import held
 from shoal.http.json.payload import reader_for
 from shoal.http.requests.dispatch import RouteDispatcher
-from shoal.http.requests.exchange import Exchange
+from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.plain import encoded
 
 if TYPE_CHECKING:
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
 _LIBRARIES: Final = sys.stdlib_module_names | {
     *("annotated_types", "numpy", "pydantic", "pydantic_core", "typing_extensions")
 }
-# What is forwarded unchanged costs nothing to decode.
-_UNDECODED: Final = frozenset({"bytes", "nothing", "request"})
+# The types of defaults; the last for a parameter without one.
+_PLAIN: Final = frozenset({bool, int, float, str, bytes, type(None), type(Signature.empty)})
+# It imports what the client names.
+_REFUSED: Final = "ImportString"
 
 
 class Decoder:
@@ -42,17 +45,31 @@ class Decoder:
         self._read = reader_for(signature).read
         self._dispatcher = RouteDispatcher(HttpOptions.of_app(settings))
 
+    @held
     def pickled_item(self, scope: Scope, body: bytes) -> bytes:
         """Returns the item, pickled; raises any exception for a body that it can't decode."""
-        if len(body) > self._dispatcher.settings.max_body_bytes:
-            raise ValueError("the body is too large")
         exchange = Exchange(self._dispatcher, scope, _receive, _send)
+        if len(body) > exchange.settings.max_body_bytes or not may_be_decoded_ahead(exchange):
+            raise ValueError("it is for the server's process")
         return pickle.dumps(self._read(exchange, body), 5)
 
 
+@held
 def json_of(result: bytes) -> bytes:
     """Writes a pickled result as JSON."""
     return encoded(pickle.loads(result))  # noqa: S301 - of the server
+
+
+def may_be_decoded_ahead(exchange: Exchange) -> bool:
+    """Returns whether a front end may decode the item, by the headers."""
+    # They are checked on both sides, as middleware may change them. A compressed body may cost much
+    # more than its size, and middleware may refuse the request.
+    headers = exchange.headers
+    return (
+        headers.get(b"content-type", b"").startswith(JSON)
+        and b"content-encoding" not in headers
+        and b"x-serve-call-method" not in headers
+    )
 
 
 async def _receive() -> Message:
@@ -64,8 +81,10 @@ async def _send(_message: Message) -> None:
 
 
 def description_of(signature: Signature, settings: HttpOptions) -> bytes | None:
-    """Describes a decoder; None if its process would need the user's code, or gain nothing."""
-    if reader_for(signature).takes in _UNDECODED:
+    """Describes a decoder; None if its process would need the user's code."""
+    # A sentinel, such as an object or NaN, would be another object there.
+    defaults = [one.default for one in signature.parameters.values()]
+    if any(type(one) not in _PLAIN or one != one for one in defaults):
         return None
     limits = {name: getattr(settings, name) for name in ("max_body_bytes", "max_json_elements")}
     # Results may be arrays, and the first one must not wait for the import.
@@ -86,6 +105,7 @@ class _OfLibraries(pickle.Pickler):
     @override
     def reducer_override(self, obj: Any) -> Any:
         module = str(getattr(obj, "__module__", None) or type(obj).__module__)
-        if module.partition(".")[0] not in _LIBRARIES:
-            raise pickle.PicklingError(f"{obj!r} is the user's")
+        names = getattr(obj, "__name__", ""), type(obj).__name__
+        if module.partition(".")[0] not in _LIBRARIES or _REFUSED in names:
+            raise pickle.PicklingError(f"{obj!r} can't be used in another process")
         return NotImplemented

@@ -23,7 +23,6 @@ A result that can't be written as ``Accept`` asks is sent as JSON: ``Accept`` is
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import AsyncGenerator
 from copy import copy
@@ -44,7 +43,7 @@ from shoal.asgi.header_check import headers_of_code
 from shoal.batching.calls.leaving import run_unless_left
 from shoal.http.json.arrays import NPY, as_npy
 from shoal.http.json.content_coding import decoded
-from shoal.http.json.decoder import description_of
+from shoal.http.json.decoder import description_of, may_be_decoded_ahead
 from shoal.http.json.msgpack import MSGPACK, has_msgpack, packed
 from shoal.http.json.payload import reader_for
 from shoal.http.json.queries import WITH_BODY, QueryReader, takes_body
@@ -86,7 +85,8 @@ _ASKS_FOR_NOTHING: Final = frozenset({None, b"", b"*/*", JSON})
 # A browser must not take bytes for a page, whatever they look like.
 _NOT_JSON: Final = (b"x-content-type-options", b"nosniff")
 _ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
-_decoders: Final = itertools.count(1)
+# The numbers of descriptions: equal ones have one decoder.
+_decoders: Final[dict[bytes | None, int]] = {}
 # The media type of bytes by default.
 BYTES: Final = b"application/octet-stream"
 # Results of these types are sent unchanged.
@@ -109,11 +109,14 @@ class EndpointRoute(Route):
         with EndpointCall(self._calls, exchange) as call:
             # The batcher is found after the body was read: meanwhile the traffic may have moved.
             decoded = exchange.decoded
+            if decoded is not None and not may_be_decoded_ahead(exchange):
+                decoded = None
             body = await exchange.body() if decoded is None else b""
             found = await call.find(call_headers(exchange.headers))
             if decoded is not None and not self._takes(found, decoded[0]):
                 decoded, body = None, await exchange.body()
                 found = await call.find(call_headers(exchange.headers))
+                exchange.teach(0, b"")  # until another one is taught
             if found.converters is not None:
                 await self._answer_converted(call, exchange, found, found.converters, body)
                 return
@@ -122,8 +125,8 @@ class EndpointRoute(Route):
                 item = decoded[1]
             else:
                 item = codec.item(exchange, body)
-                if exchange.ahead is not None:
-                    self._teach(exchange.ahead, codec)
+                if exchange.ahead is not None and may_be_decoded_ahead(exchange):
+                    self._teach(exchange, codec)
             if call.streams:
                 await self._answer_with_stream(call, exchange, codec, item)
             else:
@@ -133,11 +136,11 @@ class EndpointRoute(Route):
         """Returns whether a decoder of a front end makes the items of a batcher."""
         return found.converters is None and found.made_by(self._make_codec).decoder == decoder
 
-    def _teach(self, ahead: Mapping[str, Any], codec: JsonCodec) -> None:
+    def _teach(self, exchange: Exchange, codec: JsonCodec) -> None:
         """Has the front end decode such requests, if it can."""
         description = codec.description(self._options)
         if description is not None:
-            ahead["teach"](codec.decoder, description)
+            exchange.teach(codec.decoder, description)
 
     async def _answer_converted(
         self,
@@ -289,8 +292,9 @@ class JsonCodec(Codec):
     def description(self, options: HttpOptions) -> bytes | None:
         """Returns how a front end can decode items; None if it can't."""
         if not self.decoder:
-            self.decoder = next(_decoders)
-            self._description = description_of(self._signature, options)
+            if self.takes in ("json", "array"):
+                self._description = description_of(self._signature, options)
+            self.decoder = _decoders.setdefault(self._description, len(_decoders) + 1)
         return self._description
 
     @override

@@ -270,6 +270,11 @@ class Exchange:
             await self._send(start)
             await self._send(whole)
 
+    def teach(self, decoder: int, description: bytes) -> None:
+        """Has the front end decode requests with this method and path; 0 for no more."""
+        if self.ahead is not None:
+            self.ahead["teach"](decoder, description)
+
     @property
     def is_encoded_elsewhere(self) -> bool:
         """Whether `answer_with_array` can be used."""
