@@ -178,6 +178,7 @@ def keep(given, notes_fd, *fds):
     has_exited = ended.si_code == os.CLD_EXITED
     notes.send(str(ended.si_status if has_exited else -ended.si_status).encode())
     notes.recv(1)
+    os.waitpid(pid, 0)
     os._exit(0)
 
 

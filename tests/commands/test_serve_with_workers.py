@@ -100,8 +100,9 @@ def test_a_signal_drains_all(serving, loop):
     assert not any(map(is_worker, workers))
 
 
-def test_a_second_signal_ends_all_at_once(serving):
-    with serving("--workers", "1") as (process, port):
+@pytest.mark.parametrize("loop", ["trio", "asyncio"])
+def test_a_second_signal_ends_all_at_once(serving, loop):
+    with serving("--workers", "1", "--event-loop", loop) as (process, port):
         workers = workers_of(process.pid)
         with asked_meanwhile(port, 10):
             process.send_signal(signal.SIGINT)
