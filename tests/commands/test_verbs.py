@@ -290,12 +290,22 @@ def test_changes_are_confirmed_as_json_for_machines(told):
         (1, ["call", "e", "1", "--method-name", "absent"], "the backend has no method 'absent'"),
     ],
 )  # fmt: skip
-def test_what_is_refused_is_told_in_one_line(code, arguments, line, told, refused):
-    told("backends", "create", "b", "driven_models:Scaler")
-    told("endpoints", "create", "e", "--backend", "b")
-    exit_code, said = refused(*arguments)
-    assert line in said
-    assert exit_code == code
+def test_what_is_refused_is_told_in_one_line(code, arguments, line, with_an_endpoint, capsys):
+    assert main([*arguments, "--url", with_an_endpoint]) == code
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("shoal: ")
+    assert told.err.count("\n") == 1
+    assert line in told.err
+
+
+@pytest.fixture(scope="module")
+def with_an_endpoint():
+    """A server with an endpoint, which nothing changes that is refused."""
+    with served() as url:
+        assert main(["backends", "create", "b", "driven_models:Scaler", "--url", url]) == 0
+        assert main(["endpoints", "create", "e", "--backend", "b", "--url", url]) == 0
+        yield url
 
 
 def test_a_token_is_asked_for_and_taken(tmp_path, capsys):
