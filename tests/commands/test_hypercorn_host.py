@@ -258,16 +258,6 @@ def test_a_signal_while_it_loads_ends_it(terminal):
     assert said.endswith("Shoal was stopped before it had started\n")
 
 
-def test_an_address_in_use_is_told(terminal):
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = str(other.getsockname()[1])
-        code, _, said = terminal.run("serve", APP, "--port", port, "--server", "hypercorn")
-    assert (code, said) == (
-        1,
-        f"shoal: can't listen at 127.0.0.1 port {port}: Address already in use\n",
-    )
-
-
 def test_hosts_proxies_and_the_admin_socket_are_as_on_our_own_server(terminal):
     given = ("--admin-socket", "admin.sock", "--allow-host", "a.test", "--access-log")
     proxy = ("--trusted-peer", "127.0.0.1", "--root-path", "/ml", "--ping-interval", "0.2")
