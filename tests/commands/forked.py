@@ -85,10 +85,14 @@ class Forked:
         return self.returncode
 
     def communicate(self, timeout=None):
+        """Gives what it says up to its end; kills it where that takes longer."""
+        hang = threading.Timer(timeout, self.kill)
+        hang.start()
         with ThreadPoolExecutor(1) as threads:
             out = threads.submit(rest_of, self.stdout)
             err = rest_of(self.stderr)
             found = out.result(), err
+        hang.cancel()
         self.wait(timeout)
         return found
 
