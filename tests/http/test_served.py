@@ -27,7 +27,6 @@ HERE = Path(__file__).parent
 HANG_S = 20
 
 SERVERS = {
-    "shoal": ("shoal", "serve", "--port", "{port}", "{module}:app"),
     "shoal on asyncio": (
         *("shoal", "serve", "--port", "{port}", "--event-loop", "asyncio", "{module}:app"),
     ),
@@ -38,11 +37,10 @@ SERVERS = {
     "uvicorn": ("uvicorn", "--port", "{port}", "{module}:app"),
     "granian": ("granian", "--interface", "asgi", "--port", "{port}", "{module}:app"),
     "shoal, mounted": ("shoal", "serve", "--port", "{port}", "{module}:site"),
-    "uvicorn, mounted": ("uvicorn", "--port", "{port}", "{module}:site"),
 }
-SLOW = {"hypercorn on asyncio", "granian", "uvicorn, mounted"}
+SLOW = {"hypercorn on asyncio", "granian"}
 # What a server's command exits with after SIGTERM, where that is not 0.
-EXIT_CODES = {"uvicorn": -signal.SIGTERM, "uvicorn, mounted": -signal.SIGTERM}
+EXIT_CODES = {"uvicorn": -signal.SIGTERM}
 
 
 class Served:
