@@ -1,6 +1,7 @@
 """Processes of commands that are forked from one that has loaded Shoal.
 
 Loading takes nine tenths of the work of a server that starts and ends, and few tests are about it.
+On Linux only: elsewhere a process can't be waited for without an end to its id.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Terminal:
 
     def popen(self, *arguments, fresh=False, **options):
         """Starts a command; where it is fresh, the way a shell does, and not in a fork."""
-        if not fresh:
+        if not fresh and sys.platform == "linux":
             return Forked(arguments, self.directory, self.environment, **options)
         return subprocess.Popen(
             [sys.executable, "-m", "shoal", *arguments],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -13,7 +14,10 @@ from processes import HANG_S, ask, killed_late
 from progress_lines import first_line
 from shoal.server.listeners import PassedSockets, passed_sockets
 
-pytestmark = pytest.mark.real_time
+pytestmark = [
+    pytest.mark.real_time,
+    pytest.mark.skipif(sys.platform != "linux", reason="others have no systemd"),
+]
 
 APP = """\
 import os
