@@ -65,7 +65,7 @@ async def read_answer(client):
 
 async def test_batches_are_as_large_with_many_workers_as_with_one(app, held):
     """The mean batch is the same, since there is one queue; of many, each would have a part."""
-    async with live(app, workers=3) as server, asking(server, 1):
+    async with live(app, workers=2) as server, asking(server, 1):
         await until(lambda: held.batches)
         async with asking(server, 32) as clients:
             await until(lambda: statistics(app).queued == 32)
