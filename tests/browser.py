@@ -1,5 +1,6 @@
 """Chromium, without a window, for tests of pages."""
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,3 +52,28 @@ def chromium(
         yield driver
     finally:
         driver.quit()
+
+
+def widths_that_overflow(driver: webdriver.Chrome) -> list[int]:
+    """The widths of a window at which something of the page sticks out."""
+    found = []
+    for width in (320, 390, 768, 1200):
+        driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500},
+        )
+        wide = driver.execute_script("return document.documentElement.scrollWidth")
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        if wide > width:
+            found.append(width)
+    return found
+
+
+def addresses_asked(driver: webdriver.Chrome) -> set[str]:
+    """The addresses that pages have asked since the performance log was read last."""
+    messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    return {
+        message["params"]["request"]["url"]
+        for message in messages
+        if message["method"] == "Network.requestWillBeSent"
+    }

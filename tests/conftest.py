@@ -30,6 +30,7 @@ import gc
 import importlib.util
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -61,6 +62,9 @@ os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)
 
 # In each process pydantic looks for plugins among all packages that are installed: for 20 ms.
 os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
+
+# jsonschema checks the format `iri` with this package, which takes seconds to import.
+sys.modules["rfc3987_syntax"] = None
 
 LOOPS = ["trio", "asyncio"]
 if os.environ.get("SHOAL_TEST_UVLOOP") and importlib.util.find_spec("uvloop") is not None:

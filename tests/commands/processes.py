@@ -18,6 +18,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 
 import pytest
+from forked import Forked
 
 from progress_lines import first_line, without_progress
 from shoal.cli import main
@@ -69,7 +70,10 @@ class Terminal:
     def location(self, name="default"):
         return ServerLocation(name, self.directory / "run" / "shoal")
 
-    def popen(self, *arguments, **options):
+    def popen(self, *arguments, fresh=False, **options):
+        """Starts a command; where it is fresh, the way a shell does, and not in a fork."""
+        if not fresh and sys.platform == "linux":
+            return Forked(arguments, self.directory, self.environment, **options)
         return subprocess.Popen(
             [sys.executable, "-m", "shoal", *arguments],
             cwd=self.directory,
@@ -77,9 +81,9 @@ class Terminal:
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options},
         )
 
-    def run(self, *arguments):
+    def run(self, *arguments, fresh=False):
         """Runs a command to its end; gives its exit code, output, and what it said beside."""
-        process = self.popen(*arguments)
+        process = self.popen(*arguments, fresh=fresh)
         try:
             out, err = process.communicate(timeout=HANG_S)
         finally:
@@ -130,9 +134,9 @@ class Terminal:
         return code, out.getvalue(), err.getvalue()
 
     @contextmanager
-    def serving(self, command, *arguments, by=""):
+    def serving(self, command, *arguments, by="", fresh=False):
         """Runs a server in the foreground; gives its process and its port."""
-        process = self.popen(command, *arguments)
+        process = self.popen(command, *arguments, fresh=fresh)
         with killed_late(process):
             line = first_line(process.stderr)
             found = re.fullmatch(rf"Shoal serving .*:(\d+){by}\n", line)

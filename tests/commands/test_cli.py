@@ -129,8 +129,8 @@ def directory(terminal):
 
 @pytest.fixture
 def serving(terminal, directory):
-    def serving(*options):
-        return terminal.serving("serve", "served:app", "--port", "0", *options)
+    def serving(*options, fresh=False):
+        return terminal.serving("serve", "served:app", "--port", "0", *options, fresh=fresh)
 
     return serving
 
@@ -164,7 +164,7 @@ def end_of(process):
 
 
 def test_a_signal_ends_an_idle_server_with_0(serving):
-    with serving() as (process, _):
+    with serving(fresh=True) as (process, _):
         process.send_signal(signal.SIGTERM)
         code, said = end_of(process)
     assert code == 0
@@ -245,6 +245,7 @@ def test_a_terminal_that_is_closed_lets_what_is_under_way_finish(terminal, direc
     ours, theirs = pty.openpty()
     process = terminal.popen(
         *("serve", "served:app", "--port", "0"),
+        fresh=True,
         **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
         start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
@@ -270,7 +271,7 @@ def test_a_terminal_that_is_closed_lets_what_is_under_way_finish(terminal, direc
 def test_a_server_that_ignores_hang_ups_as_nohup_has_it_goes_on(serving):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with serving() as (process, port):
+        with serving(fresh=True) as (process, port):
             process.send_signal(signal.SIGHUP)
             ask(port, "/").close()
             process.send_signal(signal.SIGTERM)
@@ -333,7 +334,7 @@ def test_ctrl_c_ends_a_command_without_a_traceback(terminal, directory, words):
 def test_planning_needs_nothing_but_shoal(terminal, directory, words):
     with (directory / "site" / "sitecustomize.py").open("a") as file:
         file.write(WITHOUT_EXTRAS)
-    code, _, said = terminal.run(*words)
+    code, _, said = terminal.run(*words, fresh=True)
     assert code == 0, said
 
 

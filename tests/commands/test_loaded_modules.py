@@ -43,10 +43,8 @@ FOR_OPTIONS = {"sqlite3", "tomllib", "shoal.http.admin.api"}
 
 def loaded(terminal, loop):
     """The modules of a server after one request, which no route answers."""
-    with terminal.serving("serve", "app:app", "--port", "0", "--event-loop", loop) as (
-        process,
-        port,
-    ):
+    command = ("serve", "app:app", "--port", "0", "--event-loop", loop)
+    with terminal.serving(*command, fresh=True) as (process, port):
         assert ask(port, "/nowhere")[0] == 404
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=HANG_S)
@@ -60,6 +58,7 @@ def test_an_empty_application_is_served_without_what_only_others_need(terminal, 
     modules = loaded(terminal, loop)
     assert {loop, "shoal.http.app.app", "shoal.serving.controller.controller"} <= modules
     assert modules & {other, *FOR_ENDPOINTS, *FOR_OTHER_REQUESTS, *FOR_OPTIONS} == set()
+    assert not [name for name in modules if "front_end" in name], "without --workers"
 
 
 LISTING = f"""{EMPTY}
@@ -83,6 +82,6 @@ async def served(scope, receive, send):
 
 def test_the_first_request_to_an_endpoint_loads_nothing(terminal):
     (terminal.directory / "app.py").write_text(LISTING)
-    with terminal.serving("serve", "app:served", "--port", "0") as (_, port):
+    with terminal.serving("serve", "app:served", "--port", "0", fresh=True) as (_, port):
         assert ask(port, "/loaded", 1) == (200, [])
         assert ask(port, "/loaded", 1) == (200, []), "while the first answer was sent"

@@ -103,25 +103,20 @@ def test_a_log_is_followed_until_the_server_ends(location, capsys):
     assert lines[-1] == "anew"
 
 
-@pytest.fixture
-def started(terminal):
+def test_what_a_replicas_process_prints_is_in_the_log(terminal):
     (terminal.directory / "printing.py").write_text(
         "print('loaded in a process', flush=True)\ndef code(item: int): return item\n"
     )
     terminal.told("start", "--detach", "--port", "0", "--allow-module", "printing")
-    return terminal
-
-
-def test_what_a_replicas_process_prints_is_in_the_log(started):
-    started.told("backends", "create", "b", "printing:code", "placement=process")
-    status = json.loads(started.told("status", "--json"))
+    terminal.told_here("backends", "create", "b", "printing:code", "placement=process")
+    status = json.loads(terminal.told_here("status", "--json"))
     tag = status["backends"]["b"]["replicas"][0]["tag"]
-    following = started.popen("logs", tag, "--follow")
+    following = terminal.popen("logs", tag, "--follow")
     try:
         assert following.stdout.readline().endswith(f"{tag}: loaded in a process\n")
-        started.told("stop")
+        terminal.told_here("stop")
         assert following.wait(timeout=15) == 0
     finally:
         following.kill()
         following.communicate()
-    assert ", drained in " in started.told("logs")
+    assert ", drained in " in terminal.told_here("logs")

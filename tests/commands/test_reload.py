@@ -110,9 +110,20 @@ def test_requests_finish_and_none_is_refused(reloading, terminal, loop):
     assert answer.endswith((b'"first"', b'"second"'))
     assert served.port() == port
     assert ask(port, "/version", 1) == (200, "second")
+    served.process.send_signal(signal.SIGINT)
+    assert_has_ended(served)
 
 
-def test_a_version_that_can_not_be_imported_changes_nothing(reloading):
+def assert_has_ended(served):
+    _, said = served.process.communicate(timeout=HANG_S)
+    assert served.process.returncode == 0
+    assert "Traceback" not in said
+    assert said.count("requests, drained in ") == 1
+
+
+def test_a_version_that_can_not_be_imported_changes_nothing(reloading, terminal):
+    # Python would take its bytecode, of the version before, for current.
+    terminal.environment.pop("PYTHONDONTWRITEBYTECODE", None)
     served = reloading("--port", "0")
     port = served.port()
     served.change("async def", "async deaf")
@@ -123,22 +134,15 @@ def test_a_version_that_can_not_be_imported_changes_nothing(reloading):
     served.file.write_text(APP.replace("first", "third"))
     assert served.port() == port
     assert ask(port, "/version", 1) == (200, "third")
-
-
-def test_a_file_that_is_saved_twice_within_a_second_is_served_as_it_is(reloading, terminal):
-    # Python would take its bytecode, of the version before, for current.
-    terminal.environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    served = reloading("--port", "0")
-    port = served.port()
-    assert ask(port, "/version", 1) == (200, "first")
+    # A file that is saved twice within a second is served as it is.
     saved = served.file.with_suffix(".saved")
-    saved.write_text(APP.replace("first", "third"))
+    saved.write_text(APP.replace("first", "later"))
     of_before = served.file.stat()
     os.utime(saved, ns=(of_before.st_atime_ns, of_before.st_mtime_ns))
     assert saved.stat().st_size == of_before.st_size
     saved.replace(served.file)
     assert served.port() == port
-    assert ask(port, "/version", 1) == (200, "third")
+    assert ask(port, "/version", 1) == (200, "later")
 
 
 @pytest.mark.slow
@@ -168,18 +172,12 @@ def test_clients_wait_while_a_version_does_not_start(reloading):
         assert answer.result() == (200, "third")
 
 
-@pytest.mark.parametrize("to", ["all", pytest.param("the command", marks=pytest.mark.slow)])
-def test_ctrl_c_ends_it(reloading, to):
+def test_ctrl_c_of_a_terminal_ends_it(reloading):
+    """It reaches all processes of the terminal's group."""
     served = reloading("--port", "0")
     port = served.port()
-    if to == "all":  # as a terminal does
-        os.killpg(served.process.pid, signal.SIGINT)
-    else:
-        served.process.send_signal(signal.SIGINT)
-    _, said = served.process.communicate(timeout=HANG_S)
-    assert served.process.returncode == 0
-    assert "Traceback" not in said
-    assert said.count("requests, drained in ") == 1
+    os.killpg(served.process.pid, signal.SIGINT)
+    assert_has_ended(served)
     with socket.socket() as after, pytest.raises(ConnectionRefusedError):
         after.connect(("127.0.0.1", port))
 

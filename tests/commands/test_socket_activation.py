@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
 
@@ -15,7 +14,10 @@ from processes import HANG_S, ask, killed_late
 from progress_lines import first_line
 from shoal.server.listeners import PassedSockets, passed_sockets
 
-pytestmark = pytest.mark.real_time
+pytestmark = [
+    pytest.mark.real_time,
+    pytest.mark.skipif(sys.platform != "linux", reason="others have no systemd"),
+]
 
 APP = """\
 import os
@@ -47,18 +49,6 @@ async def plain(scope, receive, send):
     pass
 """
 
-# What systemd does between its fork and its exec.
-ACTIVATE = """\
-import fcntl, os, sys
-found = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 100) for fd in sys.argv[1].split(",")]
-for place, fd in enumerate(found):
-    os.dup2(fd, 3 + place)
-os.environ |= {
-    "LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(found)), "LISTEN_FDNAMES": sys.argv[2]
-}
-os.execv(sys.executable, [sys.executable, "-m", "shoal", *sys.argv[3:]])
-"""
-
 
 @pytest.fixture
 def passing(terminal):
@@ -67,15 +57,7 @@ def passing(terminal):
 
     @contextmanager
     def passing(sockets, names, *arguments):
-        fds = [one.fileno() for one in sockets]
-        process = subprocess.Popen(
-            [sys.executable, "-c", ACTIVATE, ",".join(map(str, fds)), names, *arguments],
-            cwd=terminal.directory,
-            env=terminal.environment,
-            stderr=subprocess.PIPE,
-            text=True,
-            pass_fds=fds,
-        )
+        process = terminal.popen(*arguments, passed=sockets, names=names)
         with killed_late(process):
             yield process
 

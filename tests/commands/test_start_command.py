@@ -74,75 +74,63 @@ def start(terminal, directory):
     return start
 
 
-def test_a_detached_server_is_there_when_the_command_returns(start, terminal):
-    ready = start("app.toml")
+def test_a_detached_server_runs_for_its_user_alone_until_it_is_stopped(start, terminal):
+    ready = start("app.toml", "--name", "one")
     assert ask(port_of(ready), "/e", 4) == (200, 8)
-    location = terminal.location()
+    location = terminal.location("one")
+    pid = location.holder()
     assert ready == {
         "url": ready["url"],
         "socket": str(location.socket),
         "log": str(location.log),
-        "pid": location.holder(),
+        "pid": pid,
     }
     assert f"Shoal serving app.toml on {ready['url']}\n" in location.log.read_text()
-
-
-def test_what_is_told_of_it_is_a_line_for_each_fact(terminal, directory):
-    told = terminal.told("start", "--detach", "--port", "0")
-    assert [line.split()[0] for line in told.splitlines()] == ["url", "socket", "log", "pid"]
-
-
-def test_it_goes_on_in_a_session_of_its_own_for_its_user_alone(start):
-    ready = start()
-    assert os.getsid(ready["pid"]) == ready["pid"]
-    assert stat.S_IMODE(os.stat(ready["socket"]).st_mode) == 0o600
-    assert stat.S_IMODE(os.stat(ready["log"]).st_mode) == 0o600
-    assert stat.S_IMODE(os.stat(os.path.dirname(ready["socket"])).st_mode) == 0o700
-
-
-def test_its_status_is_shown_and_it_is_stopped(start, terminal):
-    start("app.toml", "--name", "one")
+    assert os.getsid(pid) == pid
+    assert stat.S_IMODE(location.socket.stat().st_mode) == 0o600
+    assert stat.S_IMODE(location.log.stat().st_mode) == 0o600
+    assert stat.S_IMODE(location.socket.parent.stat().st_mode) == 0o700
     status = json.loads(terminal.told("status", "--name", "one", "--json"))
     assert status["backends"]["b"]["state"] == "ready"
     assert terminal.told("stop", "--name", "one") == "stopped one\n"
-    assert terminal.location("one").holder() is None
-    assert not terminal.location("one").socket.exists()
+    assert location.holder() is None
+    assert not location.socket.exists()
     code, _, err = terminal.run_here("status", "--name", "one")
     assert code == 1
     assert "no server named 'one' runs here; start one with `shoal start --detach" in err
 
 
-def test_a_second_one_of_the_same_name_is_refused(start, terminal):
-    pid = start()["pid"]
-    for arguments in (["--detach"], []):
-        code, out, err = terminal.run("start", "--port", "0", *arguments)
-        assert (code, out) == (1, "")
-        assert f"a server named 'default' runs already as process {pid}" in err
-        assert "`shoal status`, connect to it at unix:" in err
-        assert err.count("\n") == 1
-    start("--name", "another")
+def test_a_second_one_of_the_same_name_is_refused(terminal):
+    with terminal.serving("start", "--port", "0") as (process, _):
+        for arguments in (["--detach"], []):
+            code, out, err = terminal.run("start", "--port", "0", *arguments)
+            assert (code, out) == (1, "")
+            assert f"a server named 'default' runs already as process {process.pid}" in err
+            assert "`shoal status`, connect to it at unix:" in err
+            assert err.count("\n") == 1
+        told = terminal.told("start", "--detach", "--port", "0", "--name", "another")
+        assert [line.split()[0] for line in told.splitlines()] == ["url", "socket", "log", "pid"]
 
 
-@pytest.mark.slow
-def test_backends_are_created_from_modules_that_were_allowed(start, terminal):
-    start("--allow-module", "driven_models")
-    terminal.told_here("backends", "create", "b", "driven_models:add_one", "placement=thread")
-    terminal.told_here("endpoints", "create", "e", "--backend", "b")
-    assert terminal.told_here("call", "e", "1") == "2\n"
-    code, _, err = terminal.run_here("backends", "create", "c", "json:dumps")
-    assert code == 1
-    assert "the operator did not allow imports from 'json' here" in err
+def test_backends_are_created_from_modules_that_were_allowed(terminal):
+    with terminal.serving("start", "--port", "0", "--allow-module", "driven_models"):
+        terminal.told_here("backends", "create", "b", "driven_models:add_one", "placement=thread")
+        terminal.told_here("endpoints", "create", "e", "--backend", "b")
+        assert terminal.told_here("call", "e", "1") == "2\n"
+        code, _, err = terminal.run_here("backends", "create", "c", "json:dumps")
+        assert code == 1
+        assert "the operator did not allow imports from 'json' here" in err
 
 
-def test_the_state_of_one_that_was_killed_comes_back(start, terminal):
-    allowed = ("--state", "file.db", "--allow-module", "driven_models")
-    pid = start(*allowed)["pid"]
-    terminal.told_here("backends", "create", "b", "driven_models:add_one")
-    terminal.told_here("endpoints", "create", "e", "--route", "/e", "--backend", "b")
-    os.kill(pid, signal.SIGKILL)
-    terminal.wait_until_ended()
-    ready = start(*allowed)
-    assert ask(port_of(ready), "/e", 4) == (200, 5)
+def test_the_name_and_the_state_of_one_that_was_killed_are_there_for_the_next(terminal):
+    command = ("start", "--port", "0", "--state", "file.db", "--allow-module", "driven_models")
+    with terminal.serving(*command) as (process, _):
+        terminal.told_here("backends", "create", "b", "driven_models:add_one")
+        terminal.told_here("endpoints", "create", "e", "--route", "/e", "--backend", "b")
+        process.kill()
+        terminal.wait_until_ended()
+    with terminal.serving(*command) as (_, port):
+        assert ask(port, "/e", 4) == (200, 5)
 
 
 def test_a_state_file_that_is_none_is_told(terminal, directory):
@@ -153,11 +141,12 @@ def test_a_state_file_that_is_none_is_told(terminal, directory):
     assert err.count("\n") == 1
 
 
-def test_one_that_does_not_start_shows_what_it_said(terminal, directory):
-    code, out, err = terminal.run("start", "--detach", "absent:app")
-    assert (code, out) == (2, "")
-    assert err.startswith("shoal: 'absent:app': there is no module 'absent' in /")
-    assert err.count("\n") == 1
+def test_one_that_does_not_start_shows_what_it_said_and_nothing_from_the_log_before(terminal):
+    for name in ("first", "second"):
+        code, out, err = terminal.run("start", "--detach", f"{name}:app")
+        assert (code, out) == (2, "")
+        assert err.startswith(f"shoal: '{name}:app': there is no module '{name}' in /")
+        assert err.count("\n") == 1
 
 
 def test_one_whose_import_fails_shows_the_traceback(terminal, directory):
@@ -166,13 +155,6 @@ def test_one_whose_import_fails_shows_the_traceback(terminal, directory):
     assert code == 1
     assert "LookupError: bad day" in err
     assert err.endswith("shoal: importing broken:app failed, see above\n")
-
-
-def test_what_was_in_the_log_before_is_not_told_again(terminal, directory):
-    for name in ("first", "second"):
-        _, _, err = terminal.run("start", "--detach", f"{name}:app")
-        assert f"no module '{name}'" in err
-        assert err.count("\n") == 1
 
 
 def test_ctrl_c_while_it_starts_ends_it(terminal, directory):
@@ -186,11 +168,13 @@ def test_ctrl_c_while_it_starts_ends_it(terminal, directory):
     terminal.wait_until_ended()
 
 
-def test_stopping_lets_what_is_under_way_finish(start, terminal, directory):
-    port = port_of(start("held:app"))
+def test_stopping_lets_what_is_under_way_finish(terminal, directory):
     os.mkfifo(directory / "a")
     os.mkfifo(directory / "a.began")
-    with ThreadPoolExecutor() as threads:
+    with (
+        terminal.serving("start", "held:app", "--port", "0") as (_, port),
+        ThreadPoolExecutor() as threads,
+    ):
         answer = threads.submit(ask, port, "/held", "a")
         (directory / "a.began").read_text()
         with terminal.popen("stop") as stopping:
@@ -200,22 +184,15 @@ def test_stopping_lets_what_is_under_way_finish(start, terminal, directory):
             assert stopping.wait(15) == 0
 
 
-def test_one_that_does_not_answer_is_killed_by_force_alone(start, terminal):
-    pid = start()["pid"]
-    os.kill(pid, signal.SIGSTOP)
-    code, out, err = terminal.run_here("stop", "--timeout", "0.2")
-    assert (code, out) == (1, "")
-    assert err.startswith("shoal: default is still running: ")
-    assert err.endswith("; --force kills it\n")
-    assert terminal.told_here("stop", "--timeout", "0.2", "--force") == "killed default\n"
-    assert terminal.location().holder() is None
-
-
-def test_the_name_of_one_that_was_killed_is_free(start, terminal):
-    os.kill(start()["pid"], signal.SIGKILL)
-    terminal.wait_until_ended()
-    start()
-    assert terminal.told_here("status") == "no backends\n\nno endpoints\n"
+def test_one_that_does_not_answer_is_killed_by_force_alone(terminal):
+    with terminal.serving("start", "--port", "0") as (process, _):
+        process.send_signal(signal.SIGSTOP)
+        code, out, err = terminal.run_here("stop", "--timeout", "0.2")
+        assert (code, out) == (1, "")
+        assert err.startswith("shoal: default is still running: ")
+        assert err.endswith("; --force kills it\n")
+        assert terminal.told_here("stop", "--timeout", "0.2", "--force") == "killed default\n"
+        assert terminal.location().holder() is None
 
 
 def test_to_stop_what_is_not_there_is_told(terminal):
@@ -233,12 +210,6 @@ def test_a_signal_ends_one_in_the_foreground_with_0(signum, terminal, directory)
         assert process.returncode == 0
         assert " requests, drained in " in said
     assert terminal.location().holder() is None
-
-
-def test_a_client_that_shuts_it_down_ends_the_process(terminal, directory):
-    with terminal.serving("start", "app.toml") as (process, _):
-        assert terminal.told_here("stop") == "stopped default\n"
-        assert process.wait(15) == 0
 
 
 FORKING = """\

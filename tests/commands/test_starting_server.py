@@ -99,27 +99,25 @@ def test_a_start_that_fails_names_the_file_and_shows_only_frames_of_the_user(ter
     assert " ERROR " not in said
 
 
-def test_a_start_that_fails_in_a_task_group_names_the_file(terminal):
-    load = 'raise ExceptionGroup("tasks", [ExceptionGroup("tasks", [OSError(2, "None", "w.bin")])])'
-    (terminal.directory / "app.py").write_text(missing("task", load))
-    _, _, said = terminal.run("serve", "app:app", "--port", "0")
-    assert said.endswith("could not be opened: FileNotFoundError: [Errno 2] None: 'w.bin'\n")
+GROUP = 'raise ExceptionGroup("tasks", [ExceptionGroup("tasks", [OSError(2, "None", "w.bin")])])'
+SEVERAL = 'raise ExceptionGroup("two", [KeyError("a"), KeyError("b")])'
 
 
-def test_a_start_that_fails_in_several_ways_shows_each(terminal):
-    load = 'raise ExceptionGroup("two", [KeyError("a"), KeyError("b")])'
-    (terminal.directory / "app.py").write_text(missing("task", load))
-    _, _, said = terminal.run("serve", "app:app", "--port", "0")
-    assert "| KeyError: 'a'" in said
-    assert "| KeyError: 'b'" in said
-    assert said.endswith("/embed could not be opened: ExceptionGroup: two (2 sub-exceptions)\n")
-
-
-def test_a_start_that_fails_names_the_module(terminal):
-    (terminal.directory / "app.py").write_text(missing("thread", "import absent_model"))
+@pytest.mark.parametrize(
+    ("placement", "load", "told"),
+    [
+        ("task", GROUP, ["could not be opened: FileNotFoundError: [Errno 2] None: 'w.bin'"]),
+        ("task", SEVERAL, ["| KeyError: 'a'", "| KeyError: 'b'", "ExceptionGroup: two (2 sub-"]),
+        ("thread", "import absent_model", ["ModuleNotFoundError: No module named 'absent_model'"]),
+    ],
+    ids=["group", "several", "module"],
+)
+def test_a_start_that_fails_tells_each_reason(terminal, placement, load, told):
+    (terminal.directory / "app.py").write_text(missing(placement, load))
     code, _, said = terminal.run("serve", "app:app", "--port", "0")
     assert code == 1
-    assert said.endswith("ModuleNotFoundError: No module named 'absent_model'\n")
+    assert all(reason in said for reason in told)
+    assert told[-1] in said.splitlines()[-1]
     assert "src/shoal" not in said
 
 

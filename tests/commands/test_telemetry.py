@@ -185,7 +185,7 @@ def test_without_the_extra_it_is_named_and_a_server_that_does_not_export_runs(te
     site = terminal.directory / "site" / "opentelemetry"
     site.mkdir()
     (site / "__init__.py").write_text("raise ModuleNotFoundError('x', name='opentelemetry')")
-    code, _, err = terminal.run("serve", "traced_app:app", "--port", "0", "--otel")
+    code, _, err = terminal.run("serve", "traced_app:app", "--port", "0", "--otel", fresh=True)
     assert code == 1
     assert "--otel needs opentelemetry, which is not installed: pip install 'shoal[otel]'" in err
     with serving() as (process, port):

@@ -260,7 +260,7 @@ class Screen:
         for name in ("COLUMNS", "LINES"):
             terminal.environment.pop(name, None)
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
-        self.process = terminal.popen("top", start_new_session=True, **streams)
+        self.process = terminal.popen("top", fresh=True, start_new_session=True, **streams)
         os.close(slave)
 
     def resize(self, rows, columns):
@@ -294,22 +294,23 @@ class Screen:
 
 @pytest.mark.real_time
 def test_it_is_live_follows_the_window_survives_a_restart_and_ends_cleanly(terminal):
-    terminal.told("start", "--detach", "--port", "0", "--allow-module", "driven_models")
-    terminal.told_here("backends", "create", "b", "driven_models:add_one")
-    screen = Screen(terminal)
-    screen.until(b"live")
-    screen.until(b"REFUSED/S")
-    before = len(screen.shown)
-    screen.resize(30, 80)
-    screen.until(b"BATCHER", after=before)
-    at = screen.until(b"BACKEND", after=before)
-    assert b"REFUSED/S" not in screen.shown[at:]
-    terminal.told_here("stop")
-    at = screen.until(b"not reachable", after=before)
-    terminal.wait_until_ended()
-    terminal.told("start", "--detach", "--port", "0")
-    screen.until(b"live", after=at)
-    assert screen.end(signal.SIGINT) == 0
+    start = ("start", "--port", "0", "--allow-module", "driven_models")
+    with terminal.serving(*start):
+        terminal.told_here("backends", "create", "b", "driven_models:add_one")
+        screen = Screen(terminal)
+        screen.until(b"live")
+        screen.until(b"REFUSED/S")
+        before = len(screen.shown)
+        screen.resize(30, 80)
+        screen.until(b"BATCHER", after=before)
+        at = screen.until(b"BACKEND", after=before)
+        assert b"REFUSED/S" not in screen.shown[at:]
+        terminal.told_here("stop")
+        at = screen.until(b"not reachable", after=before)
+        terminal.wait_until_ended()
+    with terminal.serving(*start):
+        screen.until(b"live", after=at)
+        assert screen.end(signal.SIGINT) == 0
     # The cursor and what was on the terminal are there again.
     assert screen.shown.endswith(b"\x1b[?25h\x1b[?1049l")
     assert b"Traceback" not in screen.shown
@@ -317,8 +318,8 @@ def test_it_is_live_follows_the_window_survives_a_restart_and_ends_cleanly(termi
 
 @pytest.mark.real_time
 def test_a_dumb_terminal_gets_it_once(terminal):
-    terminal.told("start", "--detach", "--port", "0")
-    screen = Screen(terminal, TERM="dumb")
-    screen.until(b"no backends")
-    assert screen.process.wait(HANG_S) == 0
-    assert b"\x1b" not in screen.shown
+    with terminal.serving("start", "--port", "0"):
+        screen = Screen(terminal, TERM="dumb")
+        screen.until(b"no backends")
+        assert screen.process.wait(HANG_S) == 0
+        assert b"\x1b" not in screen.shown

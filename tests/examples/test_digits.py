@@ -1,8 +1,6 @@
 """The digits model: what it answers and which images it takes."""
 
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,23 +65,22 @@ def test_an_image_of_the_wrong_shape_or_ink_is_refused():
             image.validate_python(wrong)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)  # it trains and serves two forests
-def test_the_load_driver_measures_batched_against_unbatched(tmp_path):
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "examples/digits/load.py", "--clients", "16", "--seconds", "0.4"]
+def test_the_load_driver_measures_batched_against_unbatched(tmp_path, monkeypatch, capsys):
+    from examples.digits import load
+
     plot = tmp_path / "load.png"
-    done = subprocess.run(
-        [*command, "--plot", plot], cwd=root, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    table = [line.split() for line in done.stdout.splitlines()]
+    words = ["--clients", "16", "--seconds", "0.4", "--plot", str(plot)]
+    monkeypatch.setattr(sys, "argv", ["load.py", *words])
+    load.main()
+    said = capsys.readouterr()
+    table = [line.split() for line in said.out.splitlines()]
     (batched,) = (line for line in table if line[0] == "batched")
     (unbatched,) = (line for line in table if line[0] == "unbatched")
     assert float(batched[2]) > 1
     assert float(unbatched[2]) == 1
     # It is asked about images that it was trained on for the most part.
     assert float(batched[-1].rstrip("%")) > 95
-    assert "Batching answers" in done.stdout
-    assert "batched: 0.4/0.4 s" in done.stderr
+    assert "Batching answers" in said.out
+    assert "batched: 0.4/0.4 s" in said.err
     assert plot.read_bytes().startswith(b"\x89PNG")

@@ -21,8 +21,8 @@ from examples.demo.show import (
     Watch,
 )
 
-# Models are loaded, and the steps of one run, in threads.
-pytestmark = [pytest.mark.real_time]
+# Models are loaded, and the steps of one run, in threads. The demo is served on one event loop.
+pytestmark = [pytest.mark.real_time, pytest.mark.one_loop]
 
 NO_PROCESS = 2**30  # more than a process id can be
 

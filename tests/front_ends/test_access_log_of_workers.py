@@ -10,7 +10,7 @@ import shoal
 from observe.test_tracing_batches import Spans
 from shoal.observe import instrument
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.one_loop]
 
 SAME = ("protocol", "method", "path", "status", "bytes", "request_id")
 

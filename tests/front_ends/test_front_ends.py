@@ -63,10 +63,9 @@ async def read_answer(client):
     return int(head.split()[1]), json.loads(body)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-async def test_batches_are_as_large_with_many_workers_as_with_one(app, held, workers):
+async def test_batches_are_as_large_with_many_workers_as_with_one(app, held):
     """The mean batch is the same, since there is one queue; of many, each would have a part."""
-    async with live(app, workers=workers) as server, asking(server, 1):
+    async with live(app, workers=2) as server, asking(server, 1):
         await until(lambda: held.batches)
         async with asking(server, 32) as clients:
             await until(lambda: statistics(app).queued == 32)
@@ -75,6 +74,7 @@ async def test_batches_are_as_large_with_many_workers_as_with_one(app, held, wor
     assert [len(batch) for batch in held.batches] == [1, 32]
 
 
+@pytest.mark.one_loop
 async def test_each_worker_serves(app, held):
     """So the test above is one of several processes: none of them can serve all alone."""
     async with live(app, workers=2) as server:
@@ -140,6 +140,7 @@ async def stopped_at_start():
     return stopped
 
 
+@pytest.mark.one_loop
 async def test_a_worker_that_is_stopped_before_it_is_ready_is_killed_and_replaced(
     app, impatient, monkeypatch
 ):
@@ -152,7 +153,7 @@ async def test_a_worker_that_is_stopped_before_it_is_ready_is_killed_and_replace
         await until(lambda: len(workers_of()) == 2)
 
 
-@pytest.mark.parametrize("is_ready", [True, False])
+@pytest.mark.parametrize("is_ready", [True, pytest.param(False, marks=pytest.mark.one_loop)])
 async def test_a_stopped_worker_does_not_hold_up_the_end(app, impatient, is_ready):
     async with live(app, workers=2, graceful_timeout_s=HANG_S) as server:
         if is_ready:
@@ -168,8 +169,8 @@ async def test_a_stopped_worker_does_not_hold_up_the_end(app, impatient, is_read
 async def test_workers_live_on_while_the_servers_event_loop_is_held(app, held, impatient):
     async with live(app, workers=2) as server:
         workers = workers_of()
-        for _ in range(3):
-            time.sleep(1.5)  # noqa: ASYNC251 - it is held
+        for _ in range(2):  # the second time, workers are asked
+            time.sleep(1.1)  # noqa: ASYNC251 - it is held
             await anyio.sleep(0.01)
         held.go.set()
         async with asking(server, 1) as [client]:
@@ -177,6 +178,7 @@ async def test_workers_live_on_while_the_servers_event_loop_is_held(app, held, i
         assert workers_of() == workers
 
 
+@pytest.mark.one_loop
 async def test_the_memory_shared_with_a_worker_that_is_gone_is_freed_at_once(app, held):
     """Not when the garbage collector looks next, which a server at rest does not have look."""
     held.go.set()
@@ -185,12 +187,11 @@ async def test_the_memory_shared_with_a_worker_that_is_gone_is_freed_at_once(app
     try:
         async with live(app, workers=1) as server:
             before = files_open()
-            for _ in range(2):
-                async with asking(server, 1, held_request(body=b"7" + b" " * 100_000)) as [client]:
-                    assert await read_answer(client) == (200, 7)
-                [dead] = workers_of()
-                kill(dead)
-                await until(lambda gone=dead: workers_of() not in ([], [gone]))
+            async with asking(server, 1, held_request(body=b"7" + b" " * 100_000)) as [client]:
+                assert await read_answer(client) == (200, 7)
+            [dead] = workers_of()
+            kill(dead)
+            await until(lambda: workers_of() not in ([], [dead]))
             async with asking(server, 1) as [client]:  # so the last one can serve
                 await read_answer(client)
             assert files_open() == before
@@ -223,12 +224,13 @@ async def test_a_worker_that_is_terminated_lets_its_requests_finish(app, held):
 
 
 async def test_a_client_that_leaves_cancels_its_request(app, held):
-    async with live(app, workers=2) as server:
+    async with live(app, workers=1) as server:
         async with asking(server, 1):
             await until(lambda: held.batches)
         await until(lambda: held.cancelled == 1)
 
 
+@pytest.mark.one_loop
 async def test_the_pages_speak_for_all_workers(app, held):
     held.go.set()
     async with live(app, workers=2) as server:
@@ -264,6 +266,7 @@ async def connections_told(server):
     return found
 
 
+@pytest.mark.one_loop
 async def test_the_connections_of_all_workers_are_counted(app, held):
     async with live(app, workers=2, max_connections=100) as server:
         dead, other = workers_of()
@@ -294,6 +297,7 @@ async def test_the_connections_of_all_workers_are_counted(app, held):
             assert told["sent_bytes_total"] > first["sent_bytes_total"]
 
 
+@pytest.mark.one_loop
 async def test_the_metrics_do_not_wait_long_for_a_worker_that_is_stopped(app):
     async with live(app, workers=2) as server:
         assert (await connections_told(server))["connections"] == 1
@@ -306,9 +310,10 @@ async def test_the_metrics_do_not_wait_long_for_a_worker_that_is_stopped(app):
         assert told["accepted_connections_total"] in (1, 2)
 
 
+@pytest.mark.one_loop
 async def test_an_endpoint_that_is_created_while_they_serve_is_served(app, held):
     held.go.set()
-    async with live(app, workers=2) as server:
+    async with live(app, workers=1) as server:
         assert (await server.talk(held_request("/new", headers=CLOSE))).startswith(b"HTTP/1.1 404 ")
         await app.controller.create_endpoint("new", route="/new", methods=["POST"], backend="held")
         async with asking(server, 1, held_request("/new")) as [client]:
@@ -317,6 +322,7 @@ async def test_an_endpoint_that_is_created_while_they_serve_is_served(app, held)
         assert (await server.talk(held_request("/new", headers=CLOSE))).startswith(b"HTTP/1.1 404 ")
 
 
+@pytest.mark.one_loop
 async def test_bodies_of_all_sizes_come_whole_there_and_back():
     app = shoal.App()
 
@@ -380,7 +386,7 @@ async def test_a_stream_is_sent_as_it_is_made(app):
         await go[items[0]].wait()
         yield ["second"]
 
-    async with live(app, workers=2) as server:
+    async with live(app, workers=1) as server:
         for item, accept in (b"1", "text/event-stream"), (b"2", "application/x-ndjson"):
             sent = held_request("/stream", item, (f"Accept: {accept}",))
             async with asking(server, 1, sent) as [client]:
@@ -389,6 +395,7 @@ async def test_a_stream_is_sent_as_it_is_made(app):
                 assert b"second" in await read_until(client, b"0\r\n\r\n")
 
 
+@pytest.mark.one_loop
 async def test_a_silent_stream_gets_heartbeats(app):
     app = shoal.App(heartbeat_s=0.05)
 
@@ -454,7 +461,7 @@ async def test_no_client_waits_at_the_end_for_a_worker_that_has_closed_its_socke
 
 
 async def test_a_request_that_does_not_end_is_told_so_at_the_end(app, held):
-    serving = live(app, workers=2, graceful_timeout_s=0.1)
+    serving = live(app, workers=1, graceful_timeout_s=0.1)
     async with serving as server, asking(server, 1) as [client]:
         await until(lambda: held.batches)
         server.stop.set()
@@ -464,6 +471,7 @@ async def test_a_request_that_does_not_end_is_told_so_at_the_end(app, held):
     assert workers_of() == []
 
 
+@pytest.mark.one_loop
 async def test_workers_that_cannot_start_any_more_end_the_server(app, tmp_path, monkeypatch):
     """It does not start others for ever."""
     from shoal.commands.server import workers
@@ -495,6 +503,7 @@ async def test_workers_that_cannot_start_any_more_end_the_server(app, tmp_path, 
     assert "exited with code 7 before it could serve" in server.drained.failure
 
 
+@pytest.mark.one_loop
 async def test_the_limit_of_connections_is_shared(app, held):
     async with live(app, workers=2, max_connections=2) as server, asking(server, 3):
         await until(lambda: statistics(app).running + statistics(app).queued == 2)
@@ -515,6 +524,7 @@ async def answered_in_turn(app, paths):
     return found
 
 
+@pytest.mark.one_loop
 async def test_each_request_has_its_own_head_however_many_there_are():
     """More than are kept, and some that are too long to be kept; some of them twice."""
 
@@ -545,6 +555,7 @@ def not_picklable(kind):
 OwnBytes, OwnText, OwnPair = map(not_picklable, (bytes, str, tuple))
 
 
+@pytest.mark.one_loop
 async def test_an_answer_may_have_other_types_of_bytes_texts_and_numbers():
     async def app(scope, receive, send):
         if scope["type"] == "http":
@@ -564,6 +575,7 @@ async def test_an_answer_may_have_other_types_of_bytes_texts_and_numbers():
     assert await answered_in_turn(app, ["/"] * 3) == [202] * 3
 
 
+@pytest.mark.one_loop
 async def test_a_websocket_message_that_cannot_be_sent_ends_nothing_else(caplog):
     async def app(scope, receive, send):
         if scope["type"] == "websocket":

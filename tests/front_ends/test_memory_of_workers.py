@@ -26,7 +26,13 @@ def memory_of(pid):
     return 1024 * int(re.search(r"RssAnon:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())[1])
 
 
-@pytest.mark.parametrize("middleware", [(), (lambda app: app,)], ids=["direct", "by ASGI"])
+@pytest.mark.parametrize(
+    "middleware",
+    [
+        pytest.param((), id="direct"),
+        pytest.param((lambda app: app,), id="by ASGI", marks=pytest.mark.one_loop),
+    ],
+)
 async def test_a_large_answer_to_a_client_that_does_not_read_is_held_once(middleware):
     app = shoal.App(middleware=middleware)
     large = bytes(SIZE)

@@ -79,7 +79,7 @@ async def is_served(app, held, server):
     assert statistics(app).finished == 1
 
 
-@pytest.mark.parametrize("how_many", [1, 2])
+@pytest.mark.parametrize("how_many", [pytest.param(1, marks=pytest.mark.one_loop), 2])
 async def test_workers_killed_while_the_application_loads_are_replaced(app, held, how_many):
     async with loading(app) as (server, loads, is_up):
         first = workers_of()
@@ -98,6 +98,7 @@ def no_backoff(monkeypatch):
     monkeypatch.setattr("shoal.front_ends.listener.random.random", lambda: 0.0)
 
 
+@pytest.mark.one_loop
 async def test_a_worker_killed_before_it_is_ready_is_replaced(app, held, tmp_path):
     once = os.fspath(tmp_path / "once")
     program = f"try: os.mkdir({once!r})\nexcept FileExistsError: pass\nelse: {KILL_IT}"
@@ -128,6 +129,7 @@ async def test_one_that_is_killed_each_time_it_starts_ends_the_server(app, tmp_p
     await until(lambda: not set(children_of(os.getpid())) - of_others)
 
 
+@pytest.mark.one_loop
 async def test_a_worker_whose_program_is_not_there_ends_the_server_with_a_reason(app):
     [options] = front_ends(1, OPTIONS, sniffio.current_async_library(), "error").args
     absent = replace(options, command=["/absent/python"])

@@ -7,7 +7,7 @@ from floods import FLOODS
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
-COUNTS = {"connections": 500, "resets": 2_000, "chunks": 50_000}
+COUNTS = {"connections": 250, "resets": 1_000, "chunks": 20_000}
 
 
 @pytest.mark.parametrize("kind", FLOODS)

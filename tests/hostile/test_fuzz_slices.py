@@ -9,7 +9,7 @@ from mutated_run import run_mutated
 
 pytestmark = pytest.mark.real_time
 
-CONNECTIONS = 300
+CONNECTIONS = 120
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from overload_run import REFUSED, ask_while_blocked, run_overload
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
-REQUESTS = 240
+REQUESTS = 160
 CLIENTS = 10
 
 

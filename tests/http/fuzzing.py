@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import shoal
 
 LOOPS = ("trio", "asyncio")
-QUICK_CASES = 50
+QUICK_CASES = 25
 SOAK_CASES = int(os.environ.get("SHOAL_SOAK_PROGRAMS", "20000"))
 HANG_S = 10
 # What these requests may add to the memory when they are made again and again, in bytes.

@@ -64,7 +64,9 @@ async def in_loops(server: Any, path: str, clients: int, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("path", ["/results", "/steps"])
-@pytest.mark.parametrize(("clients", "rounds"), [(16, 20), (32, 20), (64, 20), (128, 8), (256, 6)])
+@pytest.mark.parametrize(
+    ("clients", "rounds"), [pytest.param(16, 20, marks=pytest.mark.one_loop), (64, 10), (256, 4)]
+)
 async def test_clients_in_closed_loops_are_gathered_again(path, clients, rounds):
     means = {}
     for regather in (True, False):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from held_app import answers_counted, counted, served, statistics
-from live_server import request
 from server_in_memory import asked, serving
 
 import shoal
@@ -82,40 +81,6 @@ async def test_a_server_that_ends_leaves_the_calls_of_another(app, held):
         await settle()
         assert client.statuses == [200]
     assert left.statuses == []
-
-
-@pytest.mark.parametrize(
-    ("version", "headers", "closes"),
-    [
-        ("1.1", (), False),
-        ("1.1", ("Connection: close",), True),
-        ("1.0", (), True),
-    ],
-)
-async def test_an_answer_says_whether_the_connection_ends(app, held, version, headers, closes):
-    held.go.set()
-    async with served(app) as server:
-        client = await server.ask("/held", 1, version=version, headers=headers)
-        assert client.statuses == [200]
-        assert (b"\r\nconnection: close\r\n" in client.wire.sent) == closes
-        assert client.wire.is_open != closes
-
-
-async def test_a_body_that_is_too_large_is_refused_though_it_came_whole():
-    app = shoal.App(max_body_bytes=9)
-
-    @app.endpoint("/size")
-    async def size(items: list[bytes]) -> list[int]:
-        return [len(item) for item in items]
-
-    async with served(app) as server:
-        for length, status in ((9, 200), (10, 413)):
-            chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (length, bytes(length))
-            head = request("/size", method="POST", headers=["Transfer-Encoding: chunked"])
-            client = server.connect()
-            client.say(head + chunked)
-            await settle()
-            assert client.statuses == [status]
 
 
 async def test_the_time_limit_of_a_call_is_that_of_its_backend_now():

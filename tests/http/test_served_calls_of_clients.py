@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from held_app import served
-from server_in_memory import JSON, asked, serving
+from server_in_memory import asked, serving
 
 import shoal
 from shoal.http.app.admin_mount import AppAdmin
@@ -90,20 +90,3 @@ async def test_a_client_that_pipelines_is_answered_and_delays_nobody(request_of_
         assert [early.answers, late.answers] == [[(200, b"1")]] * 2
         assert max(answers_before) <= 1
         assert flood.wire.sent.count(b"HTTP/1.1 %d " % status) == FLOOD
-
-
-async def test_a_body_in_chunks_that_waits_to_be_asked_for_reaches_the_code(app, held):
-    async with served(app) as server:
-        client = server.connect()
-        lines = ["POST /held HTTP/1.1", "Host: shoal.test", JSON, "Expect: 100-continue"]
-        client.say("\r\n".join([*lines, "Transfer-Encoding: chunked", "", ""]).encode())
-        await settle()
-        assert client.wire.sent == b"HTTP/1.1 100 Continue\r\n\r\n"
-        client.wire.sent = b""
-        client.say(b"1\r\n7\r\n0\r\n\r\n" + asked("/held", 8))
-        await settle()
-        assert held.batches == [[7]]
-        held.go.set()
-        await settle()
-        assert client.answers == [(200, b"7"), (200, b"8")]
-        assert server.counts() == (2, 2)

@@ -20,7 +20,7 @@ import shoal
 from observe.test_tracing_batches import Spans, events, ids, linked
 from shoal.http_client import HttpClient
 from shoal.observe import instrument
-from shoal.server.access_log import LOGGER, AccessLog
+from shoal.server.access_log import LOGGER
 from shoal.testing.asgi import ask
 
 pytestmark = pytest.mark.anyio
@@ -244,15 +244,6 @@ async def test_pages_have_no_spans_and_mounted_applications_have(spans):
         await ask(outer, "/ml/double/b", 1)
     assert spans.one("PUT").attributes["http.response.status_code"] == 201
     assert spans.one("POST /double/{name}").attributes["url.path"] == "/ml/double/b"
-
-
-async def test_the_access_log_of_http_2_and_websockets_has_the_ids(spans, caplog):
-    caplog.set_level(logging.INFO, logger=LOGGER)
-    app = traced_app(spans)
-    async with app.lifespan():
-        await ask(AccessLog(app), "/double/a", 1, headers=[("traceparent", PARENT)])
-    (record,) = [record for record in caplog.records if record.name == LOGGER]
-    assert json.loads(record.getMessage())["trace_id"] == TRACE_ID
 
 
 def double_on_a_websocket(port):

@@ -22,7 +22,12 @@ OPTIONS = {
 }
 
 
-@pytest.fixture(params=[None, 1], ids=["alone", "workers"])
+@pytest.fixture(
+    params=[
+        pytest.param(None, id="alone"),
+        pytest.param(1, id="workers", marks=pytest.mark.one_loop),
+    ]
+)
 def workers(request):
     return request.param
 

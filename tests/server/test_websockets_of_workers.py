@@ -52,9 +52,9 @@ async def read(peer):
     return json.loads((await peer.next_event()).data)
 
 
-@pytest.mark.parametrize("kind", [OverHttp1, OverHttp2])
+@pytest.mark.parametrize("kind", [OverHttp1, pytest.param(OverHttp2, marks=pytest.mark.one_loop)])
 async def test_its_requests_are_cancelled_when_its_client_leaves(app, held, kind):
-    async with live(app, workers=2) as server:
+    async with live(app, workers=1) as server:
         async with asking(server, kind):
             await until(lambda: held.batches)
         await until(lambda: held.cancelled == 1 and statistics(app).running == 0)
@@ -76,7 +76,7 @@ async def test_its_requests_are_cancelled_when_its_worker_is_killed(app, held):
 
 
 async def test_at_the_end_its_requests_finish_and_it_is_told_that_the_server_restarts(app, held):
-    async with live(app, workers=2) as server, asking(server) as peer:
+    async with live(app, workers=1) as server, asking(server) as peer:
         await until(lambda: held.batches)
         server.stop.set()
         await until_refused(server)

@@ -1,6 +1,5 @@
 """The dashboard in a real browser, while a server works, ends and comes back."""
 
-import json
 import re
 import threading
 import urllib.error
@@ -23,7 +22,7 @@ from dashboard_reader import (
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 
-from browser import NEEDS_CHROMIUM, chromium
+from browser import NEEDS_CHROMIUM, addresses_asked, chromium, widths_that_overflow
 
 pytestmark = [
     pytest.mark.slow,
@@ -66,12 +65,7 @@ def page(opened, server):
     opened.complaints()
     yield opened
     assert opened.complaints() == []
-    messages = [json.loads(entry["message"]) for entry in opened.browser.get_log("performance")]
-    asked = {
-        message["message"]["params"]["request"]["url"]
-        for message in messages
-        if message["message"]["method"] == "Network.requestWillBeSent"
-    }
+    asked = addresses_asked(opened.browser)
     assert {one for one in asked if not one.startswith((f"{server.url}/-/dashboard", "data:"))} == (
         set()
     )
@@ -410,14 +404,7 @@ def test_it_is_dark_where_the_reader_wants_that(page):
 
 
 def test_nothing_sticks_out_at_any_width(page):
-    for width in (320, 390, 768, 1200):
-        page.browser.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500},
-        )
-        wide = page.run("return document.documentElement.scrollWidth")
-        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        assert wide <= width
+    assert widths_that_overflow(page.browser) == []
 
 
 def test_it_survives_the_end_of_its_server_and_comes_back_to_it(opened, server):

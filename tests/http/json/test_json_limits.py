@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 import pydantic
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging import version
 from pydantic import AllowInfNan, BaseModel
@@ -161,6 +161,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(VALUES)
 def test_a_body_is_refused_if_it_has_a_number_that_no_float_can_be_and_else_read(body):
     floats: list[float] = []
@@ -334,18 +335,14 @@ for case in ast.literal_eval(sys.argv[1]):
 """
 AT_MOST = [
     (b"[", b"1,", b"]", "Any"),
-    (b"[", b"-9,", b"]", "Any"),
     (b"[", b"1.5,", b"]", "list[float]"),
     (b"[", b"[],", b"]", "Any"),
-    (b"[", b"[0],", b"]", "list[list[int]]"),
     (b"[", b"[0],", b"]", "list[set[int]]"),
     (b"[", b"[" * 180 + b"]" * 180 + b",", b"]", "Any"),
     (b"[", b'{"":0},', b"]", "Any"),
     (b"[", b'{"a":0},', b"]", "list[Model]"),
-    (b"[", b'{"a":[]},', b"]", "list[Model]"),
     (b"[", b'"ab",', b"]", "Any"),
     (b"{", b'"%x":1,', b"}", "dict[str, int]"),
-    (b"{", b'"%x":"x",', b"}", "dict[str, int]"),
     (b"{", b'"%x":1,', b"}", "Strict"),
 ]
 

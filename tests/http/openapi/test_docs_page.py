@@ -1,6 +1,5 @@
 """The pages for callers in a real browser: they work, and load nothing from elsewhere."""
 
-import json
 import re
 
 import pytest
@@ -9,7 +8,7 @@ from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
-from browser import NEEDS_CHROMIUM, chromium
+from browser import NEEDS_CHROMIUM, addresses_asked, chromium
 
 LIMIT_S = 60
 
@@ -43,12 +42,7 @@ def nothing_is_wrong(browser, url):
         browser.get_log(kind)  # what was before
     yield
     assert browser.get_log("browser") == []
-    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = {
-        message["params"]["request"]["url"]
-        for message in messages
-        if message["method"] == "Network.requestWillBeSent"
-    }
+    asked = addresses_asked(browser)
     origin = re.match(r"http://[^/]+", url)[0] + "/"
     assert any(one.startswith(origin) for one in asked)
     assert {one[:80] for one in asked if not one.startswith((origin, "data:"))} == set()

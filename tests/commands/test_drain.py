@@ -1,0 +1,96 @@
+"""The end of `shoal serve`, with requests of an application under way, on each event loop."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from processes import HANG_S, ask
+
+pytestmark = pytest.mark.real_time
+
+CLIENTS = 8
+APP = """\
+from collections.abc import AsyncIterator
+
+import anyio
+import shoal
+
+draining = anyio.Event()
+
+
+class DrainedApp(shoal.App):
+    def begin_drain(self) -> None:
+        super().begin_drain()
+        draining.set()
+
+
+app = DrainedApp()
+
+
+@app.endpoint("/work", name="work", max_batch_size=2)
+async def work(items: list[str]) -> list[str]:
+    await draining.wait()
+    return items
+
+
+@app.endpoint("/steps", name="steps", max_batch_size=1)
+async def steps(names: list[str]) -> AsyncIterator[list[str]]:
+    yield names
+    await draining.wait()
+    yield names
+"""
+
+
+@pytest.fixture(params=["trio", "asyncio"])
+def served(terminal, request):
+    (terminal.directory / "drained.py").write_text(APP)
+    command = ("serve", "drained:app", "--port", "0", "--event-loop", request.param)
+    with terminal.serving(*command) as (process, port):
+        yield process, port
+
+
+def until_there(port):
+    """Asks until all requests are queued or running; gives how many are queued."""
+    while True:
+        work = ask(port, "/-/readyz")[1]["endpoints"]["work"]
+        if work["queued"] + work["running"] == CLIENTS:
+            return work["queued"]
+
+
+def test_a_signal_lets_queued_and_running_requests_finish(served):
+    process, port = served
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        answers = [threads.submit(ask, port, "/work", f"{nth}") for nth in range(CLIENTS)]
+        assert 0 < until_there(port) < CLIENTS
+        process.send_signal(signal.SIGTERM)
+        assert [one.result() for one in answers] == [(200, f"{nth}") for nth in range(CLIENTS)]
+    _, said = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0
+    assert f": {CLIENTS} finished, 0 cut off\n" in said
+    total = re.search(r"^Shoal served ([\d,]+) requests, ", said, re.MULTILINE)[1]
+    assert int(total.replace(",", "")) >= CLIENTS
+
+
+def test_readiness_turns_503_while_draining(served):
+    """The next request on the connection of a stream that ends in the drain asks for readiness."""
+    process, port = served
+    head = b"POST /steps HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", port), HANG_S) as client:
+        client.sendall(head + b'Content-Length: 3\r\n\r\n"a"')
+        talk = b""
+        while b"data: " not in talk:
+            talk += client.recv(2**16)
+        client.sendall(b"GET /-/readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        process.send_signal(signal.SIGTERM)
+        with client.makefile("rb") as rest:
+            talk += rest.read()
+    stream, _, readiness = talk.partition(b"event: end")
+    assert stream.startswith(b"HTTP/1.1 200")
+    assert b"HTTP/1.1 503" in readiness
+    assert b'"status":"draining"' in readiness
+    _, said = process.communicate(timeout=HANG_S)
+    assert (process.returncode, said.count("2 finished, 0 cut off")) == (0, 1)
