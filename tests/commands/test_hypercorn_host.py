@@ -101,6 +101,40 @@ def http2(served):
         yield client
 
 
+def test_callers_at_the_same_time_share_a_batch(served):
+    with ThreadPoolExecutor(4) as threads:
+        answers = threads.map(lambda item: served.post("/together", item).json(), range(4))
+        assert list(answers) == [4] * 4
+
+
+@pytest.mark.parametrize(
+    ("accepted", "lines"),
+    [
+        ("text/event-stream", ["data: 1", "", "data: 2", "", "event: end", "data: {}", ""]),
+        ("application/x-ndjson", ['{"item":1}', '{"item":2}', '{"end":true}']),
+    ],
+)
+def test_a_stream_is_sent_as_it_is_made(accepted, lines, served):
+    name = uuid4().hex
+    asked = {"json": name, "headers": {"accept": accepted}, "timeout": HANG_S}
+    with httpx.stream("POST", f"{served.url}/steps", **asked) as answer:
+        assert answer.headers["content-type"].startswith(accepted)
+        read = answer.iter_lines()
+        assert next(read) == lines[0]
+        served.post("/tell", name)
+        assert list(read) == lines[1:]
+
+
+def test_requests_on_a_websocket_are_answered(served):
+    name = uuid4().hex
+    with served.websocket("/steps") as client:
+        client.send(json.dumps({"id": 1, "item": name}))
+        assert json.loads(client.recv(HANG_S)) == {"id": 1, "next": 1}
+        served.post("/tell", name)
+        assert json.loads(client.recv(HANG_S)) == {"id": 1, "next": 2}
+        assert json.loads(client.recv(HANG_S)) == {"id": 1, "end": True}
+
+
 def test_requests_share_a_connection_of_http2(served, http2):
     with ThreadPoolExecutor(4) as threads:
         answers = list(threads.map(lambda item: http2.post("/together", json=item), range(4)))
@@ -256,6 +290,16 @@ def test_a_signal_while_it_loads_ends_it(terminal):
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM
     assert said.endswith("Shoal was stopped before it had started\n")
+
+
+def test_an_address_in_use_is_told(terminal):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        code, _, said = terminal.run("serve", APP, "--port", port, "--server", "hypercorn")
+    assert (code, said) == (
+        1,
+        f"shoal: can't listen at 127.0.0.1 port {port}: Address already in use\n",
+    )
 
 
 def test_hosts_proxies_and_the_admin_socket_are_as_on_our_own_server(terminal):
