@@ -668,9 +668,12 @@ except BaseException as error:
 
 
 @pytest.mark.parametrize(
-    ("signal", "ended_by"), [("SIGINT", "KeyboardInterrupt"), ("SIGTERM", "SystemExit")]
+    ("where", "signal", "ended_by"),
+    [
+        ("itself", "SIGINT", "KeyboardInterrupt"),
+        ("a batch that it forms", "SIGTERM", "SystemExit"),
+    ],
 )
-@pytest.mark.parametrize("where", [*BUSY_CODE])
 async def test_a_signal_ends_the_program_while_a_backend_runs(
     where: str, anyio_backend_name: str, signal: str, ended_by: str
 ) -> None:
