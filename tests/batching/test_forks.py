@@ -11,6 +11,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.real_time,
+    pytest.mark.timeout(60),  # one test of each loop runs the program
     pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here"),
 ]
 
@@ -143,7 +144,7 @@ PROMISES = [
 @cache
 def ran(backend: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", PROGRAM, backend]
-    return subprocess.run(command, check=False, timeout=20, capture_output=True, text=True)
+    return subprocess.run(command, check=False, timeout=30, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
