@@ -9,7 +9,7 @@ from test_docs import ROOT, run_page
 PAGE = ROOT / "docs" / "discussion" / "scale.md"
 
 
-# What follows simulates a million requests, and takes as long as all before it twice.
+# From here on the page simulates most of its requests, for twice as long; `make soak` runs it all.
 SLOWER_PART = "## Where it fails"
 
 
