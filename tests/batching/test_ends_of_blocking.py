@@ -18,10 +18,9 @@ import shoal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [
-    pytest.mark.real_time,
-    pytest.mark.parametrize("backend", ["trio", "asyncio"]),
-]
+pytestmark = pytest.mark.real_time
+
+EACH_BACKEND = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
 HANG_S = 10
 
@@ -58,6 +57,7 @@ class Interrupting(shoal.Batcher[Any]):
         await super().__aexit__(*error)
 
 
+@EACH_BACKEND
 @pytest.mark.parametrize("when", ["entering", "leaving"])
 def test_ctrl_c_ends_the_block_at_once(
     backend: str, when: str, monkeypatch: pytest.MonkeyPatch
@@ -97,6 +97,7 @@ class Leaving:
         self.stack.close()
 
 
+@EACH_BACKEND
 @pytest.mark.parametrize("form", ["plain", "plain_steps", "coroutine", "in_a_thread", "open_batch"])
 def test_a_handler_that_leaves_its_own_block_is_refused_at_once(backend: str, form: str) -> None:
     leaving = Leaving()
@@ -113,6 +114,7 @@ def test_a_handler_that_leaves_its_own_block_is_refused_at_once(backend: str, fo
     wait_for_portals_to_end()
 
 
+@EACH_BACKEND
 def test_a_handler_that_calls_itself_is_refused_at_once(backend: str) -> None:
     def handler(items: list[int]) -> list[int]:
         return [call(item) for item in items]
@@ -124,6 +126,7 @@ def test_a_handler_that_calls_itself_is_refused_at_once(backend: str) -> None:
         call(1)
 
 
+@EACH_BACKEND
 def test_a_handler_that_another_handler_calls_is_refused_as_well(backend: str) -> None:
     leaving = Leaving()
 
@@ -143,6 +146,7 @@ def test_a_handler_that_another_handler_calls_is_refused_as_well(backend: str) -
             call(1)
 
 
+@EACH_BACKEND
 def test_a_handler_may_leave_the_block_of_another(backend: str) -> None:
     other = ExitStack()
 
@@ -187,7 +191,9 @@ else:
 """
 
 
-@pytest.mark.parametrize("how", ["raises", "kept", "dropped"])
+@pytest.mark.parametrize(
+    ("backend", "how"), [("trio", "raises"), ("trio", "kept"), ("asyncio", "dropped")]
+)
 def test_a_block_that_nobody_leaves_keeps_no_process_alive(backend: str, how: str) -> None:
     command = [sys.executable, "-c", PROGRAM, backend, how]
     assert subprocess.run(command, timeout=HANG_S, check=True, stderr=subprocess.PIPE).stderr == b""

@@ -105,7 +105,7 @@ async def plays(handler: Any, programs: list[tuple[list[str], list[str], bool]])
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 @pytest.mark.parametrize("handler", [unary, steps])
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(programs=st.lists(st.tuples(OPS, OPS, st.booleans()), min_size=1, max_size=4))
 def test_a_batcher_outlives_whatever_its_handler_does(
     backend: Any, handler: Any, programs: list[tuple[list[str], list[str], bool]]

@@ -30,8 +30,8 @@ class Vocabulary(NamedTuple):
 
 
 VOCABULARIES = {
-    "policies": Vocabulary(policy_programs, PolicyWorld, 50),
-    "open": Vocabulary(open_programs, OpenWorld, 25),
+    "policies": Vocabulary(policy_programs, PolicyWorld, 25),
+    "open": Vocabulary(open_programs, OpenWorld, 15),
 }
 common = settings(report_multiple_bugs=False, suppress_health_check=list(HealthCheck))
 long = settings(common, max_examples=SOAK_PROGRAMS // 4, print_blob=True)

@@ -6,7 +6,7 @@ What it says holds in virtual time, where it does not depend on the machine.
 from __future__ import annotations
 
 import random
-from functools import partial
+from functools import cache, partial
 
 import anyio
 import pytest
@@ -25,8 +25,13 @@ FULL = Load(callers=1)
 HALF = Load(rate=0.5)
 
 
-def seen(way, load=TWICE, texts=TEXTS, lengths=LENGTHS, **options):
+def ran(way, load, texts, lengths, **options):
     return run_virtually(partial(drive, way, lengths, texts, load, **options))
+
+
+@cache  # several tests look at the same run
+def seen(way, load=TWICE, **options):
+    return ran(way, load, TEXTS, LENGTHS, **options)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -66,7 +71,7 @@ def test_a_place_that_becomes_free_is_taken_before_the_next_step_even_if_its_cal
 
 def test_continuous_batches_bring_nothing_where_all_lengths_are_equal():
     texts = [32] * 96
-    ours, closed = (seen(way, texts=texts, lengths=equal(32)) for way in (CONTINUOUS, CLOSED))
+    ours, closed = (ran(way, TWICE, texts, equal(32)) for way in (CONTINUOUS, CLOSED))
     assert ours.steps == closed.steps
 
 
@@ -77,7 +82,7 @@ def test_at_half_the_load_of_closed_batches_a_text_begins_within_two_steps():
 
 def test_a_held_batch_answers_all_texts_when_the_longest_is_done():
     texts = [1, *[10] * (CAPACITY - 1)]
-    held = seen(HELD, FULL, texts, uniform(1, 10))
+    held = ran(HELD, FULL, texts, uniform(1, 10))
     assert held.first_token_s == held.whole_text_s == pytest.approx([10 * STEP_S] * CAPACITY)
 
 

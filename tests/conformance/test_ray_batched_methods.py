@@ -20,13 +20,9 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
-PLACEMENTS = pytest.mark.parametrize("placement", ["task", "process"])
-# The code of a process runs on an event loop of its own: that both form its batches is shown once.
-FEWER_PLACEMENTS = pytest.mark.parametrize(
-    ("anyio_backend", "placement"),
-    [("trio", "task"), ("asyncio", "task"), ("asyncio", "process")],
-    indirect=["anyio_backend"],
-)
+# Code of each kind forms its batches in a process as well; on which loop is not for it to see.
+IN_A_PROCESS = pytest.param("process", marks=pytest.mark.one_loop)
+PLACEMENTS = pytest.mark.parametrize("placement", ["task", IN_A_PROCESS])
 DOUBLED = [[0, 4], [2, 4], [4, 4], [6, 4]]
 
 
@@ -38,9 +34,15 @@ async def controlled(
         yield controller, await service(controller, "only", target, *args, **config)
 
 
-@PLACEMENTS
 @pytest.mark.parametrize(
-    "target", [code.CallsBatched, code.BatchedCall, f"{code.__name__}:doubled"]
+    ("target", "placement"),
+    [
+        (code.CallsBatched, "task"),
+        (code.BatchedCall, "task"),
+        (f"{code.__name__}:doubled", "task"),
+        (code.CallsBatched, "process"),
+        pytest.param(f"{code.__name__}:doubled", "process", marks=pytest.mark.one_loop),
+    ],
 )
 async def test_calls_of_one_item_form_batches(target: Any, placement: str) -> None:
     async with controlled(target, placement=placement) as (_, handle):
@@ -48,15 +50,20 @@ async def test_calls_of_one_item_form_batches(target: Any, placement: str) -> No
         assert await outcomes(*map(handle.call, range(4))) == DOUBLED
 
 
-@FEWER_PLACEMENTS
-async def test_an_item_is_prepared_alone_and_run_in_a_batch(placement: str) -> None:
-    async with controlled(code.Preprocessing, 10, placement=placement) as (_, handle):
+async def test_an_item_is_prepared_alone_and_run_in_a_batch() -> None:
+    async with controlled(code.Preprocessing, 10) as (_, handle):
         got = await outcomes(*(handle.call(f" {number} ") for number in range(4)))
     assert got == [{"text": f" {number} ", "scaled": 20 * number, "size": 4} for number in range(4)]
 
 
-@FEWER_PLACEMENTS
-@pytest.mark.parametrize("target", [code.Streams, code.BatchedStream])
+@pytest.mark.parametrize(
+    ("target", "placement"),
+    [
+        (code.Streams, "task"),
+        (code.BatchedStream, "task"),
+        pytest.param(code.BatchedStream, "process", marks=pytest.mark.one_loop),
+    ],
+)
 async def test_streams_of_one_item_form_batches(target: Any, placement: str) -> None:
     async def read(text: str) -> list[str]:
         async with handle.stream(text) as stream:
@@ -67,18 +74,13 @@ async def test_streams_of_one_item_form_batches(target: Any, placement: str) -> 
     assert got == [["a4", "b4"], ["c4"], ["d4", "e4"], ["f4"]]
 
 
-@FEWER_PLACEMENTS
-async def test_a_batched_function_of_the_module_needs_room_for_many_calls(placement: str) -> None:
-    async with controlled(code.CallsFunction, placement=placement, max_ongoing_requests=4) as (
-        _,
-        handle,
-    ):
+async def test_a_batched_function_of_the_module_needs_room_for_many_calls() -> None:
+    async with controlled(code.CallsFunction, max_ongoing_requests=4) as (_, handle):
         assert await outcomes(*map(handle.call, range(4))) == DOUBLED
 
 
-@FEWER_PLACEMENTS
-async def test_a_batched_method_is_called_by_its_name(placement: str) -> None:
-    async with controlled(code.CallsBatched, placement=placement) as (_, handle):
+async def test_a_batched_method_is_called_by_its_name() -> None:
+    async with controlled(code.CallsBatched) as (_, handle):
         by_name = handle.options(method_name="handle_batch")
         assert await outcomes(*map(by_name.call, range(4))) == DOUBLED
 
@@ -115,10 +117,9 @@ async def test_an_app_serves_them_over_http(target: Any, as_endpoint: bool) -> N
     assert [answer.json() for answer in answers] == DOUBLED
 
 
-@FEWER_PLACEMENTS
-async def test_code_of_an_app_takes_http_requests(placement: Any) -> None:
+async def test_code_of_an_app_takes_http_requests() -> None:
     app = shoal.App()
-    app.backend("only", code.TakesRequest, placement=placement)
+    app.backend("only", code.TakesRequest)
     app.route("only", backend="only", path="/only")
     async with app.lifespan():
         answers = await outcomes(
@@ -129,7 +130,7 @@ async def test_code_of_an_app_takes_http_requests(placement: Any) -> None:
     ]
 
 
-@FEWER_PLACEMENTS
+@PLACEMENTS
 async def test_a_class_has_several_batched_methods(placement: Any) -> None:
     app = shoal.App()
     app.endpoint("/only", placement=placement)(code.TwoMethods)
@@ -144,7 +145,7 @@ async def test_a_class_has_several_batched_methods(placement: Any) -> None:
     assert [answer.json() for answer in answers] == expected
 
 
-@FEWER_PLACEMENTS
+@PLACEMENTS
 async def test_the_user_config_sets_the_options_of_its_batches(placement: str) -> None:
     four = {"max_batch_size": 4, "batch_wait_timeout_s": None}
     async with controlled(code.Reconfigured, placement=placement, user_config=four) as (
@@ -157,7 +158,7 @@ async def test_the_user_config_sets_the_options_of_its_batches(placement: str) -
         assert await outcomes(*map(handle.call, range(4))) == [[2 * n, 2] for n in range(4)]
 
 
-@FEWER_PLACEMENTS
+@PLACEMENTS
 async def test_a_response_that_streams_is_sent_or_refused_with_what_to_write(
     placement: Any,
 ) -> None:
@@ -174,7 +175,7 @@ async def test_a_response_that_streams_is_sent_or_refused_with_what_to_write(
         assert "placement='task' or 'thread'" in said
 
 
-@FEWER_PLACEMENTS
+@PLACEMENTS
 async def test_a_request_is_whole_wherever_it_is_read(placement: Any) -> None:
     app = shoal.App()
     app.backend("only", code.read_request, placement=placement)
@@ -185,6 +186,7 @@ async def test_a_request_is_whole_wherever_it_is_read(placement: Any) -> None:
     assert answer.json() == ["POST", "/only", ["1", "2"], "herring", {"size": 3}, "127.0.0.1"]
 
 
+@pytest.mark.one_loop
 async def test_what_of_a_request_stays_in_the_server_is_said_in_a_process() -> None:
     names = ["app", "state", "session", "user", "auth"]
     app = shoal.App(debug=True)

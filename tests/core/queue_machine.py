@@ -363,7 +363,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 QUICK = settings(
-    max_examples=20,
+    max_examples=10,
     stateful_step_count=35,
     phases=(Phase.generate,),  # to shrink takes longer than a test may
 )

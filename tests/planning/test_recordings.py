@@ -78,23 +78,23 @@ def items(times, seed, levels=1):
 
 
 CASES = {
-    "plain": (list(poisson(300, 10, seed=1)), {"max_batch_size": 16, "batch_wait_timeout_s": 0.01}),
+    "plain": (list(poisson(300, 3, seed=1)), {"max_batch_size": 16, "batch_wait_timeout_s": 0.01}),
     "bursts": (
-        list(bursty(200, 10, on_s=0.5, off_s=0.5, seed=2)),
+        list(bursty(200, 4, on_s=0.5, off_s=0.5, seed=2)),
         {"max_batch_size": 8, "max_concurrent_batches": 2, "max_queued_requests": 12},
     ),
     "costs and buckets": (
-        list(poisson(150, 10, seed=3)),
+        list(poisson(150, 4, seed=3)),
         {"max_batch_size": 10, "batch_wait_timeout_s": 0.02}
         | {"batch_size_fn": lambda item: item[0], "bucket_by": lambda item: item[1]},
     ),
     "levels": (
-        list(poisson(400, 6, seed=4)),
+        list(poisson(400, 3, seed=4)),
         {"max_batch_size": 8, "priority_levels": 3, "request_timeout_s": 1.5}
         | {"max_queued_requests": 20, "overload": "shed_lowest"},
     ),
     "sizes": (
-        list(poisson(250, 8, seed=5)),
+        list(poisson(250, 3, seed=5)),
         {"max_batch_size": 16, "allowed_batch_sizes": [4, 8, 16], "batch_wait_timeout_s": 0.03},
     ),
 }

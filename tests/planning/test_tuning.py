@@ -19,7 +19,7 @@ RUNS = MeasuredRunTimes({size: [0.01 + 0.001 * size] * 5 for size in (1, 4, 16)}
 
 
 def search(rate, p99_s, **options):
-    return Search(BatchOptions(**options), RUNS, rate, p99_s, requests=1000)
+    return Search(BatchOptions(**options), RUNS, rate, p99_s, requests=500)
 
 
 @cache  # many tests look at the same search, which takes half a second
@@ -86,7 +86,7 @@ def test_requests_that_are_refused_miss_the_target():
 
 
 def test_slots_make_for_more():
-    one, two = (found(100, 0.08, max_concurrent_batches=slots)[0] for slots in (1, 2))
+    one, two = found(100, 0.08)[0], found(100, 0.08, max_concurrent_batches=2)[0]
     assert two.up_to > 1.5 * one.up_to
 
 

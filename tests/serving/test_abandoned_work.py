@@ -27,13 +27,13 @@ pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 GRACE_S = 0.05
 
 
+# What workers do with work that was left is tested on both loops in tests/replicas.
+ONCE = pytest.mark.one_loop
 METHODS = [
-    (Code, "__call__"),
     (Code, "steps"),
-    (AsyncCode, "__call__"),
-    (AsyncCode, "steps"),
-    (AsyncCode, "stubborn"),
-    (AsyncCode, "stubborn_steps"),
+    pytest.param(Code, "__call__", marks=ONCE),
+    pytest.param(AsyncCode, "__call__", marks=ONCE),
+    pytest.param(AsyncCode, "stubborn_steps", marks=ONCE),
 ]
 
 
@@ -85,17 +85,18 @@ async def test_a_caller_that_leaves_ends_no_process(code, method, tmp_path):
         assert await served.pid() == pid
 
 
-@pytest.mark.parametrize("method", ["__call__", "steps"])
-async def test_the_time_out_of_a_caller_ends_no_process(method, tmp_path):
+@ONCE
+async def test_the_time_out_of_a_caller_ends_no_process(tmp_path):
     async with serving(Code, tmp_path) as served:
         pid = await served.pid()
         with pytest.raises(DeadlineExceeded):
-            await served.ask(method, "a", timeout_s=0.2)
+            await served.ask("steps", "a", timeout_s=0.2)
         await anyio.sleep(2 * GRACE_S)
         served.folder.release("a")
         assert await served.pid() == pid
 
 
+@ONCE
 @pytest.mark.parametrize(("code", "method"), [(Code, "steps"), (AsyncCode, "stubborn")])
 async def test_work_that_goes_on_after_its_handler_timeout_is_killed(code, method, tmp_path):
     async with serving(code, tmp_path) as served:
@@ -113,6 +114,7 @@ async def test_the_handler_timeout_also_limits_work_whose_callers_have_left(tmp_
         assert await served.pid() != pid
 
 
+@ONCE
 async def test_work_that_runs_again_in_parts_is_killed_in_time(tmp_path):
     config = {"isolate_errors": True, "handler_timeout_s": 0.5, "batch_wait_timeout_s": None}
     async with serving(Isolated, tmp_path, max_batch_size=2, **config) as served:
@@ -127,6 +129,7 @@ async def test_work_that_runs_again_in_parts_is_killed_in_time(tmp_path):
         await noted(served.folder, "starts", times=2)
 
 
+@ONCE
 async def test_closing_waits_for_abandoned_work_only_for_its_grace_period(tmp_path):
     async with serving(Code, tmp_path, graceful_shutdown_timeout_s=0.2) as served:
         await served.leave("__call__", "a")
@@ -135,6 +138,7 @@ async def test_closing_waits_for_abandoned_work_only_for_its_grace_period(tmp_pa
             await served.controller.delete_backend("b")
 
 
+@ONCE
 async def test_a_client_that_leaves_during_a_change_ends_no_process(tmp_path):
     async with serving(Code, tmp_path) as served:
         pid = await served.pid()
@@ -151,6 +155,7 @@ async def test_a_client_that_leaves_during_a_change_ends_no_process(tmp_path):
         assert await served.pid() == pid
 
 
+@ONCE
 async def test_http_clients_that_give_up_leave_the_server_ready(tmp_path):
     folder = Folder(str(tmp_path))
     app = shoal.App()

@@ -30,11 +30,11 @@ pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 ASYNC: list[Any] = [in_a_task, one, steps, failing, failing_steps]
 PLAIN: list[Any] = [plain, plain_steps, plainly_failing]
 CASES: list[Any] = [
-    *((code, "task") for code in ASYNC + PLAIN),
-    *((code, "thread") for code in PLAIN),
+    *((code, "task", retries) for code in ASYNC + PLAIN for retries in (0, 1)),
+    *((code, "thread", retries) for code in PLAIN for retries in (0, 1)),
     *(
-        pytest.param(code, "process", marks=pytest.mark.one_loop)
-        for code in (in_a_task, plain, steps, plain_steps, failing)
+        pytest.param(code, "process", retries, marks=pytest.mark.one_loop)
+        for code, retries in [(in_a_task, 0), (steps, 1), (plain_steps, 0), (failing, 1)]
     ),
 ]
 
@@ -57,9 +57,8 @@ async def call_with(handle: Any, references: list[weakref.ref[Any]], *, streams:
         pass
 
 
-@pytest.mark.parametrize("retries", [0, 1])
 @pytest.mark.parametrize(
-    ("code", "placement"), CASES, ids=lambda one: one if isinstance(one, str) else one.__name__
+    ("code", "placement", "retries"), CASES, ids=lambda one: getattr(one, "__name__", str(one))
 )
 async def test_what_was_answered_is_kept_by_nobody(code: Any, placement: str, retries: int) -> None:
     references: list[weakref.ref[Any]] = []

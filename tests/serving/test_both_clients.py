@@ -148,6 +148,7 @@ async def test_traffic_is_divided_and_shadowed(opened):
         assert (await client.list_endpoints())["e"]["shadows"] == {}
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("verb", "args", "kwargs", "error"),
     [
@@ -212,6 +213,7 @@ async def test_a_wrong_command_is_refused_with_the_same_words(verb, args, kwargs
     assert said[0] == said[1]
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("method", "args", "error"),
     [
@@ -255,6 +257,7 @@ async def test_rays_spelling_is_answered_with_what_to_write(opened):
         assert not hasattr(handle, "tolist")
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("verb", "args", "kwargs", "error"),
     [
@@ -293,6 +296,7 @@ async def test_a_wrong_command_is_refused_by_the_same_error(opened, verb, args, 
         assert type(caught.value) is error
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("options", "error"),
     [

@@ -34,7 +34,6 @@ async def up(code, **config):
         (composed_code.PlainConnecting, "thread"),
         pytest.param(composed_code.PlainConnecting, "process", marks=pytest.mark.one_loop),
         (composed_code.ConnectingAtStart, "task"),
-        pytest.param(composed_code.ConnectingAtStart, "process", marks=pytest.mark.one_loop),
     ],
 )
 async def test_code_connects_to_the_controller_that_it_runs_in(code, placement):
@@ -118,10 +117,8 @@ async def test_the_controller_inside_may_be_shut_down_by_its_code():
         await client.shutdown()
 
 
-@pytest.mark.parametrize(
-    "code", [composed_code.Calling, composed_code.PlainCalling], ids=["async", "plain"]
-)
-async def test_calls_of_code_in_a_process_have_the_deadline_of_its_batch(code):
+@pytest.mark.one_loop
+async def test_calls_of_code_in_a_process_have_the_deadline_of_its_batch():
     async def left(item: int) -> float | None:
         [request] = shoal.current_batch().requests
         return request.deadline and request.deadline - anyio.current_time()
@@ -129,8 +126,9 @@ async def test_calls_of_code_in_a_process_have_the_deadline_of_its_batch(code):
     async with Controller() as client:
         inner = await deployed(client, "inner", left)
         config = {"placement": "process"}
-        for tag, given in (("outer", inner), ("shorter", inner.options(timeout_s=50.0))):
-            await deployed(client, tag, code, given, config=config)
+        shorter = inner.options(timeout_s=50.0)
+        await deployed(client, "outer", composed_code.Calling, inner, config=config)
+        await deployed(client, "shorter", composed_code.PlainCalling, shorter, config=config)
         outer = await client.get_handle("outer")
         assert await outer.call(1) is None
         assert 900 < await outer.options(timeout_s=1000.0).call(1) <= 1000.01

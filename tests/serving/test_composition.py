@@ -57,10 +57,8 @@ class Hanging:
 @pytest.mark.parametrize(
     ("code", "placement", "inner_placement"),
     [
-        (Calling, "task", "process"),
-        (Calling, "process", "task"),
         (PlainCalling, "thread", "task"),
-        (PlainCalling, "process", "process"),
+        pytest.param(PlainCalling, "process", "process", marks=pytest.mark.one_loop),
     ],
 )
 async def test_code_calls_by_the_handle_that_it_was_given(code, placement, inner_placement):
@@ -75,7 +73,8 @@ async def test_code_calls_by_the_handle_that_it_was_given(code, placement, inner
         assert [await handle.call(number) for number in range(3)] == [0, 2, 4]
 
 
-PLACES = pytest.mark.parametrize(
+@real_time
+@pytest.mark.parametrize(
     ("code", "placement"),
     [
         (Calling, "task"),
@@ -84,10 +83,6 @@ PLACES = pytest.mark.parametrize(
         pytest.param(PlainCalling, "process", marks=pytest.mark.one_loop),
     ],
 )
-
-
-@real_time
-@PLACES
 async def test_code_makes_many_calls_reads_streams_and_gets_errors_of_other_backends(
     code, placement
 ):
@@ -114,13 +109,12 @@ async def test_code_makes_many_calls_reads_streams_and_gets_errors_of_other_back
 
 
 @real_time
-@pytest.mark.parametrize("placement", ["task", pytest.param("process", marks=pytest.mark.one_loop)])
-async def test_a_handle_is_given_in_an_item_and_handed_on(placement):
+@pytest.mark.one_loop
+async def test_a_handle_is_given_in_an_item_and_handed_on():
     async with Controller() as client:
-        config = {"placement": placement}
-        for tag in ("double", "use"):
+        for tag, placement in (("double", "task"), ("use", "process")):
             code = f"serving.composed_code:{tag}"
-            await deployed(client, tag, code, config=config)
+            await deployed(client, tag, code, config={"placement": placement})
         double, use = [await client.get_handle(tag) for tag in ("double", "use")]
         assert await use.call(double) == 8
         await client.create_backend(
@@ -131,9 +125,8 @@ async def test_a_handle_is_given_in_an_item_and_handed_on(placement):
 
 
 @real_time
-@pytest.mark.parametrize(
-    "placement", ["thread", pytest.param("process", marks=pytest.mark.one_loop)]
-)
+@pytest.mark.one_loop
+@pytest.mark.parametrize("placement", ["thread", "process"])
 async def test_a_blocking_handle_is_handed_on_from_a_process(placement):
     async with Controller() as client:
         for tag in ("double", "plain_use"):
@@ -161,7 +154,10 @@ async def test_a_deadline_holds_for_what_is_called_inside():
 @real_time
 @pytest.mark.parametrize(
     ("code", "placement"),
-    [(Calling, "process"), (PlainCalling, "thread"), (PlainCalling, "process")],
+    [
+        (PlainCalling, "thread"),
+        pytest.param(Calling, "process", marks=pytest.mark.one_loop),
+    ],
 )
 @pytest.mark.parametrize("leaves", [False, True], ids=["deadline", "leaves"])
 async def test_so_it_does_across_threads_and_processes(code, placement, leaves):
@@ -253,7 +249,13 @@ async def test_the_inner_backend_may_run_its_batch_again_unseen():
 
 
 @real_time
-@PLACES
+@pytest.mark.parametrize(
+    ("code", "placement"),
+    [
+        (PlainCalling, "thread"),
+        pytest.param(Calling, "process", marks=pytest.mark.one_loop),
+    ],
+)
 async def test_so_it_is_across_threads_and_processes(code, placement, tmp_path):
     log = tmp_path / "runs"
     async with Controller() as client:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
-PLACES = ["task", "process"]
-
 
 def here() -> list[Any]:
     """Returns the thread, and the kind of event loop that runs in it."""
@@ -96,7 +94,7 @@ class Steps(_Made):
     ("code", "placement"),
     [
         *((code, "task") for code in (Function, Lists, Batched, Other, Static, Partial)),
-        (Function, "process"),
+        pytest.param(Function, "process", marks=pytest.mark.one_loop),
     ],
 )
 async def test_the_constructor_of_an_async_class_runs_in_the_event_loop(
@@ -212,7 +210,7 @@ async def test_a_plain_constructor_that_needs_an_event_loop_is_told_of_warm_up(
     assert "the page 'Where your code runs'" in str(error)
 
 
-@pytest.mark.parametrize("placement", PLACES)
+@pytest.mark.parametrize("placement", ["task", "process"])
 async def test_an_async_constructor_for_asyncio_is_told_of_it_on_trio(
     placement: str, anyio_backend_name: str
 ) -> None:

@@ -21,8 +21,8 @@ CASES = [
     pytest.param("task", Async, id="task-async"),
     pytest.param("task", Plain, id="task-plain"),
     pytest.param("thread", Plain, id="thread"),
-    pytest.param("process", Async, id="process-async"),
-    pytest.param("process", Plain, id="process-plain"),
+    pytest.param("process", Async, id="process-async", marks=pytest.mark.one_loop),
+    pytest.param("process", Plain, id="process-plain", marks=pytest.mark.one_loop),
 ]
 
 

@@ -21,9 +21,10 @@ PLACES = pytest.mark.parametrize(
         (plain_until_draining, "thread", "drain"),
         (plain_until_draining, "thread", "delete"),
         (until_draining, "process", "drain"),
-        (until_draining, "process", "delete"),
-        (plain_until_draining, "process", "drain"),
-        (plain_until_draining, "process", "shutdown"),
+        *(
+            pytest.param(code, "process", how, marks=pytest.mark.one_loop)
+            for code, how in [(plain_until_draining, "delete"), (plain_until_draining, "shutdown")]
+        ),
     ],
 )
 

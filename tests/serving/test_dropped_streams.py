@@ -69,7 +69,7 @@ async def begun(stream: Any) -> Any:
         (endless, "task"),
         (plain_endless, "thread"),
         (endless, "process"),
-        (plain_endless, "process"),
+        pytest.param(plain_endless, "process", marks=pytest.mark.one_loop),
     ],
 )
 async def test_a_stream_of_a_handle(code: Any, placement: str) -> None:
@@ -121,14 +121,20 @@ async def test_one_of_a_thread() -> None:
         await has_room(client)
 
 
-@pytest.mark.parametrize("method", ["__call__", "entered"])
 @pytest.mark.parametrize(
-    ("code", "placement"),
+    ("code", "placement", "method"),
     [
-        (Dropping, "task"),
-        (PlainDropping, "thread"),
-        (Dropping, "process"),
-        (PlainDropping, "process"),
+        (Dropping, "task", "__call__"),
+        (Dropping, "task", "entered"),
+        (PlainDropping, "thread", "__call__"),
+        *(
+            pytest.param(code, "process", method, marks=pytest.mark.one_loop)
+            for code, method in [
+                (Dropping, "__call__"),
+                (Dropping, "entered"),
+                (PlainDropping, "__call__"),
+            ]
+        ),
     ],
 )
 async def test_one_of_code_in_a_backend(code: Any, placement: str, method: str) -> None:

@@ -18,13 +18,14 @@ from shoal.serving.controller.controller import Controller
 from shoal.serving.status import Status
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.one_loop]
 
 CODE = "serving.gpu_code:Seen"
 
 
 async def test_each_process_sees_its_own_from_before_its_code_is_imported(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-8f2c")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     async with Controller() as controller:
         config = {"placement": "process", "num_replicas": 2, "gpus": 1}
         handle = await deployed(controller, "b", CODE, config=config, endpoint="e")
@@ -42,17 +43,17 @@ async def test_each_process_sees_its_own_from_before_its_code_is_imported(monkey
                 tasks.start_soon(call)
         assert set(seen) == {"3", "GPU-8f2c"}
         assert (await handle.call("CUDA_DEVICE_ORDER"))[0] is None
+        assert (await handle.call("OMP_NUM_THREADS"))[0] == "1"
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"gpus": 0.5}, "1"),
         ({"gpus": 0.5, "env": {"OMP_NUM_THREADS": "3"}}, "3"),
         ({}, None),
     ],
 )
-async def test_it_has_one_thread_for_the_cpu_unless_its_options_say_otherwise(
+async def test_it_has_as_many_threads_for_the_cpu_as_its_options_say(
     monkeypatch, options, expected
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")

@@ -32,6 +32,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 ENDS = {"exit": lambda: SystemExit(3), "ctrl-c": KeyboardInterrupt}
 ERRORS = {"panic": lambda: Panic("index"), "cancelled": asyncio.CancelledError}
 RAISES: dict[Any, Any] = {**ENDS, **ERRORS}
+# What ends a replica, and what ends a batch: elsewhere than in the code itself.
+ONE_OF_EACH = pytest.mark.parametrize("how", ["exit", "cancelled"])
 
 
 def answered(item: Any) -> Any:
@@ -160,14 +162,14 @@ async def test_a_constructor_that_raises_it_is_a_failed_start(
 
 
 @PLACES
-@pytest.mark.parametrize("how", [*RAISES])
+@ONE_OF_EACH
 async def test_a_config_that_raises_it_is_refused(code: Any, placement: str, how: str) -> None:
     async with served(code, placement) as (controller, handle):
         await error_of(controller.update_backend_config("b", {"user_config": how}))
         await well_again(handle)
 
 
-@pytest.mark.parametrize("how", [*RAISES])
+@ONE_OF_EACH
 @pytest.mark.parametrize("name", ["batch_size_fn", "bucket_by", "split", "pad"])
 async def test_a_function_of_one_item_fails_its_call_alone(name: str, how: str) -> None:
     def function(item: Any, *_: Any) -> Any:
@@ -218,7 +220,7 @@ class OwnRule(shoal.policies.WholeQueuePolicy):
         super().remove(request)
 
 
-@pytest.mark.parametrize("how", [*RAISES])
+@ONE_OF_EACH
 @pytest.mark.parametrize("mend", ["restart", "update"])
 @pytest.mark.parametrize("method", ["choose", "take"])
 async def test_a_policy_breaks_its_own_batcher_alone(method: str, mend: str, how: str) -> None:
@@ -296,7 +298,7 @@ async def test_an_error_says_what_raised_it(
     assert f"{named} raised Panic: index" in said, said
 
 
-@pytest.mark.parametrize("how", [*RAISES])
+@ONE_OF_EACH
 async def test_a_policy_that_can_not_be_made_is_refused(how: str) -> None:
     def policy(_options: Any) -> Any:
         answered(how)
@@ -309,7 +311,7 @@ async def test_a_policy_that_can_not_be_made_is_refused(how: str) -> None:
         )
 
 
-@pytest.mark.parametrize("how", [*RAISES])
+@ONE_OF_EACH
 @pytest.mark.parametrize("placement", ["task", "thread"])
 async def test_a_health_check_and_a_close_may_raise_it(placement: str, how: str) -> None:
     class Sick(Plain):
@@ -354,7 +356,7 @@ class WithNoClass(Anything):
         answered(self.how)
 
 
-@pytest.mark.parametrize("how", [*RAISES])
+@ONE_OF_EACH
 @pytest.mark.parametrize("placement", ["task", "thread"])
 async def test_results_in_a_class_that_raises_fail_their_batch(placement: str, how: str) -> None:
     class Gives(Plain):
@@ -376,7 +378,7 @@ async def test_results_in_a_class_that_raises_fail_their_batch(placement: str, h
         await well_again(handle)
 
 
-@pytest.mark.parametrize("how", [*RAISES])
+@ONE_OF_EACH
 async def test_an_item_and_a_result_may_raise_whatever_is_done_with_them(how: str) -> None:
     class Takes:
         async def __call__(self, items: list[Any]) -> list[Any]:
@@ -394,7 +396,7 @@ async def test_an_item_and_a_result_may_raise_whatever_is_done_with_them(how: st
     assert is_it == (True, True)
 
 
-@pytest.mark.parametrize("how", [*RAISES])
+@ONE_OF_EACH
 @pytest.mark.parametrize("placement", ["task", "thread"])
 async def test_an_error_that_can_not_be_shown_fails_its_batch(placement: str, how: str) -> None:
     class Unspeakable(ValueError):
@@ -425,7 +427,7 @@ async def test_an_error_that_can_not_be_shown_fails_its_batch(placement: str, ho
         await well_again(handle)
 
 
-@pytest.mark.parametrize("how", [*RAISES])
+@ONE_OF_EACH
 @pytest.mark.parametrize("method", ["__hash__", "__eq__"])
 async def test_a_key_that_raises_breaks_its_own_batcher_at_most(method: str, how: str) -> None:
     is_armed = False
@@ -468,7 +470,7 @@ async def test_a_key_that_raises_breaks_its_own_batcher_at_most(method: str, how
         assert await handle.call("well") == "well"
 
 
-@pytest.mark.parametrize("how", [*RAISES])
+@ONE_OF_EACH
 async def test_a_user_config_that_raises_is_refused(how: str) -> None:
     class Config(Anything):
         def __init__(self) -> None:
@@ -490,7 +492,7 @@ async def test_a_user_config_that_raises_is_refused(how: str) -> None:
             )
 
 
-@pytest.mark.parametrize("how", [*RAISES])
+@ONE_OF_EACH
 @pytest.mark.parametrize("placement", ["task", "thread"])
 async def test_attributes_that_raise_end_their_replica_at_most(placement: str, how: str) -> None:
     class Looked(Plain):
@@ -517,7 +519,7 @@ async def test_attributes_that_raise_end_their_replica_at_most(placement: str, h
         Looked.raises_at = "close"
 
 
-@pytest.mark.parametrize("how", [*RAISES])
+@ONE_OF_EACH
 async def test_a_module_that_raises_when_it_is_imported_is_refused(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -534,7 +536,7 @@ async def test_a_module_that_raises_when_it_is_imported_is_refused(
         assert await handle.call("well") == "well"
 
 
-@pytest.mark.parametrize("how", [*RAISES])
+@ONE_OF_EACH
 async def test_a_comparison_that_raises_is_a_failure_of_its_shadow_alone(how: str) -> None:
     compared = 0
 
@@ -565,7 +567,7 @@ class Checked(pydantic.BaseModel):
         return str(answered(said))
 
 
-@pytest.mark.parametrize("how", [*RAISES])
+@ONE_OF_EACH
 async def test_a_validator_that_raises_fails_its_request_over_http(how: str) -> None:
     async def says(items: list[Checked]) -> list[str]:
         return [item.said for item in items]
@@ -581,7 +583,7 @@ async def test_a_validator_that_raises_fails_its_request_over_http(how: str) -> 
     assert [answer.status_code for answer in answers] == [200, 500, 200]
 
 
-@pytest.mark.parametrize("how", [*RAISES])
+@ONE_OF_EACH
 @pytest.mark.parametrize("when", ["at first", "later", "at its end"])
 async def test_a_placement_that_raises_fails_its_backend_alone(when: str, how: str) -> None:
     made: list[TaskReplica] = []
@@ -668,9 +670,12 @@ except BaseException as error:
 
 
 @pytest.mark.parametrize(
-    ("signal", "ended_by"), [("SIGINT", "KeyboardInterrupt"), ("SIGTERM", "SystemExit")]
+    ("where", "signal", "ended_by"),
+    [
+        ("itself", "SIGINT", "KeyboardInterrupt"),
+        ("a batch that it forms", "SIGTERM", "SystemExit"),
+    ],
 )
-@pytest.mark.parametrize("where", [*BUSY_CODE])
 async def test_a_signal_ends_the_program_while_a_backend_runs(
     where: str, anyio_backend_name: str, signal: str, ended_by: str
 ) -> None:

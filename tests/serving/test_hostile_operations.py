@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from serving.hostile_program import CODE, Operation, Program, operations
 
-PROGRAMS = 8
+PROGRAMS = 5
 SOAK_PROGRAMS = int(os.environ.get("SHOAL_SOAK_HOSTILE", "1000"))
 
 BROKEN = [("mood", "panic", "init"), ("call", "exit", ""), ("call", "well", "")]

@@ -167,9 +167,9 @@ def check(backend: Any, happens: str, verb: str, turns: range) -> None:
 @HAPPENS
 @EACH_VERB
 def test_a_change_is_whole_or_not_at_all(backend: Any, happens: str, verb: str) -> None:
-    # Every fourth turn; which of them differs from one loop, and from one happening, to the next.
-    first = len(happens) + (backend == "trio")
-    check(backend, happens, verb, range(first % 4, MOST_TURNS, 4))
+    # Every sixth turn; which of them differs from one loop, and from one happening, to the next.
+    first = len(happens) + 3 * (backend == "trio")
+    check(backend, happens, verb, range(first % 6, MOST_TURNS, 6))
 
 
 @pytest.mark.soak

@@ -198,12 +198,13 @@ async def check_that_nobody_sees_a_kill_where_batches_may_run_again(
 
 @pytest.mark.timeout(60)
 async def test_replicas_that_are_killed_fail_their_batch_alone(tmp_path: Path) -> None:
-    await check_that_killed_replicas_fail_their_batch_alone(4, tmp_path)
+    await check_that_killed_replicas_fail_their_batch_alone(2, tmp_path)
 
 
+@pytest.mark.one_loop
 @pytest.mark.timeout(60)
 async def test_nobody_sees_a_kill_where_batches_may_run_again(tmp_path: Path) -> None:
-    await check_that_nobody_sees_a_kill_where_batches_may_run_again(3, tmp_path)
+    await check_that_nobody_sees_a_kill_where_batches_may_run_again(2, tmp_path)
 
 
 @pytest.mark.soak

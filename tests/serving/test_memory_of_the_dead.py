@@ -34,6 +34,7 @@ OF_A_REPLICA |= {FrameReader: 2}  # one of each channel, with a buffer of 64 KiB
 
 
 WAYS = ("exits", "hangs", "nothing", "is unhealthy", "a stream of exits", "a config of exits")
+WAYS_TO_RUN_AGAIN = ("exits", "a stream of exits")
 
 
 def alive() -> Counter[type]:
@@ -64,9 +65,13 @@ async def read(handle: Any, item: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("retries", [0, 1])
+@pytest.mark.parametrize(
+    ("retries", "ways"),
+    [(0, WAYS), pytest.param(1, WAYS_TO_RUN_AGAIN, marks=pytest.mark.one_loop)],
+)
 async def test_a_dead_replica_is_freed_without_a_collection(
     retries: int,
+    ways: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
@@ -82,7 +87,7 @@ async def test_a_dead_replica_is_freed_without_a_collection(
         gc.collect()
         gc.disable()
         try:
-            for how in WAYS if retries == 0 else ("exits", "a stream of exits"):
+            for how in ways:
                 if how == "nothing":
                     flag.touch()
                 await dies(client, handle, how)

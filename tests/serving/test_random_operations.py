@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-PROGRAMS = 25
+PROGRAMS = 15
 SOAK_PROGRAMS = int(os.environ.get("SHOAL_SOAK_OPERATIONS", "3000"))
 
 BACKENDS = ("a", "b", "c")

@@ -18,6 +18,7 @@ from shoal.replicas.local.task import TaskReplica
 from shoal.replicas.local.thread import ThreadReplica
 from shoal.replicas.process.replica import ProcessReplica
 from shoal.testing import check_replica
+from shoal.testing.replicas import check, promises
 from shoal.testing.replicas.code import Mistake
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -292,14 +293,26 @@ async def test_a_thread_replica_keeps_its_promises():
 @pytest.mark.parametrize(
     ("anyio_backend", "kind"),
     [
-        ("trio", "async"),
         ("asyncio", "plain"),
-        pytest.param("trio", "plain", marks=pytest.mark.soak),
-        pytest.param("asyncio", "async", marks=pytest.mark.soak),
+        *(
+            pytest.param(backend, kind, marks=pytest.mark.soak)
+            for backend, kind in [("trio", "plain"), ("trio", "async"), ("asyncio", "async")]
+        ),
     ],
     indirect=["anyio_backend"],
 )
 async def test_a_process_replica_keeps_its_promises(kind):
+    await check_processes(kind)
+
+
+@pytest.mark.one_loop
+async def test_a_process_replica_works_and_is_cancelled_with_async_code_too(monkeypatch):
+    checks = (check._one_replica, promises.calls_that_are_left, promises.streams_that_are_left)
+    monkeypatch.setattr(check, "_CHECKS", checks)
+    await check_processes("async")
+
+
+async def check_processes(kind):
     end = partial(os._exit, 3)
     await check_replica(ProcessReplica, kinds=[kind], crash=end, patience_s=40)
 
@@ -308,11 +321,13 @@ async def test_a_replica_that_dies_of_a_crash_keeps_its_promises():
     await check_replica(Crashable, kinds=["async"], crash=crash)
 
 
+@pytest.mark.one_loop
 async def test_a_replica_that_survives_a_crash_breaks_a_promise():
     with pytest.raises(AssertionError, match=r"^TaskReplica breaks .* ends its process.*Crash"):
         await check_replica(TaskReplica, kinds=["async"], crash=crash)
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("placement", BROKEN, ids=lambda placement: placement.__name__)
 async def test_a_promise_that_is_broken_is_named(placement):
     kind = "async" if placement in SEEN_IN_ASYNC_CODE else "plain"
@@ -321,6 +336,7 @@ async def test_a_promise_that_is_broken_is_named(placement):
         await check_replica(placement, kinds=[kind], patience_s=2.0)
 
 
+@pytest.mark.one_loop
 async def test_the_report_says_with_which_code_and_how():
     with pytest.raises(AssertionError) as found:
         await check_replica(GivesTexts, kinds=["async"])
