@@ -18,7 +18,6 @@ from shoal.replicas.local.task import TaskReplica
 from shoal.replicas.local.thread import ThreadReplica
 from shoal.replicas.process.replica import ProcessReplica
 from shoal.testing import check_replica
-from shoal.testing.replicas import check, promises
 from shoal.testing.replicas.code import Mistake
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -293,26 +292,14 @@ async def test_a_thread_replica_keeps_its_promises():
 @pytest.mark.parametrize(
     ("anyio_backend", "kind"),
     [
+        ("trio", "async"),
         ("asyncio", "plain"),
-        *(
-            pytest.param(backend, kind, marks=pytest.mark.soak)
-            for backend, kind in [("trio", "plain"), ("trio", "async"), ("asyncio", "async")]
-        ),
+        pytest.param("trio", "plain", marks=pytest.mark.soak),
+        pytest.param("asyncio", "async", marks=pytest.mark.soak),
     ],
     indirect=["anyio_backend"],
 )
 async def test_a_process_replica_keeps_its_promises(kind):
-    await check_processes(kind)
-
-
-@pytest.mark.one_loop
-async def test_a_process_replica_works_and_is_cancelled_with_async_code_too(monkeypatch):
-    checks = (check._one_replica, promises.calls_that_are_left, promises.streams_that_are_left)
-    monkeypatch.setattr(check, "_CHECKS", checks)
-    await check_processes("async")
-
-
-async def check_processes(kind):
     end = partial(os._exit, 3)
     await check_replica(ProcessReplica, kinds=[kind], crash=end, patience_s=40)
 
