@@ -12,12 +12,9 @@ import trio
 
 import shoal
 from batching.scenes import Recorder, line_up, outcomes, settle, using
+from handlers import double
 
 pytestmark = pytest.mark.anyio
-
-
-async def double(items: list[int]) -> list[int]:
-    return [2 * item for item in items]
 
 
 def double_in_thread(items: list[int]) -> list[int]:

@@ -7,6 +7,7 @@ import pytest
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 import shoal
+from handlers import double
 from shoal.observe import export_metrics
 from shoal.testing.asgi import ask
 
@@ -46,10 +47,6 @@ class Kept(MetricExporter):
 
 
 FINISHED = (("backend", "double"), ("method", "__call__"), ("outcome", "finished"))
-
-
-async def double(items: list[int]) -> list[int]:
-    return [2 * item for item in items]
 
 
 async def exported(target, exporter):

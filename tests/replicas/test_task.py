@@ -14,6 +14,7 @@ import anyio.to_thread
 import pytest
 
 import shoal
+from handlers import double
 from replicas.local_replicas import dies, failed_start, failure_of, made, serve, serving
 from shoal.batching.current import current_backend_tag, current_replica_tag
 from shoal.errors import ReplicaDied
@@ -26,10 +27,6 @@ real_time = pytest.mark.real_time
 HANG_S = 20
 
 replica_of = partial(made, TaskReplica)
-
-
-async def double(items: list[int]) -> list[int]:
-    return [2 * item for item in items]
 
 
 class Waiting:

@@ -16,6 +16,7 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.events import Ping, TextMessage
 
 import shoal
+from handlers import app_of, double
 from shoal.http.websocket import connection
 from shoal.server.http1.connection import Http1Connection
 from shoal.server.server import switch_protocol
@@ -98,16 +99,6 @@ class SocketClient:
         self.wire.receiver.all_sent()
 
 
-def serving(handler, settings=None, **options):
-    app = shoal.App(**(settings or {}))
-    app.endpoint("/x", **options)(handler)
-    return app
-
-
-async def doubled(items: list[int]) -> list[int]:
-    return [2 * item for item in items]
-
-
 async def test_messages_are_handled_in_their_order_however_they_come():
     batches = []
 
@@ -115,7 +106,7 @@ async def test_messages_are_handled_in_their_order_however_they_come():
         batches.append(items)
         return items
 
-    app = serving(noted, max_batch_size=6, batch_wait_timeout_s=1)
+    app = app_of(noted, max_batch_size=6, batch_wait_timeout_s=1)
     async with app.lifespan(), served_in_memory(app) as server:
         client = await SocketClient.opened(server)
         client.say(id=1, item=1)
@@ -202,7 +193,7 @@ async def test_answers_wait_for_a_client_that_does_not_read_and_keep_their_order
         for step in range(max(items)):
             yield [step if step < item else shoal.END for item in items]
 
-    app = serving(counted, slow_reader_timeout_s=None)
+    app = app_of(counted, slow_reader_timeout_s=None)
     async with app.lifespan(), served_in_memory(app) as server:
         client = await SocketClient.opened(server)
         client.wire.takes = False
@@ -221,7 +212,7 @@ async def test_answers_wait_for_a_client_that_does_not_read_and_keep_their_order
 
 async def test_a_client_is_read_again_once_its_answers_are_sent(monkeypatch):
     monkeypatch.setattr(connection, "_MOST_UNSENT", 2)
-    app = serving(doubled)
+    app = app_of(double)
     async with app.lifespan(), served_in_memory(app) as server:
         client = await SocketClient.opened(server)
         client.say_data(b"".join(framed(b'{"id":%d,"item":"no"}' % number) for number in range(9)))
@@ -236,7 +227,7 @@ async def test_a_client_is_not_read_while_large_answers_wait_for_it():
         called.extend(items)
         return ["x" * 2**18 for _ in items]
 
-    app = serving(large)
+    app = app_of(large)
     async with app.lifespan(), served_in_memory(app) as server:
         client = await SocketClient.opened(server)
         client.wire.takes = False
@@ -259,7 +250,7 @@ async def test_the_last_answer_of_a_server_that_ends_is_followed_by_the_close():
         await go.wait()
         return items
 
-    app = serving(held)
+    app = app_of(held)
     async with app.lifespan(), served_in_memory(app) as server:
         client = await SocketClient.opened(server)
         client.say(id=1, item=1)
@@ -297,7 +288,7 @@ async def test_a_client_that_does_not_read_is_ended_and_its_requests_are_cancell
         finally:
             cancelled.extend(items)
 
-    app = serving(held, max_batch_size=1, max_concurrent_batches=2)
+    app = app_of(held, max_batch_size=1, max_concurrent_batches=2)
     async with app.lifespan(), served_in_memory(app, send_timeout_s=10) as server:
         client = await SocketClient.opened(server)
         client.wire.takes = False
@@ -311,7 +302,7 @@ async def test_a_client_that_does_not_read_is_ended_and_its_requests_are_cancell
 
 
 async def test_a_message_that_is_not_read_yet_is_a_sign_of_life():
-    app = serving(doubled)
+    app = app_of(double)
     async with app.lifespan(), served_in_memory(app, ping_interval_s=5) as server:
         client = await SocketClient.opened(server)
         await anyio.sleep(6)
@@ -338,7 +329,7 @@ async def test_code_that_cancels_its_task_fails_its_own_request_alone():
     async def made(items: list[int | Canceller]) -> list[int]:
         return [1 for _ in items]
 
-    app = serving(made)
+    app = app_of(made)
     async with app.lifespan(), served_in_memory(app) as server:
         other, client = [await SocketClient.opened(server) for _ in range(2)]
         client.say_data(framed(b"", opcode=9) + framed(b'{"id":1,"item":{}}'))
@@ -362,7 +353,7 @@ async def test_code_that_leaves_a_scope_open_in_the_task_that_reads_ends_no_othe
     async def made(items: list[int | Enterer]) -> list[int]:
         return [1 for _ in items]
 
-    app = serving(made)
+    app = app_of(made)
     async with app.lifespan(), served_in_memory(app) as server:
         other, client = [await SocketClient.opened(server) for _ in range(2)]
         client.say_data(framed(b"", opcode=9) + framed(b'{"id":1,"item":{}}'))
@@ -392,7 +383,7 @@ async def most_in_a_pass(count):
 
 
 async def test_pings_are_answered_in_turns():
-    app = serving(doubled)
+    app = app_of(double)
     async with app.lifespan(), served_in_memory(app) as server:
         client = await SocketClient.opened(server)
         client.events()
@@ -410,7 +401,7 @@ async def test_small_messages_are_taken_in_turns(monkeypatch):
         handle(self, text, data)
 
     monkeypatch.setattr(connection.SocketConnection, "_handle", noted)
-    app = serving(doubled)
+    app = app_of(double)
     async with app.lifespan(), served_in_memory(app) as server:
         client = await SocketClient.opened(server)
         client.say_data(framed(b'{"id": 1, "cancel": true}') * FLOOD)

@@ -11,6 +11,7 @@ import anyio.to_thread
 import pytest
 
 import shoal
+from handlers import double
 from serving.scenes import Stage, deployed
 from shoal import errors
 from shoal.http.app.app import App
@@ -122,10 +123,6 @@ async def test_what_was_deleted_or_refused_does_not_come_back(path):
         before = await seen(client)
     async with shoal.start(state=path) as client:
         assert await seen(client) == before
-
-
-async def double(items: list[int]) -> list[int]:
-    return [2 * item for item in items]
 
 
 async def test_what_can_not_be_kept_is_refused_and_leaves_nothing(path):

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 import shoal
+from handlers import app_of
 from shoal.http.websocket import messages
 from shoal.testing import settle
 from socket_in_memory import Offered, Socket, opened
@@ -34,16 +35,10 @@ async def counted(items: list[int]):
         yield [step if step < item else shoal.END for item in items]
 
 
-def serving(handler, path="/x", settings=None, **options):
-    app = shoal.App(**(settings or {}))
-    app.endpoint(path, **options)(handler)
-    return app
-
-
 @asynccontextmanager
 async def talking(handler, *, offered=None, headers=(), **options):
     """A WebSocket to an open application with one endpoint, which is its `app`."""
-    app = serving(handler, **options)
+    app = app_of(handler, **options)
     async with app.lifespan(), opened(app, "/x", offered, headers=headers) as socket:
         socket.app = app
         yield socket
@@ -55,7 +50,7 @@ async def status_of(app):
 
 
 async def test_a_client_that_sends_without_a_pause_lets_others_run():
-    app = serving(doubled)
+    app = app_of(doubled)
     passes = unread = 0
 
     async def others():
@@ -247,7 +242,7 @@ async def test_a_stream_ends_when_it_is_cancelled_or_left(end):
 
 
 async def test_a_client_that_leaves_cancels_all_it_has_asked_for(held):
-    app = serving(held, max_batch_size=1)
+    app = app_of(held, max_batch_size=1)
     async with app.lifespan():
         async with opened(app, "/x") as socket:
             for number in (1, 2, 3):
@@ -297,7 +292,7 @@ async def test_a_connection_may_have_so_many_requests_at_once(held):
 
 async def test_a_client_that_does_not_read_is_not_read_from_and_then_left(held):
     """What waits to be sent is bounded, and a send has a deadline."""
-    app = serving(held, settings={"send_timeout_s": 5}, max_batch_size=1)
+    app = app_of(held, settings={"send_timeout_s": 5}, max_batch_size=1)
     async with app.lifespan(), anyio.create_task_group() as tasks:
         socket = Socket(app, "/x")
         tasks.start_soon(socket.run)
@@ -379,7 +374,7 @@ async def test_a_handler_reads_the_handshake_and_its_own_item():
             for r in requests
         ]
 
-    app = serving(shown, path="/x/{name}")
+    app = app_of(shown, path="/x/{name}")
     async with app.lifespan(), opened(app, "/x/y", headers=[("x-a", "b")]) as socket:
         socket.say(id=1, item=[1])
         assert (await socket.read())["result"] == [[1], "b", {"name": "y"}, ":1"]
@@ -569,7 +564,7 @@ async def test_a_byte_order_mark_is_named_in_the_error_of_its_request():
     [("/nowhere", ["shoal.v1"], 404), ("/x", [], 400), ("/x", ["other"], 400)],
 )
 async def test_a_handshake_is_refused_by_a_problem(path, subprotocols, status):
-    app = serving(doubled)
+    app = app_of(doubled)
     async with app.lifespan():
         for extensions in ({"websocket.http.response": {}}, {}):
             socket = Socket(app, path, subprotocols=subprotocols, extensions=extensions)
@@ -586,7 +581,7 @@ async def test_a_handshake_is_refused_by_a_problem(path, subprotocols, status):
 
 
 async def test_an_application_that_is_not_open_refuses():
-    socket = Socket(serving(doubled), "/x")
+    socket = Socket(app_of(doubled), "/x")
     await socket.run()
     assert (await socket.message())["status"] == 503
 
@@ -596,7 +591,7 @@ async def test_an_endpoint_comes_before_a_mounted_application():
         await receive()
         await send({"type": "websocket.close", "code": 4000})
 
-    app = serving(doubled)
+    app = app_of(doubled)
     app.mount("/", mounted)
     async with app.lifespan():
         async with opened(app, "/x") as socket:
@@ -671,7 +666,7 @@ async def test_a_result_is_sent_as_json_whatever_the_handshake_accepts(result, s
     async def results(items: list[int]) -> list:
         return [result for _ in items]
 
-    app = serving(results)
+    app = app_of(results)
     headers = [("accept", "application/msgpack, application/x-npy")]
     async with app.lifespan(), opened(app, "/x", headers=headers) as socket:
         socket.say(id=1, item=1)
@@ -698,7 +693,7 @@ async def refused(socket):
 
 @pytest.mark.parametrize(("settings", "status"), [({}, 503), ({"overload_status": 429}, 429)])
 async def test_a_request_to_a_full_queue_is_refused_at_once_and_alone(settings, status, held):
-    app = serving(held, settings=settings, **FULL)
+    app = app_of(held, settings=settings, **FULL)
     async with app.lifespan(), opened(app, "/x") as socket, opened(app, "/x") as other:
         for number in (1, 2):
             socket.say(id=number, item=number)

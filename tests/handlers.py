@@ -1,0 +1,23 @@
+"""A handler and an application that many tests use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import shoal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+async def double(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+def app_of(
+    handler: Any, path: str = "/x", *, settings: Mapping[str, Any] | None = None, **options: Any
+) -> shoal.App:
+    """An application with one endpoint."""
+    app = shoal.App(**(settings or {}))
+    app.endpoint(path, **options)(handler)
+    return app
