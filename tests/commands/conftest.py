@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 from driven_server import HANG_S, served
@@ -16,6 +17,12 @@ def terminal(tmp_path):
     terminal = Terminal(tmp_path)
     yield terminal
     terminal.close()
+
+
+@pytest.fixture
+def serving(request, terminal, directory):
+    """Starts servers of what the module's `SERVED` names, in its `directory`."""
+    return partial(terminal.serving, "serve", request.module.SERVED, "--port", "0")
 
 
 @pytest.fixture

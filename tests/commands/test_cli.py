@@ -111,6 +111,9 @@ for name in ("h11", "h2", "hypercorn", "matplotlib", "orjson", "pydantic", "star
 """
 
 
+SERVED = "served:app"
+
+
 @pytest.fixture
 def directory(terminal):
     for name, text in {
@@ -125,14 +128,6 @@ def directory(terminal):
     }.items():
         (terminal.directory / f"{name}.py").write_text(text)
     return terminal.directory
-
-
-@pytest.fixture
-def serving(terminal, directory):
-    def serving(*options, fresh=False):
-        return terminal.serving("serve", "served:app", "--port", "0", *options, fresh=fresh)
-
-    return serving
 
 
 def ask(port, path, header=""):

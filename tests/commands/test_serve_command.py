@@ -47,20 +47,15 @@ async def app(scope, receive, send):
 """
 
 
+SERVED = "app.toml"
+
+
 @pytest.fixture
 def directory(terminal):
     (terminal.directory / "app.toml").write_text(APP)
     (terminal.directory / "other.py").write_text(OTHER)
     (terminal.directory / "my_models.py").write_text("def large(x: int) -> int:\n    return -x\n")
     return terminal.directory
-
-
-@pytest.fixture
-def serving(terminal, directory):
-    def serving(*arguments):
-        return terminal.serving("serve", "app.toml", "--port", "0", *arguments)
-
-    return serving
 
 
 def test_what_a_file_declares_is_served_until_a_signal_drains_it(serving):

@@ -39,18 +39,13 @@ async def wait(items: list[float]) -> list[float]:
 """
 
 
+SERVED = "code:app"
+
+
 @pytest.fixture
 def directory(terminal):
     (terminal.directory / "code.py").write_text(APP)
     return terminal.directory
-
-
-@pytest.fixture
-def serving(terminal, directory):
-    def serving(*arguments):
-        return terminal.serving("serve", "code:app", "--port", "0", *arguments)
-
-    return serving
 
 
 @contextmanager
