@@ -14,6 +14,7 @@ SOURCES = {
     for path in (ROOT / "src" / "shoal").rglob("*.py")
 }
 MAKES_OBJECTS = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle"}
+PICKLES = {"dumps", "Pickler", "PicklingError"}
 RUNS_TEXT = {"eval", "exec", "compile", "__import__"}
 # They exchange objects with the processes and actors that they have started, and with nobody else.
 EXCHANGE_OBJECTS = ("shoal.replicas.process.", "shoal.replicas.ray.")
@@ -39,7 +40,7 @@ def called(nodes):
 def only_pickles(nodes):
     """Whether it imports only what makes bytes of objects."""
     return all(
-        isinstance(node, ast.ImportFrom) and [one.name for one in node.names] == ["dumps"]
+        isinstance(node, ast.ImportFrom) and {one.name for one in node.names} <= PICKLES
         for node in nodes
         if MAKES_OBJECTS & set(imported([node]))
     )

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from shoal.asgi import connections
+from shoal.asgi import extensions
 from shoal.asgi.extensions import ConnectionCounts
 
 
@@ -44,9 +44,9 @@ def test_bytes_are_counted_while_a_connection_is_open_and_after(pair):
 def test_where_the_kernel_does_not_tell_the_bytes_there_are_none(pair, kind, monkeypatch):
     ours, theirs = socket.socketpair() if kind == "a UNIX socket" else pair
     if kind == "another system":
-        monkeypatch.setattr(connections, "_TCP_INFO", None)
+        monkeypatch.setattr(extensions, "_TCP_INFO", None)
     elif kind == "an old kernel":
-        monkeypatch.setattr(connections, "_SIZE", 100_000)
+        monkeypatch.setattr(extensions, "_SIZE", 100_000)
     with ours, theirs:
         counts = ConnectionCounts(7)
         counts.opened(ours)

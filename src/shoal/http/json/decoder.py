@@ -8,10 +8,10 @@ validate. A front end that can't decode a body forwards it, so every refusal is 
 from __future__ import annotations
 
 import io
-import pickle
 import sys
 from importlib import import_module
 from inspect import Signature
+from pickle import Pickler, PicklingError, dumps
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
@@ -22,6 +22,7 @@ from shoal.http.json.payload import reader_for
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.plain import encoded
+from shoal.replicas.process.wire.messages import unpickled
 
 if TYPE_CHECKING:
     from starlette.types import Message, Scope
@@ -39,7 +40,7 @@ class Decoder:
     """Makes items from the bodies of requests; built from a description."""
 
     def __init__(self, description: bytes) -> None:
-        signature, settings, modules = pickle.loads(description)  # noqa: S301 - of the server
+        signature, settings, modules = unpickled(description)
         for module in modules:
             import_module(module)
         self._read = reader_for(signature).read
@@ -51,13 +52,13 @@ class Decoder:
         exchange = Exchange(self._dispatcher, scope, _receive, _send)
         if len(body) > exchange.settings.max_body_bytes or not may_be_decoded_ahead(exchange):
             raise ValueError("it is for the server's process")
-        return pickle.dumps(self._read(exchange, body), 5)
+        return dumps(self._read(exchange, body), 5)
 
 
 @held
 def json_of(result: bytes) -> bytes:
     """Writes a pickled result as JSON."""
-    return encoded(pickle.loads(result))  # noqa: S301 - of the server
+    return encoded(unpickled(result))
 
 
 def may_be_decoded_ahead(exchange: Exchange) -> bool:
@@ -99,7 +100,7 @@ def description_of(signature: Signature, settings: HttpOptions) -> bytes | None:
     return file.getvalue()
 
 
-class _OfLibraries(pickle.Pickler):
+class _OfLibraries(Pickler):
     """Refuses the user's classes, functions and objects."""
 
     @override
@@ -107,5 +108,5 @@ class _OfLibraries(pickle.Pickler):
         module = str(getattr(obj, "__module__", None) or type(obj).__module__)
         names = getattr(obj, "__name__", ""), type(obj).__name__
         if module.partition(".")[0] not in _LIBRARIES or _REFUSED in names:
-            raise pickle.PicklingError(f"{obj!r} can't be used in another process")
+            raise PicklingError(f"{obj!r} can't be used in another process")
         return NotImplemented
