@@ -67,9 +67,9 @@ def echo(effort: Effort) -> Part:
         granian(GRANIAN, ECHO_APP),
     ]
     targets = [
-        Target("rate", SHOAL, ONE_READER, at_least=0.75),
-        Target("rate", SHOAL, UVICORN, at_least=1),
-        Target("rate", SHOAL_ASYNCIO, UVICORN, at_least=1),
+        Target("rate", SHOAL, ONE_READER, at_least=0.85),
+        Target("rate", SHOAL, UVICORN, at_least=1.5),
+        Target("rate", SHOAL_ASYNCIO, UVICORN, at_least=1.5),
         Target("rate", SHOAL, READER_EACH),
         Target("rate", SHOAL, HYPERCORN),
         Target("rate", SHOAL, GRANIAN),
@@ -90,10 +90,10 @@ def noop(effort: Effort) -> Part:
         uvicorn(FASTAPI, "benchmarks.http_peers.fastapi_app:app"),
     ]
     targets = [
-        Target("rate", SHOAL, BARE_BATCHER, at_least=0.55),
-        Target("rate", SHOAL, FASTAPI, at_least=3),
+        Target("cpu_us", SHOAL, BARE_BATCHER, at_most=1.35),
+        Target("rate", SHOAL, FASTAPI, at_least=3.5),
         Target("cpu_us", SHOAL, at_most=70),
-        Target("rate", SHOAL_ASYNCIO, FASTAPI),
+        Target("rate", SHOAL_ASYNCIO, FASTAPI, at_least=3.5),
     ]
     about = "JSON in batches, and a handler that returns its items"
     return Part(
@@ -177,7 +177,7 @@ def model(effort: Effort) -> Part:
                         at_least=0.85 if clients == UNARY_CLIENTS else None,
                     ),
                     Target("rate", SHOAL, BARE_LOOP),
-                    Target("rate", SHOAL_ASYNCIO, MOSEC),
+                    Target("rate", SHOAL_ASYNCIO, MOSEC, at_least=1),
                     Target("rate", on_uvicorn, BARE_MODEL),
                 ],
                 clients,
@@ -187,11 +187,11 @@ def model(effort: Effort) -> Part:
         for clients in MODEL_CLIENTS
     ]
     of_streams = [
-        Target("token_rate", SHOAL, MOSEC, at_least=1),
+        Target("token_rate", SHOAL, MOSEC, at_least=1.5),
         Target("token_rate", SHOAL, BARE_LOOP, at_least=0.95),
         Target("token_rate", SHOAL, BARE_MODEL, at_least=0.95),
-        Target("first_p50_ms", SHOAL, at_most=12),
-        Target("token_rate", SHOAL_ASYNCIO, MOSEC),
+        Target("first_p50_ms", SHOAL, at_most=8),
+        Target("token_rate", SHOAL_ASYNCIO, MOSEC, at_least=1.5),
         Target("token_rate", on_hypercorn, BARE_MODEL, at_least=0.85),
         Target("token_rate", on_uvicorn, BARE_MODEL),
     ]
