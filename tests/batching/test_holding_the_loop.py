@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-class Clock:
-    """The clock by which holds are measured; only code that blocks moves it."""
+class Clock(threading.local):
+    """The clock by which holds are measured; only code that blocks a thread moves it there."""
 
     def __init__(self) -> None:
         self.now = 1000.0
