@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import tracemalloc
 
 import anyio
 import anyio.lowlevel
@@ -105,6 +106,37 @@ async def test_a_client_that_never_reads_loses_its_place_before_the_time_of_the_
             while all_of(Transport):
                 await until_quiet()
         await client.stream.aclose()
+
+
+@pytest.mark.real_time
+async def test_a_connection_keeps_nothing_for_each_request_that_is_over():
+    head = b"\x82\x84\x86\x41\x01x"  # GET / http x
+    last = 1
+
+    async with live(EchoApp()) as server, http2(server) as client:
+        await client.fetch()
+
+        async def ask_often(times):
+            # Not by h2, since a client of it keeps a record of its streams.
+            nonlocal last
+            for _ in range(times):
+                last += 2
+                frame = len(head).to_bytes(3) + b"\1\5" + last.to_bytes(4) + head
+                await client.stream.send_all(frame)
+                await read_until(client.stream, b"\0\1" + last.to_bytes(4))
+
+        tracemalloc.start()
+        try:
+            await ask_often(400)
+            gc.collect()
+            before = tracemalloc.take_snapshot()
+            await ask_often(800)
+            gc.collect()
+            after = tracemalloc.take_snapshot()
+        finally:
+            tracemalloc.stop()
+    grown = sum(each.size_diff for each in after.compare_to(before, "filename"))
+    assert grown < 800 * 50, grown
 
 
 class Parts:

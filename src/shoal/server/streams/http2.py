@@ -60,6 +60,16 @@ _MOST_CALLS: Final = 2 * _MOST_STREAMS
 _MOST_RESETS: Final = 100
 
 
+class _Connection(H2Connection):
+    """The state of a connection, which keeps little of what is over.
+
+    It refers to itself, so only the garbage collector frees it.
+    """
+
+    # Of how many closed streams it knows the reason, for frames that were on their way.
+    MAX_CLOSED_STREAMS = 2 * _MOST_STREAMS
+
+
 class TooManyResets(Exception):
     """The client resets most of its requests before they are answered."""
 
@@ -89,7 +99,7 @@ class Http2Connection(StreamConnection):
         config = H2Configuration(
             client_side=False, header_encoding=None, validate_inbound_headers=False
         )
-        self._h2 = H2Connection(config)
+        self._h2 = _Connection(config)
         self._h2.decoder = HeadDecoder(longest)
         self._h2.local_settings = Settings(
             client=False,
