@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from contextlib import asynccontextmanager
 from datetime import datetime
 from inspect import Parameter, Signature
@@ -13,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 from annotated_types import Gt
+from anyio.lowlevel import checkpoint
 from live_server import live
 from pydantic import AfterValidator, BaseModel, HttpUrl, ImportString
 
@@ -147,6 +149,44 @@ async def test_a_worker_loads_no_code_of_the_user():
         assert (await post(client, b'{"x": 1}', "/model")).json() == {"x": 1.0}
         assert (await post(client, b"-1", "/marked")).json() == 1
         assert spy.decoded == [None, None]
+
+
+async def test_a_large_body_is_decoded_once_all_of_it_has_arrived():
+    app = shoal.App(max_json_elements=10**6)
+    app.endpoint("/x", name="x")(same_of(list[float]))
+    item = [n / 7 for n in range(20_000)]
+    content = json.dumps(item).encode()
+    async with serving(app) as (client, spy):
+        await decoding(client, spy, b"[1.5]")
+
+        async def in_parts(of):
+            for start in range(0, len(of), 100_000):
+                yield of[start : start + 100_000]
+                await checkpoint()
+
+        length = {"content-length": str(len(content))}
+        assert (await post(client, in_parts(content), **length)).json() == item
+        assert spy.decoded[-1] == item
+        too_large = json.dumps(item * 5).encode()
+        assert len(too_large) > 2**20
+        assert (await post(client, too_large)).json() == item * 5
+        assert spy.decoded[-1] is None
+
+
+async def test_a_client_that_leaves_within_a_large_body_leaves_nothing_behind():
+    app = shoal.App()
+    app.endpoint("/x", name="x")(same_of(list[float]))
+    async with serving(app) as (client, spy):
+        await decoding(client, spy, b"[1.5]")
+
+        async def half():
+            yield b"[" + b"1," * 100_000
+            raise ConnectionAbortedError
+
+        with pytest.raises(ConnectionAbortedError):
+            await post(client, half(), **{"content-length": "900000"})
+        assert (await post(client, b"[2.5]")).json() == [2.5]
+        assert spy.decoded[-1] == [2.5]
 
 
 async def test_an_item_that_cant_be_sent_is_decoded_by_the_server():

@@ -32,7 +32,9 @@ _log: Final = logging.getLogger("shoal.server")
 
 _MOST_HEADS: Final = 1024
 _LONGEST_KEPT: Final = 4096
-_MOST_DIGITS: Final = 5  # of the length of a small body
+_SMALL_BODY: Final = 100_000
+# A larger body is decoded by the server's process, as is one whose length is not declared.
+_LONGEST_DECODED: Final = 2**20
 _ASKED_FOR: Final = frozenset((b"expect", b"transfer-encoding"))
 _OF_EACH: Final = ("client", "state", "extensions")  # not of the head
 _REPORTED: Final = WINDOW // 2
@@ -64,11 +66,10 @@ class FrontEnd:
         self._heads: dict[tuple[object, ...], int] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        first, body = None, None
-        if scope["type"] == "http" and _comes_at_once(scope["headers"]):
-            first = await receive()
-            if first["type"] == "http.request" and not first.get("more_body", False):
-                body = bytes(first.get("body", b""))
+        body = None
+        first = await self._first(scope, receive) if scope["type"] == "http" else None
+        if first is not None and first["type"] == "http.request" and not first.get("more_body"):
+            body = bytes(first.get("body", b""))
         id_ = next(self._ids)
         decoded = None if body is None else self._decoders.pickled_item(scope, body)
         held_back = None if decoded is None else first
@@ -111,6 +112,17 @@ class FrontEnd:
         """Refuses all requests, since the server's process is gone."""
         for request in tuple(self._requests.values()):
             request.lose()
+
+    async def _first(self, scope: Scope, receive: Receive) -> Message | None:
+        """Waits for the start of a small body, or for a whole one that can be decoded here."""
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if not _ASKED_FOR.isdisjoint(headers):
+            return None
+        declared = headers.get(b"content-length")
+        size = int(declared or 0)
+        if declared and size <= self._decoders.longest_body(scope):
+            return await _with_whole_body(receive)
+        return await receive() if size <= _SMALL_BODY else None
 
     def _head(self, scope: Scope) -> tuple[int, Head | None]:
         """Returns the number of a request's head, and the head unless it was sent before."""
@@ -329,17 +341,26 @@ class Decoders:
         with suppress(RuntimeError):  # there may be too many threads
             Thread(target=self._build, args=(number, description), daemon=True).start()
 
+    def longest_body(self, scope: Scope) -> int:
+        """Returns the size up to which the bodies of such requests can be decoded here."""
+        decoder = self._decoder(scope)
+        return 0 if decoder is None else min(decoder.most_bytes, _LONGEST_DECODED)
+
     def pickled_item(self, scope: Scope, body: bytes) -> tuple[int, bytes] | None:
         """Returns the number of the decoder, and the item; None if the body can't be decoded."""
-        number = self._numbers.get((scope["method"], scope["path"]), 0)
-        decoder = self._decoders.get(number)
+        decoder = self._decoder(scope)
         if decoder is None or not body:
             return None
+        number = self._numbers[scope["method"], scope["path"]]
         try:
             item = decoder.pickled_item(scope, body)
         except Exception:  # the server's process refuses the body, or reads it another way
             return None
         return None if len(item) > _FREE_BYTES + _MOST_TIMES * len(body) else (number, item)
+
+    def _decoder(self, scope: Scope) -> Decoder | None:
+        number = self._numbers.get((scope["method"], scope["path"]), 0)
+        return self._decoders.get(number)
 
     def _build(self, number: int, description: bytes) -> None:
         try:
@@ -359,11 +380,15 @@ async def _send_array(send: Send, headers: list[tuple[bytes, bytes]], array: byt
     await send({"type": "http.response.body", "body": body})
 
 
-def _comes_at_once(headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Returns whether a body is small, and is sent without a 100 response."""
-    values = dict(headers)
-    length = values.get(b"content-length", b"")
-    return len(length) <= _MOST_DIGITS and _ASKED_FOR.isdisjoint(values)
+async def _with_whole_body(receive: Receive) -> Message:
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":  # the client is gone
+            return message
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return {**message, "body": b"".join(parts)}
 
 
 def _refusal(retry_after_s: int) -> tuple[list[tuple[bytes, bytes]], bytes]:

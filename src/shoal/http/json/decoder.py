@@ -44,13 +44,15 @@ class Decoder:
         for module in modules:
             import_module(module)
         self._read = reader_for(signature).read
-        self._dispatcher = RouteDispatcher(HttpOptions.of_app(settings))
+        options = HttpOptions.of_app(settings)
+        self.most_bytes = options.max_body_bytes
+        self._dispatcher = RouteDispatcher(options)
 
     @held
     def pickled_item(self, scope: Scope, body: bytes) -> bytes:
         """Returns the item, pickled; raises any exception for a body that it can't decode."""
         exchange = Exchange(self._dispatcher, scope, _receive, _send)
-        if len(body) > exchange.settings.max_body_bytes or not may_be_decoded_ahead(exchange):
+        if len(body) > self.most_bytes or not may_be_decoded_ahead(exchange):
             raise ValueError("it is for the server's process")
         return dumps(self._read(exchange, body), 5)
 
