@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shoal.batching.decorator.batched import BatchedFunction, BatchedGenerator
     from shoal.batching.decorator.blocking import BlockingCall, BlockingStreamCall, blocking
     from shoal.batching.decorator.decorator import batch, open_batchers
+    from shoal.batching.loader import Loader
     from shoal.batching.open_batch import OpenBatch, OpenRequest
     from shoal.batching.options import of_list
     from shoal.core.options.options import BatchOptions
@@ -58,6 +59,7 @@ __all__ = [
     "Handle",
     "HttpOptions",
     "LatencyTarget",
+    "Loader",
     "Mark",
     "OpenBatch",
     "OpenRequest",
@@ -109,6 +111,7 @@ _WHERE: Final = {
     "HttpOptions": "shoal.asgi.http_options",
     "Cache": "shoal.core.options.records",
     "LatencyTarget": "shoal.core.options.records",
+    "Loader": "shoal.batching.loader",
     "Mark": "shoal.batching.calls.stream",
     "OpenBatch": "shoal.batching.open_batch",
     "OpenRequest": "shoal.batching.open_batch",
