@@ -151,7 +151,8 @@ def pairs(items: list[list[int]]): ...
 def test_a_list_of_items_in_place_of_one_is_told(handler, body):
     found = problem(handler, body)
     assert (found.status, found.kind) == (422, "invalid-item")
-    assert found.detail.endswith("One request is one item: send it without a list around it.")
+    said = "One request is one item: send it without a list around it, or many as JSON lines."
+    assert found.detail.endswith(said)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.one_loop, pytest.mark.slow]
 
 SOURCES = Path(inspect.getfile(shoal)).parent / "http"
 
-JSON_OR_MSGPACK = {"application/json", "application/msgpack"}
+AS_JSON = {"application/json", "application/msgpack", "application/x-ndjson"}
 
 
 async def read_document(app, **asked):
@@ -261,7 +261,7 @@ async def test_raw_bodies_and_arrays_have_their_media_types():
     assert set(raw["requestBody"]["content"]) == {"application/octet-stream", "*/*"}
     arrays, found = await operation(of_arrays)
     content = arrays["requestBody"]["content"]
-    assert set(content) == {"application/json", "application/msgpack", "application/x-npy"}
+    assert set(content) == {*AS_JSON, "application/x-npy"}
     assert content["application/msgpack"] == content["application/json"]
     Draft202012Validator(
         {**content["application/json"]["schema"], "components": found["components"]}
@@ -293,8 +293,7 @@ async def test_the_schemas_are_those_of_the_annotations_as_far_as_there_are_any(
 
 async def test_a_response_of_the_codes_own_may_have_any_status():
     post, _ = await operation(of_pages)
-    content = {"application/json", "application/msgpack", "text/html"}
-    assert set(post["responses"]["200"]["content"]) == content
+    assert set(post["responses"]["200"]["content"]) == {*AS_JSON, "text/html"}
     assert post["responses"]["default"]["content"]["text/html"] == {}
     assert "default" not in (await operation(of_fish))[0]["responses"]
 
@@ -458,7 +457,7 @@ async def test_the_document_follows_the_endpoints():
         assert "not known here" in held["requestBody"]["description"]
         await app.controller.set_traffic("held", {"fish": 1.0})
         post = (await document(app))["paths"]["/held"]["post"]
-        assert post["requestBody"]["content"].keys() == JSON_OR_MSGPACK
+        assert post["requestBody"]["content"].keys() == AS_JSON
         await app.controller.delete_endpoint("fish")
         assert [*(await document(app))["paths"]] == ["/held"]
 
@@ -523,5 +522,5 @@ async def test_the_code_of_another_process_is_described_as_far_as_it_is_known():
     assert "not known here" in unknown["requestBody"]["description"]
     async with app.lifespan():
         known = (await document(app))["paths"]["/far"]
-    assert known["post"]["requestBody"]["content"].keys() == JSON_OR_MSGPACK
+    assert known["post"]["requestBody"]["content"].keys() == AS_JSON
     assert known["get"]["parameters"][0]["name"] == "query"

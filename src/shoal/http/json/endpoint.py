@@ -44,6 +44,7 @@ from shoal.batching.calls.leaving import run_unless_left
 from shoal.http.json.arrays import NPY, as_npy
 from shoal.http.json.content_coding import decoded
 from shoal.http.json.decoder import description_of, may_be_decoded_ahead
+from shoal.http.json.lines import answer_lines, has_lines
 from shoal.http.json.msgpack import MSGPACK, has_msgpack, packed
 from shoal.http.json.payload import reader_for
 from shoal.http.json.queries import WITH_BODY, QueryReader, takes_body
@@ -123,6 +124,9 @@ class EndpointRoute(Route):
             codec = found.made_by(self._make_codec)
             if decoded is not None:
                 item = decoded[1]
+            elif codec.lines is not None and has_lines(exchange):
+                await answer_lines(call, exchange, codec.lines(exchange, body))
+                return
             else:
                 item = codec.item(exchange, body)
                 if exchange.ahead is not None and may_be_decoded_ahead(exchange):
@@ -281,7 +285,7 @@ class JsonCodec(Codec):
     """Shoal's own protocol; the signature is that of a call with one item."""
 
     def __init__(self, signature: Signature) -> None:
-        self._read, self.takes, _ = reader_for(signature)
+        self._read, self.takes, _, self.lines = reader_for(signature)
         parameters = list(signature.parameters.values())
         self._query = None if takes_body("GET", parameters) else QueryReader(signature)
         self._of_bytes = media_type_of(signature.return_annotation) or BYTES

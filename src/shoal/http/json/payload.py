@@ -45,9 +45,10 @@ from shoal.http.json.content_coding import decoded
 from shoal.http.json.msgpack import MSGPACK_NAMES, has_msgpack, read_msgpack
 from shoal.http.json.validation import BodyForm, JsonType, adapter_of
 from shoal.http.json.whole_request import WholeRequest
+from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from inspect import Signature
 
     from pydantic import TypeAdapter
@@ -63,6 +64,8 @@ class Reader(NamedTuple):
     takes: str
     # ``*/*`` for any.
     media_types: Sequence[str] = ()
+    # Yields the items of a body with one in each line, or the `Refused` of one; None without JSON.
+    lines: Callable[[Exchange, bytes], Iterator[Any]] | None = None
 
 
 def reader_for(signature: Signature) -> Reader:
@@ -83,9 +86,9 @@ def reader_for(signature: Signature) -> Reader:
     if any(map(is_array, choices(annotation))):
         takes = "nested lists in application/json"
         arrays = JsonType(adapter, takes, [_msgpack_form(), BodyForm((NPY,), read_npy)])
-        return Reader(arrays.parsed, "array", arrays.media_types)
+        return Reader(arrays.parsed, "array", arrays.media_types, arrays.lines)
     json = JsonType(adapter, forms=[_msgpack_form()])
-    return Reader(json.parsed, "json", json.media_types)
+    return Reader(json.parsed, "json", json.media_types, json.lines)
 
 
 def _nothing(_exchange: Exchange, _body: bytes) -> Any:
@@ -111,11 +114,17 @@ def _reader_of_fields(parameters: list[Parameter]) -> Reader:
             )
     json = JsonType(fields_adapter(parameters), forms=[_msgpack_form()])
 
-    def read(exchange: Exchange, body: bytes) -> Any:
-        fields: dict[str, Any] = json.parsed(exchange, body)
+    def item(fields: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(fields.get(p.name, p.default) for p in parameters)
 
-    return Reader(read, "json", json.media_types)
+    def read(exchange: Exchange, body: bytes) -> Any:
+        return item(json.parsed(exchange, body))
+
+    def lines(exchange: Exchange, body: bytes) -> Iterator[Any]:
+        for one in json.lines(exchange, body):
+            yield one if isinstance(one, Refused) else item(one)
+
+    return Reader(read, "json", json.media_types, lines)
 
 
 def _msgpack_form() -> BodyForm:

@@ -21,7 +21,14 @@ from shoal.batching.handlers.array_types import has_arrays
 from shoal.core.extras import advice
 from shoal.http.json.arrays import with_arrays
 from shoal.http.json.content_coding import decoded
-from shoal.http.json.scan import Costs, check_json, encoding_flaw, not_json
+from shoal.http.json.scan import (
+    Costs,
+    check_cost,
+    check_json,
+    encoding_flaw,
+    not_json,
+    too_complex,
+)
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.problem import Problem, Refused
 from shoal.loops.private import rebuilt
@@ -34,6 +41,9 @@ if TYPE_CHECKING:
 _MOST_ERRORS_SHOWN: Final = 100
 # A body with this many elements has only its first error reported.
 _LARGE: Final = 4096
+
+# How many items a request may have, each in a line. Each may have a problem of its own.
+MOST_LINES: Final = 4096
 
 _ENDING_EARLY: Final = frozenset({"list", "tuple", "set", "frozenset", "dict"})
 _UNKNOWN: Final[Any] = object()
@@ -90,7 +100,28 @@ class JsonType:
                     return self._for(len(body)).validate_python(value)
                 except ValidationError as error:
                     raise Refused(problem_of_validation(error, value)) from None
-        elements = check_json(body, exchange.settings.max_json_elements, self._costs)
+        return self._parsed_json(body, exchange.settings.max_json_elements)
+
+    def lines(self, exchange: Exchange, body: bytes) -> Iterator[Any]:
+        """Yields the item of each line of a body, or the `Refused` of a line that is none."""
+        if b"content-encoding" in exchange.headers:
+            body = decoded(exchange.headers, body, exchange.settings.max_body_bytes)
+        body = body.strip(_SPACE)
+        if body.count(b"\n") >= MOST_LINES:
+            raise Refused.of("body-too-complex", f"A request may have {MOST_LINES} lines.")
+        most = exchange.settings.max_json_elements
+        # Of all lines together, which may have their free memory only once.
+        if check_cost(body, most, self._costs) + body.count(b"\n") > most:
+            raise too_complex(most)
+        for line in body.split(b"\n"):
+            if line.strip(_SPACE):
+                try:
+                    yield self._parsed_json(line, most)
+                except Refused as refused:
+                    yield refused
+
+    def _parsed_json(self, body: bytes, max_elements: int) -> Any:
+        elements = check_json(body, max_elements, self._costs)
         validator = self._validator if elements < _LARGE else self._for(elements)
         try:
             return validator.validate_json(body)
@@ -280,7 +311,9 @@ def problem_of_validation(
     detail = f"{at}: {errors[0]['msg']}" if at else errors[0]["msg"]
     is_list = isinstance(value, list) or body.lstrip(_SPACE).startswith(b"[")
     if is_list and all(_is_about_the_whole(e["loc"], e["type"]) for e in errors):
-        detail += ". One request is one item: send it without a list around it."
+        detail += (
+            ". One request is one item: send it without a list around it, or many as JSON lines."
+        )
     return Problem.of("invalid-item", detail, errors=shown)
 
 

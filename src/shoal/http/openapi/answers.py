@@ -195,6 +195,8 @@ class Answers:
             content[JSON] = {"schema": schema}
             if has_msgpack():
                 content[MSGPACK.decode()] = {"schema": schema}
+            if self._inputs.takes_lines:
+                content[_LINES] = {"schema": {"type": "string"}}
         if self._is_array:
             content[NPY.decode()] = {"schema": BINARY}
         if self._of_bytes is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.requests import Request
 
 from shoal.http.json.arrays import NPY
+from shoal.http.json.lines import LINES
 from shoal.http.json.payload import fields_adapter, reader_for
 from shoal.http.json.queries import is_record, takes_body
 from shoal.http.json.validation import adapter_of
@@ -58,6 +59,11 @@ class ItemForms:
     def checks_types(self) -> bool:
         """Whether a body may be JSON, which is checked against a type."""
         return not self._is_known or JSON in self._media_types
+
+    @property
+    def takes_lines(self) -> bool:
+        """Whether a request may have many items, each in a line."""
+        return self._is_known and JSON in self._media_types and not self._endpoint.streams
 
     @property
     def reads_coding(self) -> bool:
@@ -111,10 +117,15 @@ class ItemForms:
         if npy in self._media_types:
             array = {"schema": self._schemas.array()}
             content = {**dict.fromkeys(self._media_types, array), npy: {"schema": BINARY}}
+            content |= self._lines()
             return {"description": "An array.", "required": True, "content": content}
         schema = self._schemas.of((self._endpoint.name, "item"))
         content = {one: {"schema": schema} for one in self._media_types}
-        return {"required": True, "content": content}
+        return {"required": True, "content": content | self._lines()}
+
+    def _lines(self) -> dict[str, Any]:
+        """Returns the form of many items, each in a line."""
+        return {LINES.decode(): {"schema": {"type": "string"}}} if self.takes_lines else {}
 
     def parameters(self, *, is_in_query: bool) -> list[dict[str, Any]]:
         """Returns the parameters, first those of the path; the schemas have been made."""

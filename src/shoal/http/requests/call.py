@@ -25,7 +25,7 @@ from starlette.datastructures import Headers
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.core.forming.call_options import CallOptions
-from shoal.errors import DeadlineExceeded, NoSuchName, NotOpen
+from shoal.errors import DeadlineExceeded, NoSuchName, NotOpen, Overloaded
 from shoal.failures.exceptions import is_cancellation
 from shoal.failures.hints import server_hint
 from shoal.http.requests.problem import (
@@ -265,19 +265,20 @@ class EndpointCall:
             self._copies.set(value)
         return value
 
-    async def results(self, items: list[Any]) -> list[Any]:
+    async def results(self, items: list[Any], *, return_exceptions: bool = False) -> list[Any]:
         """Makes a call for each item. All or none are queued, in turns if there are too many."""
-        # The first error of a call is raised after all calls have ended.
-        if len(items) == 1:
+        # The first error of a call is raised after all calls have ended, or each is in its place.
+        if len(items) == 1 and not return_exceptions:
             return [await self.result(items[0])]
         copies: list[PrimaryAnswer | None] = []
         if self._calls.endpoint.shadows:
             metadata = self._options.metadata
             copies = [self._calls.endpoint.copied(self._method_batcher, i, metadata) for i in items]
         try:
-            results = await run_unless_left(self._when_left, partial(self._in_turns, items))
+            make = partial(self._in_turns, items, return_exceptions=return_exceptions)
+            results = await run_unless_left(self._when_left, make)
             for copy, result in zip(copies, results, strict=False):
-                if copy is not None:
+                if copy is not None and not isinstance(result, Exception):
                     copy.set(result)
             return results
         finally:
@@ -292,7 +293,7 @@ class EndpointCall:
         most = options.max_queued_requests
         return sys.maxsize if most is None else max(most, options.max_batch_size)
 
-    async def _in_turns(self, items: list[Any]) -> list[Any]:
+    async def _in_turns(self, items: list[Any], *, return_exceptions: bool) -> list[Any]:
         options, most = self._options, self.most_at_once
         began_at, limit_s = anyio.current_time(), options.timeout_s
         results: list[Any] = []
@@ -303,7 +304,10 @@ class EndpointCall:
                     left_s = max(0.0, limit_s - (anyio.current_time() - began_at))
                     options = options._replace(timeout_s=left_s)
             turn = items[at : at + most] if len(items) > most else items
-            results += await self._entry.begin_all(turn, options, return_exceptions=False)
+            made = await self._entry.begin_all(turn, options, return_exceptions=return_exceptions)
+            if not at and all(isinstance(one, Overloaded) for one in made):
+                raise made[0]  # none was queued
+            results += made
         return results
 
     def wait_for_room(self) -> None:
