@@ -7,7 +7,7 @@ has none, and its start would take a sixth longer.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from shoal.batching.current import calls_from_thread
 from shoal.errors import BatcherClosed, NotOpen
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
-
-
-class RunInLoop(Protocol):
-    """Runs an async function in the event loop from a thread, and waits for it."""
-
-    def __call__(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T: ...
 
 
 class LoopOfThread:
@@ -110,7 +104,7 @@ class ThreadStream(Generic[R_co]):
     def __init__(
         self,
         open_: Callable[[], ResultStream[R_co]],
-        run: RunInLoop,
+        run: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any],
         run_sync: Callable[[Callable[[], None]], None],
     ) -> None:
         self._open = open_
