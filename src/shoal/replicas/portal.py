@@ -30,6 +30,8 @@ from shoal.replicas.threads import WorkCancelled, check_may_block, inner_calls
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from shoal.batching.calls.stream import ResultIterator
+
 T = TypeVar("T")
 
 _OVER: Final[Any] = object()
@@ -152,20 +154,14 @@ def _serve(started: Future[BlockingPortal]) -> None:
         started.set_exception(error)
 
 
-class AsyncStream(Protocol):
-    async def __aenter__(self) -> Self: ...
-    async def __anext__(self) -> Any: ...
-    async def aclose(self) -> None: ...
-
-
 class BlockingStream:
     """A stream for plain code: ``with ... as stream: for result in stream: ...``."""
 
-    def __init__(self, open_: Callable[[], AsyncStream], bridge: Bridge, owner: str) -> None:
+    def __init__(self, open_: Callable[[], ResultIterator], bridge: Bridge, owner: str) -> None:
         self._open = open_
         self._bridge = bridge
         self._owner = owner
-        self._stream: AsyncStream | None = None
+        self._stream: ResultIterator | None = None
 
     def __enter__(self) -> Self:
         if self._stream is None:
@@ -192,7 +188,7 @@ class BlockingStream:
             raise StopIteration
         return result
 
-    async def _enter(self) -> AsyncStream:
+    async def _enter(self) -> ResultIterator:
         return await self._open().__aenter__()
 
     async def _next(self) -> Any:
