@@ -45,8 +45,9 @@ if TYPE_CHECKING:
     from shoal.core.histogram import RequestTimes
     from shoal.http.app.declarations import Declarations, EndpointDeclaration
     from shoal.http.openapi.document import Document
-    from shoal.http.requests.dispatch import Mounts, PathTable, Route, RouteDispatcher
+    from shoal.http.requests.dispatch import Mounts, PathTable, Route
     from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.shared_parts import SharedParts
     from shoal.observe.collector import ShoalCollector, StartTimes
     from shoal.observe.machine import GpuCollector, WorkerCollector
     from shoal.serving.controller.controller import Controller
@@ -70,14 +71,14 @@ class Pages:
         self,
         mounts: Mounts,
         declared: Declarations,
-        dispatcher: RouteDispatcher,
+        shared: SharedParts,
         now: Callable[[], tuple[Phase, Controller | None]],
     ) -> None:
         self._mounts = mounts
         self._declared = declared
-        self._settings = settings = dispatcher.settings
+        self._settings = settings = shared.settings
         self._now = now
-        self._dispatcher = dispatcher
+        self._shared = shared
         self.dashboard = Dashboard(settings, lambda: now()[1])
 
     def add_to(self, table: PathTable[Route]) -> None:
@@ -116,7 +117,7 @@ class Pages:
             yield from self._controller.statistics()
 
     def _times(self) -> Iterator[RequestTimes]:
-        yield self._dispatcher.times
+        yield self._shared.times
         if self._controller is not None:
             yield self._controller.times
 
@@ -157,7 +158,7 @@ class Pages:
         from shoal.observe.collector import ShoalCollector, Sources
         from shoal.observe.machine import GpuCollector, WorkerCollector
 
-        streams = self._dispatcher.streams
+        streams = self._shared.streams
         sources = Sources(self._statistics, self._times, streams, self._status, self._starts)
         return ShoalCollector(sources), GpuCollector(), WorkerCollector()
 
@@ -177,7 +178,7 @@ class Pages:
         of_batchers, of_gpus, of_workers = self._collectors
         controller = self._controller
         if controller is not None:
-            self._dispatcher.keep_counts_of(controller.endpoints)
+            self._shared.keep_counts_of(controller.endpoints)
             controller.times.keep(controller.endpoints)
             readings = await controller.devices.meter.read()
             of_gpus.gpus = controller.devices.status(readings)
