@@ -16,12 +16,13 @@ import os
 import threading
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
 from anyio.from_thread import BlockingPortal
 
+from shoal.batching.calls.threads import ThreadStream
 from shoal.errors import ShutDown
 from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from shoal.batching.calls.stream import ResultIterator
 
 T = TypeVar("T")
-
-_OVER: Final[Any] = object()
 
 
 class Bridge(Protocol):
@@ -154,43 +153,17 @@ def _serve(started: Future[BlockingPortal]) -> None:
         started.set_exception(error)
 
 
-class BlockingStream:
-    """A stream for plain code: ``with ... as stream: for result in stream: ...``."""
+def blocking_stream(
+    open_: Callable[[], ResultIterator], bridge: Bridge, owner: str
+) -> ThreadStream[Any]:
+    """Makes a stream for plain code, of the `owner` of a method `stream`."""
+    block = f"with {owner}.stream(...) as stream:"
 
-    def __init__(self, open_: Callable[[], ResultIterator], bridge: Bridge, owner: str) -> None:
-        self._open = open_
-        self._bridge = bridge
-        self._owner = owner
-        self._stream: ResultIterator | None = None
+    def leave(stream: ResultIterator) -> None:
+        with suppress(ShutDown):  # then the stream has ended
+            bridge.run(stream.aclose, "await stream.aclose()")
 
-    def __enter__(self) -> Self:
-        if self._stream is None:
-            self._stream = self._bridge.run(
-                self._enter, f"async with {self._owner}.stream(...) as stream:"
-            )
-        return self
+    def run(function: Callable[[], Awaitable[T]]) -> T:
+        return bridge.run(function, f"async {block}")
 
-    def __exit__(self, *exc_info: object) -> None:
-        if self._stream is not None:
-            with suppress(ShutDown):  # then the stream has ended
-                self._bridge.run(self._stream.aclose, "await stream.aclose()")
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        if self._stream is None:
-            raise RuntimeError(
-                f"enter the stream first: with {self._owner}.stream(...) as stream: ..."
-            )
-        result = self._bridge.run(self._next, "async for result in stream:")
-        if result is _OVER:
-            raise StopIteration
-        return result
-
-    async def _enter(self) -> ResultIterator:
-        return await self._open().__aenter__()
-
-    async def _next(self) -> Any:
-        assert self._stream is not None
-        return await anext(self._stream, _OVER)
+    return ThreadStream(open_, run, leave, f"{block} ...")

@@ -30,7 +30,7 @@ from shoal.http.app.lifespan import unwrapped
 from shoal.http.dashboard.dashboard import DASHBOARD, Dashboard
 from shoal.http.openapi.served import Documented, ServedEndpoint, text_of
 from shoal.http.requests.dispatch import Page
-from shoal.http.requests.exchange import JSON
+from shoal.http.requests.exchange import FRESH, JSON
 from shoal.http.requests.protocol import protocol_objects
 from shoal.serving.names import RESERVED
 
@@ -60,8 +60,6 @@ OUTSIDE: Final = frozenset(
 )
 
 VIEWER_FILES: Final = ("swagger-ui-bundle.js", "swagger-ui.css", "start.js")
-
-_FRESH = ((b"cache-control", b"no-store"),)
 
 
 class Pages:
@@ -135,7 +133,7 @@ class Pages:
         return None if self._controller is None else self._controller.status_now()
 
     async def _answer_alive(self, exchange: Exchange) -> None:
-        await exchange.answer(200, JSON, b'{"status":"alive"}', _FRESH)
+        await exchange.answer(200, JSON, b'{"status":"alive"}', FRESH)
 
     async def _answer_ready(self, exchange: Exchange) -> None:
         phase, controller = self._now()
@@ -151,7 +149,7 @@ class Pages:
         if phase == "opening":
             described["loading"] = self.loading()
         body = orjson.dumps(described)
-        await exchange.answer(200 if status == "ready" else 503, JSON, body, _FRESH)
+        await exchange.answer(200 if status == "ready" else 503, JSON, body, FRESH)
 
     @cached_property
     def _collectors(self) -> tuple[ShoalCollector, GpuCollector, WorkerCollector]:
@@ -192,11 +190,11 @@ class Pages:
         of_workers.pids = {
             number: pid for one in listeners.values() for number, pid in one.pids().items()
         }
-        await exchange.answer(200, media_type.encode("ascii"), encode(self.registry), _FRESH)
+        await exchange.answer(200, media_type.encode("ascii"), encode(self.registry), FRESH)
 
     async def _answer_routes(self, exchange: Exchange) -> None:
         body = orjson.dumps({"endpoints": self._routes(), "mounts": self._prefixes()})
-        await exchange.answer(200, JSON, body, _FRESH)
+        await exchange.answer(200, JSON, body, FRESH)
 
     def _endpoints(self) -> list[ServedEndpoint]:
         phase, controller = self._now()
@@ -213,7 +211,7 @@ class Pages:
 
     async def _answer_document(self, exchange: Exchange) -> None:
         body = self._document.as_json(self._endpoints(), root_of(exchange.scope))
-        await exchange.answer(200, JSON, body, _FRESH)
+        await exchange.answer(200, JSON, body, FRESH)
 
     @cached_property
     def _document(self) -> Document:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 
 JSON: Final = b"application/json"
+# The header of a response that no cache may keep.
+FRESH: Final = ((b"cache-control", b"no-store"),)
 # Statuses of responses without a body.
 WITHOUT_BODY: Final = (204, 304)
 

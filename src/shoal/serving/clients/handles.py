@@ -27,7 +27,7 @@ from shoal.batching.calls.groups import all_results
 from shoal.batching.current import time_left
 from shoal.replicas.code.definition import makes_handles
 from shoal.replicas.code.endpoint_call import CallOut, HandleOptions, parent_channel
-from shoal.replicas.portal import BlockingStream
+from shoal.replicas.portal import blocking_stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.groups import Outcome
     from shoal.batching.calls.stream import ResultIterator
+    from shoal.batching.calls.threads import ThreadStream
     from shoal.replicas.code.endpoint_call import HandleKeywords
     from shoal.replicas.portal import Bridge
     from shoal.replicas.process.child.endpoints import ParentChannel
@@ -170,7 +171,7 @@ class Handle(_Hinting, ABC):
             return_exceptions=return_exceptions,
         )
 
-    def remote(self, *args: Any, **kwargs: Any) -> CallCoroutine:
+    def remote(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Does the same as `call`; Ray Serve's name for it."""
         return CallCoroutine(self.call(*args, **kwargs), self.endpoint)
 
@@ -253,8 +254,8 @@ class BridgedHandle(SyncHandle):
             "await handle.map(...)",
         )
 
-    def stream(self, *args: Any, **kwargs: Any) -> BlockingStream:
-        return BlockingStream(lambda: self._handle.stream(*args, **kwargs), self._bridge, "handle")
+    def stream(self, *args: Any, **kwargs: Any) -> ThreadStream[Any]:
+        return blocking_stream(lambda: self._handle.stream(*args, **kwargs), self._bridge, "handle")
 
 
 # In the code of a backend.
