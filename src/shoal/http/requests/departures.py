@@ -44,7 +44,7 @@ class Watched:
 
     __slots__ = ("has_left", "listener", "receive", "request_id")
 
-    def __init__(self, receive: Receive, request_id: str) -> None:
+    def __init__(self, receive: Receive, request_id: bytes) -> None:
         self.receive = receive
         self.request_id = request_id
         self.has_left = False  # `receive` has reported a disconnect
@@ -151,7 +151,8 @@ async def _listen(client: Watched, listener: Listener, callback: Callable[[], ob
             client.has_left = True
     except Exception:
         client.has_left = True
-        _log.exception("request %s: its client can't be watched", client.request_id)
+        request_id = client.request_id.decode("ascii")
+        _log.exception("request %s: its client can't be watched", request_id)
     finally:
         listener.ended.set()
     if client.has_left and not listener.scope.cancel_called:

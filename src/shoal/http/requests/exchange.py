@@ -111,7 +111,7 @@ class Exchange:
         """Sets a callback for the disconnect, called once; the body must have been read."""
         if self._offered is None:
             if self._watched is None:
-                self._watched = Watched(self.receive, self.request_id)
+                self._watched = Watched(self.receive, self.id)
             return partial((self._departures or self._shared.departures).watch, self._watched)
         when_left: WhenLeft = self._offered["when_left"]
         return when_left
