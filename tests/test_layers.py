@@ -89,8 +89,8 @@ LONG_TO_LOAD = {
     "shoal.observe.otel.providers",
     # with the option for it
     "shoal.http.requests.timed",
-    # with replicas in processes, and with a request for metrics
-    *("shoal.serving.clients.in_replica", "shoal.observe.collector", "shoal.observe.machine"),
+    # with a request for metrics
+    *("shoal.observe.collector", "shoal.observe.machine"),
     # with processes that speak HTTP for the server
     "shoal.commands.server.workers",
     "shoal.http.json.decoder",

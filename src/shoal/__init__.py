@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from shoal.http.app.app import App
     from shoal.replicas.code.definition import accept_batch
     from shoal.serving.backend_config import BackendConfig
-    from shoal.serving.clients.protocol import Client, Handle
+    from shoal.serving.clients.handles import Handle
+    from shoal.serving.clients.protocol import Client
     from shoal.starting import connect, serve, start
 
     __version__: str
@@ -107,7 +108,7 @@ _WHERE: Final = {
     "Client": "shoal.serving.clients.protocol",
     "DispatchReason": "shoal.core.request",
     "END": "shoal.batching.calls.stream",
-    "Handle": "shoal.serving.clients.protocol",
+    "Handle": "shoal.serving.clients.handles",
     "HttpOptions": "shoal.asgi.http_options",
     "Cache": "shoal.core.options.records",
     "LatencyTarget": "shoal.core.options.records",

@@ -183,7 +183,7 @@ class Target:
             await anyio.lowlevel.checkpoint()
         for backend in self.app.controller.backends.values():
             assert (backend.queued, backend.running) == (0, 0)
-        incomplete = self.app._dispatcher.incomplete
+        incomplete = self.app._shared.incomplete
         assert (incomplete._held, dict(incomplete._held_by)) == (0, {})
         began, ended = self._server.counts()
         assert began == ended

@@ -226,7 +226,7 @@ def test_a_wrong_annotation_is_refused(code, says):
 
 
 async def test_outside_of_a_backend_it_can_not_be_used():
-    from shoal.serving.clients.in_replica import DeferredHandle
+    from shoal.serving.clients.handles import DeferredHandle
 
     with pytest.raises(RuntimeError, match="outside of a replica"):
         await DeferredHandle("embed").call(1)

@@ -14,7 +14,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 def ended(app, endpoint="x"):
     """How many requests to an endpoint have ended, by protocol and outcome."""
-    times = [*app._dispatcher.times, *([] if app.controller is None else app.controller.times)]
+    times = [*app._shared.times, *([] if app.controller is None else app.controller.times)]
     return {(o.protocol, o.outcome): o.times.total for o in times if o.endpoint == endpoint}
 
 
@@ -83,7 +83,7 @@ async def test_the_trace_of_a_request_is_an_exemplar():
     async with app.lifespan():
         for parent in ("rubbish", PARENT):
             await ask(app, "/x", 1, headers=[("traceparent", parent)])
-        [one] = [o for o in app._dispatcher.times if o.endpoint == "x"]
+        [one] = [o for o in app._shared.times if o.endpoint == "x"]
     shown = {exemplar.trace_id for exemplar in one.exemplars.values()}
     assert shown == {"0af7651916cd43dd8448eb211c80319c"}
     assert one.times.total == 2

@@ -17,8 +17,7 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.current import current_batch
-from shoal.replicas.code.endpoint_call import CallOut
-from shoal.replicas.process.child.endpoints import parent_channel
+from shoal.replicas.code.endpoint_call import CallOut, parent_channel
 from shoal.testing.replicas.code import Folder
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS, HandleKeywords, HandleOptions
-from shoal.serving.clients.in_replica import ChildHandle
+from shoal.serving.clients.handles import ChildHandle
 
 OTHERS: dict[str, Any] = {
     "method_name": "embed",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-    from shoal.serving.clients.handles import AsyncHandle
+    from shoal.serving.clients.handles import Handle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -38,7 +38,7 @@ METHODS = [
 
 
 class Served:
-    def __init__(self, controller: Controller, handle: AsyncHandle, folder: Folder) -> None:
+    def __init__(self, controller: Controller, handle: Handle, folder: Folder) -> None:
         self.controller = controller
         self.folder = folder
         self._handle = handle

@@ -1,11 +1,12 @@
-"""Every client and every handle is one by the protocols, so code may be written against those."""
+"""Every client and every handle is one by its interface, so code may be written against that."""
 
 from collections.abc import Mapping
 from typing import Any, assert_type
 
 import shoal
-from shoal.serving.clients.in_replica import ChildHandle
-from shoal.serving.clients.protocol import ResultIterator, SyncClient, SyncHandle
+from shoal.batching.calls.stream import ResultIterator
+from shoal.serving.clients.handles import ChildHandle, SyncHandle
+from shoal.serving.clients.protocol import SyncClient
 from shoal.serving.clients.remote_client import RemoteClient, RemoteHandle
 from shoal.serving.controller.controller import Controller
 from shoal.serving.controller.endpoints import EndpointHandle

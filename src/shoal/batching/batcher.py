@@ -408,10 +408,6 @@ class Batcher(Generic[C_co]):
         """The error that broke the batcher; None if it is not broken."""
         return None if self._session is None else self._session.failure
 
-    def running_since(self) -> list[float]:
-        """Returns the start time of each running batch, on the loop's clock."""
-        return [] if self._session is None else list(self._session.slots.batches.values())
-
     def stacks(self) -> list[str]:
         """Returns the stack of each slot's task as text, to find out where one hangs."""
         coroutines = [] if self._session is None else self._session.slots.coroutines

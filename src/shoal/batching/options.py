@@ -46,11 +46,19 @@ class CostByList:
     """The cost of one item, by a function of a list; equal to another with the same function."""
 
     of_list: Callable[[list[Any]], float]
-    # Whether an item is the tuple of a call's arguments, of which Ray's function gets the first.
-    takes_first: bool = False
 
     def __call__(self, item: Any) -> float:
-        return self.of_list([item[0] if self.takes_first else item])
+        return self.of_list([item])
+
+
+@dataclass(frozen=True, slots=True)
+class CostByFirst:
+    """The cost of a call's arguments, of which Ray's function of a list gets the first."""
+
+    of_list: Callable[[list[Any]], float]
+
+    def __call__(self, arguments: tuple[Any, ...]) -> float:
+        return self.of_list([arguments[0]])
 
 
 def of_list(fn: Callable[[list[Any]], float], /) -> Callable[[Any], float]:
@@ -83,7 +91,7 @@ def adapted(fn: Callable[[Any], float], handler: Callable[..., Any]) -> Callable
     given, wanted = annotations_of(fn), annotations_of(handler)
     if not given or not wanted or not _is_lists_of_same(given[0], wanted[0]):
         return fn
-    return CostByList(fn, takes_first=len(wanted) > 1)
+    return CostByFirst(fn) if len(wanted) > 1 else CostByList(fn)
 
 
 def adapted_to_items(fn: Callable[[Any], float], signature: Signature) -> Callable[[Any], float]:
@@ -93,7 +101,7 @@ def adapted_to_items(fn: Callable[[Any], float], signature: Signature) -> Callab
         return fn
     if element_of(given[0]) != parameters[0].annotation:
         return fn
-    return CostByList(fn, takes_first=len(parameters) > 1)
+    return CostByFirst(fn) if len(parameters) > 1 else CostByList(fn)
 
 
 def _is_lists_of_same(given: Any, wanted: Any) -> bool:

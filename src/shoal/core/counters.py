@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from shoal.core.request import Batch, Request
 
 
+REQUEST_OUTCOMES: Final = (
+    *("finished", "failed", "declined", "cancelled", "expired", "rejected", "shed"),
+)
+"""How a request may have ended, as the statistics count it."""
+
+
 @dataclass(frozen=True, slots=True)
 class OccupancyStatistics:
     # Requests that have joined a batch, including those that it began with.

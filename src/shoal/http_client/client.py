@@ -24,7 +24,7 @@ from shoal.http_client.bodies import ACCEPTED, JSON_LINES, RESULT_TYPES, body_of
 from shoal.http_client.connection import SILENCE_S, Connection
 from shoal.http_client.problems import FailedResponse, error_of, failure_of
 from shoal.http_client.stream import HttpStream
-from shoal.replicas.portal import BlockingStream, PortalThread
+from shoal.replicas.portal import PortalThread, blocking_stream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from shoal.batching.calls.threads import ThreadStream
     from shoal.http_client.bodies import ResultType
     from shoal.http_client.connection import StreamingAnswer
 
@@ -292,10 +293,10 @@ class SyncHttpClient:
         call = partial(self._client.call, path, item, **options)
         return self._thread.run(call, "await client.call(...)")
 
-    def stream(self, path: str, item: Any = NO_ITEM, **options: Any) -> BlockingStream:
+    def stream(self, path: str, item: Any = NO_ITEM, **options: Any) -> ThreadStream[Any]:
         """Returns the stream of a call: ``with ... as stream``; see `HttpClient.stream`."""
         stream = self._client.stream(path, item, **options)
-        return BlockingStream(lambda: stream, self._thread, "client")
+        return blocking_stream(lambda: stream, self._thread, "client")
 
 
 def _delay_s(attempt: int, asked_s: float) -> float | None:

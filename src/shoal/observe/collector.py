@@ -22,6 +22,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
+from shoal.core.counters import REQUEST_OUTCOMES
 from shoal.serving.status import ReplicaState
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class ShoalCollector(Collector):
             (
                 ((*where, outcome), getattr(statistics, outcome))
                 for where, statistics in batchers
-                for outcome in _OUTCOMES
+                for outcome in REQUEST_OUTCOMES
             ),
         )
         yield _family(
@@ -214,8 +215,6 @@ def _add(
             buckets.append((bound, count, shown))
     family.add_metric(where, buckets, histogram.sum)
 
-
-_OUTCOMES: Final = ("finished", "failed", "declined", "cancelled", "expired", "rejected", "shed")
 
 _OF_BATCHERS: Final[Rows[BatcherStatistics]] = (
     (GAUGE, "queued_requests", "Requests in the queue.", lambda s: s.queued),

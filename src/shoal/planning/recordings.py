@@ -15,6 +15,7 @@ from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from shoal.core.counters import REQUEST_OUTCOMES
 from shoal.core.options.options import OPTIONS
 from shoal.core.request import DispatchReason
 
@@ -118,7 +119,7 @@ class RecordedBatcher:
     def add_request(self, row: Mapping[str, Any]) -> None:
         """Reads the outcome of a request from its line."""
         outcome = row.get("outcome", "finished")
-        if outcome not in OUTCOMES:
+        if outcome not in REQUEST_OUTCOMES:
             raise ValueError
         self.outcomes[outcome] += 1
         took_s = row.get("took_s")
@@ -143,10 +144,6 @@ class RecordedBatcher:
         if self.options.get("cache") is not None:
             left_out.append("cache")
         return left_out
-
-
-OUTCOMES: Final = ("finished", "failed", "declined", "cancelled", "expired", "rejected", "shed")
-"""How a recorded request may have ended."""
 
 
 @dataclass(frozen=True, slots=True)

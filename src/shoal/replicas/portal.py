@@ -16,12 +16,13 @@ import os
 import threading
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
 from anyio.from_thread import BlockingPortal
 
+from shoal.batching.calls.threads import ThreadStream
 from shoal.errors import ShutDown
 from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
@@ -30,9 +31,9 @@ from shoal.replicas.threads import WorkCancelled, check_may_block, inner_calls
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-T = TypeVar("T")
+    from shoal.batching.calls.stream import ResultIterator
 
-_OVER: Final[Any] = object()
+T = TypeVar("T")
 
 
 class Bridge(Protocol):
@@ -152,49 +153,17 @@ def _serve(started: Future[BlockingPortal]) -> None:
         started.set_exception(error)
 
 
-class AsyncStream(Protocol):
-    async def __aenter__(self) -> Self: ...
-    async def __anext__(self) -> Any: ...
-    async def aclose(self) -> None: ...
+def blocking_stream(
+    open_: Callable[[], ResultIterator], bridge: Bridge, owner: str
+) -> ThreadStream[Any]:
+    """Makes a stream for plain code, of the `owner` of a method `stream`."""
+    block = f"with {owner}.stream(...) as stream:"
 
+    def leave(stream: ResultIterator) -> None:
+        with suppress(ShutDown):  # then the stream has ended
+            bridge.run(stream.aclose, "await stream.aclose()")
 
-class BlockingStream:
-    """A stream for plain code: ``with ... as stream: for result in stream: ...``."""
+    def run(function: Callable[[], Awaitable[T]]) -> T:
+        return bridge.run(function, f"async {block}")
 
-    def __init__(self, open_: Callable[[], AsyncStream], bridge: Bridge, owner: str) -> None:
-        self._open = open_
-        self._bridge = bridge
-        self._owner = owner
-        self._stream: AsyncStream | None = None
-
-    def __enter__(self) -> Self:
-        if self._stream is None:
-            self._stream = self._bridge.run(
-                self._enter, f"async with {self._owner}.stream(...) as stream:"
-            )
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._stream is not None:
-            with suppress(ShutDown):  # then the stream has ended
-                self._bridge.run(self._stream.aclose, "await stream.aclose()")
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        if self._stream is None:
-            raise RuntimeError(
-                f"enter the stream first: with {self._owner}.stream(...) as stream: ..."
-            )
-        result = self._bridge.run(self._next, "async for result in stream:")
-        if result is _OVER:
-            raise StopIteration
-        return result
-
-    async def _enter(self) -> AsyncStream:
-        return await self._open().__aenter__()
-
-    async def _next(self) -> Any:
-        assert self._stream is not None
-        return await anext(self._stream, _OVER)
+    return ThreadStream(open_, run, leave, f"{block} ...")

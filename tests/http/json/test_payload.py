@@ -14,10 +14,10 @@ from starlette.requests import Request
 import shoal
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.json.payload import reader_for
-from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused
+from shoal.http.requests.shared_parts import SharedParts
 from shoal.testing.asgi import Call
 
 
@@ -30,7 +30,7 @@ def exchange(*headers):
     if not any(name == "content-type" for name, _ in headers):
         headers = (("content-type", "application/json"), *headers)
     call = Call(None, "/", headers=headers)
-    return Exchange(RouteDispatcher(HttpOptions()), call.scope, call._receive, call._send)
+    return Exchange(SharedParts(HttpOptions()), call.scope, call._receive, call._send)
 
 
 def read(handler, body, *headers):

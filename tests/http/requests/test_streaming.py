@@ -16,8 +16,8 @@ from shoal.core.histogram import LEFT
 from shoal.http.json.endpoint import JsonCodec
 from shoal.http.json.stream_forms import JSON_LINES, accepted
 from shoal.http.requests.codec import StreamForm
-from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import Exchange
+from shoal.http.requests.shared_parts import SharedParts
 from shoal.http.requests.streaming import _Messages, _put_at_once, _relay, _relay_rest
 from shoal.observe.metrics import ItemTimes
 from shoal.testing import settle
@@ -247,7 +247,7 @@ def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
     clock = trio.testing.MockClock()
     call = Call(None, "/steps")
     exchange = Exchange(
-        RouteDispatcher(HttpOptions(send_timeout_s=3)), call.scope, call._receive, call._send
+        SharedParts(HttpOptions(send_timeout_s=3)), call.scope, call._receive, call._send
     )
 
     class Stream:
@@ -461,6 +461,6 @@ async def test_of_items_that_are_there_already_none_follows_the_last():
             return self.items[1:]
 
     call = Call(None, "/steps")
-    exchange = Exchange(RouteDispatcher(HttpOptions()), call.scope, call._receive, call._send)
+    exchange = Exchange(SharedParts(HttpOptions()), call.scope, call._receive, call._send)
     messages = _Messages(Numbered(3), ItemTimes())
     assert await _relay_rest(exchange, Stream(), messages) == b"1 a\n2 b\n3 c\n"

@@ -640,7 +640,7 @@ async def test_the_items_of_streams_are_timed(is_plain):
         socket.say(id=1, item=1)
         while "end" not in await socket.read():
             pass
-        ((name, times),) = socket.app._dispatcher.streams
+        ((name, times),) = socket.app._shared.streams
         first, between = times.first.snapshot(), times.between.snapshot()
         assert (name, first.total, between.total) == ("slow", 1, 2)
         assert (first.sum, between.sum) == (pytest.approx(2), pytest.approx(0.4))
@@ -648,7 +648,7 @@ async def test_the_items_of_streams_are_timed(is_plain):
 
 def ended(app):
     """How many requests on WebSockets have ended, by their outcomes."""
-    return {o.outcome: o.times.total for o in app._dispatcher.times if o.protocol == "websocket"}
+    return {o.outcome: o.times.total for o in app._shared.times if o.protocol == "websocket"}
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ class StreamCall(Generic[P, R]):
             NotOpen: As for `UnaryCall.from_thread`.
         """
         loop = LoopOfThread(_name(self), self._loops)
-        return ThreadStream(partial(self, *args, **kwargs), loop.run, loop.run_sync)
+        return ThreadStream(partial(self, *args, **kwargs), loop.run, loop.leave)
 
 
 def mark_as_async(call: UnaryCall[Any, Any]) -> None:

@@ -128,6 +128,24 @@ class BatchableModel(Protocol[P, R_co]):
         ...
 
 
+class ResultIterator(Protocol):
+    """The results of a stream: ``async with handle.stream(x) as stream: async for r in stream``."""
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> bool | None: ...
+    def __aiter__(self) -> Self: ...
+    async def __anext__(self) -> Any: ...
+    async def aclose(self) -> None:
+        """Leaves the stream. Idempotent."""
+        ...
+
+
 class Mark(Enum):
     """What a generator handler may yield in a slot instead of an item: `END` or `SKIP`."""
 

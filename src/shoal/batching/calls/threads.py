@@ -7,7 +7,7 @@ has none, and its start would take a sixth longer.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from shoal.batching.current import calls_from_thread
 from shoal.errors import BatcherClosed, NotOpen
@@ -17,16 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from types import TracebackType
 
-    from shoal.batching.calls.stream import ResultStream
+    from shoal.batching.calls.stream import ResultIterator, ResultStream
 
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
-
-
-class RunInLoop(Protocol):
-    """Runs an async function in the event loop from a thread, and waits for it."""
-
-    def __call__(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T: ...
 
 
 class LoopOfThread:
@@ -76,14 +70,15 @@ class LoopOfThread:
         finally:
             calls_from_thread.reset(token)
 
-    def run_sync(self, function: Callable[[], None], /) -> None:
-        """Calls a plain function in the event loop; does nothing if that has ended."""
+    def leave(self, stream: ResultStream[Any]) -> None:
+        """Leaves a stream; does nothing if the event loop has ended."""
+        # Not awaited: the stream is left even if every wait is cancelled.
         if self._loop is None:
             import anyio.from_thread
 
-            anyio.from_thread.run_sync(function)
+            anyio.from_thread.run_sync(stream.leave)
         else:
-            self._loop.soon(function)
+            self._loop.soon(stream.leave)
 
 
 def _not_one(name: str, number: int) -> NotOpen:
@@ -102,24 +97,30 @@ def _not_one(name: str, number: int) -> NotOpen:
 
 
 class ThreadStream(Generic[R_co]):
-    """A `ResultStream` for plain code: ``with ... as stream: for item in stream: ...``.
+    """A stream of results for plain code: ``with ... as stream: for item in stream: ...``.
 
-    It raises what the `ResultStream` raises. Leaving the block drops the request.
+    It raises what the awaited stream raises, such as a `ResultStream`. Leaving the block drops the
+    request.
     """
 
+    # `run` runs a function in the event loop and waits for it; `leave` leaves the stream. `block`
+    # is the code that enters the stream, for an error.
     def __init__(
         self,
-        open_: Callable[[], ResultStream[R_co]],
-        run: RunInLoop,
-        run_sync: Callable[[Callable[[], None]], None],
+        open_: Callable[[], ResultIterator],
+        run: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any],
+        leave: Callable[[Any], object],
+        block: str = "with ... as stream: for item in stream: ...",
     ) -> None:
         self._open = open_
         self._run = run
-        self._run_sync = run_sync
-        self._stream: ResultStream[R_co] | None = None
+        self._leave = leave
+        self._block = block
+        self._stream: ResultIterator | None = None
 
     def __enter__(self) -> Self:
-        self._stream = self._run(self._enter)
+        if self._stream is None:
+            self._stream = self._run(self._enter)
         return self
 
     def __exit__(
@@ -129,23 +130,20 @@ class ThreadStream(Generic[R_co]):
         traceback: TracebackType | None,
     ) -> None:
         if self._stream is not None:
-            # Not awaited: the stream is left even if every wait is cancelled.
-            self._run_sync(self._stream.leave)
+            self._leave(self._stream)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> R_co:
         if self._stream is None:
-            raise RuntimeError(
-                "enter the stream first: with ... as stream: for item in stream: ..."
-            )
+            raise RuntimeError(f"enter the stream first: {self._block}")
         item: Any = self._run(self._next)
         if item is _OVER:
             raise StopIteration
         return cast("R_co", item)
 
-    async def _enter(self) -> ResultStream[R_co]:
+    async def _enter(self) -> ResultIterator:
         return await self._open().__aenter__()
 
     async def _next(self) -> Any:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from anyio.from_thread import BlockingPortal
 
+    from shoal.batching.calls.stream import ResultStream
     from shoal.core.counters import BatcherStatistics
     from shoal.core.forming.call_options import CallKeywords
     from shoal.core.options.options import OptionKeywords
@@ -166,7 +167,7 @@ class BlockingStreamCall(BlockingFace, Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ThreadStream[R]:
         """Prepares one call; it is made when the stream is entered."""
-        return ThreadStream(partial(self._call, *args, **kwargs), self._run, self._run.run_sync)
+        return ThreadStream(partial(self._call, *args, **kwargs), self._run, self._run.leave)
 
 
 class _BlockingContext:
@@ -237,11 +238,11 @@ class _PortalRun:
         except RuntimeError as error:
             raise self._closed(error) from error
 
-    def run_sync(self, function: Callable[[], None]) -> None:
+    def leave(self, stream: ResultStream[Any]) -> None:
         if os.getpid() != self._process:
             return
         try:
-            self._portal.call(function)
+            self._portal.call(stream.leave)
         except RuntimeError:
             if not self._closing.is_set():
                 raise

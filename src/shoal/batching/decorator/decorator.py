@@ -14,7 +14,7 @@ from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.decorator.registry import Opening
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from types import TracebackType
     from typing import Unpack
 
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
         Decorator,
         DecoratorOf,
         OpenDecorator,
-        OpenDecoratorOf,
         OpenStreamDecorator,
-        OpenStreamDecoratorOf,
     )
     from shoal.batching.handlers.handler import Fill
     from shoal.core.options.options import OptionKeywords
@@ -126,9 +124,9 @@ def batch(*, fill: Literal["open", "continuous"], streams: Literal[False] = Fals
 @overload
 def batch(*, fill: Literal["open", "continuous"], streams: Literal[True], **options: Unpack[OptionKeywords]) -> OpenStreamDecorator: ...
 @overload
-def batch(*, signature: Callable[P, R], fill: Literal["open", "continuous"], streams: Literal[False] = False, **options: Unpack[OptionKeywords]) -> OpenDecoratorOf[P, R]: ...
+def batch(*, signature: Callable[P, R], fill: Literal["open", "continuous"], streams: Literal[False] = False, **options: Unpack[OptionKeywords]) -> Callable[[Callable[..., Awaitable[None]]], BatchedFunction[P, R]]: ...
 @overload
-def batch(*, signature: Callable[P, R], fill: Literal["open", "continuous"], streams: Literal[True], **options: Unpack[OptionKeywords]) -> OpenStreamDecoratorOf[P, R]: ...
+def batch(*, signature: Callable[P, R], fill: Literal["open", "continuous"], streams: Literal[True], **options: Unpack[OptionKeywords]) -> Callable[[Callable[..., Awaitable[None]]], BatchedGenerator[P, R]]: ...
 @overload
 def batch(*, signature: Callable[P, R], fill: Literal["closed"] = "closed", streams: Literal[False] = False, **options: Unpack[OptionKeywords]) -> DecoratorOf[P, R]: ...
 @overload

@@ -177,15 +177,3 @@ class DecoratorOf(Protocol[P, R]):
     def __call__(self, handler: Callable[..., Steps[Any]], /) -> BatchedGenerator[P, R]: ...
     @overload
     def __call__(self, handler: Callable[..., Answer[Any]], /) -> BatchedFunction[P, R]: ...
-
-
-class OpenDecoratorOf(Protocol[P, R]):
-    """The return type of `batch` with ``signature=`` and ``fill="open"`` or ``"continuous"``."""
-
-    def __call__(self, handler: Callable[..., Awaitable[None]], /) -> BatchedFunction[P, R]: ...
-
-
-class OpenStreamDecoratorOf(Protocol[P, R]):
-    """The return type of `batch` with ``signature=``, an open ``fill``, and ``streams=True``."""
-
-    def __call__(self, handler: Callable[..., Awaitable[None]], /) -> BatchedGenerator[P, R]: ...

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from shoal.server.listeners import BoundSocket
-    from shoal.serving.app_file.server import EventLoop
+    from shoal.serving.app_file.server import EventLoopName
 
 NAME: Final = f"Hypercorn {version('hypercorn')}"
 
@@ -62,7 +62,7 @@ async def serve_on_hypercorn(
     app: ASGIApp,
     options: HttpOptions,
     *,
-    event_loop: EventLoop,
+    event_loop: EventLoopName,
     shutdown: Callable[[], Awaitable[object]],
     started: Callable[[str], object],
     extra_listeners: Sequence[AppListener] = (),
@@ -138,7 +138,7 @@ class _Host:
 
     async def run(
         self,
-        event_loop: EventLoop,
+        event_loop: EventLoopName,
         shutdown: Callable[[], Awaitable[object]],
         admin: Sequence[AppListener],
     ) -> None:
@@ -171,7 +171,7 @@ class _Host:
         self._draining.set()
         self._starting.cancel()
 
-    async def _run_hypercorn(self, event_loop: EventLoop) -> None:
+    async def _run_hypercorn(self, event_loop: EventLoopName) -> None:
         async def until_drain() -> None:  # which Hypercorn calls once it listens
             self._outcome.is_up = True
             for announce in self._announce:

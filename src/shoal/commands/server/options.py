@@ -16,7 +16,7 @@ from shoal.commands.support.loading import need
 from shoal.commands.support.mistake import CommandError, as_mistakes
 from shoal.serving.app_file.server import (
     NOT_ON_HYPERCORN,
-    EventLoop,
+    EventLoopName,
     Server,
     Workers,
     checked_workers,
@@ -36,7 +36,7 @@ def add_server_options(parser: ArgumentParser) -> None:
             _add_flag(parser, name, one)
     parser.add_argument(
         "--event-loop",
-        choices=get_args(EventLoop),
+        choices=get_args(EventLoopName),
         help="event loop: trio, or asyncio for code that needs it, with uvloop if that is "
         "installed (trio)",
     )

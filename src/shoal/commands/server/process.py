@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from shoal.http.app.app import App
     from shoal.server.config import Drained, StartFrontEnds
     from shoal.server.listeners import Address
-    from shoal.serving.app_file.server import EventLoop, Server
+    from shoal.serving.app_file.server import EventLoopName, Server
 
 
 _COLLECTED_AFTER: Final = gc.get_threshold()
@@ -57,7 +57,7 @@ class ServerProcess:
     app: ASGIApp
     spec: str  # the user's name for the application, for messages
     options: HttpOptions
-    event_loop: EventLoop = "trio"
+    event_loop: EventLoopName = "trio"
     server: Server = "shoal"
     log_level: str = "info"
     log_format: str = "text"
@@ -103,7 +103,7 @@ class ServerProcess:
             return run_in(self.event_loop, partial(_serve, self, export_metrics))
 
 
-def run_in(event_loop: EventLoop, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
+def run_in(event_loop: EventLoopName, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
     if event_loop == "trio":
         return anyio.run(main, backend="trio")
     # anyio's runner would mark the context of all tasks and of the threads that copy it, so that

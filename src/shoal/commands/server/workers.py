@@ -14,7 +14,7 @@ from shoal.front_ends.listener import FrontEndOptions, FrontEnds
 if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
     from shoal.server.config import StartFrontEnds
-    from shoal.serving.app_file.server import EventLoop
+    from shoal.serving.app_file.server import EventLoopName
 
 # The server's process ends requests that take too long. A worker does so later, if that fails.
 _LATER_S: Final = 5.0
@@ -24,7 +24,7 @@ class FrontEndStart(NamedTuple):
     """The first message to a worker."""
 
     options: dict[str, Any]
-    event_loop: EventLoop
+    event_loop: EventLoopName
     log_level: str
     log_format: str
 
@@ -32,7 +32,7 @@ class FrontEndStart(NamedTuple):
 def front_ends(
     count: int,
     options: HttpOptions,
-    event_loop: EventLoop,
+    event_loop: EventLoopName,
     log_level: str,
     log_format: str = "text",
 ) -> StartFrontEnds:

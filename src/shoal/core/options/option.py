@@ -7,12 +7,15 @@ state file and the command line.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from functools import partial
-from typing import Any, ClassVar, Final, Protocol, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast, get_args
 
 from shoal.core.options.checks import function, one_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Check: TypeAlias = Callable[[str, Any], Any]
 """Takes the name and the value of an option, and returns the checked value."""
@@ -28,10 +31,6 @@ class Same(Enum):
 
 SAME: Final = Same.SAME
 """The batcher's own option."""
-
-
-class _Record(Protocol):
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
 def _as_it_is(_: str, value: Any) -> Any:
@@ -87,19 +86,19 @@ def callback(example: str, **says: Any) -> Any:
     return option(None, check, is_function=True, **says)
 
 
-def record(cls: type[_Record], check: Check, **says: Any) -> Any:
+def record(cls: type[DataclassInstance], check: Check, **says: Any) -> Any:
     return option(None, check, from_plain=partial(record_of, cls), to_plain=plain_record, **says)
 
 
-def records_by_level(cls: type[_Record], check: Check) -> Any:
+def records_by_level(cls: type[DataclassInstance], check: Check) -> Any:
     return table(check, from_plain=partial(_records_by_level, cls), to_plain=_plain_by_level)
 
 
-def options_of(cls: type[_Record]) -> dict[str, Option]:
+def options_of(cls: type[DataclassInstance]) -> dict[str, Option]:
     return {one.name: one.metadata[_KEY] for one in fields(cls) if _KEY in one.metadata}
 
 
-def defaults_of(cls: type[_Record]) -> dict[str, Any]:
+def defaults_of(cls: type[DataclassInstance]) -> dict[str, Any]:
     return {
         one.name: one.default if one.default_factory is MISSING else one.default_factory()
         for one in fields(cls)
@@ -107,14 +106,14 @@ def defaults_of(cls: type[_Record]) -> dict[str, Any]:
     }
 
 
-def check_options(made: _Record) -> None:
+def check_options(made: DataclassInstance) -> None:
     """Replaces the fields of a record by checked values; for ``__post_init__``."""
     for name, one in options_of(type(made)).items():
         # The record is frozen.
         object.__setattr__(made, name, one.checked(name, getattr(made, name)))
 
 
-def record_of(cls: type[_Record], name: str, value: Any) -> Any:
+def record_of(cls: type[DataclassInstance], name: str, value: Any) -> Any:
     """Makes a record from a mapping; returns other values unchanged."""
     if not isinstance(value, Mapping):
         return value
@@ -130,12 +129,12 @@ def record_of(cls: type[_Record], name: str, value: Any) -> Any:
         raise kind(f"{name}: {error}") from None
 
 
-def plain_record(value: _Record) -> dict[str, Any]:
+def plain_record(value: DataclassInstance) -> dict[str, Any]:
     values = {one.name: getattr(value, one.name) for one in fields(value)}
     return {name: one for name, one in values.items() if not isinstance(one, Same)}
 
 
-def _records_by_level(cls: type[_Record], name: str, value: Any) -> Any:
+def _records_by_level(cls: type[DataclassInstance], name: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     by_level: Mapping[Any, Any] = cast("Any", value)
@@ -147,5 +146,5 @@ def _records_by_level(cls: type[_Record], name: str, value: Any) -> Any:
     }
 
 
-def _plain_by_level(value: Mapping[int, _Record]) -> dict[str, Any]:
+def _plain_by_level(value: Mapping[int, DataclassInstance]) -> dict[str, Any]:
     return {str(level): plain_record(one) for level, one in value.items()}

@@ -70,7 +70,7 @@ class Buckets(Rule):
     def add(self, request: Request) -> bool:
         asked = request.options
         assert asked is not None
-        key = (asked.key, asked.priority) if self._isolates else asked.key
+        key = self._key(asked)
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(key, self._make())

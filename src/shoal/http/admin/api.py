@@ -23,7 +23,7 @@ from shoal.http.admin.guard import Guard
 from shoal.http.admin.recordings import Recordings
 from shoal.http.admin.verbs import MAX_BODY_BYTES, AdminRequest, Verbs, admin_problem, read_object
 from shoal.http.requests.dispatch import PathTable
-from shoal.http.requests.exchange import JSON, split_path
+from shoal.http.requests.exchange import FRESH, JSON, split_path
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused, method_not_allowed, not_found
 from shoal.serving.clients.protocol import VERBS
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 API: Final = "/-/api/"
 
-_FRESH: Final = ((b"cache-control", b"no-store"),)
 _log: Final = logging.getLogger("shoal.http")
 
 
@@ -172,7 +171,7 @@ async def _run(route: AdminRoute, request: AdminRequest) -> None:
         body = encoded(result)
     except TypeError as error:
         raise TypeError(f"the result can't be sent as JSON: {error}") from error
-    await exchange.answer(200, JSON, body, _FRESH)
+    await exchange.answer(200, JSON, body, FRESH)
 
 
 def _accepts_streams(exchange: Exchange) -> bool:

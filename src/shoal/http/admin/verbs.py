@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.streaming import ItemStream
-    from shoal.serving.clients.protocol import Client, Handle
+    from shoal.serving.clients.handles import Handle
+    from shoal.serving.clients.protocol import Client
     from shoal.serving.clients.verbs import Verb
     from shoal.serving.imports import ImportRule
 

@@ -15,6 +15,7 @@ from shoal.http.admin.api import API, AdminApi
 from shoal.http.requests.departures import Departures
 from shoal.http.requests.dispatch import Page, PathMatch, Route, RouteDispatcher
 from shoal.http.requests.exchange import split_path
+from shoal.http.requests.shared_parts import SharedParts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +45,8 @@ class AdminListener:
         }
         self._is_public_to = is_public_to
         self._behind = behind
-        self._dispatcher = RouteDispatcher(HttpOptions() if settings is None else settings)
+        shared = SharedParts(HttpOptions() if settings is None else settings)
+        self._dispatcher = RouteDispatcher(shared)
         self._api = api
         self._api_page = Page(api.answer)
 

@@ -27,7 +27,9 @@ from shoal.http.openapi.served import documented_as
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.failed_batches import FailedBatchLog, batch_observers
+from shoal.http.requests.shared_parts import SharedParts
 from shoal.http.websocket.sockets import WebSockets
+from shoal.observe.metrics import NO_ENDPOINT
 from shoal.replicas.code.definition import Definition
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.backend_options import refuse_unknown
@@ -108,17 +110,17 @@ class App:
         self._batch_observers = batch_observers(self.settings)
         self._phase: Phase = "not open"
         self._declared = Declarations()
-        self._dispatcher = RouteDispatcher(self.settings)
-        sockets = WebSockets(self._dispatcher)
-        self._router = AppRouter(self._declared, self._dispatcher, sockets)
+        self._shared = SharedParts(self.settings)
+        dispatcher, sockets = RouteDispatcher(self._shared), WebSockets(self._shared)
+        self._router = AppRouter(self._declared, dispatcher, sockets)
         entered = with_middleware(checked_middleware("middleware", middleware), self._router)
-        guarded = AppGuard(entered, self._dispatcher, sockets)
+        guarded = AppGuard(entered, dispatcher, sockets)
         apps: dict[str, ASGIApp] = {"http": entered, "websocket": guarded}
         if guarded.checks_all:
             apps["http"] = guarded
         self.tracing = AppTracing(apps, self._router.declared_path)
         mounts = self._router.mounts
-        self.own_pages = Pages(mounts, self._declared, self._dispatcher, self._now)
+        self.own_pages = Pages(mounts, self._declared, self._shared, self._now)
         self.own_pages.add_to(self._router.pages)
 
     @classmethod
@@ -392,7 +394,7 @@ class App:
             if is_complete:
                 self._answer_by(controller)
             try:
-                async with self._dispatcher.departures.watching():
+                async with self._shared.departures.watching():
                     yield
             finally:
                 self._router.set_controller(None)
@@ -416,7 +418,7 @@ class App:
 
     def count_refusal(self, status: int, took_s: float) -> None:
         """Counts a request in the metrics that this package's server has answered itself."""
-        self._dispatcher.count_refusal(status, took_s)
+        self._shared.times.count(NO_ENDPOINT, "other", status, took_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""

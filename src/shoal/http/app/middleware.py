@@ -61,7 +61,7 @@ class AppGuard:
         self._app = app
         self._dispatcher = dispatcher
         self._sockets = sockets
-        options = self._options = dispatcher.settings
+        options = self._options = dispatcher.shared.settings
         self.checks_all = bool(options.allowed_hosts or options.allowed_origins)
         # A guard remembers the hosts and origins that it allows.
         self._guard_of = lru_cache(maxsize=16)(self._new_guard)

@@ -30,7 +30,7 @@ from shoal.http.app.lifespan import unwrapped
 from shoal.http.dashboard.dashboard import DASHBOARD, Dashboard
 from shoal.http.openapi.served import Documented, ServedEndpoint, text_of
 from shoal.http.requests.dispatch import Page
-from shoal.http.requests.exchange import JSON
+from shoal.http.requests.exchange import FRESH, JSON
 from shoal.http.requests.protocol import protocol_objects
 from shoal.serving.names import RESERVED
 
@@ -45,8 +45,9 @@ if TYPE_CHECKING:
     from shoal.core.histogram import RequestTimes
     from shoal.http.app.declarations import Declarations, EndpointDeclaration
     from shoal.http.openapi.document import Document
-    from shoal.http.requests.dispatch import Mounts, PathTable, Route, RouteDispatcher
+    from shoal.http.requests.dispatch import Mounts, PathTable, Route
     from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.shared_parts import SharedParts
     from shoal.observe.collector import ShoalCollector, StartTimes
     from shoal.observe.machine import GpuCollector, WorkerCollector
     from shoal.serving.controller.controller import Controller
@@ -60,8 +61,6 @@ OUTSIDE: Final = frozenset(
 
 VIEWER_FILES: Final = ("swagger-ui-bundle.js", "swagger-ui.css", "start.js")
 
-_FRESH = ((b"cache-control", b"no-store"),)
-
 
 class Pages:
     """The pages of an application; `now` returns its phase, and its controller if there is one."""
@@ -70,14 +69,14 @@ class Pages:
         self,
         mounts: Mounts,
         declared: Declarations,
-        dispatcher: RouteDispatcher,
+        shared: SharedParts,
         now: Callable[[], tuple[Phase, Controller | None]],
     ) -> None:
         self._mounts = mounts
         self._declared = declared
-        self._settings = settings = dispatcher.settings
+        self._settings = settings = shared.settings
         self._now = now
-        self._dispatcher = dispatcher
+        self._shared = shared
         self.dashboard = Dashboard(settings, lambda: now()[1])
 
     def add_to(self, table: PathTable[Route]) -> None:
@@ -116,7 +115,7 @@ class Pages:
             yield from self._controller.statistics()
 
     def _times(self) -> Iterator[RequestTimes]:
-        yield self._dispatcher.times
+        yield self._shared.times
         if self._controller is not None:
             yield self._controller.times
 
@@ -134,7 +133,7 @@ class Pages:
         return None if self._controller is None else self._controller.status_now()
 
     async def _answer_alive(self, exchange: Exchange) -> None:
-        await exchange.answer(200, JSON, b'{"status":"alive"}', _FRESH)
+        await exchange.answer(200, JSON, b'{"status":"alive"}', FRESH)
 
     async def _answer_ready(self, exchange: Exchange) -> None:
         phase, controller = self._now()
@@ -150,14 +149,14 @@ class Pages:
         if phase == "opening":
             described["loading"] = self.loading()
         body = orjson.dumps(described)
-        await exchange.answer(200 if status == "ready" else 503, JSON, body, _FRESH)
+        await exchange.answer(200 if status == "ready" else 503, JSON, body, FRESH)
 
     @cached_property
     def _collectors(self) -> tuple[ShoalCollector, GpuCollector, WorkerCollector]:
         from shoal.observe.collector import ShoalCollector, Sources
         from shoal.observe.machine import GpuCollector, WorkerCollector
 
-        streams = self._dispatcher.streams
+        streams = self._shared.streams
         sources = Sources(self._statistics, self._times, streams, self._status, self._starts)
         return ShoalCollector(sources), GpuCollector(), WorkerCollector()
 
@@ -177,7 +176,7 @@ class Pages:
         of_batchers, of_gpus, of_workers = self._collectors
         controller = self._controller
         if controller is not None:
-            self._dispatcher.keep_counts_of(controller.endpoints)
+            self._shared.keep_counts_of(controller.endpoints)
             controller.times.keep(controller.endpoints)
             readings = await controller.devices.meter.read()
             of_gpus.gpus = controller.devices.status(readings)
@@ -191,11 +190,11 @@ class Pages:
         of_workers.pids = {
             number: pid for one in listeners.values() for number, pid in one.pids().items()
         }
-        await exchange.answer(200, media_type.encode("ascii"), encode(self.registry), _FRESH)
+        await exchange.answer(200, media_type.encode("ascii"), encode(self.registry), FRESH)
 
     async def _answer_routes(self, exchange: Exchange) -> None:
         body = orjson.dumps({"endpoints": self._routes(), "mounts": self._prefixes()})
-        await exchange.answer(200, JSON, body, _FRESH)
+        await exchange.answer(200, JSON, body, FRESH)
 
     def _endpoints(self) -> list[ServedEndpoint]:
         phase, controller = self._now()
@@ -212,7 +211,7 @@ class Pages:
 
     async def _answer_document(self, exchange: Exchange) -> None:
         body = self._document.as_json(self._endpoints(), root_of(exchange.scope))
-        await exchange.answer(200, JSON, body, _FRESH)
+        await exchange.answer(200, JSON, body, FRESH)
 
     @cached_property
     def _document(self) -> Document:

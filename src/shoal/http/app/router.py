@@ -160,16 +160,17 @@ class AppRouter:
         self._declared = declared
         self._dispatcher = dispatcher
         self._sockets = sockets
-        self._protocols = protocol_objects(dispatcher.settings.protocols)
-        self._not_open = ProblemRoute(not_open(dispatcher.settings))
-        self._starting = ProblemRoute(starting(dispatcher.settings))
+        self._settings = settings = dispatcher.shared.settings
+        self._protocols = protocol_objects(settings.protocols)
+        self._not_open = ProblemRoute(not_open(settings))
+        self._starting = ProblemRoute(starting(settings))
 
     def set_controller(self, controller: Controller | None) -> None:
         """Sets the controller of the endpoints; None while the application is closed."""
         self.table = None
         if controller is not None:
-            self._dispatcher.begin()
-            self.table = EndpointTable(controller, self._dispatcher.settings, self._protocols)
+            self._dispatcher.shared.begin()
+            self.table = EndpointTable(controller, self._settings, self._protocols)
         self._sockets.set_controller(controller)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
@@ -200,7 +201,7 @@ class AppRouter:
             match = PathMatch[Route]({scope["method"]: self._starting}, {})
             await self._dispatcher.answer(scope, receive, send, match)
         elif (await receive())["type"] == "websocket.connect":
-            await self._sockets.refuse(scope, send, starting(self._dispatcher.settings))
+            await self._sockets.refuse(scope, send, starting(self._settings))
 
     def declared_path(self, path: str, method: str) -> str | None:
         """Returns the declared path, with its parameters, for a request's path."""

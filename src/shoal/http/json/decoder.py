@@ -19,9 +19,9 @@ from typing_extensions import override
 from shoal.asgi.http_options import HttpOptions
 from shoal.failures.held import held
 from shoal.http.json.payload import reader_for
-from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.plain import encoded
+from shoal.http.requests.shared_parts import SharedParts
 from shoal.replicas.process.wire.messages import unpickled
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ class Decoder:
         self._read = reader_for(signature).read
         options = HttpOptions.of_app(settings)
         self.most_bytes = options.max_body_bytes
-        self._dispatcher = RouteDispatcher(options)
+        self._shared = SharedParts(options)
 
     @held
     def pickled_item(self, scope: Scope, body: bytes) -> bytes:
         """Returns the item, pickled; raises any exception for a body that it can't decode."""
-        exchange = Exchange(self._dispatcher, scope, _receive, _send)
+        exchange = Exchange(self._shared, scope, _receive, _send)
         if len(body) > self.most_bytes or not may_be_decoded_ahead(exchange):
             raise ValueError("it is for the server's process")
         return dumps(self._read(exchange, body), 5)

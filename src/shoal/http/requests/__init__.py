@@ -1,6 +1,7 @@
 """One HTTP request, in any protocol: its exchange, its route, its call, and its response.
 
-Read `dispatch` first, which answers a request by its route (`routing`), then `exchange` and `call`.
-A protocol is a folder beside this one, with a codec (`codec`) and routes (`protocol`). `streaming`
-sends streams, and `problem` turns errors into responses.
+Read `dispatch` first, which answers a request by its route, then `exchange` and `call`. All
+requests of an application have the same `shared_parts`. A protocol is a folder beside this one,
+with a codec (`codec`) and routes (`protocol`). `streaming` sends streams, and `problem` turns
+errors into responses.
 """

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -39,17 +39,25 @@ _HOLDING: Final = holding()
 _log: Final = logging.getLogger("shoal.http")
 
 
-class Watched(Protocol):
-    """A request whose client is watched."""
+class Watched:
+    """The client of one request, to be watched."""
 
-    receive: Receive
-    has_left: bool
-    listener: Listener | None
+    __slots__ = ("has_left", "listener", "receive", "request_id")
 
-    @property
-    def request_id(self) -> str: ...
+    def __init__(self, receive: Receive, request_id: bytes) -> None:
+        self.receive = receive
+        self.request_id = request_id
+        self.has_left = False  # `receive` has reported a disconnect
+        self.listener: Listener | None = None
 
-    def stop_listening(self) -> None: ...
+    def stop_listening(self) -> None:
+        if self.listener is not None:
+            self.listener.scope.cancel()
+
+    async def stopped(self) -> None:
+        """Waits for the end of a listener that was stopped."""
+        if self.listener is not None and self.listener.scope.cancel_called:
+            await self.listener.ended.wait()
 
 
 class Departures:
@@ -66,16 +74,16 @@ class Departures:
         self._seen: Registry = {}
         self._wake: anyio.Event | None = None  # set while nothing is registered
 
-    def watch(self, exchange: Watched, callback: Callable[[], object] | None) -> None:
+    def watch(self, client: Watched, callback: Callable[[], object] | None) -> None:
         """Sets the callback for a disconnect, which must not raise; None removes it."""
         # The body must have been read. After a known disconnect the callback is called at once.
         if callback is None:
-            if not (self._new.pop(exchange, None) or self._seen.pop(exchange, None)):
-                exchange.stop_listening()
-        elif exchange.has_left:
+            if not (self._new.pop(client, None) or self._seen.pop(client, None)):
+                client.stop_listening()
+        elif client.has_left:
             callback()
         else:
-            self._new[exchange] = callback
+            self._new[client] = callback
             self._start_looking()
 
     def limit(self, limit_s: float) -> Limit:
@@ -111,9 +119,9 @@ class Departures:
                 await self._wake.wait()
             await anyio.sleep(UNNOTICED_S / 2)
             long, self._seen, self._new = self._seen, self._new, {}
-            for exchange, callback in long.items():
-                exchange.listener = Listener()
-                tasks.start_soon(_listen, exchange, exchange.listener, callback)
+            for client, callback in long.items():
+                client.listener = Listener()
+                tasks.start_soon(_listen, client, client.listener, callback)
             del long
             self._end_limits(anyio.current_time())
 
@@ -133,18 +141,19 @@ class Listener:
 
 
 @holds_ctrl_c
-async def _listen(exchange: Watched, listener: Listener, callback: Callable[[], object]) -> None:
+async def _listen(client: Watched, listener: Listener, callback: Callable[[], object]) -> None:
     # A client that closes only its sending side (``shutdown(SHUT_WR)``) counts as disconnected:
     # servers can't tell the two cases apart without writing.
     try:
         with listener.scope, _HOLDING:  # middleware may have put anything around `receive`
-            while (await exchange.receive())["type"] != "http.disconnect":
+            while (await client.receive())["type"] != "http.disconnect":
                 pass
-            exchange.has_left = True
+            client.has_left = True
     except Exception:
-        exchange.has_left = True
-        _log.exception("request %s: its client can't be watched", exchange.request_id)
+        client.has_left = True
+        request_id = client.request_id.decode("ascii")
+        _log.exception("request %s: its client can't be watched", request_id)
     finally:
         listener.ended.set()
-    if exchange.has_left and not listener.scope.cancel_called:
+    if client.has_left and not listener.scope.cancel_called:
         callback()

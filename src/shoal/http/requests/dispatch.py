@@ -8,25 +8,21 @@ applications.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import re
-import secrets
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from typing_extensions import override
 
 from shoal.batching.calls.leaving import CallerLeft
-from shoal.core.histogram import LEFT, RequestTimes
+from shoal.core.histogram import LEFT
 from shoal.errors import ShutDown
 from shoal.failures.held import holding
 from shoal.http.requests.codec import problem_json
-from shoal.http.requests.departures import Departures
-from shoal.http.requests.exchange import Exchange, IncompleteBodies
+from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.problem import (
     Problem,
     Refused,
@@ -35,17 +31,17 @@ from shoal.http.requests.problem import (
     not_found,
 )
 from shoal.loops.event_loop import holds_ctrl_c
-from shoal.loops.this_loop import parking_of_this_loop
-from shoal.observe.metrics import NO_ENDPOINT, StreamTimes
+from shoal.observe.metrics import NO_ENDPOINT
 from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from starlette.convertors import Convertor
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from shoal.asgi.http_options import HttpOptions
+    from shoal.http.requests.departures import Departures
+    from shoal.http.requests.shared_parts import SharedParts
 
 _HOLDING: Final = holding()
 _log: Final = logging.getLogger("shoal.http")
@@ -200,33 +196,13 @@ class Mounts:
 class RouteDispatcher:
     """Calls the route of a request, turns errors into responses, and counts the requests."""
 
-    def __init__(self, settings: HttpOptions) -> None:
-        # The event loop's clock once it has begun, unless that is coarse.
-        self.now: Callable[[], float] = perf_counter
-        self.times = RequestTimes()
-        self.streams = StreamTimes()
-        self.settings = settings
-        self.departures = Departures()
-        self.incomplete = IncompleteBodies(settings)
+    def __init__(self, shared: SharedParts) -> None:
+        self.shared = shared
         self._new_exchange = Exchange
-        if settings.server_timing != "never":
+        if shared.settings.server_timing != "never":
             from shoal.http.requests.timed import TimedExchange
 
             self._new_exchange = TimedExchange
-        # Ids are unique among processes that share a log, and cheap to make.
-        form = secrets.token_hex(4).encode("ascii") + b"-%x"
-        self.new_id: Callable[[], bytes] = map(form.__mod__, itertools.count(1)).__next__
-
-    def begin(self) -> None:
-        """Prepares for requests in the running event loop."""
-        parking = parking_of_this_loop()
-        self.now = perf_counter if parking.is_coarse else parking.now
-
-    def keep_counts_of(self, endpoints: Iterable[str]) -> None:
-        """Drops the counts of deleted endpoints."""
-        names = {*endpoints, NO_ENDPOINT}
-        self.times.keep(names)
-        self.streams.keep(names)
 
     @holds_ctrl_c
     async def answer(
@@ -237,7 +213,7 @@ class RouteDispatcher:
         match: PathMatch[Route] | None,
         departures: Departures | None = None,
     ) -> None:
-        """Answers a request; `departures` watches its client in place of the dispatcher's own."""
+        """Answers a request; `departures` watches its client in place of the shared ones."""
         route: Route | None = None
         if match is not None:
             route = match.routes.get(scope["method"])
@@ -246,7 +222,7 @@ class RouteDispatcher:
                 scope = {**scope, "path_params": params}
         if route is None:
             route = _other_route(scope, None if match is None else match.routes)
-        exchange = self._new_exchange(self, scope, receive, send, departures)
+        exchange = self._new_exchange(self.shared, scope, receive, send, departures)
         try:
             try:
                 await route.answer(exchange)
@@ -258,14 +234,11 @@ class RouteDispatcher:
         finally:
             if exchange.status:  # else it has no answer
                 counted = exchange.counted or route
-                took_s = self.now() - exchange.began_at
-                self.times.count(
+                shared = self.shared
+                took_s = shared.now() - exchange.began_at
+                shared.times.count(
                     counted.name, counted.protocol, exchange.status, took_s, exchange.headers
                 )
-
-    def count_refusal(self, status: int, took_s: float) -> None:
-        """Counts a request that the server has answered itself."""
-        self.times.count(NO_ENDPOINT, "other", status, took_s)
 
     async def _answer_failure(self, exchange: Exchange, route: Route, error: Exception) -> None:
         """Raises `error` if it is too late for another response."""
@@ -276,7 +249,7 @@ class RouteDispatcher:
                 error = ShutDown("the server ends")
             with _HOLDING:
                 name = (exchange.counted or route).name
-                problem = explained(error, self.settings, name, exchange.request_id)
+                problem = explained(error, self.shared.settings, name, exchange.request_id)
             if exchange.status:
                 exchange.status = 500  # for the metrics: the client does not get the rest
                 raise error

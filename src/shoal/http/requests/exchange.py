@@ -10,63 +10,36 @@ and everything that waits for it. A server with the extension `DISCONNECT` limit
 A body is bounded in bytes and in pieces while it is read, so that no refused body is held. The
 bound on pieces grows with the size so far: a body sent byte by byte would cost the server a message
 for each byte, while other clients, even on the slowest connection, send packets.
-
-The bytes of incomplete bodies are bounded as well, in total and for each connection. Otherwise one
-HTTP/2 connection with a hundred streams could hold a hundred bodies, each without its last byte.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 
 from shoal.asgi.extensions import DECODED, DISCONNECT
 from shoal.batching.calls.leaving import CallerLeft
-from shoal.http.requests.problem import Refused, retry_after, too_large
+from shoal.http.requests.departures import Watched
+from shoal.http.requests.problem import Refused, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from starlette.types import Message, Receive, Scope, Send
 
-    from shoal.asgi.http_options import HttpOptions
     from shoal.batching.calls.leaving import WhenLeft
-    from shoal.http.requests.departures import Departures, Listener
-    from shoal.observe.metrics import ItemTimes, StreamTimes
-
-
-class IncompleteBodies:
-    def __init__(self, options: HttpOptions) -> None:
-        self._most = options.max_incomplete_bytes
-        # For one connection: a quarter, but always one body.
-        self._most_of_one = max(self._most // 4, options.max_body_bytes)
-        self._retry_after_s = options.retry_after_s
-        self._held = 0
-        self._held_by: Counter[Any] = Counter()
-
-    def add(self, client: Any, size: int) -> None:
-        self._held += size
-        if client is not None:
-            self._held_by[client] += size
-        if self._held > self._most or self._held_by[client] > self._most_of_one:
-            detail = "The server holds no more of them; send the request again."
-            retry = retry_after(self._retry_after_s)
-            raise Refused.of("too-many-incomplete-bodies", detail, retry)
-
-    def release(self, client: Any, size: int) -> None:
-        self._held -= size
-        if client is not None:
-            self._held_by[client] -= size
-            if not self._held_by[client]:
-                del self._held_by[client]
+    from shoal.http.requests.departures import Departures
+    from shoal.http.requests.shared_parts import SharedParts
+    from shoal.observe.metrics import ItemTimes
 
 
 JSON: Final = b"application/json"
+# The header of a response that no cache may keep.
+FRESH: Final = ((b"cache-control", b"no-store"),)
 # Statuses of responses without a body.
 WITHOUT_BODY: Final = (204, 304)
 
@@ -82,17 +55,6 @@ class Counted(NamedTuple):
     protocol: str
 
 
-class Dispatcher(Protocol):
-    """The parts that all requests to an application share."""
-
-    settings: HttpOptions
-    departures: Departures
-    incomplete: IncompleteBodies
-    streams: StreamTimes
-    now: Callable[[], float]
-    new_id: Callable[[], bytes]
-
-
 class Exchange:
     """One HTTP request, and the sending of its response."""
 
@@ -101,36 +63,35 @@ class Exchange:
     # for the metrics, or 0 to stay uncounted.
     status = 0
     counted: Counted | None = None
-    # Whether `receive` has reported a disconnect.
-    has_left = False
-    listener: Listener | None = None
     _offered: Mapping[str, Any] | None = None
     # The extension `DECODED`, unless middleware is in between, which may have changed the body.
     ahead: Mapping[str, Any] | None = None
     # The number of the decoder, and the item that it made in a front end.
     decoded: tuple[int, Any] | None = None
-    # In place of the dispatcher's.
+    # In place of the shared ones.
     _departures: Departures | None = None
+    # On a server without the extension `DISCONNECT`, once the client was watched.
+    _watched: Watched | None = None
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        shared: SharedParts,
         scope: Scope,
         receive: Receive,
         send: Send,
         departures: Departures | None = None,
     ) -> None:
-        self.began_at = dispatcher.now()
+        self.began_at = shared.now()
         self.scope = scope
         self.receive = receive
         self._send = send
-        self._dispatcher = dispatcher
-        self.settings = dispatcher.settings
+        self._shared = shared
+        self.settings = shared.settings
         self.method: str = scope["method"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         given_id = self.headers.get(b"x-request-id")
         if given_id is None or not _REQUEST_ID.fullmatch(given_id):
-            given_id = dispatcher.new_id()
+            given_id = shared.new_id()
         self.id = given_id
         extensions = scope.get("extensions")
         if extensions:
@@ -149,13 +110,11 @@ class Exchange:
     def when_left(self) -> WhenLeft:
         """Sets a callback for the disconnect, called once; the body must have been read."""
         if self._offered is None:
-            return partial((self._departures or self._dispatcher.departures).watch, self)
+            if self._watched is None:
+                self._watched = Watched(self.receive, self.id)
+            return partial((self._departures or self._shared.departures).watch, self._watched)
         when_left: WhenLeft = self._offered["when_left"]
         return when_left
-
-    def stop_listening(self) -> None:
-        if self.listener is not None:
-            self.listener.scope.cancel()
 
     @property
     def send_timeout_s(self) -> float:
@@ -181,7 +140,7 @@ class Exchange:
         return offered["has_room"], offered["put"]
 
     def item_times(self, endpoint: str) -> ItemTimes:
-        return self._dispatcher.streams.of(endpoint)
+        return self._shared.streams.of(endpoint)
 
     @property
     def tells_of_disconnect(self) -> bool:
@@ -213,7 +172,7 @@ class Exchange:
         return body
 
     async def _body_in_pieces(self, message: Message, most: int) -> bytes:
-        incomplete, client = self._dispatcher.incomplete, self.scope.get("client")
+        incomplete, client = self._shared.incomplete, self.scope.get("client")
         pieces: list[bytes] = []
         size = 0
         try:
@@ -335,10 +294,10 @@ class Exchange:
                 await self._send(message)
             return
         try:
-            if self.listener is not None and self.listener.scope.cancel_called:
+            if self._watched is not None:
                 # Servers and middleware may fail if `receive` is pending as a response ends.
-                await self.listener.ended.wait()
-            departures = self._departures or self._dispatcher.departures
+                await self._watched.stopped()
+            departures = self._departures or self._shared.departures
             limit = departures.limit(self.settings.send_timeout_s)
             with limit:
                 for message in messages:

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.call import EndpointCalls
-    from shoal.http.requests.dispatch import RouteDispatcher
     from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.shared_parts import SharedParts
     from shoal.http.requests.streaming import ItemStream
 
 # How many bytes may wait to be sent before streams wait, and before messages are read slowly.
@@ -117,19 +117,19 @@ class SocketConnection:
         receive: Receive,
         send: Send,
         calls: EndpointCalls,
-        dispatcher: RouteDispatcher,
+        shared: SharedParts,
     ) -> None:
         self._receive = receive
         self._asgi_send = send
         self._calls = calls
-        self._dispatcher = dispatcher
+        self._shared = shared
         self._call_headers = call_headers(dict(scope["headers"]))
         self.http_scope: Scope = {**scope, "type": "http", "method": "GET"}
         given = {name: v for name, v in scope["headers"] if name not in _OF_HANDSHAKE}
         self.text_headers: Mapping[bytes, bytes] = {**given, b"content-type": JSON}
         self.binary_headers: Mapping[bytes, bytes] = {**given, b"content-type": NPY}
-        self.id = dispatcher.new_id().decode("ascii")
-        self.settings = dispatcher.settings
+        self.id = shared.new_id().decode("ascii")
+        self.settings = shared.settings
         # What the server of this package offers; None on another one.
         self._offered: Mapping[str, Any] | None = scope.get("extensions", {}).get(DISCONNECT)
         self._requests: dict[bytes, SocketRequest] = {}
@@ -258,7 +258,7 @@ class SocketConnection:
 
     async def _relay(self, request: SocketRequest, stream: ItemStream) -> None:
         """Makes the call of a stream, and sends its items until it ends."""
-        times = self._dispatcher.streams.of(self._calls.endpoint.name)
+        times = self._shared.streams.of(self._calls.endpoint.name)
         tick = times.clock(parking_of_this_loop().now)
         async with stream:
             if isinstance(stream, ResultStream):
@@ -290,7 +290,7 @@ class SocketConnection:
             return
         took_s = perf_counter() - request.began_at
         name = self._calls.endpoint.name
-        self._dispatcher.times.count(name, "websocket", status, took_s, request.headers)
+        self._shared.times.count(name, "websocket", status, took_s, request.headers)
         if self._requests.get(request.id) is request:
             del self._requests[request.id]
         self._put(request, kind, text)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from shoal.http.requests.call import EndpointCalls
-    from shoal.http.requests.dispatch import PathMatch, RouteDispatcher
+    from shoal.http.requests.dispatch import PathMatch
+    from shoal.http.requests.shared_parts import SharedParts
     from shoal.serving.controller.controller import Controller
 
 SUBPROTOCOL: Final = "shoal.v1"
@@ -29,8 +30,8 @@ _METHOD: Final = "GET"
 class WebSockets:
     """Answers the WebSockets of an application."""
 
-    def __init__(self, dispatcher: RouteDispatcher) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, shared: SharedParts) -> None:
+        self._shared = shared
         self._controller: Controller | None = None
         # The endpoints by their paths, rebuilt when they change.
         self._table: PathTable[EndpointCalls] = PathTable()
@@ -58,7 +59,7 @@ class WebSockets:
             from shoal.http.requests.call import EndpointCalls
 
             assert endpoint.route is not None
-            calls = EndpointCalls(endpoint, self._dispatcher.settings)
+            calls = EndpointCalls(endpoint, self._shared.settings)
             table.add(endpoint.route, (_METHOD,), calls)
         return table
 
@@ -70,7 +71,7 @@ class WebSockets:
         if (await receive())["type"] != "websocket.connect":
             return
         if self._controller is None:
-            await self.refuse(scope, send, not_open(self._dispatcher.settings))
+            await self.refuse(scope, send, not_open(self._shared.settings))
             return
         found = self._at(path)
         if found is None:
@@ -88,7 +89,7 @@ class WebSockets:
         from shoal.http.websocket.connection import SocketConnection
 
         try:
-            connection = SocketConnection(scope, receive, send, calls, self._dispatcher)
+            connection = SocketConnection(scope, receive, send, calls, self._shared)
         except Refused as refused:  # a header of the handshake can't be read
             await self.refuse(scope, send, refused.problem, name)
             return
@@ -99,11 +100,11 @@ class WebSockets:
     ) -> None:
         """Refuses a WebSocket, of which the first message was received, with a problem."""
         # Servers that allow no response to a handshake answer with 403.
-        self._dispatcher.times.count(endpoint, "websocket", problem.status, 0.0)
+        self._shared.times.count(endpoint, "websocket", problem.status, 0.0)
         if "websocket.http.response" not in scope.get("extensions", {}):
             await send({"type": "websocket.close", "code": 1008, "reason": problem.title})
             return
-        request_id = self._dispatcher.new_id()
+        request_id = self._shared.new_id()
         media_type, body = problem_json(problem, request_id.decode("ascii"))
         headers = [
             (b"content-type", media_type),

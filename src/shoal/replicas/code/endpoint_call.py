@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypedDict, cast
@@ -99,3 +100,8 @@ class CallOut:
 
 # The options of a call that asks whether the endpoint exists, instead of calling it.
 IS_THERE: Final = HandleOptions(method_name="?")
+
+# In a worker: its `ParentChannel`, which makes the calls. It is set before the user's code is
+# loaded. Code that makes calls, such as a handle, reads it once and stores it, since threads that
+# the code starts do not inherit it.
+parent_channel: Final[ContextVar[Any]] = ContextVar("shoal.parent_channel")

@@ -36,13 +36,10 @@ from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.handlers.batch_results import check_results
 from shoal.failures.exceptions import ends_the_program
 from shoal.failures.held import shown
+from shoal.replicas.code.endpoint_call import parent_channel
 from shoal.replicas.code.instance import Instance, is_async_class
 from shoal.replicas.code.jobs import DONE, PlainSteps, plain_results
-from shoal.replicas.process.child.endpoints import (
-    ParentChannel,
-    current_cancel_token,
-    parent_channel,
-)
+from shoal.replicas.process.child.endpoints import ParentChannel, current_cancel_token
 from shoal.replicas.process.wire.errors import ErrorAsData, as_data, check_may_leave, slots_as_data
 from shoal.replicas.process.wire.frames import Frame, FrameKind
 from shoal.replicas.process.wire.messages import EMPTY, Message

@@ -23,11 +23,9 @@ from shoal.server.shared import Change
 if TYPE_CHECKING:
     from starlette.types import Message, Scope
 
-    from shoal.server.http1.head import HeadParser
+    from shoal.server.http1.head import Headers, HeadParser
     from shoal.server.shared import Shared
     from shoal.server.streams.connection import StreamConnection
-
-Fields = list[tuple[bytes, bytes]]
 
 
 class Wire(Protocol):
@@ -38,7 +36,7 @@ class Wire(Protocol):
     @property
     def connection(self) -> StreamConnection: ...
 
-    def head(self, status: int, fields: Fields, *, is_last: bool) -> None:
+    def head(self, status: int, fields: Headers, *, is_last: bool) -> None:
         """Sends the head of a response, with the next `send` unless it is the last."""
 
     async def ready(self) -> None:
@@ -60,7 +58,7 @@ class Wire(Protocol):
 class AppCall(ServedCall):
     _shared: Shared
     _has_sent_disconnect = _has_returned = _has_sent_head = False
-    _head: tuple[int, Fields] | None = None
+    _head: tuple[int, Headers] | None = None
     _length: int | None = None  # of the rest of the body, if it is known
     _not_acknowledged = 0
 

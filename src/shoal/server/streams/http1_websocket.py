@@ -15,9 +15,8 @@ from shoal.server.streams.websocket import WebSocketCall, check_handshake, heade
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.server.http1.head import HeadParser
+    from shoal.server.http1.head import Headers, HeadParser
     from shoal.server.shared import Shared
-    from shoal.server.streams.call import Fields
     from shoal.server.streams.connection import RunningCall
     from shoal.server.tls import TlsTransport
     from shoal.server.transport import Transport
@@ -95,7 +94,7 @@ class WebSocketConnection(StreamConnection):
     def connection(self) -> StreamConnection:
         return self
 
-    def head(self, status: int, fields: Fields, *, is_last: bool) -> None:
+    def head(self, status: int, fields: Headers, *, is_last: bool) -> None:
         if status == self.accepts_with:
             lines = b"".join(b"\r\n%b: %b" % field for field in fields)
             self.write(_UPGRADED + lines + _UPGRADE)

@@ -20,9 +20,7 @@ from shoal.server.http1.head import find_end
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shoal.server.http1.head import HeadParser
-
-Fields = list[tuple[bytes, bytes]]
+    from shoal.server.http1.head import Headers, HeadParser
 
 _PSEUDO: Final = frozenset({b":method", b":scheme", b":authority", b":path", b":protocol"})
 _OF_HTTP_1: Final = frozenset(
@@ -91,10 +89,10 @@ def check_trailers(trailers: Iterable[tuple[bytes, bytes]]) -> None:
         raise BadRequest(431, "too many trailers")
 
 
-def _separated(sent: Iterable[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes], Fields]:
+def _separated(sent: Iterable[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes], Headers]:
     """Returns the pseudo-headers, and the other fields with the authority as the host."""
     pseudo: dict[bytes, bytes] = {}
-    fields: Fields = []
+    fields: Headers = []
     for name, value in sent:
         if name.startswith(b":"):
             if name not in _PSEUDO or name in pseudo or fields:
@@ -123,7 +121,7 @@ def _is_websocket(pseudo: dict[bytes, bytes]) -> bool:
     return protocol is not None
 
 
-def _as_http_1(method: bytes, target: bytes, fields: Fields) -> bytes:
+def _as_http_1(method: bytes, target: bytes, fields: Headers) -> bytes:
     lines = [b"%b %b HTTP/1.1" % (method, target), *(b"%b: %b" % field for field in fields)]
     head = b"\r\n".join([*lines, b"", b""])
     breaks = len(lines) + 1

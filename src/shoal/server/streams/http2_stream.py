@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from h2.connection import H2Connection
     from starlette.types import Message
 
-    from shoal.server.streams.call import Fields, Wire
+    from shoal.server.http1.head import Headers
+    from shoal.server.streams.call import Wire
     from shoal.server.streams.connection import StreamConnection
 
 
@@ -73,7 +74,7 @@ class Http2Stream:
 
     # The methods of a `Wire`.
 
-    def head(self, status: int, fields: Fields, *, is_last: bool) -> None:
+    def head(self, status: int, fields: Headers, *, is_last: bool) -> None:
         if self._is_closed:
             return
         fields = [(b":status", b"%d" % status), *fields]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shoal.serving.app_file.flaws import Flaws
 
 
-EventLoop = Literal["trio", "asyncio"]
+EventLoopName = Literal["trio", "asyncio"]
 """The event loop of a server's process; asyncio runs on uvloop if that is installed."""
 
 Server = Literal["shoal", "hypercorn"]
@@ -61,7 +61,7 @@ def checked_workers(name: str, value: Any) -> Workers:
 
 _MOST_WORKERS: Final = 256
 _OPTIONS: Final[Mapping[str, Option]] = {
-    "event_loop": Option(partial(one_of, allowed=get_args(EventLoop))),
+    "event_loop": Option(partial(one_of, allowed=get_args(EventLoopName))),
     "server": Option(partial(one_of, allowed=get_args(Server))),
     "workers": Option(checked_workers),
     **FILE_OPTIONS,

@@ -1,4 +1,10 @@
-"""The handles of endpoints, awaited and blocking: their base classes, and the one for threads.
+"""The handles of endpoints, awaited and blocking.
+
+In a replica's process a handle sends its calls to the controller's process. A handle that is passed
+to a replica, as an init arg or in an item, is unpickled as one of these.
+
+A handle for a parameter that is annotated with `Handle` is made before the endpoint exists, and
+before it is known where the code runs. So each call looks up the controller's own handle.
 
 Methods as Ray Serve spells them (``handle.method``, ``result()``) raise errors that show what to
 write instead.
@@ -6,8 +12,10 @@ write instead.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
+from contextlib import closing
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self
@@ -16,17 +24,22 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.calls.groups import all_results
-from shoal.replicas.code.endpoint_call import HandleOptions
-from shoal.replicas.portal import BlockingStream
+from shoal.batching.current import time_left
+from shoal.replicas.code.definition import makes_handles
+from shoal.replicas.code.endpoint_call import CallOut, HandleOptions, parent_channel
+from shoal.replicas.portal import blocking_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
     from types import TracebackType
     from typing import Unpack
 
     from shoal.batching.calls.groups import Outcome
+    from shoal.batching.calls.stream import ResultIterator
+    from shoal.batching.calls.threads import ThreadStream
     from shoal.replicas.code.endpoint_call import HandleKeywords
     from shoal.replicas.portal import Bridge
+    from shoal.replicas.process.child.endpoints import ParentChannel
 
 running_controller: Final[ContextVar[Any]] = ContextVar("shoal.running_controller")
 """The controller to which the running code belongs."""
@@ -97,8 +110,23 @@ class _Hinting:
             )
 
 
+def _handle_for_parameter(endpoint: str) -> Handle:
+    return DeferredHandle(endpoint)
+
+
+@makes_handles(_handle_for_parameter)
 @dataclass(frozen=True, eq=False, repr=False)
-class AsyncHandle(_Hinting, ABC):
+class Handle(_Hinting, ABC):
+    """Calls an endpoint from Python.
+
+    A parameter of a backend's code, or of its constructor, with this annotation gets the handle
+    of the endpoint with the parameter's name, or of another: ``Annotated[Handle, "embed-v2"]``.
+
+    Attributes:
+        endpoint: The endpoint's name.
+        handle_options: The options of its calls.
+    """
+
     _HOW = "await handle.options(method_name={name!r}).call(...)"
     _MAX_CONCURRENT: ClassVar[int | None] = None
     """The largest number of calls of a `map` at a time; None for no limit."""
@@ -106,16 +134,36 @@ class AsyncHandle(_Hinting, ABC):
     endpoint: str
     handle_options: HandleOptions = field(default=HandleOptions(), kw_only=True)
 
-    def options(self, **options: Unpack[HandleKeywords]) -> Self:
-        return replace(self, handle_options=self.handle_options.with_changes(options))
+    @property
+    @abstractmethod
+    def sync(self) -> SyncHandle:
+        """A handle with blocking calls, for threads."""
 
     @abstractmethod
-    async def call(self, *args: Any, **kwargs: Any) -> Any: ...
+    async def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes a call; await its result.
 
-    @abstractmethod
-    def stream(self, *args: Any, **kwargs: Any) -> Any: ...
+        Raises:
+            NoSuchName: There is no such endpoint or method.
+            TypeError: The method is answered by a stream, or the arguments don't fit.
+            Exception: As for any batched call.
+        """
 
     async def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
+        """Makes a call for each item at once; await all results, in the order of the items.
+
+        Each has the options of the handle, and is routed by itself: its traffic is split.
+
+        Args:
+            *columns: The items; for a method with several parameters one iterable for each.
+            return_exceptions: Whether errors are returned in the list instead of being raised.
+
+        Raises:
+            ValueError: The columns have different lengths.
+            Exception: As for a single call: the first in the order of the items, after all ended.
+
+        Cancellation: all of the calls are cancelled.
+        """
         return await _call_each(
             self.call,
             list(zip(*columns, strict=True)),
@@ -123,38 +171,67 @@ class AsyncHandle(_Hinting, ABC):
             return_exceptions=return_exceptions,
         )
 
-    def remote(self, *args: Any, **kwargs: Any) -> CallCoroutine:
+    def remote(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """Does the same as `call`; Ray Serve's name for it."""
         return CallCoroutine(self.call(*args, **kwargs), self.endpoint)
+
+    @abstractmethod
+    def stream(self, *args: Any, **kwargs: Any) -> ResultIterator:
+        """Returns the stream of a call, which is made when the stream is entered."""
+
+    def options(self, **options: Unpack[HandleKeywords]) -> Self:
+        """Returns a copy of the handle with other options; options that you omit stay the same.
+
+        Args:
+            **options: The fields of `shoal.replicas.code.endpoint_call.HandleOptions`.
+
+        Raises:
+            TypeError: An option is unknown, or has the wrong type.
+            ValueError: An option is out of its range.
+        """
+        return replace(self, handle_options=self.handle_options.with_changes(options))
 
     def __repr__(self) -> str:
         return f"<Handle of the endpoint {self.endpoint!r}>"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BlockingHandle(_Hinting, ABC):
+class SyncHandle(_Hinting, ABC):
+    """A handle for threads and notebooks."""
+
     _HOW = "handle.options(method_name={name!r}).call(...)"
 
-    _handle: AsyncHandle
+    _handle: Handle
 
     @property
     def endpoint(self) -> str:
+        """The endpoint's name."""
         return self._handle.endpoint
 
     @property
     def sync(self) -> Self:
+        """The handle itself."""
         return self
 
-    def options(self, **options: Unpack[HandleKeywords]) -> Self:
-        return replace(self, _handle=self._handle.options(**options))
+    @abstractmethod
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes a call, and blocks until it is answered."""
 
     @abstractmethod
-    def call(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    @abstractmethod
-    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]: ...
+    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
+        """Makes many calls at once, and blocks until all have ended."""
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Does the same as `call`; Ray Serve's name for it."""
         return self.call(*args, **kwargs)
+
+    @abstractmethod
+    def stream(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes a call that is answered by a stream: ``with ... as stream: for r in stream``."""
+
+    def options(self, **options: Unpack[HandleKeywords]) -> Self:
+        """Returns a copy of the handle with other options."""
+        return replace(self, _handle=self._handle.options(**options))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Unpickled in another process, it is a blocking handle of that process.
@@ -162,7 +239,7 @@ class BlockingHandle(_Hinting, ABC):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BridgedHandle(BlockingHandle):
+class BridgedHandle(SyncHandle):
     _bridge: Bridge  # runs coroutines in the handle's event loop
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -177,8 +254,127 @@ class BridgedHandle(BlockingHandle):
             "await handle.map(...)",
         )
 
-    def stream(self, *args: Any, **kwargs: Any) -> BlockingStream:
-        return BlockingStream(lambda: self._handle.stream(*args, **kwargs), self._bridge, "handle")
+    def stream(self, *args: Any, **kwargs: Any) -> ThreadStream[Any]:
+        return blocking_stream(lambda: self._handle.stream(*args, **kwargs), self._bridge, "handle")
+
+
+# In the code of a backend.
+
+
+def unpickled_handle(endpoint: str, handle_options: HandleOptions) -> Any:
+    # Ray unpickles the arguments of an actor's method before the actor knows where it runs. Then
+    # the handle looks up its controller when it is used.
+    is_known = parent_channel.get(None) or running_controller.get(None)
+    return (current_handle if is_known else DeferredHandle)(endpoint, handle_options=handle_options)
+
+
+def current_handle(endpoint: str, handle_options: HandleOptions) -> Any:
+    """Raises `RuntimeError` outside of a replica's process and of a controller."""
+    channel: ParentChannel | None = parent_channel.get(None)
+    if channel is None:
+        owner = running_controller.get(None)
+        if owner is not None:
+            return owner.handle(endpoint, handle_options)
+        raise RuntimeError(
+            f"a handle of the endpoint {endpoint!r} was used outside of a replica's process; "
+            "a separate program connects with shoal.connect(url)"
+        )
+    return ChildHandle(endpoint, channel, handle_options=handle_options)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ChildHandle(Handle):
+    channel: ParentChannel
+
+    @property
+    def sync(self) -> ChildSyncHandle:
+        return ChildSyncHandle(self)
+
+    async def call(self, *args: Any, **kwargs: Any) -> Any:
+        return await self.channel.call_async(self.call_out(args, kwargs, stream=False))
+
+    def stream(self, *args: Any, **kwargs: Any) -> ChildStream:
+        return ChildStream(self.channel.stream_async(self.call_out(args, kwargs, stream=True)))
+
+    def call_out(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, stream: bool) -> CallOut:
+        options = self.handle_options
+        left_s = time_left(lambda: time.monotonic() + self.channel.clock_offset)
+        if left_s is not None and (options.timeout_s is None or options.timeout_s > left_s):
+            options = replace(options, timeout_s=left_s)
+        return CallOut(self.endpoint, args, kwargs, stream, options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unpickled_handle, (self.endpoint, self.handle_options)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ChildSyncHandle(SyncHandle):
+    _handle: ChildHandle
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return self._handle.channel.call(self._handle.call_out(args, kwargs, stream=False))
+
+    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
+        calls = [
+            self._handle.call_out(args, {}, stream=False) for args in zip(*columns, strict=True)
+        ]
+        return self._handle.channel.call_all(calls, return_exceptions=return_exceptions)
+
+    def stream(self, *args: Any, **kwargs: Any) -> closing[Generator[Any]]:
+        call = self._handle.call_out(args, kwargs, stream=True)
+        return closing(self._handle.channel.stream(call))
+
+
+class ChildStream:
+    def __init__(self, results: AsyncGenerator[Any, None]) -> None:
+        self._results = results
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        return await anext(self._results)
+
+    async def aclose(self) -> None:
+        await self._results.aclose()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DeferredHandle(Handle):
+    """A handle that looks up its controller at each use."""
+
+    @property
+    def sync(self) -> DeferredSyncHandle:
+        return DeferredSyncHandle(self)
+
+    async def call(self, *args: Any, **kwargs: Any) -> Any:
+        return await self.now().call(*args, **kwargs)
+
+    def stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self.now().stream(*args, **kwargs)
+
+    def now(self) -> Any:
+        return current_handle(self.endpoint, self.handle_options)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DeferredSyncHandle(SyncHandle):
+    _handle: DeferredHandle
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return self._handle.now().sync.call(*args, **kwargs)
+
+    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> Any:
+        return self._handle.now().sync.map(*columns, return_exceptions=return_exceptions)
+
+    def stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._handle.now().sync.stream(*args, **kwargs)
 
 
 async def _call_each(

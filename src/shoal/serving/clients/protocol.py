@@ -1,4 +1,4 @@
-"""The interfaces of clients and handles, for a controller in this process or behind HTTP.
+"""The interfaces of clients, for a controller in this process or behind HTTP.
 
 A `Client` has the verbs that operate a controller. Its `get_handle` returns a `Handle`, which calls
 one endpoint.
@@ -13,10 +13,9 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from shoal.errors import ShutDown
-from shoal.replicas.code.definition import makes_handles
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.clients import verbs
 from shoal.serving.clients.handles import BridgedHandle
@@ -25,12 +24,8 @@ from shoal.serving.names import DEFAULT_METHODS
 from shoal.serving.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable
-    from types import TracebackType
-    from typing import Unpack
-
-    from shoal.replicas.code.endpoint_call import HandleKeywords
     from shoal.replicas.portal import Bridge
+    from shoal.serving.clients.handles import Handle
 
 
 class SyncClient(Protocol):
@@ -317,122 +312,3 @@ class BlockingClient:
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *VERBS})
-
-
-class ResultIterator(Protocol):
-    """The results of a stream: ``async with handle.stream(x) as stream: async for r in stream``."""
-
-    async def __aenter__(self) -> Self: ...
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> bool | None: ...
-    def __aiter__(self) -> Self: ...
-    async def __anext__(self) -> Any: ...
-    async def aclose(self) -> None:
-        """Leaves the stream. Idempotent."""
-        ...
-
-
-class SyncHandle(Protocol):
-    """A handle for threads and notebooks."""
-
-    @property
-    def endpoint(self) -> str:
-        """The endpoint's name."""
-        ...
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes a call, and blocks until it is answered."""
-        ...
-
-    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
-        """Makes many calls at once, and blocks until all have ended."""
-        ...
-
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Does the same as `call`; Ray Serve's name for it."""
-        ...
-
-    def options(self, **options: Unpack[HandleKeywords]) -> SyncHandle:
-        """Returns a copy of the handle with other options."""
-        ...
-
-    def stream(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes a call that is answered by a stream: ``with ... as stream: for r in stream``."""
-        ...
-
-
-def _handle_for_parameter(endpoint: str) -> Handle:
-    from shoal.serving.clients.in_replica import DeferredHandle
-
-    return DeferredHandle(endpoint)
-
-
-@makes_handles(_handle_for_parameter)
-class Handle(Protocol):
-    """Calls an endpoint from Python.
-
-    A parameter of a backend's code, or of its constructor, with this annotation gets the handle
-    of the endpoint with the parameter's name, or of another: ``Annotated[Handle, "embed-v2"]``.
-    """
-
-    @property
-    def endpoint(self) -> str:
-        """The endpoint's name."""
-        ...
-
-    @property
-    def sync(self) -> SyncHandle:
-        """A handle with blocking calls, for threads."""
-        ...
-
-    def call(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
-        """Makes a call; await its result.
-
-        Raises:
-            NoSuchName: There is no such endpoint or method.
-            TypeError: The method is answered by a stream, or the arguments don't fit.
-            Exception: As for any batched call.
-        """
-        ...
-
-    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> Awaitable[list[Any]]:
-        """Makes a call for each item at once; await all results, in the order of the items.
-
-        Each has the options of the handle, and is routed by itself: its traffic is split.
-
-        Args:
-            *columns: The items; for a method with several parameters one iterable for each.
-            return_exceptions: Whether errors are returned in the list instead of being raised.
-
-        Raises:
-            ValueError: The columns have different lengths.
-            Exception: As for a single call: the first in the order of the items, after all ended.
-
-        Cancellation: all of the calls are cancelled.
-        """
-        ...
-
-    def remote(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
-        """Does the same as `call`; Ray Serve's name for it."""
-        ...
-
-    def stream(self, *args: Any, **kwargs: Any) -> ResultIterator:
-        """Returns the stream of a call, which is made when the stream is entered."""
-        ...
-
-    def options(self, **options: Unpack[HandleKeywords]) -> Handle:
-        """Returns a copy of the handle with other options; options that you omit stay the same.
-
-        Args:
-            **options: The fields of `shoal.replicas.code.endpoint_call.HandleOptions`.
-
-        Raises:
-            TypeError: An option is unknown, or has the wrong type.
-            ValueError: An option is out of its range.
-        """
-        ...

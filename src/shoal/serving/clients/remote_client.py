@@ -19,7 +19,7 @@ from shoal.core.json_text import check_keys
 from shoal.errors import DeadlineExceeded
 from shoal.http_client.stream import HttpStream
 from shoal.replicas.portal import PortalThread
-from shoal.serving.clients.handles import AsyncHandle, BridgedHandle
+from shoal.serving.clients.handles import BridgedHandle, Handle
 from shoal.serving.clients.protocol import VERBS, BlockingClient, Client
 from shoal.serving.clients.remote_connection import AdminConnection
 from shoal.serving.clients.verbs import ENDPOINT
@@ -260,7 +260,7 @@ _LEAST_S = 0.001
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RemoteHandle(AsyncHandle):
+class RemoteHandle(Handle):
     _MAX_CONCURRENT = 64
 
     connection: AdminConnection

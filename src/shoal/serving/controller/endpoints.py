@@ -14,7 +14,7 @@ from shoal.batching.current import running_batch, time_left
 from shoal.core.forming.call_options import CallOptions
 from shoal.core.histogram import LEFT, RequestTimes, status_of
 from shoal.errors import NameTaken, NoSuchName, ShutDown
-from shoal.serving.clients.handles import AsyncHandle, BridgedHandle
+from shoal.serving.clients.handles import BridgedHandle, Handle, unpickled_handle
 from shoal.serving.names import found, without_names
 from shoal.serving.query import item_without_data, takes_query
 from shoal.serving.shadow import ComparedStream
@@ -101,7 +101,7 @@ class Endpoints:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class EndpointHandle(AsyncHandle):
+class EndpointHandle(Handle):
     _lifetime: Lifetime  # decides whether calls are accepted
     _endpoints: Endpoints
     _is_inside: bool = False  # whether code in a replica of the controller uses it
@@ -226,8 +226,6 @@ class EndpointHandle(AsyncHandle):
         return CallOptions(timeout_s, self._metadata, priority)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from shoal.serving.clients.in_replica import unpickled_handle
-
         # Unpickled in a replica's process, it makes its calls through this process.
         return unpickled_handle, (self.endpoint, self.handle_options)
 

@@ -3,9 +3,6 @@
 A call and its response use the control channel, because the main thread, which reads the data
 channel, may be the thread that waits. A call can thus be made from any thread, from plain code and
 from async code, in any kind of event loop.
-
-`parent_channel` is set before the user's code is loaded. Code that makes calls, such as a handle,
-reads it once and stores it, since threads that the code starts do not inherit it.
 """
 
 from __future__ import annotations
@@ -165,9 +162,6 @@ class ParentChannel:
         taker = self._takers.get(frame.id)
         if taker is not None:
             taker(frame)
-
-
-parent_channel: Final[ContextVar[ParentChannel]] = ContextVar("shoal.parent_channel")
 
 
 class _Answers:

@@ -35,10 +35,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import anyio
 
 from shoal.batching.current import Identity, running_replica
+from shoal.replicas.code.endpoint_call import parent_channel
 from shoal.replicas.code.instance import HOOKS, Instance, is_async, is_async_class
 from shoal.replicas.process.child.calls import CallAnswers
 from shoal.replicas.process.child.control import Control
-from shoal.replicas.process.child.endpoints import ParentChannel, parent_channel
+from shoal.replicas.process.child.endpoints import ParentChannel
 from shoal.replicas.process.child.sync_loop import SyncWork
 from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameKind, FrameReader, receive, send

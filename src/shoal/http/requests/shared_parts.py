@@ -1,0 +1,76 @@
+"""What all requests and WebSockets of an application share: settings, ids, limits, and counts."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections import Counter
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from shoal.core.histogram import RequestTimes
+from shoal.http.requests.departures import Departures
+from shoal.http.requests.problem import Refused, retry_after
+from shoal.loops.this_loop import parking_of_this_loop
+from shoal.observe.metrics import NO_ENDPOINT, StreamTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from shoal.asgi.http_options import HttpOptions
+
+
+class SharedParts:
+    def __init__(self, settings: HttpOptions) -> None:
+        # The event loop's clock once it has begun, unless that is coarse.
+        self.now: Callable[[], float] = perf_counter
+        self.times = RequestTimes()
+        self.streams = StreamTimes()
+        self.settings = settings
+        self.departures = Departures()
+        self.incomplete = IncompleteBodies(settings)
+        # Ids are unique among processes that share a log, and cheap to make.
+        form = secrets.token_hex(4).encode("ascii") + b"-%x"
+        self.new_id: Callable[[], bytes] = map(form.__mod__, itertools.count(1)).__next__
+
+    def begin(self) -> None:
+        """Prepares for requests in the running event loop."""
+        parking = parking_of_this_loop()
+        self.now = perf_counter if parking.is_coarse else parking.now
+
+    def keep_counts_of(self, endpoints: Iterable[str]) -> None:
+        """Drops the counts of deleted endpoints."""
+        names = {*endpoints, NO_ENDPOINT}
+        self.times.keep(names)
+        self.streams.keep(names)
+
+
+class IncompleteBodies:
+    """Bounds the bytes of incomplete bodies, in total and for each connection."""
+
+    # Otherwise one HTTP/2 connection with a hundred streams could hold a hundred bodies, each
+    # without its last byte.
+
+    def __init__(self, options: HttpOptions) -> None:
+        self._most = options.max_incomplete_bytes
+        # For one connection: a quarter, but always one body.
+        self._most_of_one = max(self._most // 4, options.max_body_bytes)
+        self._retry_after_s = options.retry_after_s
+        self._held = 0
+        self._held_by: Counter[Any] = Counter()
+
+    def add(self, client: Any, size: int) -> None:
+        self._held += size
+        if client is not None:
+            self._held_by[client] += size
+        if self._held > self._most or self._held_by[client] > self._most_of_one:
+            detail = "The server holds no more of them; send the request again."
+            retry = retry_after(self._retry_after_s)
+            raise Refused.of("too-many-incomplete-bodies", detail, retry)
+
+    def release(self, client: Any, size: int) -> None:
+        self._held -= size
+        if client is not None:
+            self._held_by[client] -= size
+            if not self._held_by[client]:
+                del self._held_by[client]
