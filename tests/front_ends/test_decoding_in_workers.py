@@ -186,7 +186,7 @@ async def test_a_client_that_leaves_within_a_large_body_leaves_nothing_behind():
         with pytest.raises(ConnectionAbortedError):
             await post(client, half(), **{"content-length": "900000"})
         assert (await post(client, b"[2.5]")).json() == [2.5]
-        assert spy.decoded[-1] == [2.5]
+        assert [2.5] in spy.decoded
 
 
 async def test_an_item_that_cant_be_sent_is_decoded_by_the_server():
