@@ -754,23 +754,6 @@ async def test_a_deadline_ends_a_stream_while_its_sender_waits() -> None:
 # What can be known
 
 
-async def test_statistics(kind: Kind) -> None:
-    handler = Server(kind)
-    batcher = of(handler, kind, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.launch(tasks, call, *range(3))
-        statistics = batcher.statistics()
-        assert (statistics.running, statistics.queued, statistics.batches_running) == (2, 1, 1)
-        handler.let_go(*range(3))
-        await settle()
-        statistics = batcher.statistics()
-        assert (statistics.running, statistics.queued, statistics.finished) == (0, 0, 3)
-    statistics = batcher.statistics()
-    assert {r: n for r, n in statistics.batches.items() if n} == {DispatchReason.OPEN: 1}
-    # Such a batch has no size and no run time: it lasts as long as its batcher.
-    assert statistics.batch_size.total == statistics.run_s.total == 0
-
-
 async def test_the_occupancy_of_a_batch_is_known_over_time(kind: Kind) -> None:
     async def handler(batch: Any) -> None:
         async for _ in batch.steps():
@@ -799,6 +782,10 @@ async def test_the_occupancy_of_a_batch_is_known_over_time(kind: Kind) -> None:
     assert (occupancy.steps.total, occupancy.steps.sum) == (3, 4)
     assert then.wait_s.total == 3
     assert then.wait_s.sum == pytest.approx(1)
+    closed = batcher.statistics()
+    assert {r: n for r, n in closed.batches.items() if n} == {DispatchReason.OPEN: 1}
+    # Such a batch has no size and no run time: it lasts as long as its batcher.
+    assert closed.batch_size.total == closed.run_s.total == 0
 
 
 async def test_a_batch_has_the_requests_that_are_active(kind: Kind) -> None:

@@ -13,7 +13,6 @@ from batching.scenes import (
     Held,
     Recorder,
     line_up,
-    outcome,
     outcomes,
     outcomes_in_order,
     read_all,
@@ -461,26 +460,6 @@ async def test_a_rule_of_ones_own_forms_the_batches() -> None:
         held.gate.set()
     assert held.batches == [[0], [5, 3], [2, 1]]
     assert [caller.outcome for caller in callers] == [1, 2, 3, LEFT, 5]
-
-
-class Broken(Newest):
-    def choose(self, queue: Sequence[Request], now: float, pressure: Pressure | None) -> Any:
-        if len(queue) > 1:
-            raise ZeroDivisionError("a broken rule")
-        return Wait(None)
-
-
-async def test_a_broken_rule_fails_all_who_wait_with_its_error_as_the_cause() -> None:
-    batcher = shoal.Batcher(Recorder(), policy=Broken)
-    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
-        async with batcher as call:
-            errors = await outcomes(call(1), call(2))
-            assert [type(error) for error in errors] == [shoal.errors.BatcherClosed] * 2
-            causes = {str(error.__cause__) for error in errors}
-            assert causes == {"a broken rule"}
-            assert not batcher.is_alive
-            assert isinstance(await outcome(call(3)), shoal.errors.BatcherClosed)
-    assert caught.group_contains(ZeroDivisionError)
 
 
 async def test_a_policy_that_is_none_is_refused_when_the_batcher_is_made() -> None:
