@@ -10,18 +10,12 @@ import anyio
 import pytest
 
 import shoal
-from batching.open_scenes import Kind, Server, Stepper
+from batching.open_scenes import ORDERS, Kind, Server, Stepper
 from batching.scenes import LEFT, PENDING, Caller, launch, line_up, outcome, read_all, settle, using
 from batching.test_idle import HOUR_S, watched
 from shoal import DispatchReason
 
 pytestmark = pytest.mark.anyio
-ORDERS = 30  # the order in which trio runs the tasks of a tick is random
-
-
-@pytest.fixture(params=[False, True], ids=["unary", "streams"])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    return Kind(streams=request.param)
 
 
 def of(handler: Any, kind: Kind, **options: Any) -> shoal.Batcher[Any]:
@@ -180,10 +174,6 @@ async def test_who_is_behind_what_does_not_fit_joins_when_it(kind: Kind, how: st
         handler.let_go(6, 3, 8)
 
 
-async def leave(caller: Caller) -> None:
-    caller.leave()
-
-
 @pytest.mark.parametrize("first", ["idle", "one is active"])
 async def test_who_stands_behind_one_who_has_just_left_joins(first: str) -> None:
     unary = Kind(streams=False)
@@ -199,7 +189,7 @@ async def test_who_stands_behind_one_who_has_just_left_joins(first: str) -> None
             leaver, behind = Caller(call(1)), Caller(call(2))
             tasks.start_soon(leaver.run)
             tasks.start_soon(behind.run)
-            tasks.start_soon(leave, leaver)
+            tasks.start_soon(leaver.leaves)
             await settle()
             assert behind.outcome == 2
             handler.let_go(0)
@@ -213,7 +203,7 @@ async def test_an_end_and_an_arrival_in_one_tick_lose_nobody(kind: Kind) -> None
             second, third = Caller(kind.ask(call, 2)), Caller(kind.ask(call, 3))
             tasks.start_soon(second.run)
             handler.let_go(1, 2, 3)
-            tasks.start_soon(leave, first)
+            tasks.start_soon(first.leaves)
             tasks.start_soon(third.run)
         assert first.outcome in (1, LEFT)
         assert (second.outcome, third.outcome) == (2, 3)
