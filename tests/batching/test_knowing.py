@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, line_up, outcomes, settle
+from batching.scenes import Held, Recorder, line_up, outcomes, plugged, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -217,12 +217,9 @@ async def test_a_batcher_says_since_when_its_batches_run_and_where_they_are() ->
     batcher = shoal.Batcher(held)
     assert batcher.running_since() == []
     assert batcher.stacks() == []
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(1))
-        await settle()
+    async with plugged(held, batcher, 1):
         started = anyio.current_time()
         await anyio.sleep(5)
         assert batcher.running_since() == [started]
         (stack,) = batcher.stacks()
         assert "await self.gate.wait()" in stack
-        held.gate.set()

@@ -15,6 +15,7 @@ from batching.scenes import (
     line_up,
     outcomes,
     outcomes_in_order,
+    plugged,
     read_all,
     settle,
 )
@@ -209,12 +210,9 @@ async def test_only_requests_with_equal_keys_share_a_batch() -> None:
 async def test_of_the_buckets_that_are_due_the_one_with_the_oldest_request_goes_first() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=3, bucket_by=by_tens)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0))
-        await settle()
+    async with plugged(held, batcher, 0) as (call, tasks):
         callers = await line_up(tasks, *map(call, [31, 11, 32, 21, 12, 33, 34]))
         callers[0].leave()  # then 11 is the oldest
-        held.gate.set()
     assert held.batches == [[0], [11, 12], [32, 33, 34], [21]]
 
 
@@ -452,12 +450,9 @@ class Newest(WholeQueuePolicy):
 async def test_a_rule_of_ones_own_forms_the_batches() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=2, policy=Newest)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0))
-        await settle()
+    async with plugged(held, batcher, 0) as (call, tasks):
         callers = await line_up(tasks, *map(call, range(1, 6)))
         callers[3].leave()
-        held.gate.set()
     assert held.batches == [[0], [5, 3], [2, 1]]
     assert [caller.outcome for caller in callers] == [1, 2, 3, LEFT, 5]
 
