@@ -6,6 +6,7 @@ A package that only another dependency installs is gone as soon as that one does
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from test_layers import parsed, shoal_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,20 +51,13 @@ EXTRAS_OF = {
 def packages_imported(source: str) -> set[str]:
     """The packages of others that a module imports at run time, anywhere in it."""
     found = set[str]()
-
-    def look_into(node: ast.AST) -> None:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            for other in node.orelse:
-                look_into(other)
-            return
+    for node, _, is_for_types in parsed(source).imports:
+        if is_for_types:
+            continue
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
+        elif not node.level:
             found.add(node.module or "")
-        for inner in ast.iter_child_nodes(node):
-            look_into(inner)
-
-    look_into(ast.parse(source))
     return {name.partition(".")[0] for name in found} - sys.stdlib_module_names - {"shoal"}
 
 
@@ -73,8 +69,11 @@ def normal(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution.strip()).lower()
 
 
+installed = functools.cache(packages_distributions)
+
+
 def undeclared_imports(modules: Mapping[str, str]) -> Iterator[str]:
-    distributions = packages_distributions()
+    distributions = installed()
     for module, source in modules.items():
         fitting = (one for one in EXTRAS_OF if f"{module}.".startswith(f"{one}."))
         extras = EXTRAS_OF[max(fitting, key=len)]
@@ -87,14 +86,7 @@ def undeclared_imports(modules: Mapping[str, str]) -> Iterator[str]:
 
 
 def test_each_import_is_declared():
-    package = ROOT / "src" / "shoal"
-    modules = {
-        ".".join(("shoal", *path.relative_to(package).with_suffix("").parts)): path.read_text(
-            encoding="utf-8"
-        )
-        for path in sorted(package.rglob("*.py"))
-    }
-    assert list(undeclared_imports(modules)) == []
+    assert list(undeclared_imports(shoal_modules())) == []
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import graphlib
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -145,9 +145,47 @@ def layer_of(module: str) -> str:
     return parts[1] if len(parts) > 1 else "top"
 
 
+class Statement(NamedTuple):
+    """An import statement, and where it stands."""
+
+    node: ast.Import | ast.ImportFrom
+    is_late: bool
+    is_for_types: bool
+
+
+class Parsed(NamedTuple):
+    """The imports of a source, and its classes with the names of their bases."""
+
+    imports: list[Statement]
+    classes: list[tuple[str, list[str]]]
+
+
+@functools.cache
+def parsed(source: str) -> Parsed:
+    found = Parsed([], [])
+
+    def look_into(node: ast.AST, is_late: bool, is_for_types: bool) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.imports.append(Statement(node, is_late, is_for_types))
+            return
+        if isinstance(node, ast.ClassDef):
+            bases = [one.value if isinstance(one, ast.Subscript) else one for one in node.bases]
+            names = [base.id for base in bases if isinstance(base, ast.Name)]
+            found.classes.append((node.name, names))
+        is_late = is_late or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        is_checked = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.iter_child_nodes(node):
+            if not isinstance(inner, ast.expr):
+                is_type_only = is_for_types or (is_checked and inner not in node.orelse)
+                look_into(inner, is_late, is_type_only)
+
+    look_into(ast.parse(source), False, False)
+    return found
+
+
 def imports_of(module: str, source: str, modules: Mapping[str, str]) -> Iterator[Import]:
     """Every import of a module, those for type checkers and those inside functions included."""
-    for node, is_late in import_statements(source):
+    for node, is_late, _ in parsed(source).imports:
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
         else:
@@ -162,23 +200,6 @@ def imports_of(module: str, source: str, modules: Mapping[str, str]) -> Iterator
             targets = [name if name in modules else origin for name in submodules]
         for target in dict.fromkeys(targets):
             yield Import(module, target, node.lineno, is_late)
-
-
-@functools.cache
-def import_statements(source: str) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """The import statements of a source, and whether each is within a function."""
-    found: list[tuple[ast.Import | ast.ImportFrom, bool]] = []
-
-    def look_into(node: ast.AST, is_late: bool) -> None:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            found.append((node, is_late))
-        elif not isinstance(node, ast.expr):
-            is_late = is_late or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            for inner in ast.iter_child_nodes(node):
-                look_into(inner, is_late)
-
-    look_into(ast.parse(source), False)
-    return found
 
 
 def is_package(module: str, modules: Mapping[str, str]) -> bool:
@@ -291,20 +312,18 @@ def lone_subclasses(modules: Mapping[str, str]) -> list[str]:
     """
     subclasses: dict[str, list[str]] = {}
     for module, source in modules.items():
-        tree = ast.parse(source)
+        imports, classes = parsed(source)
         known = {
             alias.asname or alias.name: f"{node.module}.{alias.name}"
-            for node in ast.walk(tree)
+            for node, _, _ in imports
             if isinstance(node, ast.ImportFrom) and node.module in modules
             for alias in node.names
         }
-        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-        known |= {one.name: f"{module}.{one.name}" for one in classes}
-        for one in classes:
-            for base in one.bases:
-                named = base.value if isinstance(base, ast.Subscript) else base
-                if isinstance(named, ast.Name) and named.id in known:
-                    subclasses.setdefault(known[named.id], []).append(known[one.name])
+        known |= {name: f"{module}.{name}" for name, _ in classes}
+        for name, bases in classes:
+            for base in bases:
+                if base in known:
+                    subclasses.setdefault(known[base], []).append(known[name])
     return [
         f"{base} has one subclass, {found[0]}: make them one class, or compose them"
         for base, found in subclasses.items()
@@ -317,8 +336,9 @@ def all_imports(modules: Mapping[str, str]) -> Iterator[Import]:
         yield from imports_of(module, source, modules)
 
 
-@pytest.fixture(scope="module")
+@functools.cache
 def shoal_modules() -> dict[str, str]:
+    """The sources of the package, by the names of their modules."""
     modules = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = ["shoal", *path.relative_to(PACKAGE).with_suffix("").parts]
@@ -340,8 +360,8 @@ RULES = [
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_package_keeps_the_rule(rule, shoal_modules):
-    complaints = rule(shoal_modules)
+def test_the_package_keeps_the_rule(rule):
+    complaints = rule(shoal_modules())
     assert not complaints, "\n".join(complaints)
 
 

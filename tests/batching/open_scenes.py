@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import shoal
 
 
+# How often a scene is played whose tasks run in one tick: trio runs them in a random order.
+ORDERS = 30
+
+
 async def the_one(stream: shoal.ResultStream[Any]) -> Any:
     """Reads a stream of one item."""
     async with stream:

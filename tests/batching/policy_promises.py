@@ -144,7 +144,7 @@ class Promises(World):
     def _check_pair(self, before: Request, after: Request, options: BatchOptions) -> None:
         """Checks that one request may be ahead of another."""
         if any(r.options is not None and r.options.delayed_at is not None for r in (before, after)):
-            return  # `queue_machine` says where those belong
+            return  # those that were delayed have other places
         ranks = self._rank(before, options), self._rank(after, options)
         assert ranks[0] <= ranks[1], "it is not its turn"
         if ranks[0] == ranks[1] and before.priority == after.priority:

@@ -32,6 +32,10 @@ class Caller:
     def leave(self) -> None:
         self._scope.cancel()
 
+    async def leaves(self) -> None:
+        """Leaves when the task that this is made has its turn."""
+        self.leave()
+
     async def run(self, *, task_status: TaskStatus[Caller] = anyio.TASK_STATUS_IGNORED) -> None:
         with self._scope:
             task_status.started(self)

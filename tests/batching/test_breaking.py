@@ -87,11 +87,11 @@ def test_what_ends_the_program_is_not_swallowed_and_no_caller_hangs(
     assert not batchers[0].is_alive
 
 
-class Broken(BaseException):
+class OwnFatal(BaseException):
     """Like KeyboardInterrupt, but asyncio and the test runner don't know it."""
 
 
-class BreaksWhenAsked(shoal.policies.WholeQueuePolicy):
+class BreaksOfThree(shoal.policies.WholeQueuePolicy):
     """A rule that breaks once all three are queued."""
 
     def __init__(self, _options: Any) -> None:
@@ -101,14 +101,14 @@ class BreaksWhenAsked(shoal.policies.WholeQueuePolicy):
         self, queue: Sequence[shoal.Request], now: float, pressure: shoal.policies.Pressure | None
     ) -> Any:
         if len(queue) == 3:
-            raise Broken
+            raise OwnFatal
         return shoal.policies.Wait(None)
 
 
 @pytest.mark.real_time
 @pytest.mark.anyio
 async def test_callers_elsewhere_are_told_what_broke_the_batcher() -> None:
-    batcher = shoal.Batcher(plain, max_batch_size=1, policy=BreaksWhenAsked)
+    batcher = shoal.Batcher(plain, max_batch_size=1, policy=BreaksOfThree)
     outcomes: list[Any] = []
 
     async def caller(item: Any) -> None:
@@ -120,15 +120,15 @@ async def test_callers_elsewhere_are_told_what_broke_the_batcher() -> None:
             with anyio.CancelScope(shield=True):
                 async with anyio.create_task_group() as callers:
                     for _ in range(3):
-                        callers.start_soon(caller, Broken)
+                        callers.start_soon(caller, OwnFatal)
             with pytest.raises(shoal.errors.BatcherClosed) as late:
                 await batcher.call(1)
-            assert isinstance(late.value.__cause__, Broken)
-    assert contains(caught.value, Broken)
+            assert isinstance(late.value.__cause__, OwnFatal)
+    assert contains(caught.value, OwnFatal)
     assert [type(error) for error in outcomes] == [shoal.errors.BatcherClosed] * 3
-    assert all(isinstance(error.__cause__, Broken) for error in outcomes)
+    assert all(isinstance(error.__cause__, OwnFatal) for error in outcomes)
     assert len(set(map(id, outcomes))) == 3
-    assert isinstance(batcher.failure, Broken)
+    assert isinstance(batcher.failure, OwnFatal)
     assert not batcher.is_alive
     assert batcher.statistics().state == "broken"
     assert batcher.statistics().failed == 3

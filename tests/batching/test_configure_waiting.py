@@ -76,15 +76,13 @@ async def test_a_new_window_counts_from_the_arrival() -> None:
 async def test_what_is_too_large_under_the_new_options_fails_alone() -> None:
     held = Held()
     batcher = shoal.Batcher(held, batch_size_fn=lambda n: n)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await launch(tasks, call(1))
+    async with plugged(held, batcher, 1) as (call, tasks):
         small, large = await line_up(tasks, call(4), call(6))
         batcher.configure(max_batch_size=5)
         await settle()
         assert small.outcome is PENDING
         assert isinstance(large.outcome, shoal.errors.ItemTooLarge)
         assert (batcher.statistics().queued, batcher.statistics().failed) == (1, 1)
-        held.gate.set()
     assert small.outcome == 4
     assert held.batches == [[1], [4]]
 
@@ -177,9 +175,7 @@ async def test_a_change_that_is_refused_changes_nothing_for_those_who_wait() -> 
 async def test_calls_before_the_change_run_under_it_and_padding_is_that_of_the_dispatch() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=4, allowed_batch_sizes=(4,))
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await launch(tasks, call(0))
+    async with plugged(held, batcher, 0) as (call, tasks):
         await line_up(tasks, call(1))
         batcher.configure(allowed_batch_sizes=(2, 4))
-        held.gate.set()
     assert held.batches == [[0, 0, 0, 0], [1, 1]]

@@ -10,18 +10,12 @@ import anyio
 import pytest
 
 import shoal
-from batching.open_scenes import Kind, Server, Stepper
+from batching.open_scenes import ORDERS, Kind, Server, Stepper
 from batching.scenes import LEFT, PENDING, Caller, launch, line_up, outcome, read_all, settle, using
 from batching.test_idle import HOUR_S, watched
 from shoal import DispatchReason
 
 pytestmark = pytest.mark.anyio
-ORDERS = 30  # the order in which trio runs the tasks of a tick is random
-
-
-@pytest.fixture(params=[False, True], ids=["unary", "streams"])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    return Kind(streams=request.param)
 
 
 def of(handler: Any, kind: Kind, **options: Any) -> shoal.Batcher[Any]:
@@ -180,10 +174,6 @@ async def test_who_is_behind_what_does_not_fit_joins_when_it(kind: Kind, how: st
         handler.let_go(6, 3, 8)
 
 
-async def leave(caller: Caller) -> None:
-    caller.leave()
-
-
 @pytest.mark.parametrize("first", ["idle", "one is active"])
 async def test_who_stands_behind_one_who_has_just_left_joins(first: str) -> None:
     unary = Kind(streams=False)
@@ -199,7 +189,7 @@ async def test_who_stands_behind_one_who_has_just_left_joins(first: str) -> None
             leaver, behind = Caller(call(1)), Caller(call(2))
             tasks.start_soon(leaver.run)
             tasks.start_soon(behind.run)
-            tasks.start_soon(leave, leaver)
+            tasks.start_soon(leaver.leaves)
             await settle()
             assert behind.outcome == 2
             handler.let_go(0)
@@ -213,7 +203,7 @@ async def test_an_end_and_an_arrival_in_one_tick_lose_nobody(kind: Kind) -> None
             second, third = Caller(kind.ask(call, 2)), Caller(kind.ask(call, 3))
             tasks.start_soon(second.run)
             handler.let_go(1, 2, 3)
-            tasks.start_soon(leave, first)
+            tasks.start_soon(first.leaves)
             tasks.start_soon(third.run)
         assert first.outcome in (1, LEFT)
         assert (second.outcome, third.outcome) == (2, 3)
@@ -754,23 +744,6 @@ async def test_a_deadline_ends_a_stream_while_its_sender_waits() -> None:
 # What can be known
 
 
-async def test_statistics(kind: Kind) -> None:
-    handler = Server(kind)
-    batcher = of(handler, kind, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.launch(tasks, call, *range(3))
-        statistics = batcher.statistics()
-        assert (statistics.running, statistics.queued, statistics.batches_running) == (2, 1, 1)
-        handler.let_go(*range(3))
-        await settle()
-        statistics = batcher.statistics()
-        assert (statistics.running, statistics.queued, statistics.finished) == (0, 0, 3)
-    statistics = batcher.statistics()
-    assert {r: n for r, n in statistics.batches.items() if n} == {DispatchReason.OPEN: 1}
-    # Such a batch has no size and no run time: it lasts as long as its batcher.
-    assert statistics.batch_size.total == statistics.run_s.total == 0
-
-
 async def test_the_occupancy_of_a_batch_is_known_over_time(kind: Kind) -> None:
     async def handler(batch: Any) -> None:
         async for _ in batch.steps():
@@ -799,6 +772,10 @@ async def test_the_occupancy_of_a_batch_is_known_over_time(kind: Kind) -> None:
     assert (occupancy.steps.total, occupancy.steps.sum) == (3, 4)
     assert then.wait_s.total == 3
     assert then.wait_s.sum == pytest.approx(1)
+    closed = batcher.statistics()
+    assert {r: n for r, n in closed.batches.items() if n} == {DispatchReason.OPEN: 1}
+    # Such a batch has no size and no run time: it lasts as long as its batcher.
+    assert closed.batch_size.total == closed.run_s.total == 0
 
 
 async def test_a_batch_has_the_requests_that_are_active(kind: Kind) -> None:

@@ -132,12 +132,6 @@ async def test_what_a_plain_function_raises_reaches_its_callers(make: Any) -> No
         assert isinstance(await outcome(call(3)), (ValueError, RuntimeError))
 
 
-async def test_the_batcher_goes_on_after_a_failure() -> None:
-    async with shoal.Batcher(Recorder(lambda item: 1 // item)) as call:
-        assert isinstance(await outcome(call(0)), ZeroDivisionError)
-        assert await call(1) == 1
-
-
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 13, 64])
 @pytest.mark.parametrize("poisons", [1, 2, 3, 8])
 async def test_with_isolation_k_poison_items_of_n_fail_alone_in_at_most_2k_log2_n_more_runs(

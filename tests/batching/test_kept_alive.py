@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -111,18 +112,17 @@ async def call_with(call: Any, references: list[weakref.ref[Any]], **options: An
 
 
 @pytest.mark.parametrize(("kind", "queue"), CASES)
-@pytest.mark.parametrize("asks", [{}, {"timeout_s": 3600}], ids=["plain", "deadline"])
-async def test_what_was_answered_is_kept_by_nobody(
-    kind: str, queue: str, asks: dict[str, Any]
-) -> None:
-    references: list[weakref.ref[Any]] = []
+async def test_what_was_answered_is_kept_by_nobody(kind: str, queue: str) -> None:
+    asks: list[dict[str, Any]] = [{}, {"timeout_s": 3600}]
     async with KINDS[kind](**QUEUES[queue]) as call:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(5):
-                tasks.start_soon(lambda: call_with(call, references, **asks))
-        await settle()
-        assert len(references) == 5
-        assert gone(references)
+        for asked in asks:
+            references: list[weakref.ref[Any]] = []
+            async with anyio.create_task_group() as tasks:
+                for _ in range(5):
+                    tasks.start_soon(partial(call_with, call, references, **asked))
+            await settle()
+            assert len(references) == 5
+            assert gone(references), asked
 
 
 @pytest.mark.parametrize("queue", queues_of("open"))
@@ -150,29 +150,26 @@ async def test_an_open_batch_keeps_nothing_of_what_was_answered(queue: str, stre
 
 
 @pytest.mark.parametrize(("kind", "queue"), CASES)
-@pytest.mark.parametrize("how", ["left", "expired", "bored"])
-async def test_who_ended_without_an_answer_is_kept_by_nobody(
-    kind: str, queue: str, how: str
-) -> None:
-    references: list[weakref.ref[Any]] = []
+async def test_who_ended_without_an_answer_is_kept_by_nobody(kind: str, queue: str) -> None:
     options = {"batch_wait_timeout_s": None, **QUEUES[queue]}
     if queue == "adaptive":
         options.pop("batch_wait_timeout_s")
-    asks: dict[str, dict[str, Any]] = {
-        "expired": {"timeout_s": 2.0},
-        "bored": {"queue_timeout_s": 2.0},
-    }
+    asks: list[dict[str, Any]] = [{}, {"timeout_s": 2.0}, {"queue_timeout_s": 2.0}]
     async with KINDS[kind](**options) as call:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(9):
-                tasks.start_soon(lambda: call_with(call, references, **asks.get(how, {})))
-            await settle() if how != "left" else await anyio.lowlevel.checkpoint()
-            if how in ("expired", "bored"):
-                await anyio.sleep(3)
-            tasks.cancel_scope.cancel()
-        await settle()
-        assert len(references) == 9
-        assert gone(references)
+        for asked in asks:
+            references: list[weakref.ref[Any]] = []
+            async with anyio.create_task_group() as tasks:
+                for _ in range(9):
+                    tasks.start_soon(partial(call_with, call, references, **asked))
+                if asked:
+                    await settle()
+                    await anyio.sleep(3)
+                else:
+                    await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+            await settle()
+            assert len(references) == 9
+            assert gone(references), asked or "those who left"
 
 
 @pytest.mark.parametrize("queue", QUEUES)

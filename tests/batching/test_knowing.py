@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, line_up, outcomes, settle
+from batching.scenes import Held, Recorder, line_up, outcomes, plugged, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -216,9 +216,6 @@ async def test_a_batcher_says_where_its_batches_are() -> None:
     held = Held()
     batcher = shoal.Batcher(held)
     assert batcher.stacks() == []
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(1))
-        await settle()
+    async with plugged(held, batcher, 1):
         (stack,) = batcher.stacks()
         assert "await self.gate.wait()" in stack
-        held.gate.set()

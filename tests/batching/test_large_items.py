@@ -18,6 +18,7 @@ from batching.scenes import (
     outcome,
     outcomes,
     outcomes_in_order,
+    plugged,
     settle,
 )
 
@@ -171,13 +172,10 @@ async def test_a_broken_join_fails_its_caller_alone() -> None:
 async def test_a_queue_without_room_for_all_parts_takes_none() -> None:
     held = Held()
     batcher = shoal.Batcher(held, **SPLIT, max_queued_requests=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
+    async with plugged(held, batcher) as (call, tasks):
         assert isinstance(await outcome(call("abcdefghij")), shoal.errors.Overloaded)
         assert batcher.statistics().queued == 0
         (caller,) = await line_up(tasks, call("abcdef"))
-        held.gate.set()
     assert caller.outcome == "abcdef"
     assert held.batches == [["plug"], ["abcd"], ["ef"]]
 

@@ -10,19 +10,13 @@ import anyio.to_thread
 import pytest
 
 import shoal
-from batching.open_scenes import Kind, Taker
+from batching.open_scenes import ORDERS, Kind, Taker
 from batching.scenes import LEFT, PENDING, Caller, line_up, outcome, settle
 from batching.test_idle import HOUR_S, watched
 from batching.test_reference_cycles import calls, found_after, leaves, reads
 from shoal import DispatchReason
 
 pytestmark = pytest.mark.anyio
-ORDERS = 30  # the order in which trio runs the tasks of a tick is random
-
-
-@pytest.fixture(params=[False, True], ids=["unary", "streams"])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    return Kind(streams=request.param)
 
 
 def of(handler: Any, kind: Kind, **options: Any) -> shoal.Batcher[Any]:
@@ -442,10 +436,6 @@ async def test_when_all_have_left_and_nobody_can_join_the_handler_is_cancelled(
         assert batcher.statistics().batches_running == 0
 
 
-async def leave(caller: Caller) -> None:
-    caller.leave()
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"max_queued_requests": 0, "overload": "wait"}], ids=["queued", "parked"]
 )
@@ -459,7 +449,7 @@ async def test_who_stands_behind_one_who_has_just_left_is_taken(options: Any) ->
             first, second = Caller(call(1)), Caller(call(2))
             tasks.start_soon(first.run)
             tasks.start_soon(second.run)
-            tasks.start_soon(leave, first)
+            tasks.start_soon(first.leaves)
             await settle()
             assert second.outcome == 2
 
@@ -745,7 +735,7 @@ async def test_a_result_and_a_caller_that_leaves_in_one_tick_make_one_end(kind: 
         async with batcher as call, anyio.create_task_group() as tasks:
             (caller,) = await kind.line_up(tasks, call, 1)
             await settle()
-            tasks.start_soon(leave, caller)
+            tasks.start_soon(caller.leaves)
             go.set()
         statistics = batcher.statistics()
         assert statistics.finished + statistics.cancelled == 1

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, Steps, line_up, outcome, read_all, settle
+from batching.scenes import LEFT, PENDING, Held, Steps, line_up, outcome, plugged, read_all, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -74,11 +74,8 @@ async def test_shed_oldest_never_sheds_a_level_above_the_newcomers() -> None:
 async def test_without_levels_shed_oldest_keeps_the_newest() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=2, overload="shed_oldest")
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("plug"))
-        await settle()
+    async with plugged(held, batcher) as (call, tasks):
         callers = await line_up(tasks, *map(call, range(5)))
-        held.gate.set()
     assert ends(callers) == [shoal.errors.Overloaded] * 3 + [3, 4]
     assert callers[0].outcome is not callers[1].outcome
     assert "has shed this request" in str(callers[0].outcome)

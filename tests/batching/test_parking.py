@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, Held, Recorder, line_up, settle
+from batching.scenes import LEFT, Held, Recorder, line_up, plugged, settle
 from shoal.batching.calls.groups import GroupWaiter
 from shoal.loops.this_loop import parking_of_this_loop
 
@@ -179,9 +179,7 @@ async def test_a_batch_whose_callers_all_leave_as_it_is_formed_is_no_batch() -> 
 async def test_who_takes_the_place_of_one_that_departed_is_in_the_same_batch() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0))
-        await settle()
+    async with plugged(held, batcher, 0) as (call, tasks):
         callers = await line_up(tasks, *map(call, range(1, 6)))
         held.gate.set()
         callers[0].leave()
@@ -192,9 +190,7 @@ async def test_who_takes_the_place_of_one_that_departed_is_in_the_same_batch() -
 async def test_who_waits_for_room_gets_the_place_of_one_that_departed() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=0, overload="wait")
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0))
-        await settle()
+    async with plugged(held, batcher, 0) as (call, tasks):
         callers = await line_up(tasks, call(1), call(2))
         held.gate.set()
         callers[0].leave()
@@ -206,9 +202,7 @@ async def test_who_waits_for_room_gets_the_place_of_one_that_departed() -> None:
 async def test_a_map_whose_caller_departed_is_not_run() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0))
-        await settle()
+    async with plugged(held, batcher, 0) as (call, tasks):
         (mapped,) = await line_up(tasks, call.map([1, 2]))
         held.gate.set()
         mapped.leave()

@@ -13,9 +13,9 @@ from batching.scenes import (
     Held,
     Recorder,
     line_up,
-    outcome,
     outcomes,
     outcomes_in_order,
+    plugged,
     read_all,
     settle,
 )
@@ -210,12 +210,9 @@ async def test_only_requests_with_equal_keys_share_a_batch() -> None:
 async def test_of_the_buckets_that_are_due_the_one_with_the_oldest_request_goes_first() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=3, bucket_by=by_tens)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0))
-        await settle()
+    async with plugged(held, batcher, 0) as (call, tasks):
         callers = await line_up(tasks, *map(call, [31, 11, 32, 21, 12, 33, 34]))
         callers[0].leave()  # then 11 is the oldest
-        held.gate.set()
     assert held.batches == [[0], [11, 12], [32, 33, 34], [21]]
 
 
@@ -453,34 +450,11 @@ class Newest(WholeQueuePolicy):
 async def test_a_rule_of_ones_own_forms_the_batches() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=2, policy=Newest)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0))
-        await settle()
+    async with plugged(held, batcher, 0) as (call, tasks):
         callers = await line_up(tasks, *map(call, range(1, 6)))
         callers[3].leave()
-        held.gate.set()
     assert held.batches == [[0], [5, 3], [2, 1]]
     assert [caller.outcome for caller in callers] == [1, 2, 3, LEFT, 5]
-
-
-class Broken(Newest):
-    def choose(self, queue: Sequence[Request], now: float, pressure: Pressure | None) -> Any:
-        if len(queue) > 1:
-            raise ZeroDivisionError("a broken rule")
-        return Wait(None)
-
-
-async def test_a_broken_rule_fails_all_who_wait_with_its_error_as_the_cause() -> None:
-    batcher = shoal.Batcher(Recorder(), policy=Broken)
-    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
-        async with batcher as call:
-            errors = await outcomes(call(1), call(2))
-            assert [type(error) for error in errors] == [shoal.errors.BatcherClosed] * 2
-            causes = {str(error.__cause__) for error in errors}
-            assert causes == {"a broken rule"}
-            assert not batcher.is_alive
-            assert isinstance(await outcome(call(3)), shoal.errors.BatcherClosed)
-    assert caught.group_contains(ZeroDivisionError)
 
 
 async def test_a_policy_that_is_none_is_refused_when_the_batcher_is_made() -> None:

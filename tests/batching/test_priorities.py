@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -19,26 +18,13 @@ from batching.scenes import (
     line_up,
     outcome,
     outcomes,
+    plugged,
     settle,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 pytestmark = pytest.mark.anyio
 
 THREE: dict[str, Any] = {"priority_levels": 3, "max_batch_size": 2}
-
-
-@asynccontextmanager
-async def plugged(held: Held, **options: Any) -> AsyncGenerator[tuple[Any, Any, Any]]:
-    """Opens a batcher whose only slot is occupied until the block ends."""
-    batcher = shoal.Batcher(held, **options)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await put(tasks, call, "plug")
-        await settle()
-        yield batcher, call, tasks
-        held.gate.set()
 
 
 async def put(tasks: Any, call: Any, *items: Any, **options: Any) -> list[Caller]:
@@ -52,7 +38,7 @@ async def put(tasks: Any, call: Any, *items: Any, **options: Any) -> list[Caller
 
 async def test_higher_levels_go_first_and_equals_in_order_of_arrival() -> None:
     held = Held()
-    async with plugged(held, **THREE) as (_, call, tasks):
+    async with plugged(held, shoal.Batcher(held, **THREE)) as (call, tasks):
         await put(tasks, call, "low 1", "low 2", priority=3)
         await put(tasks, call, "usual 1")
         await put(tasks, call, "high 1", "high 2", "high 3", priority=1)
@@ -67,7 +53,10 @@ async def test_higher_levels_go_first_and_equals_in_order_of_arrival() -> None:
 
 async def test_isolated_levels_share_no_batch_and_keep_their_order() -> None:
     held = Held()
-    async with plugged(held, **THREE, priority_mixing="isolate") as (_, call, tasks):
+    async with plugged(held, shoal.Batcher(held, **THREE, priority_mixing="isolate")) as (
+        call,
+        tasks,
+    ):
         await put(tasks, call, "low 1", priority=3)
         await put(tasks, call, "usual 1", "usual 2", "usual 3")
         await put(tasks, call, "high 1", priority=1)
@@ -98,7 +87,7 @@ async def test_a_call_that_names_no_level_has_the_default_one(
 ) -> None:
     held = Held()
     options: Any = {"priority_levels": 3, "default_priority": default}
-    async with plugged(held, **options) as (_, call, tasks):
+    async with plugged(held, shoal.Batcher(held, **options)) as (call, tasks):
         await put(tasks, call, "low", priority=3)
         await put(tasks, call, "other", priority=2)
         await put(tasks, call, "high", priority=1)
@@ -112,7 +101,7 @@ async def test_what_has_waited_for_long_goes_ahead_of_higher_levels(
 ) -> None:
     held = Held()
     options: Any = {"priority_levels": 2, "priority_aging_s": aging_s}
-    async with plugged(held, max_batch_size=1, **options) as (_, call, tasks):
+    async with plugged(held, shoal.Batcher(held, max_batch_size=1, **options)) as (call, tasks):
         await put(tasks, call, "low", priority=2)
         await anyio.sleep(11)
         await put(tasks, call, "high", priority=1)
@@ -175,7 +164,7 @@ async def test_a_handler_sees_the_level_of_each_request() -> None:
 
 async def test_a_map_has_the_wishes_of_its_call() -> None:
     held = Held()
-    async with plugged(held, **THREE) as (_, call, tasks):
+    async with plugged(held, shoal.Batcher(held, **THREE)) as (call, tasks):
         (late,) = await line_up(tasks, call.options(queue_timeout_s=2).map(["a", "b"]))
         await put(tasks, call, "c")
         await line_up(tasks, call.options(priority=1).map(["d", "e"]))
@@ -197,7 +186,8 @@ async def test_a_call_can_only_shorten_how_long_it_may_wait_in_the_queue(
     held = Held()
     policy = shoal.QueuePolicy(timeout_s=policy_s)
     options: Any = {"max_batch_size": 1, "default_queue_policy": policy}
-    async with plugged(held, **options) as (batcher, call, tasks):
+    batcher = shoal.Batcher(held, **options)
+    async with plugged(held, batcher) as (call, tasks):
         started = anyio.current_time()
         (caller,) = await put(tasks, call, "late", queue_timeout_s=call_s, timeout_s=deadline_s)
         await anyio.sleep(9)
@@ -223,7 +213,8 @@ async def test_the_time_in_the_queue_does_not_count_in_the_handler() -> None:
 async def test_who_is_parked_is_in_the_queue_for_its_time_out() -> None:
     held = Held()
     options: Any = {"max_batch_size": 1, "max_queued_requests": 1, "overload": "wait"}
-    async with plugged(held, **options) as (batcher, call, tasks):
+    batcher = shoal.Batcher(held, **options)
+    async with plugged(held, batcher) as (call, tasks):
         (queued, parked) = await put(tasks, call, 1, 2, queue_timeout_s=3)
         assert batcher.statistics().parked == 1
         await anyio.sleep(4)
@@ -237,7 +228,8 @@ async def test_what_is_delayed_lets_its_own_level_go_first_and_is_served_after_a
     held = Held()
     delaying = shoal.QueuePolicy(timeout_s=2, timeout_action="delay")
     options: Any = {"priority_levels": 3, "queue_policies": {2: delaying}, "priority_aging_s": None}
-    async with plugged(held, max_batch_size=1, **options) as (batcher, call, tasks):
+    batcher = shoal.Batcher(held, max_batch_size=1, **options)
+    async with plugged(held, batcher) as (call, tasks):
         callers = await put(tasks, call, "delayed 1", "delayed 2", priority=2)
         await put(tasks, call, "low", priority=3)
         await anyio.sleep(3)
@@ -250,7 +242,9 @@ async def test_what_is_delayed_lets_its_own_level_go_first_and_is_served_after_a
 async def test_a_delay_without_levels_keeps_the_order_of_those_that_are_delayed() -> None:
     held = Held()
     policy = shoal.QueuePolicy(timeout_s=2, timeout_action="delay")
-    async with plugged(held, max_batch_size=3, default_queue_policy=policy) as (_, call, tasks):
+    async with plugged(
+        held, shoal.Batcher(held, max_batch_size=3, default_queue_policy=policy)
+    ) as (call, tasks):
         callers = await put(tasks, call, 1, 2, 3)
         await anyio.sleep(3)
         await put(tasks, call, 4)
@@ -263,8 +257,8 @@ async def test_the_bound_of_a_level_refuses_whatever_overload_says(overload: Any
     held = Held()
     policies = {3: shoal.QueuePolicy(max_queued_requests=1)}
     options: Any = {"overload": overload, "max_queued_requests": 9, "queue_policies": policies}
-    async with plugged(held, max_batch_size=1, priority_levels=3, **options) as opened:
-        batcher, call, tasks = opened
+    batcher = shoal.Batcher(held, max_batch_size=1, priority_levels=3, **options)
+    async with plugged(held, batcher) as (call, tasks):
         (low,) = await put(tasks, call, "low", priority=3)
         refusal = await outcome(call.options(priority=3)("low too"))
         assert isinstance(refusal, shoal.errors.Overloaded)

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, Recorder, line_up, outcome, settle
+from batching.scenes import LEFT, PENDING, Held, Recorder, line_up, outcome, plugged, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -115,16 +115,13 @@ async def test_a_slot_that_gets_free_in_time_takes_the_call() -> None:
 async def test_ts10_ts11_a_call_that_was_refused_leaves_nothing_behind() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("running"))
-        await settle()
+    async with plugged(held, batcher, "running") as (call, tasks):
         await line_up(tasks, call("queued"))
         got = await outcome(shoal.retrying(call, max_time_s=3, delay_s=1)("refused"))
         assert type(got) is shoal.errors.Overloaded
         statistics = batcher.statistics()
         assert (statistics.running, statistics.queued, statistics.rejected) == (1, 1, 3)
         assert statistics.cancelled == 0
-        held.gate.set()
     assert held.batches == [["running"], ["queued"]]
 
 

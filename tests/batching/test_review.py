@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
@@ -33,10 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 pytestmark = pytest.mark.anyio
-
-
-class Thing:
-    """A result whose life can be watched."""
 
 
 async def test_two_tasks_that_open_a_function_in_one_tick_do_not_both_get_it() -> None:
@@ -120,17 +114,6 @@ async def test_a_batcher_survives_being_steered_from_another_thread(what: str) -
         with anyio.move_on_after(1):
             answer = await call(2)
         assert answer == 2
-
-
-async def test_an_idle_batcher_holds_on_to_no_result() -> None:
-    async def handler(items: list[Any]) -> list[Any]:
-        return [Thing() for _ in items]
-
-    async with shoal.Batcher(handler) as call:
-        watched = weakref.ref(await call(1))
-        await settle()
-        gc.collect()
-        assert watched() is None
 
 
 @pytest.mark.parametrize("isolate", [False, True])
@@ -461,17 +444,3 @@ async def test_a_call_that_is_refused_is_a_checkpoint_too() -> None:
             await call(3)
         assert scope.cancelled_caught
         held.gate.set()
-
-
-async def test_closing_from_within_a_handler_does_not_wait_for_that_handler() -> None:
-    batcher: shoal.Batcher[Any]
-
-    async def handler(items: list[int]) -> list[int]:
-        await batcher.aclose()
-        return items
-
-    batcher = shoal.Batcher(handler, graceful_shutdown_timeout_s=5)
-    async with batcher as call:
-        callers = [call(1), call(2)]
-        assert await outcomes(*callers) == [1, 2]
-        assert isinstance(await outcome(call(3)), shoal.errors.BatcherClosed)

@@ -1,4 +1,4 @@
-"""The queue by examples, beside what tests/batching says of it, and `test_forming` by a model."""
+"""The queue by examples, beside what tests/batching says of it."""
 
 from __future__ import annotations
 
@@ -280,3 +280,14 @@ def test_delayed_requests_stay_in_order_when_the_options_change(aging_s: float |
     change(former, max_batch_size=2)
     assert waiting(former) == [second, first]
     assert take(former, 9.0) == [second, first]
+
+
+def test_a_delayed_request_is_behind_the_others_of_its_level_whatever_its_deadline() -> None:
+    delayed, other = new(waits_s=1.0, deadline=50.0), new(deadline=100.0)
+    policy = QueuePolicy(timeout_s=5, timeout_action="delay")
+    former = queue(
+        delayed, other, order="deadline", priority_aging_s=None, default_queue_policy=policy, idle=0
+    )
+    assert waiting(former) == [delayed, other]
+    assert expire(former, 2.0) == []
+    assert waiting(former) == [other, delayed]

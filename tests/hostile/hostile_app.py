@@ -28,11 +28,11 @@ import shoal
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-# "leak" keeps 16 KiB of each request; "mix-up" gives one caller in a hundred another's answer.
+# "leak" keeps 64 KiB of each request; "mix-up" gives one caller in a hundred another's answer.
 PLANT = os.environ.get("HOSTILE_PLANT", "")
 
 UNTIL_S = 5.0
-LEAK = 2**14
+LEAK = 2**16
 MIX_UP_EVERY = 100
 # The capacity of /slow and /busy, in requests a second, and how many requests may wait there.
 SLOW_S = 0.02
@@ -89,9 +89,9 @@ def answer_to(text: str) -> int:
     global last, served
     served += 1
     found = checksum(text)
-    if PLANT == "leak":
+    if "leak" in PLANT:
         kept.append(bytes([served % 256]) * LEAK)
-    if PLANT == "mix-up" and served % MIX_UP_EVERY == 0:
+    if "mix-up" in PLANT and served % MIX_UP_EVERY == 0:
         return last
     last = found
     return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from types import SimpleNamespace
 
 import pytest
 from echo_app import EchoApp
@@ -11,14 +13,6 @@ from live_server import Http2Client, live, read_all
 from shoal.server.log_errors import ClientFaults
 
 SECRET = "canary-7b2e"
-
-
-class Clock:
-    def __init__(self):
-        self.now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
 
 
 def fail(faults, times=1):
@@ -32,13 +26,13 @@ def warnings(caplog):
 
 
 def test_a_fault_is_one_line_with_the_address_and_the_kind(caplog):
-    fail(ClientFaults(Clock()))
+    fail(ClientFaults(time.monotonic))
     assert warnings(caplog) == ["an error ended the connection from 192.0.2.1:5: ValueError"]
     assert caplog.records[-1].exc_info is None
 
 
 def test_all_kinds_in_a_group_are_told_once(caplog):
-    with ClientFaults(Clock()).contained("a"):
+    with ClientFaults(time.monotonic).contained("a"):
         group = ExceptionGroup("", [KeyError(SECRET), OSError(SECRET), KeyError(SECRET)])
         raise ExceptionGroup(SECRET, [group, group])
     assert warnings(caplog) == ["an error ended the connection from a: KeyError, OSError"]
@@ -46,13 +40,13 @@ def test_all_kinds_in_a_group_are_told_once(caplog):
 
 def test_the_traceback_is_for_those_who_debug(caplog):
     caplog.set_level(logging.DEBUG, "shoal.server")
-    fail(ClientFaults(Clock()))
+    fail(ClientFaults(time.monotonic))
     assert [one.levelno for one in caplog.records if one.exc_info] == [logging.DEBUG]
 
 
 def test_there_are_ten_lines_a_minute_and_then_their_number(caplog):
-    clock = Clock()
-    faults = ClientFaults(clock)
+    clock = SimpleNamespace(now_s=0.0)
+    faults = ClientFaults(lambda: clock.now_s)
     fail(faults, 1000)
     assert len(warnings(caplog)) == 10
     clock.now_s = 59.9
@@ -68,7 +62,7 @@ def test_there_are_ten_lines_a_minute_and_then_their_number(caplog):
 
 @pytest.mark.parametrize("passing", [KeyboardInterrupt, SystemExit])
 def test_what_is_no_fault_of_a_client_passes(passing, caplog):
-    faults = ClientFaults(Clock())
+    faults = ClientFaults(time.monotonic)
     with pytest.raises(passing), faults.contained("a"):
         raise passing
     with pytest.RaisesGroup(passing), faults.contained("a"):

@@ -158,7 +158,7 @@ def read_by_h11(data):
     return outcome
 
 
-def head_of(read):
+def head_as_served(read):
     """The head as the application has it: with the path and the host of a target that is a URL."""
     target, headers = read.target, read.headers
     found = re.fullmatch(rb"(?i)https?://([^/?#]*)([^#]*)", target)
@@ -185,7 +185,7 @@ def first_difference(ours, theirs, size):
         their = theirs.requests[number]
         is_refused = ours.end == REFUSED and not our.is_whole
         is_same = is_refused or (our.is_whole, our.body) == (their.is_whole, their.body)
-        if head_of(our) != head_of(their) or not is_same:
+        if head_as_served(our) != head_as_served(their) or not is_same:
             return number
     count = len(ours.requests)
     if ours.end == SWITCHED and count:

@@ -16,7 +16,7 @@ on_a_socket = pytest.mark.real_time
 BEHIND = b"GET / HTTP/1.1\r\n"
 
 
-def read(reader, *pieces):
+def read_body(reader, *pieces):
     """The body, and what is behind it, of what comes in pieces."""
     body = rest = b""
     for piece in pieces:
@@ -37,12 +37,12 @@ def splits(data):
     yield [data[at : at + 1] for at in range(len(data))]
 
 
-def refused(data):
+def status_of_refused(data):
     """The one status with which a chunked body is refused, however it arrives."""
     found = set()
     for pieces in splits(data):
         with pytest.raises(BadRequest) as caught:
-            read(ChunkedBody(), *pieces)
+            read_body(ChunkedBody(), *pieces)
         found.add(caught.value.status)
     (status,) = found
     return status
@@ -56,7 +56,7 @@ def test_a_body_of_known_length_ends_there_however_it_arrives(length):
     data = b"hello\r\n0\r\n\r\n"[:length] + BEHIND
     for pieces in splits(data):
         reader = SizedBody(length)
-        assert read(reader, *pieces) == (data[:length], BEHIND)
+        assert read_body(reader, *pieces) == (data[:length], BEHIND)
         assert reader.is_complete
 
 
@@ -81,11 +81,11 @@ def test_a_body_of_known_length_ends_there_however_it_arrives(length):
 def test_chunks_are_joined_and_trailers_dropped_however_they_arrive(chunks, body):
     for pieces in splits(chunks + BEHIND):
         reader = ChunkedBody()
-        assert read(reader, *pieces) == (body, BEHIND)
+        assert read_body(reader, *pieces) == (body, BEHIND)
         assert reader.is_complete
     for size in range(len(chunks)):
         reader = ChunkedBody()
-        read(reader, chunks[:size])
+        read_body(reader, chunks[:size])
         assert not reader.is_complete
 
 
@@ -104,13 +104,13 @@ def test_a_part_of_a_chunk_is_given_at_once():
     ],
 )
 def test_a_chunk_size_is_15_hexadecimal_digits_behind_zeros_at_most_and_nothing_else(size):
-    assert refused(size + b"\r\nhello\r\n0\r\n\r\n") == 400
-    assert refused(b"1\r\na\r\n" + size + b"\r\nhello\r\n0\r\n\r\n") == 400
+    assert status_of_refused(size + b"\r\nhello\r\n0\r\n\r\n") == 400
+    assert status_of_refused(b"1\r\na\r\n" + size + b"\r\nhello\r\n0\r\n\r\n") == 400
 
 
 @pytest.mark.parametrize("line_break", [b"", b"\n", b"\r", b"x", b"x\r\n", b"\rx\n", b"\n\r"])
 def test_a_chunk_is_as_long_as_it_says(line_break):
-    assert refused(b"5\r\nhello" + line_break + b"0\r\n\r\n") == 400
+    assert status_of_refused(b"5\r\nhello" + line_break + b"0\r\n\r\n") == 400
 
 
 @pytest.mark.parametrize(
@@ -131,13 +131,13 @@ def test_a_chunk_is_as_long_as_it_says(line_break):
     ],
 )
 def test_a_malformed_trailer_is_refused(line):
-    assert refused(b"0\r\n" + line + b"\r\n\r\n") == 400
-    assert refused(b"0\r\nA: b\r\n" + line + b"\r\n\r\n") == 400
+    assert status_of_refused(b"0\r\n" + line + b"\r\n\r\n") == 400
+    assert status_of_refused(b"0\r\nA: b\r\n" + line + b"\r\n\r\n") == 400
 
 
 def test_trailers_may_have_8_kib():
     most = b"X: " + b"a" * (2**13 - 5) + b"\r\n"
-    assert read(ChunkedBody(), b"0\r\n" + most + b"\r\n" + BEHIND) == (b"", BEHIND)
+    assert read_body(ChunkedBody(), b"0\r\n" + most + b"\r\n" + BEHIND) == (b"", BEHIND)
     for trailers in (
         most[:-2] + b"a\r\n\r\n",
         most[:-2] + b"aaa",
@@ -145,7 +145,7 @@ def test_trailers_may_have_8_kib():
         b"a" * 2**13 + b"a",
     ):
         with pytest.raises(BadRequest) as caught:
-            read(ChunkedBody(), b"0\r\n" + trailers)
+            read_body(ChunkedBody(), b"0\r\n" + trailers)
         assert caught.value.status == 431
 
 

@@ -45,7 +45,7 @@ def app():
 # Expect: 100-continue
 
 
-def expecting(path, length, method="POST"):
+def asking_to_go_on(path, length, method="POST"):
     return request(path, method=method, headers=[*EXPECTING, f"Content-Length: {length}"])
 
 
@@ -58,7 +58,7 @@ async def test_what_is_refused_unread_is_refused_before_the_client_sends_it(
     app, path, length, status
 ):
     async with live(app) as server, await server.connect() as client:
-        await client.send_all(expecting(path, length))
+        await client.send_all(asking_to_go_on(path, length))
         answer = await read_until(client, b"\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 %d " % status)
         assert b"connection: close" in answer.lower()
@@ -78,7 +78,7 @@ async def test_a_client_that_resets_before_it_is_asked_for_the_rest_is_noticed()
         ended.set()
 
     async with live(app) as server:
-        client = server.connect_now(expecting("/", 5) + b"12")
+        client = server.connect_now(asking_to_go_on("/", 5) + b"12")
         await ended.wait()
     assert [message["type"] for message in messages] == ["http.request", "http.disconnect"]
 

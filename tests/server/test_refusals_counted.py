@@ -91,54 +91,60 @@ async def test_what_never_reaches_an_endpoint_is_counted_once(app, logged, worke
             counts["-", "other", "failed" if expected[-1] == 501 else "invalid"] += 1
             await until(lambda: sum(counted(app).values()) >= counts.total())  # a worker tells it
             assert counted(app) == counts, sent
+        async with await server.connect() as client:
+            await client.send_all(request("/nowhere"))
+            await read_until(client, b"not-found")
+            await client.send_all(b"GET / HTTP/1.1\r\nX: " + 40000 * b"x")
+            await read_until(client, b" 431 ")
+        counts["-", "other", "invalid"] += 2
+        await until(lambda: sum(counted(app).values()) >= counts.total())
     assert counted(app) == counts
-    lines = logged()
+    *lines, before, unread = logged()
+    assert shown(before) == ("HTTP/1.1", "GET", "/nowhere", 404)
+    assert shown(unread) == (*UNREAD, 431), "it was taken for the one before"
     assert [shown(line) for line in lines] == [expected for _, expected in NEVER_THERE]
     for line, answer in zip(lines, answers, strict=True):
         assert line["client"].startswith("127.0.0.1:")
         assert line["bytes"] == len(answer.partition(b"\r\n\r\n")[2])
 
 
-async def test_a_head_that_can_not_be_read_is_not_taken_for_the_one_before(app, logged, workers):
-    async with live(app, workers=workers, **OPTIONS) as server, await server.connect() as client:
-        await client.send_all(request("/nowhere"))
-        await read_until(client, b"not-found")
-        await client.send_all(b"GET / HTTP/1.1\r\nX: " + 40000 * b"x")
-        await read_until(client, b" 431 ")
-    assert [shown(line) for line in logged()] == [
-        ("HTTP/1.1", "GET", "/nowhere", 404),
-        (*UNREAD, 431),
+async def test_what_is_wrong_or_late_is_no_client_that_left(app, logged, workers):
+    limits = {"head_timeout_s": 0.2, "body_timeout_s": 0.2}
+    headers = POST + b"Content-Type: application/json\r\n"
+    sent = [
+        (b"GET / HT", (*UNREAD, 408), ("-", "other", "timeout")),
+        *(
+            (headers + body, ("HTTP/1.1", "POST", "/double", status), ("double", "json", outcome))
+            for body, status, outcome in (
+                (b"Content-Length: 5\r\n\r\n1", 408, "timeout"),
+                (b"Transfer-Encoding: chunked\r\n\r\nz\r\n", 400, "invalid"),
+                (b"Transfer-Encoding: chunked\r\n\r\n1\r\n", 408, "timeout"),
+            )
+        ),
     ]
-
-
-async def test_a_head_that_does_not_come_in_time_is_counted(app, logged, workers):
-    async with live(app, workers=workers, head_timeout_s=0.2, **OPTIONS) as server:
-        assert (await server.talk(b"GET / HT")).startswith(b"HTTP/1.1 408 ")
-        await counted_once(app, outcome="timeout")
-    [line] = logged()
-    assert shown(line) == (*UNREAD, 408)
-    assert line["duration_s"] >= 0.2
-
-
-async def test_a_body_that_is_wrong_or_late_is_no_client_that_left(app, logged, workers):
     answers, counts = [], Counter()
-    async with live(app, workers=workers, body_timeout_s=0.2, **OPTIONS) as server:
-        for body, status, outcome in (
-            (b"Content-Length: 5\r\n\r\n1", 408, "timeout"),
-            (b"Transfer-Encoding: chunked\r\n\r\nz\r\n", 400, "invalid"),
-            (b"Transfer-Encoding: chunked\r\n\r\n1\r\n", 408, "timeout"),
-        ):
-            answers.append(await server.talk(POST + b"Content-Type: application/json\r\n" + body))
-            assert answers[-1].startswith(b"HTTP/1.1 %d " % status), body
-            counts["double", "json", outcome] += 1
-            await until(lambda: sum(counted(app).values()) >= counts.total())
-            assert counted(app) == counts, body
+
+    async def check_counts(count):
+        counts[count] += 1
+        await until(lambda: sum(counted(app).values()) >= counts.total())  # a worker tells it
+        assert counted(app) == counts
+
+    async with live(app, workers=workers, **OPTIONS, **limits) as server:
+        for data, expected, count in sent:
+            answers.append(await server.talk(data))
+            assert answers[-1].startswith(b"HTTP/1.1 %d " % expected[-1]), data
+            await check_counts(count)
+        async with http2(server) as client:
+            stream = client.ask(b"/double", method=b"POST", end=False)
+            await client.flush()
+            await client.wait_for(h2.events.StreamEnded, stream)
+            await check_counts(("double", "json", "timeout"))
     assert counted(app) == counts
-    lines = logged()
-    assert [shown(line) for line in lines] == [
-        ("HTTP/1.1", "POST", "/double", status) for status in (408, 400, 408)
-    ]
-    for line, answer in zip(lines, answers, strict=True):
+    *lines, over_http2 = logged()
+    assert shown(over_http2) == ("HTTP/2", "POST", "/double", 408)
+    assert [shown(line) for line in lines] == [expected for _, expected, _ in sent]
+    assert lines[0]["duration_s"] >= 0.2
+    for line, answer in zip(lines[1:], answers[1:], strict=True):
         assert line["bytes"] == len(answer.partition(b"\r\n\r\n")[2])
 
 
@@ -153,19 +159,6 @@ async def test_what_is_refused_over_http2_is_counted(app, logged, workers):
         await counted_once(app)
     [line] = logged()
     assert shown(line) == ("HTTP/2", "GET", "/double", 421)
-
-
-async def test_a_body_that_does_not_come_over_http2_is_counted(app, logged, workers):
-    async with (
-        live(app, workers=workers, body_timeout_s=0.2, **OPTIONS) as server,
-        http2(server) as client,
-    ):
-        stream = client.ask(b"/double", method=b"POST", end=False)
-        await client.flush()
-        await client.wait_for(h2.events.StreamEnded, stream)
-        await counted_once(app, "double", "json", "timeout")
-    [line] = logged()
-    assert shown(line) == ("HTTP/2", "POST", "/double", 408)
 
 
 @pytest.mark.parametrize("raises", [True, False])

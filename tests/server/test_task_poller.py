@@ -59,7 +59,7 @@ class Uploads(EchoApp):
         await self.answer(send, 200, b"read")
 
 
-async def turns(count):
+async def let_run(count):
     """Lets each task that is ready run so many times."""
     for _ in range(count):
         await anyio.lowlevel.checkpoint()
@@ -151,7 +151,7 @@ async def test_the_end_of_a_client_is_reported_once_while_its_messages_wait(monk
         await client.send_all(b"".join(peer.send(TextMessage("x")) for _ in range(50)))
         await client.send_eof()
         await has_ended.wait()
-        await turns(100)
+        await let_run(100)
         assert len(ends) == 1
         app.release.set()
         await app.left.wait()
@@ -165,7 +165,7 @@ async def test_connections_that_come_and_go_leave_nothing(task_pollers):
         openings = [b"", b"G", *asked]
         for number in range(200):
             server.connect_now(openings[number % len(openings)]).close()
-            await turns(number % 4)
+            await let_run(number % 4)
         assert await server.answers()
         (polling,) = task_pollers
         with anyio.fail_after(HANG_S / 4):

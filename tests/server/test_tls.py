@@ -39,7 +39,7 @@ def trusting(certificate):
     return ssl.create_default_context(cafile=certificate["certfile"])
 
 
-def client_of(certificate):
+def client_trusting(certificate):
     return httpx.AsyncClient(verify=trusting(certificate))
 
 
@@ -51,7 +51,7 @@ async def test_requests_are_answered_over_tls(certificate):
             schemes.append(scope["scheme"])
         await EchoApp()(scope, receive, send)
 
-    async with serving(app, **certificate) as url, client_of(certificate) as client:
+    async with serving(app, **certificate) as url, client_trusting(certificate) as client:
         assert url.startswith("https://127.0.0.1:")
         for word in (b"once", b"again"):
             assert (await client.post(url, content=word)).content == word
@@ -60,7 +60,7 @@ async def test_requests_are_answered_over_tls(certificate):
 
 async def test_a_large_body_goes_both_ways_whole(certificate):
     body = bytes(range(256)) * 20_000
-    async with serving(EchoApp(), **certificate) as url, client_of(certificate) as client:
+    async with serving(EchoApp(), **certificate) as url, client_trusting(certificate) as client:
         answer = await client.post(url, content=body)
     assert hashlib.sha256(answer.content).digest() == hashlib.sha256(body).digest()
 
@@ -94,7 +94,7 @@ async def test_what_is_no_tls_is_closed_and_the_server_goes_on(certificate, sent
         async with await anyio.connect_tcp("127.0.0.1", port) as rude:
             await rude.send(sent)
             assert await closed(rude)
-        async with client_of(certificate) as client:
+        async with client_trusting(certificate) as client:
             assert (await client.get(url)).status_code == 200
     assert caplog.records == []
 
@@ -153,6 +153,6 @@ async def test_a_certificate_that_was_read_is_not_read_again(certificate):
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
         await started.wait()
-        async with client_of(certificate) as client:
+        async with client_trusting(certificate) as client:
             assert (await client.post(urls[0], content=b"once")).content == b"once"
         stop.set()

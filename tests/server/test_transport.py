@@ -22,7 +22,7 @@ PIECE = bytes(2**20)
 each_kind = pytest.mark.parametrize("kind", POLLERS)
 
 
-class Noting(Receiver):
+class NotingEnds(Receiver):
     """Notes when all was sent, and when the connection was lost."""
 
     def __init__(self):
@@ -42,7 +42,7 @@ class Noting(Receiver):
         self.lost.set()
 
 
-class Mistaken(Noting):
+class Mistaken(NotingEnds):
     """Makes a mistake at each report but that of the connection's end."""
 
     def data_received(self, data):
@@ -69,7 +69,7 @@ async def connected(poller, receiver=None):
     theirs.settimeout(HANG_S / 4)
     with theirs:
         transport = Transport(ours, poller)
-        transport.receiver = receiver = receiver or Noting()
+        transport.receiver = receiver = receiver or NotingEnds()
         transport.start()
         yield transport, receiver, theirs
         transport.close()
@@ -176,7 +176,7 @@ async def test_an_error_in_a_connection_ends_that_alone(report, caplog):
 async def test_what_is_sent_when_all_was_sent_is_sent_too():
     """Two tasks must not wait for one socket, which the event loops refuse."""
 
-    class Eager(Noting):
+    class Eager(NotingEnds):
         sends = 5
 
         def all_sent(self):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import anyio
 import anyio.lowlevel
 import h2.events
@@ -22,23 +24,15 @@ AT_ONCE = 4
 EXPIRED_AT_ONCE = 16
 
 
-class Clock:
-    def __init__(self):
-        self.time = 0.0
-
-    def now(self):
-        return self.time
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return SimpleNamespace(time=0.0)
 
 
 @pytest.fixture
 async def turns(clock):
     async with anyio.create_task_group() as tasks:
-        yield Turns(tasks, clock.now)
+        yield Turns(tasks, lambda: clock.time)
 
 
 async def most_at_once(taken, count):

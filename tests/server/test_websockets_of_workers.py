@@ -52,27 +52,25 @@ async def read(peer):
     return json.loads((await peer.next_event()).data)
 
 
-@pytest.mark.parametrize("kind", [OverHttp1, pytest.param(OverHttp2, marks=pytest.mark.one_loop)])
-async def test_its_requests_are_cancelled_when_its_client_leaves(app, held, kind):
+async def test_its_requests_are_cancelled_when_its_client_leaves_or_its_worker_is_killed(
+    app, held, anyio_backend_name
+):
     async with live(app, workers=1) as server:
-        async with asking(server, kind):
-            await until(lambda: held.batches)
-        await until(lambda: held.cancelled == 1 and statistics(app).running == 0)
+        kinds = [OverHttp1, OverHttp2] if anyio_backend_name == "trio" else [OverHttp1]
+        for number, kind in enumerate(kinds, 1):
+            async with asking(server, kind):
+                await until(lambda number=number: len(held.batches) == number)
+            await until(lambda number=number: held.cancelled == number)
+        async with asking(server) as peer:
+            await until(lambda: len(held.batches) == len(kinds) + 1)
+            [dead] = workers_of()
+            kill(dead)
+            assert await peer.next_event() is None
+        await until(lambda: held.cancelled == len(kinds) + 1 and statistics(app).running == 0)
         held.go.set()
-        async with asking(server, kind) as other:
-            assert await read(other) == {"id": 1, "result": 7}
-
-
-async def test_its_requests_are_cancelled_when_its_worker_is_killed(app, held):
-    async with live(app, workers=1) as server, asking(server) as peer:
-        await until(lambda: held.batches)
-        [dead] = workers_of()
-        kill(dead)
-        assert await peer.next_event() is None
-        await until(lambda: held.cancelled == 1 and statistics(app).running == 0)
-        held.go.set()
-        async with asking(server) as other:  # of the worker in its place
-            assert await read(other) == {"id": 1, "result": 7}
+        for kind in kinds:
+            async with asking(server, kind) as other:  # of the worker in its place
+                assert await read(other) == {"id": 1, "result": 7}
 
 
 async def test_at_the_end_its_requests_finish_and_it_is_told_that_the_server_restarts(app, held):

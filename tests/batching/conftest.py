@@ -1,0 +1,12 @@
+"""The fixtures of several files."""
+
+from __future__ import annotations
+
+import pytest
+
+from batching.open_scenes import Kind
+
+
+@pytest.fixture(params=[False, True], ids=["unary", "streams"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return Kind(streams=request.param)
