@@ -159,7 +159,7 @@ async def test_replicas_that_are_killed_fail_their_batch_alone(tmp_path: Path) -
 @pytest.mark.one_loop
 @pytest.mark.timeout(60)
 async def test_nobody_sees_a_kill_where_batches_may_run_again(tmp_path: Path) -> None:
-    await check_that_nobody_sees_a_kill_where_batches_may_run_again(2, tmp_path)
+    await check_that_nobody_sees_a_kill_where_batches_may_run_again(1, tmp_path)
 
 
 @pytest.mark.soak
