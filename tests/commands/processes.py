@@ -195,14 +195,14 @@ def accepts(port):
     return True
 
 
-def ask(port, path, item=None, host="127.0.0.1"):
+def ask(port, path, item=None, host="127.0.0.1", **headers):
     """Makes a request; gives its status and what was answered."""
     connection = http.client.HTTPConnection(host, port, timeout=HANG_S)
     try:
         if item is None:
-            connection.request("GET", path)
+            connection.request("GET", path, headers=headers)
         else:
-            headers = {"content-type": "application/json"}
+            headers = {"content-type": "application/json", **headers}
             connection.request("POST", path, json.dumps(item), headers)
         response = connection.getresponse()
         return response.status, json.loads(response.read())

