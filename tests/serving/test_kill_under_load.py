@@ -127,7 +127,11 @@ def ran(ledger: Path) -> list[int]:
     return [int(line) for line in ledger.read_text().split()]
 
 
-async def check_that_killed_replicas_fail_their_batch_alone(kills: int, tmp_path: Path) -> None:
+FEW, MANY = pytest.mark.timeout(60), [pytest.mark.soak, pytest.mark.timeout(290)]
+
+
+@pytest.mark.parametrize("kills", [pytest.param(2, marks=FEW), pytest.param(400, marks=MANY)])
+async def test_replicas_that_are_killed_fail_their_batch_alone(kills: int, tmp_path: Path) -> None:
     killing = await kill(kills, tmp_path / "ledger", replicas=2, retries=0)
     assert killing.answered
     # A batch at a time, of so many at most, and each of its callers is told who had it.
@@ -143,35 +147,12 @@ async def check_that_killed_replicas_fail_their_batch_alone(kills: int, tmp_path
     assert set(killing.answered) <= set(items)
 
 
-async def check_that_nobody_sees_a_kill_where_batches_may_run_again(
-    kills: int, tmp_path: Path
-) -> None:
+@pytest.mark.one_loop
+@pytest.mark.parametrize("kills", [pytest.param(1, marks=FEW), pytest.param(100, marks=MANY)])
+async def test_nobody_sees_a_kill_where_batches_may_run_again(kills: int, tmp_path: Path) -> None:
     killing = await kill(kills, tmp_path / "ledger", replicas=2, retries=kills)
     assert killing.failed == []
     assert set(killing.answered) <= set(ran(tmp_path / "ledger"))
-
-
-@pytest.mark.timeout(60)
-async def test_replicas_that_are_killed_fail_their_batch_alone(tmp_path: Path) -> None:
-    await check_that_killed_replicas_fail_their_batch_alone(2, tmp_path)
-
-
-@pytest.mark.one_loop
-@pytest.mark.timeout(60)
-async def test_nobody_sees_a_kill_where_batches_may_run_again(tmp_path: Path) -> None:
-    await check_that_nobody_sees_a_kill_where_batches_may_run_again(1, tmp_path)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(290)
-async def test_400_replicas_that_are_killed_fail_their_batch_alone(tmp_path: Path) -> None:
-    await check_that_killed_replicas_fail_their_batch_alone(400, tmp_path)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(290)
-async def test_nobody_sees_100_kills_where_batches_may_run_again(tmp_path: Path) -> None:
-    await check_that_nobody_sees_a_kill_where_batches_may_run_again(100, tmp_path)
 
 
 async def test_readiness_tells_of_a_lone_worker_that_died_and_recovers(tmp_path: Path) -> None:

@@ -37,10 +37,19 @@ def counts(controller: Controller) -> ShadowStatus:
     return status
 
 
-async def test_each_request_is_copied_and_its_answer_dropped() -> None:
-    async def negated(items: list[int]) -> list[int]:
-        return [-item for item in items]
+async def negated(items: list[int]) -> list[int]:
+    return [-item for item in items]
 
+
+async def broken(items: list[int]) -> list[int]:
+    raise ZeroDivisionError(items)
+
+
+def equal(first: Any, second: Any) -> bool:
+    return bool(first == second)
+
+
+async def test_each_request_is_copied_and_its_answer_dropped() -> None:
     async with serving(echo) as (controller, handle, _):
         stage = await shadowed(controller, negated)
         assert [await handle.call(item) for item in range(5)] == [*range(5)]
@@ -71,9 +80,6 @@ async def test_a_slow_shadow_delays_nothing() -> None:
 
 
 async def test_a_shadow_that_fails_fails_nothing() -> None:
-    async def broken(items: list[int]) -> list[int]:
-        raise ZeroDivisionError(items)
-
     async with serving(echo) as (controller, handle, _):
         await shadowed(controller, broken)
         assert await outcomes(*[handle.call(item) for item in range(10)]) == [*range(10)]
@@ -159,7 +165,7 @@ async def test_answers_are_compared() -> None:
         return [item + item % 2 for item in items]
 
     async with serving(echo) as (controller, handle, _):
-        await shadowed(controller, odd_ones_wrong, compare=lambda first, second: first == second)
+        await shadowed(controller, odd_ones_wrong, compare=equal)
         for item in range(10):
             await handle.call(item)
         await settle()
@@ -168,9 +174,6 @@ async def test_answers_are_compared() -> None:
 
 async def test_the_answer_of_the_endpoint_comes_first_in_a_comparison() -> None:
     seen: list[Any] = []
-
-    async def negated(items: list[int]) -> list[int]:
-        return [-item for item in items]
 
     def compare(first: int, second: int) -> bool:
         seen.append((first, second))
@@ -186,7 +189,7 @@ async def test_the_answer_of_the_endpoint_comes_first_in_a_comparison() -> None:
 async def test_answers_are_compared_whichever_comes_first() -> None:
     held = Held()
     async with serving_tasks(held) as (controller, handle, _, tasks):
-        await shadowed(controller, echo, compare=lambda first, second: first == second)
+        await shadowed(controller, echo, compare=equal)
         await line_up(tasks, handle.call(1))
         await anyio.sleep(10)
         assert counts(controller).agreed == 0
@@ -196,9 +199,6 @@ async def test_answers_are_compared_whichever_comes_first() -> None:
 
 
 async def test_a_request_that_fails_is_not_compared() -> None:
-    async def broken(items: list[int]) -> list[int]:
-        raise ZeroDivisionError
-
     async with serving(broken) as (controller, handle, _):
         await shadowed(controller, echo, compare=lambda first, second: True)
         await outcome(handle.call(1))
@@ -224,7 +224,7 @@ async def test_copies_of_streams_end_and_leave_nothing() -> None:
         yield items
 
     async with serving(code) as (controller, handle, _):
-        stage = await shadowed(controller, code, compare=lambda first, second: first == second)
+        stage = await shadowed(controller, code, compare=equal)
 
         async def read() -> int:
             async with handle.stream(1) as stream:
@@ -242,14 +242,14 @@ async def test_methods_are_copied_to_the_same_method() -> None:
         async def __call__(self, items: list[int]) -> list[int]:
             return items
 
-        async def negated(self, items: list[int]) -> list[int]:
+        async def other(self, items: list[int]) -> list[int]:
             return [-item for item in items]
 
     async with serving(Code) as (controller, handle, _):
-        stage = await shadowed(controller, Code, compare=lambda first, second: first == second)
-        assert await handle.options(method_name="negated").call(3) == -3
+        stage = await shadowed(controller, Code, compare=equal)
+        assert await handle.options(method_name="other").call(3) == -3
         await settle()
-        assert stage.replicas[0].calls == [("negated", [3])]
+        assert stage.replicas[0].calls == [("other", [3])]
         assert counts(controller).agreed == 1
 
 
@@ -385,7 +385,7 @@ async def test_no_copy_waits_for_a_stream_whose_caller_left_as_it_began(
         yield items
 
     async with serving(code) as (controller, handle, _):
-        await shadowed(controller, code, compare=lambda first, second: first == second)
+        await shadowed(controller, code, compare=equal)
         stream = handle.stream(1)
         with anyio.move_on_after(0.5):
             if entered:
