@@ -14,7 +14,7 @@ import termios
 import threading
 
 import pytest
-from processes import HANG_S, wait_until_refused
+from processes import HANG_S, end_of, wait_until_refused
 
 from shoal.cli import main
 
@@ -149,20 +149,12 @@ def assert_finishes(client):
         assert b"ended" in rest.read()
 
 
-def end_of(process):
-    """Waits for a server's end; gives the exit code and what it said."""
-    _, said = process.communicate(timeout=HANG_S)
-    return process.returncode, said
-
-
 # Serving, and the two ways to end it.
 
 
 def test_a_signal_ends_an_idle_server_with_0(serving):
     with serving(fresh=True) as (process, _):
-        process.send_signal(signal.SIGTERM)
-        code, said = end_of(process)
-    assert code == 0
+        said = end_of(process, signal.SIGTERM)
     assert re.fullmatch(
         r"Shoal served 0 requests, drained in \d\.\d s: 0 finished, 0 cut off\n", said
     )
@@ -175,16 +167,13 @@ def test_a_signal_lets_what_is_under_way_finish(serving, signum):
         process.send_signal(signum)
         for client in clients:
             assert_finishes(client)
-        code, said = end_of(process)
-    assert code == 0
+        said = end_of(process)
     assert "5 finished, 0 cut off" in said
 
 
 def test_the_drain_ends_after_the_graceful_timeout(serving):
     with serving("--graceful-timeout", "0.1") as (process, port), begin(port, "/forever"):
-        process.send_signal(signal.SIGTERM)
-        code, said = end_of(process)
-    assert code == 0
+        said = end_of(process, signal.SIGTERM)
     assert "0 finished, 1 cut off" in said
 
 
@@ -193,8 +182,7 @@ def test_a_second_signal_ends_at_once(serving, signum, code):
     with serving() as (process, port), begin(port, "/forever"):
         process.send_signal(signum)
         wait_until_refused(port)
-        process.send_signal(signum)
-        assert end_of(process) == (code, "")
+        assert end_of(process, signum, code=code) == ""
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
@@ -207,8 +195,7 @@ def test_a_hang_up_does_not_cut_a_drain_short(serving, first):
         assert_finishes(client)
         while process.poll() is None:  # nor while the interpreter takes itself apart
             process.send_signal(signal.SIGHUP)
-        code, said = end_of(process)
-    assert code == 0
+        said = end_of(process)
     assert "1 finished, 0 cut off" in said
 
 
@@ -219,8 +206,7 @@ def test_nor_does_one_that_comes_at_the_same_moment(serving):
         wait_until_refused(port)
         client.sendall(b"x")
         assert_finishes(client)
-        code, said = end_of(process)
-    assert code == 0
+        said = end_of(process)
     assert "1 finished, 0 cut off" in said
 
 
@@ -257,17 +243,14 @@ def test_a_server_that_ignores_hang_ups_as_nohup_has_it_goes_on(serving):
         with serving(fresh=True) as (process, port):
             process.send_signal(signal.SIGHUP)
             begin(port, "/").close()
-            process.send_signal(signal.SIGTERM)
-            assert end_of(process)[0] == 0
+            end_of(process, signal.SIGTERM)
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
 def test_a_thread_that_cannot_be_interrupted_is_left_by_force(serving):
     with serving("--graceful-timeout", "0") as (process, port), begin(port, "/stuck"):
-        process.send_signal(signal.SIGTERM)
-        code, said = end_of(process)
-    assert code == 1
+        said = end_of(process, signal.SIGTERM, code=1)
     assert said == (
         "Shoal is stopping; running requests have at most 4 s to finish; a second Ctrl+C or"
         " SIGTERM stops it at once\n"
@@ -280,9 +263,7 @@ def test_the_options_are_taken(serving):
     options = ["--host", "127.0.0.1", "--send-timeout", "2.5", "--max-connections", "1"]
     with serving(*options, "--log-level", "debug") as (process, port):
         begin(port, "/").close()
-        process.send_signal(signal.SIGTERM)
-        code, said = end_of(process)
-    assert code == 0
+        said = end_of(process, signal.SIGTERM)
     assert "the connection limit of 1 is reached" in said
 
 
@@ -301,9 +282,7 @@ TUNE = ["tune", "held:handler", "--item", "1", "--rate", "1"]
 def test_ctrl_c_ends_a_command_without_a_traceback(terminal, directory, words):
     with terminal.popen(*words) as process:
         assert process.stderr.readline() == "begun\n"
-        process.send_signal(signal.SIGINT)
-        code, said = end_of(process)
-    assert code == 130
+        said = end_of(process, signal.SIGINT, code=130)
     assert "Traceback" not in said
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from processes import HANG_S, ask
+from processes import HANG_S, ask, end_of
 
 from worker_processes import children_of
 
@@ -94,8 +94,7 @@ def test_a_signal_lets_queued_and_running_requests_finish(served):
         assert 0 < until_there(port) < CLIENTS
         process.send_signal(signal.SIGTERM)
         assert [one.result() for one in answers] == [(200, f"{nth}") for nth in range(CLIENTS)]
-    _, said = process.communicate(timeout=HANG_S)
-    assert process.returncode == 0
+    said = end_of(process)
     assert f": {CLIENTS} finished, 0 cut off\n" in said
     total = re.search(r"^Shoal served ([\d,]+) requests, ", said, re.MULTILINE)[1]
     assert int(total.replace(",", "")) >= CLIENTS

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from processes import ask
+from processes import ask, end_of
 
 from observe.otlp_receiver import attributes, receiving
 
@@ -74,13 +74,6 @@ def serving_traced(terminal):
     return serving_traced
 
 
-def ended(process):
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=15)
-    assert process.returncode == 0, said
-    return said
-
-
 @pytest.fixture
 def exporting(serving_traced):
     """Runs a server that exports to a receiver; gives both, and the server's port."""
@@ -105,7 +98,7 @@ def test_spans_and_metrics_are_exported(exporting):
         assert ask(port, "/double", 2, traceparent=PARENT) == (200, 4)
         receiver.wait_for(lambda: receiver.named("double batch"))
         receiver.wait_for(lambda: "shoal_requests" in receiver.metrics)
-        said = ended(process)
+        said = end_of(process, signal.SIGTERM)
     assert "Traceback" not in said
     (server,) = receiver.named("POST /double")
     (request,) = receiver.named("double")
@@ -131,7 +124,7 @@ def test_spans_and_metrics_are_exported(exporting):
 def test_code_in_a_process_exports_its_spans_too(exporting):
     with exporting(app="in_process:app") as (receiver, process, port):
         assert ask(port, "/traced", 2, traceparent=PARENT) == (200, 2)
-        ended(process)
+        end_of(process, signal.SIGTERM)
         receiver.wait_for(lambda: receiver.named("inside") and receiver.named("traced batch"))
     (inside,) = receiver.named("inside")
     assert inside.trace_id.hex() == TRACE_ID
@@ -145,13 +138,13 @@ def test_a_collector_that_is_gone_holds_nothing_up(serving_traced):
         with serving_traced("--otel", OTEL_EXPORTER_OTLP_ENDPOINT=url) as (process, port):
             for number in range(20):
                 assert ask(port, "/double", number + 1)[0] == 200
-            ended(process)
+            end_of(process, signal.SIGTERM)
 
 
 def test_a_sampler_of_the_environment_is_kept_to(exporting):
     with exporting(OTEL_TRACES_SAMPLER="parentbased_always_off") as (receiver, process, port):
         assert ask(port, "/double", 2)[0] == 200
-        ended(process)
+        end_of(process, signal.SIGTERM)
     assert receiver.spans == []
     assert "shoal_requests" in receiver.metrics
 
@@ -181,7 +174,7 @@ def test_without_the_extra_it_is_named_and_a_server_that_exports_nothing_runs(
     assert "--otel needs opentelemetry, which is not installed: pip install 'shoal[otel]'" in err
     with serving_traced() as (process, port):
         assert ask(port, "/double", 2, traceparent=PARENT) == (200, 4)
-        ended(process)
+        end_of(process, signal.SIGTERM)
 
 
 def test_other_applications_are_not_traced(terminal):
@@ -197,7 +190,7 @@ def test_a_failed_batch_is_one_line_of_the_log_without_payloads(exporting, form)
     with exporting("--access-log", "--log-format", form) as (_, process, port):
         status, _ = ask(port, "/double", 0, traceparent=PARENT, **{"X-Request-ID": "mine"})
         assert status == 500
-        said = ended(process)
+        said = end_of(process, signal.SIGTERM)
     lines = said.splitlines()
     if form == "json":
         found = [json.loads(line) for line in lines if line.startswith("{")]
