@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from functools import partial
 
 import pytest
-from driven_server import HANG_S, served
-from processes import Terminal
+from driven_server import served
+from processes import HANG_S, Terminal
 
 import shoal
+from shoal.cli import main
 
 
 @pytest.fixture
@@ -23,6 +25,31 @@ def terminal(tmp_path):
 def serving(request, terminal, directory):
     """Starts servers of what the module's `SERVED` names, in its `directory`."""
     return partial(terminal.serving, "serve", request.module.SERVED, "--port", "0")
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Runs a command in this process; gives its exit code, output, and what it said beside."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def run(*arguments):
+        code = main([*arguments])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def told(run, request):
+    """Runs the module's `COMMAND`; gives what it printed, to people or as data."""
+
+    def told(*arguments, code=0):
+        found, out, told.err = run(request.module.COMMAND, *arguments)
+        assert found == code
+        return json.loads(out) if "--json" in arguments else out
+
+    return told
 
 
 @pytest.fixture

@@ -179,6 +179,15 @@ def is_below(directory, module):
     return file is not None and Path(file).is_relative_to(directory)
 
 
+def end_of(process, signum=None, code=0):
+    """Waits for the end of a server, which a signal may ask for; gives what it said."""
+    if signum is not None:
+        process.send_signal(signum)
+    _, said = process.communicate(timeout=HANG_S)
+    assert process.returncode == code, said
+    return said
+
+
 def wait_until_refused(port):
     """Waits until the server of a port listens no more, as from the beginning of its drain."""
     while accepts(port):
@@ -195,14 +204,14 @@ def accepts(port):
     return True
 
 
-def ask(port, path, item=None, host="127.0.0.1"):
+def ask(port, path, item=None, host="127.0.0.1", **headers):
     """Makes a request; gives its status and what was answered."""
     connection = http.client.HTTPConnection(host, port, timeout=HANG_S)
     try:
         if item is None:
-            connection.request("GET", path)
+            connection.request("GET", path, headers=headers)
         else:
-            headers = {"content-type": "application/json"}
+            headers = {"content-type": "application/json", **headers}
             connection.request("POST", path, json.dumps(item), headers)
         response = connection.getresponse()
         return response.status, json.loads(response.read())

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from handlers import app_of, double
 from shoal import App
 from shoal.cli import main
 
@@ -49,15 +50,13 @@ traffic = {}
 
 
 @pytest.fixture
-def check(tmp_path, monkeypatch, capsys):
-    """Checks the text of a file; gives the exit code, the output and what was said beside."""
+def check(tmp_path, monkeypatch, run):
+    """Checks the text of a file."""
     monkeypatch.chdir(tmp_path)
 
     def check(text, *options):
         (tmp_path / "app.toml").write_text(text)
-        code = main(["check", "app.toml", *options])
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        return run("check", "app.toml", *options)
 
     return check
 
@@ -173,12 +172,7 @@ def test_what_is_hardly_meant_is_said(check):
     assert "driven_models:Scaler" in out
 
 
-def double(items: list[int]) -> list[int]:
-    return [2 * item for item in items]
-
-
-app = App()
-app.endpoint("/double", max_batch_size=8)(double)
+app = app_of(double, "/double", max_batch_size=8)
 wrong = App()
 wrong.backend("b", "driven_models:absent")
 

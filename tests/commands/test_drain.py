@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from processes import HANG_S, ask
+from processes import HANG_S, ask, end_of
+
+from worker_processes import children_of
 
 pytestmark = pytest.mark.real_time
 
@@ -45,6 +50,27 @@ async def steps(names: list[str]) -> AsyncIterator[list[str]]:
 """
 
 
+WITH_PROCESSES = """\
+import time
+
+import shoal
+
+app = shoal.App()
+
+
+class Work:
+    def __call__(self, items: list[int]) -> list[int]:
+        time.sleep(0.01)
+        with open("ran", "a") as ran:
+            ran.write("".join(f"{item}\\n" for item in items))
+        return items
+
+
+app.backend("work", Work, placement="process", num_replicas=2, max_batch_size=4)
+app.route("work", backend="work", path="/work")
+"""
+
+
 @pytest.fixture(params=["trio", "asyncio"])
 def served(terminal, request):
     (terminal.directory / "drained.py").write_text(APP)
@@ -68,8 +94,7 @@ def test_a_signal_lets_queued_and_running_requests_finish(served):
         assert 0 < until_there(port) < CLIENTS
         process.send_signal(signal.SIGTERM)
         assert [one.result() for one in answers] == [(200, f"{nth}") for nth in range(CLIENTS)]
-    _, said = process.communicate(timeout=HANG_S)
-    assert process.returncode == 0
+    said = end_of(process)
     assert f": {CLIENTS} finished, 0 cut off\n" in said
     total = re.search(r"^Shoal served ([\d,]+) requests, ", said, re.MULTILINE)[1]
     assert int(total.replace(",", "")) >= CLIENTS
@@ -94,3 +119,42 @@ def test_readiness_turns_503_while_draining(served):
     assert b'"status":"draining"' in readiness
     _, said = process.communicate(timeout=HANG_S)
     assert (process.returncode, said.count("2 finished, 0 cut off")) == (0, 1)
+
+
+def test_under_load_each_request_that_was_taken_runs_once_and_no_replica_is_left(terminal):
+    (terminal.directory / "loaded.py").write_text(WITH_PROCESSES)
+    numbers, answered, is_warm = itertools.count(), [], threading.Event()
+
+    def call_on(port):
+        while True:
+            number = next(numbers)
+            try:
+                assert ask(port, "/work", number) == (200, number)
+            except OSError as error:  # it could not connect any more
+                return error
+            answered.append(number)
+            if number > 4 * CLIENTS:
+                is_warm.set()
+
+    with terminal.serving("serve", "loaded:app", "--port", "0") as (process, port):
+        with ThreadPoolExecutor(CLIENTS) as threads:
+            ends = [threads.submit(call_on, port) for _ in range(CLIENTS)]
+            assert is_warm.wait(HANG_S)
+            replicas = children_of(process.pid)
+            process.send_signal(signal.SIGTERM)
+            kinds = {type(end.result()) for end in ends}
+        process.communicate(timeout=HANG_S)
+    assert process.returncode == 0
+    assert kinds <= {ConnectionRefusedError, ConnectionResetError}
+    assert len(replicas) == 2
+    assert not any(map(is_running, replicas))
+    ran = (terminal.directory / "ran").read_text().split()
+    assert sorted(map(int, ran)) == sorted(answered)
+
+
+def is_running(pid):
+    """Whether there is a process, and not only its name."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

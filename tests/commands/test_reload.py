@@ -11,7 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from processes import HANG_S, ask
+from processes import HANG_S, ask, end_of
 
 from shoal.cli import main
 
@@ -110,13 +110,11 @@ def test_requests_finish_and_none_is_refused(reloading, terminal, loop):
     assert answer.endswith((b'"first"', b'"second"'))
     assert served.port() == port
     assert ask(port, "/version", 1) == (200, "second")
-    served.process.send_signal(signal.SIGINT)
-    assert_has_ended(served)
+    assert_has_ended(served, signal.SIGINT)
 
 
-def assert_has_ended(served):
-    _, said = served.process.communicate(timeout=HANG_S)
-    assert served.process.returncode == 0
+def assert_has_ended(served, signum=None):
+    said = end_of(served.process, signum)
     assert "Traceback" not in said
     assert said.count("requests, drained in ") == 1
 
@@ -187,9 +185,7 @@ def test_ctrl_c_ends_it_while_it_waits(reloading, terminal):
     terminal.directory.joinpath("mine.py").write_text("1 / 0\n")
     served = reloading("--port", "0")
     served.until("is waiting for a change")
-    served.process.send_signal(signal.SIGINT)
-    served.process.communicate(timeout=HANG_S)
-    assert served.process.returncode == 130
+    end_of(served.process, signal.SIGINT, code=130)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import signal
 import stat
 
 import pytest
-from processes import ask
+from processes import ask, end_of
 
 from shoal.asgi.http_options import HttpOptions
 from shoal.commands.server import process as server_process
@@ -65,17 +65,13 @@ def test_what_a_file_declares_is_served_until_a_signal_drains_it(serving):
         assert ask(port, "/large", 2) == (200, -2)
         status, problem = ask(port, "/scale", "x" * 20)
         assert (status, problem["status"]) == (413, 413)
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=15)
-    assert process.returncode == 0
+        said = end_of(process, signal.SIGTERM)
     assert " requests, drained in " in said
 
 
 def test_a_graceful_timeout_longer_than_a_thread_can_sleep_is_taken(serving):
     with serving("--graceful-timeout", "1e10") as (process, _):
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=15)
-    assert process.returncode == 0
+        said = end_of(process, signal.SIGTERM)
     assert "Traceback" not in said
 
 
@@ -216,8 +212,7 @@ def test_code_for_another_event_loop_is_told_the_option(terminal):
     (terminal.directory / "code.py").write_text(ASYNCIO_CODE)
     with terminal.serving("serve", "code:app", "--port", "0") as (process, port):
         assert ask(port, "/e", 2)[0] == 500
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=15)
+        said = end_of(process, signal.SIGTERM)
     assert "start it with --event-loop asyncio" in said
 
 

@@ -12,7 +12,7 @@ import urllib.request
 from contextlib import contextmanager, suppress
 
 import pytest
-from processes import HANG_S, accepts, ask
+from processes import HANG_S, accepts, ask, end_of
 
 from certificates import new_certificate
 from progress_lines import first_line
@@ -88,8 +88,7 @@ def test_a_signal_drains_all(serving, loop):
         with asked_meanwhile(port, 1) as client:
             process.send_signal(signal.SIGTERM)
             assert read_all(client).endswith(b"1.0")
-        _, said = process.communicate(timeout=HANG_S)
-    assert process.returncode == 0
+        said = end_of(process)
     assert "Shoal served " in said
     assert " finished, 0 cut off" in said
     assert not any(map(is_worker, workers))
@@ -102,9 +101,7 @@ def test_a_second_signal_ends_all_at_once(serving, loop):
         with asked_meanwhile(port, 10):
             process.send_signal(signal.SIGINT)
             until(lambda: not accepts(port))
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=HANG_S)
-            assert process.returncode == 128 + signal.SIGINT
+            end_of(process, signal.SIGINT, code=128 + signal.SIGINT)
             until(lambda: not any(map(is_worker, workers)))
 
 
@@ -155,8 +152,7 @@ def test_ctrl_c_of_a_terminal_is_for_the_server(terminal, directory):
     try:
         assert first_line(process.stderr).startswith("Shoal serving ")
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=HANG_S)
-        assert process.returncode == 0
+        said = end_of(process)
         assert "Traceback" not in said
     finally:
         with suppress(ProcessLookupError):
@@ -194,8 +190,7 @@ def test_a_version_that_is_reloaded_has_its_workers(terminal, directory):
         assert ask(port, "/double", 4) == (200, 8)
         [version] = [one for one in children_of(process.pid) if workers_of(one)]
         workers = workers_of(version)
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=HANG_S)
+        end_of(process, signal.SIGTERM)
     assert not any(map(is_worker, workers))
 
 

@@ -14,21 +14,9 @@ from shoal.core.options.options import OPTIONS, BatchOptions
 
 pytestmark = pytest.mark.slow
 
+COMMAND = "simulate"
+
 CONSTANT = ["--rate", "100", "--duration", "1", "--traffic", "constant", "--run-time", "0.004"]
-
-
-@pytest.fixture
-def told(capsys):
-    """Runs the command and gives what it printed, to people or as data."""
-
-    def run(*arguments, code=0):
-        assert main(["simulate", *arguments]) == code
-        printed = capsys.readouterr()
-        told.err = printed.err
-        return json.loads(printed.out) if "--json" in arguments else printed.out
-
-    told = run
-    return run
 
 
 def test_it_says_what_came_of_the_options(told):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from processes import HANG_S, ask, killed_late
+from processes import HANG_S, ask, end_of, killed_late
 
 from progress_lines import first_line
 from shoal.server.listeners import PassedSockets, passed_sockets
@@ -64,12 +65,6 @@ def passing(terminal):
     return passing
 
 
-def drain(process):
-    process.terminate()
-    _, said = process.communicate(timeout=HANG_S)
-    assert process.returncode == 0, said
-
-
 def listening():
     return socket.create_server(("127.0.0.1", 0))
 
@@ -95,7 +90,7 @@ def test_a_client_that_comes_before_the_start_or_between_two_servers_is_answered
                 with passing([passed], "http", "serve", "lengths:app", "--event-loop", loop) as run:
                     assert early.recv(12) == b"HTTP/1.1 200"
                     assert ask(port_of(passed), "/embed", "eel") == (200, 3)
-                    drain(run)
+                    end_of(run, signal.SIGTERM)
 
 
 def test_each_socket_serves_the_application_but_that_named_admin(passing, terminal, tmp_path):
@@ -110,7 +105,7 @@ def test_each_socket_serves_the_application_but_that_named_admin(passing, termin
                 assert ask(port_of(passed), "/-/api/status")[0] == 404
             told = terminal.told_here("status", "--url", f"unix:{path}", "--json")
             assert "embed" in json.loads(told)["endpoints"]
-            drain(run)
+            end_of(run, signal.SIGTERM)
         assert path.exists(), "the file is systemd's"
 
 
@@ -132,7 +127,7 @@ def test_a_passed_socket_can_be_served_by_workers(passing):
     command = ("serve", "lengths:app", "--workers", "2")
     with listening() as passed, passing([passed], "http", *command) as run:
         assert ask(port_of(passed), "/embed", "eel") == (200, 3)
-        drain(run)
+        end_of(run, signal.SIGTERM)
 
 
 def test_workers_refuse_more_than_one_passed_socket(passing):
@@ -150,7 +145,7 @@ def test_a_passed_socket_can_be_served_with_reload(passing):
         passing([passed], "http", "serve", "lengths:app", "--reload") as run,
     ):
         assert ask(port_of(passed), "/embed", "eel") == (200, 3)
-        drain(run)
+        end_of(run, signal.SIGTERM)
 
 
 WRONG = {

@@ -10,7 +10,7 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from processes import ask, wait_until_refused
+from processes import ask, end_of, wait_until_refused
 
 from shoal.cli import main
 from shoal.commands.server.locations import ServerLocation
@@ -205,9 +205,7 @@ def test_a_signal_ends_one_in_the_foreground_with_0(signum, terminal, directory)
     with terminal.serving("start", "app.toml") as (process, port):
         assert process.stderr.readline() == f"Commands reach it at {terminal.location().url()}\n"
         assert ask(port, "/e", 1) == (200, 2)
-        process.send_signal(signum)
-        _, said = process.communicate(timeout=15)
-        assert process.returncode == 0
+        said = end_of(process, signum)
         assert " requests, drained in " in said
     assert terminal.location().holder() is None
 

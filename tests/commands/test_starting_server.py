@@ -8,7 +8,7 @@ import socket
 import time
 
 import pytest
-from processes import HANG_S, ask
+from processes import HANG_S, ask, end_of
 
 pytestmark = pytest.mark.real_time
 
@@ -77,8 +77,7 @@ def test_a_module_that_configures_logging_does_not_silence_the_server(terminal):
     (terminal.directory / "logs.py").write_text(LOGGING)
     with terminal.serving("serve", "logs:app", "--port", "0", "--access-log") as (process, port):
         assert ask(port, "/fail", 1)[0] == 500
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=HANG_S)
+        said = end_of(process, signal.SIGTERM)
     assert "LookupError: no such weights" in said
     assert '"path":"/fail","status":500' in said
 

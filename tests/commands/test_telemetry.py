@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import signal
 import socket
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from processes import ask, end_of
 
 from observe.otlp_receiver import attributes, receiving
 
@@ -54,7 +54,7 @@ PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 
 
 @pytest.fixture
-def serving(terminal):
+def serving_traced(terminal):
     (terminal.directory / "traced_app.py").write_text(APP)
     (terminal.directory / "in_process.py").write_text(IN_PROCESS)
     # As installed, even where the tests run on sources that are not.
@@ -67,40 +67,22 @@ def serving(terminal):
     for name in [name for name in terminal.environment if name.startswith("OTEL_")]:
         del terminal.environment[name]
 
-    def serving(*arguments, app="traced_app:app", **environment):
+    def serving_traced(*arguments, app="traced_app:app", **environment):
         terminal.environment.update(environment)
         return terminal.serving("serve", app, "--port", "0", *arguments)
 
-    return serving
-
-
-def post(port, path, item, **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15)
-    try:
-        body = json.dumps(item)
-        connection.request("POST", path, body, {"Content-Type": "application/json", **headers})
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
-
-
-def ended(process):
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=15)
-    assert process.returncode == 0, said
-    return said
+    return serving_traced
 
 
 @pytest.fixture
-def exporting(serving):
+def exporting(serving_traced):
     """Runs a server that exports to a receiver; gives both, and the server's port."""
 
     @contextmanager
     def exporting(*arguments, app="traced_app:app", **environment):
         with receiving() as receiver:
             environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.url
-            with serving("--otel", *arguments, app=app, **environment) as (process, port):
+            with serving_traced("--otel", *arguments, app=app, **environment) as (process, port):
                 yield receiver, process, port
 
     return exporting
@@ -113,10 +95,10 @@ def test_spans_and_metrics_are_exported(exporting):
         "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment=test",
     }
     with exporting(**environment) as (receiver, process, port):
-        assert post(port, "/double", 2, traceparent=PARENT) == (200, b"4")
+        assert ask(port, "/double", 2, traceparent=PARENT) == (200, 4)
         receiver.wait_for(lambda: receiver.named("double batch"))
         receiver.wait_for(lambda: "shoal_requests" in receiver.metrics)
-        said = ended(process)
+        said = end_of(process, signal.SIGTERM)
     assert "Traceback" not in said
     (server,) = receiver.named("POST /double")
     (request,) = receiver.named("double")
@@ -141,28 +123,28 @@ def test_spans_and_metrics_are_exported(exporting):
 
 def test_code_in_a_process_exports_its_spans_too(exporting):
     with exporting(app="in_process:app") as (receiver, process, port):
-        assert post(port, "/traced", 2, traceparent=PARENT) == (200, b"2")
-        ended(process)
+        assert ask(port, "/traced", 2, traceparent=PARENT) == (200, 2)
+        end_of(process, signal.SIGTERM)
         receiver.wait_for(lambda: receiver.named("inside") and receiver.named("traced batch"))
     (inside,) = receiver.named("inside")
     assert inside.trace_id.hex() == TRACE_ID
     assert inside.parent_span_id == receiver.named("traced batch")[0].span_id
 
 
-def test_a_collector_that_is_gone_holds_nothing_up(serving):
+def test_a_collector_that_is_gone_holds_nothing_up(serving_traced):
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unheard.getsockname()[1]}"
-        with serving("--otel", OTEL_EXPORTER_OTLP_ENDPOINT=url) as (process, port):
+        with serving_traced("--otel", OTEL_EXPORTER_OTLP_ENDPOINT=url) as (process, port):
             for number in range(20):
-                assert post(port, "/double", number + 1)[0] == 200
-            ended(process)
+                assert ask(port, "/double", number + 1)[0] == 200
+            end_of(process, signal.SIGTERM)
 
 
 def test_a_sampler_of_the_environment_is_kept_to(exporting):
     with exporting(OTEL_TRACES_SAMPLER="parentbased_always_off") as (receiver, process, port):
-        assert post(port, "/double", 2)[0] == 200
-        ended(process)
+        assert ask(port, "/double", 2)[0] == 200
+        end_of(process, signal.SIGTERM)
     assert receiver.spans == []
     assert "shoal_requests" in receiver.metrics
 
@@ -174,23 +156,25 @@ def test_a_sampler_of_the_environment_is_kept_to(exporting):
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "must be http/protobuf, not 'grpc'"),
     ],
 )
-def test_what_the_environment_can_not_have_is_said(terminal, serving, environment, said):
+def test_what_the_environment_can_not_have_is_said(terminal, serving_traced, environment, said):
     terminal.environment.update(environment)
     code, _, err = terminal.run_here("serve", "traced_app:app", "--port", "0", "--otel")
     assert code == 2
     assert said in err
 
 
-def test_without_the_extra_it_is_named_and_a_server_that_does_not_export_runs(terminal, serving):
+def test_without_the_extra_it_is_named_and_a_server_that_exports_nothing_runs(
+    terminal, serving_traced
+):
     site = terminal.directory / "site" / "opentelemetry"
     site.mkdir()
     (site / "__init__.py").write_text("raise ModuleNotFoundError('x', name='opentelemetry')")
     code, _, err = terminal.run("serve", "traced_app:app", "--port", "0", "--otel", fresh=True)
     assert code == 1
     assert "--otel needs opentelemetry, which is not installed: pip install 'shoal[otel]'" in err
-    with serving() as (process, port):
-        assert post(port, "/double", 2, traceparent=PARENT) == (200, b"4")
-        ended(process)
+    with serving_traced() as (process, port):
+        assert ask(port, "/double", 2, traceparent=PARENT) == (200, 4)
+        end_of(process, signal.SIGTERM)
 
 
 def test_other_applications_are_not_traced(terminal):
@@ -204,9 +188,9 @@ def test_other_applications_are_not_traced(terminal):
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_a_failed_batch_is_one_line_of_the_log_without_payloads(exporting, form):
     with exporting("--access-log", "--log-format", form) as (_, process, port):
-        status, _ = post(port, "/double", 0, traceparent=PARENT, **{"X-Request-ID": "mine"})
+        status, _ = ask(port, "/double", 0, traceparent=PARENT, **{"X-Request-ID": "mine"})
         assert status == 500
-        said = ended(process)
+        said = end_of(process, signal.SIGTERM)
     lines = said.splitlines()
     if form == "json":
         found = [json.loads(line) for line in lines if line.startswith("{")]

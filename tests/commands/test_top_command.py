@@ -14,12 +14,11 @@ import time
 
 import pytest
 from driven_server import served
+from processes import HANG_S
 
 import shoal
-from shoal.cli import main
 from shoal.commands.top import ServerView, picture
 
-HANG_S = 15
 UGLY = "[red]x[/] \x1b[2J\x9b2J\r\n\u202e<b>"
 
 
@@ -197,22 +196,10 @@ def test_another_server_at_the_same_address_is_another(view):
 # A server
 
 
-@pytest.fixture
-def run(capsys, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-
-    def run(*arguments):
-        code = main(["top", *arguments])
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return run
-
-
 @pytest.mark.real_time
 @pytest.mark.usefixtures("traffic")
 def test_it_is_printed_once_where_there_is_no_terminal(url, run):
-    code, out, err = run("--url", url)
+    code, out, err = run("top", "--url", url)
     assert (code, err) == (0, "")
     assert "\x1b" not in out
     _, batcher = row_of(out, "BATCHER")
@@ -225,7 +212,7 @@ def test_it_is_printed_once_where_there_is_no_terminal(url, run):
 @pytest.mark.real_time
 @pytest.mark.usefixtures("traffic")
 def test_programs_get_data(url, run):
-    code, out, err = run("--json", "--url", url)
+    code, out, err = run("top", "--json", "--url", url)
     assert (code, err) == (0, "")
     told = json.loads(out)
     assert told["now"]["all"]["finished"] > 0
@@ -234,7 +221,7 @@ def test_programs_get_data(url, run):
 
 @pytest.mark.real_time
 def test_why_a_server_can_not_be_watched_is_told(run, tmp_path, monkeypatch):
-    code, out, err = run("--url", f"unix:{tmp_path}/none.sock", "--once")
+    code, out, err = run("top", "--url", f"unix:{tmp_path}/none.sock", "--once")
     assert (code, out) == (1, "")
     assert "no server answers at" in err
     token = tmp_path / "token"
@@ -242,11 +229,11 @@ def test_why_a_server_can_not_be_watched_is_told(run, tmp_path, monkeypatch):
     # By default one may watch a server at a loopback address without a token.
     monkeypatch.setattr("driven_server.App", lambda: shoal.App(dashboard=False))
     with served(token="right") as url:
-        code, out, err = run("--url", url, "--token-file", str(token))
+        code, out, err = run("top", "--url", url, "--token-file", str(token))
         assert (code, out) == (1, "")
         assert "token" in err
         token.write_text("right")
-        assert run("--url", url, "--token-file", str(token))[0] == 0
+        assert run("top", "--url", url, "--token-file", str(token))[0] == 0
 
 
 class Screen:

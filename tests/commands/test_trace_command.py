@@ -10,25 +10,16 @@ import time
 
 import pytest
 from driven_server import served
+from processes import HANG_S
 
 import shoal
-from shoal.cli import main
 
 pytestmark = pytest.mark.real_time
 
-HANG_S = 15
 
-
-@pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def in_a_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        code = main([*arguments])
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return run
 
 
 @pytest.mark.usefixtures("traffic")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import pytest
@@ -10,6 +9,8 @@ import pytest
 from shoal.cli import main
 
 pytestmark = pytest.mark.slow
+
+COMMAND = "tune"
 
 HANDLERS = """
 import anyio
@@ -83,20 +84,6 @@ def directory(tmp_path, monkeypatch):
     yield tmp_path
     for name in ("tuned", "broken"):
         sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def told(capsys):
-    """Runs the command and gives what it printed, to people or as data."""
-
-    def run(*arguments, code=0):
-        assert main(["tune", *arguments]) == code
-        printed = capsys.readouterr()
-        told.err = printed.err
-        return json.loads(printed.out) if "--json" in arguments else printed.out
-
-    told = run
-    return run
 
 
 @pytest.mark.parametrize(

@@ -15,33 +15,27 @@ pytestmark = pytest.mark.real_time
 
 
 @pytest.fixture
-def url():
-    with served() as url:
-        yield url
-
-
-@pytest.fixture
-def shoal(url, capsys):
-    """Runs a command; gives its exit code, its output and what it said beside."""
+def shoal(run):
+    """Runs a command against an empty server."""
 
     def shoal(*arguments):
-        code = main([*arguments, "--url", url])
-        told = capsys.readouterr()
-        return code, told.out.rstrip("\n"), told.err
+        code, out, err = run(*arguments, "--url", url)
+        return code, out.rstrip("\n"), err
 
-    return shoal
+    with served() as url:
+        yield shoal
 
 
 @pytest.fixture
-def told(shoal):
+def done(shoal):
     """Runs a command that goes well; gives its output."""
 
-    def told(*arguments):
+    def done(*arguments):
         code, out, err = shoal(*arguments)
         assert (code, err) == (0, "")
         return out
 
-    return told
+    return done
 
 
 @pytest.fixture
@@ -62,35 +56,35 @@ def cells(table):
     return [re.split(r"  +", line) for line in table.splitlines()]
 
 
-def wait_for_both_replicas(told):
+def wait_for_both_replicas(done):
     """A backend was created when its first replica was ready."""
-    while "2/2" not in told("backends", "list"):
+    while "2/2" not in done("backends", "list"):
         pass
 
 
-def test_an_empty_server_says_that_it_is(told):
-    assert told("status") == "no backends\n\nno endpoints"
-    assert told("backends", "list") == "no backends"
-    assert told("endpoints", "list") == "no endpoints"
-    assert json.loads(told("status", "--json")) == {"backends": {}, "endpoints": {}, "gpus": {}}
+def test_an_empty_server_says_that_it_is(done):
+    assert done("status") == "no backends\n\nno endpoints"
+    assert done("backends", "list") == "no backends"
+    assert done("endpoints", "list") == "no endpoints"
+    assert json.loads(done("status", "--json")) == {"backends": {}, "endpoints": {}, "gpus": {}}
 
 
-def test_a_backend_is_created_shown_and_deleted(told):
+def test_a_backend_is_created_shown_and_deleted(done):
     create = ["backends", "create", "twice", "driven_models:Scaler"]
-    assert told(*create, "max_batch_size=4", "num_replicas=2") == "created the backend twice"
-    wait_for_both_replicas(told)
-    heads, row = cells(told("backends", "list"))
+    assert done(*create, "max_batch_size=4", "num_replicas=2") == "created the backend twice"
+    wait_for_both_replicas(done)
+    heads, row = cells(done("backends", "list"))
     shown = dict(zip(heads, row, strict=True))
     assert shown["BACKEND"] == "twice"
     assert shown["CODE"] == "driven_models:Scaler"
     assert (shown["PLACEMENT"], shown["STATE"], shown["READY"]) == ("task", "ready", "2/2")
-    assert told("backends", "config", "twice") == "max_batch_size=4\nnum_replicas=2"
-    config = json.loads(told("backends", "config", "twice", "--json"))
+    assert done("backends", "config", "twice") == "max_batch_size=4\nnum_replicas=2"
+    config = json.loads(done("backends", "config", "twice", "--json"))
     assert config == {"max_batch_size": 4, "num_replicas": 2}
-    listed = json.loads(told("backends", "list", "--json"))
+    listed = json.loads(done("backends", "list", "--json"))
     assert listed["twice"]["replicas"][1]["tag"] == "twice#1"
-    assert told("backends", "delete", "twice", "--force") == "deleted the backend twice"
-    assert told("backends", "list") == "no backends"
+    assert done("backends", "delete", "twice", "--force") == "deleted the backend twice"
+    assert done("backends", "list") == "no backends"
 
 
 @pytest.mark.parametrize(
@@ -101,18 +95,18 @@ def test_a_backend_is_created_shown_and_deleted(told):
         "b --kwarg plus=10 driven_models:Scaler retries=1 --arg 3 user_config.a=x",
     ],
 )
-def test_options_and_arguments_come_in_any_order(words, told):
-    told("backends", "create", *words.split())
-    config = json.loads(told("backends", "config", "b", "--json"))
+def test_options_and_arguments_come_in_any_order(words, done):
+    done("backends", "create", *words.split())
+    config = json.loads(done("backends", "config", "b", "--json"))
     assert config == {"retries": 1, "user_config": {"a": "x"}}
-    told("endpoints", "create", "e", "--backend", "b")
-    assert told("call", "--timeout", "5", "e", "--json", "5") == "25"
+    done("endpoints", "create", "e", "--backend", "b")
+    assert done("call", "--timeout", "5", "e", "--json", "5") == "25"
 
 
-def test_options_are_changed_while_it_runs(told):
-    told("backends", "create", "b", "driven_models:Scaler", "user_config.a=1", "retries=1")
-    told("backends", "update", "b", "max_batch_size=7", "user_config.a=2", "idle_timeout_s=none")
-    assert json.loads(told("backends", "config", "b", "--json")) == {
+def test_options_are_changed_while_it_runs(done):
+    done("backends", "create", "b", "driven_models:Scaler", "user_config.a=1", "retries=1")
+    done("backends", "update", "b", "max_batch_size=7", "user_config.a=2", "idle_timeout_s=none")
+    assert json.loads(done("backends", "config", "b", "--json")) == {
         "user_config": {"a": 2},
         "retries": 1,
         "max_batch_size": 7,
@@ -121,85 +115,85 @@ def test_options_are_changed_while_it_runs(told):
 
 
 @pytest.mark.parametrize("command", [["scale"], ["backends", "scale"]])
-def test_a_backend_is_scaled(command, told):
-    told("backends", "create", "b", "driven_models:add_one")
-    assert told(*command, "b", "3") == "scaled the backend b to 3"
-    assert len(json.loads(told("backends", "list", "--json"))["b"]["replicas"]) == 3
+def test_a_backend_is_scaled(command, done):
+    done("backends", "create", "b", "driven_models:add_one")
+    assert done(*command, "b", "3") == "scaled the backend b to 3"
+    assert len(json.loads(done("backends", "list", "--json"))["b"]["replicas"]) == 3
 
 
-def test_replicas_are_replaced(told):
-    told("backends", "create", "b", "driven_models:add_one")
-    assert told("backends", "restart", "b") == "restarted the backend b"
-    (replica,) = json.loads(told("backends", "list", "--json"))["b"]["replicas"]
+def test_replicas_are_replaced(done):
+    done("backends", "create", "b", "driven_models:add_one")
+    assert done("backends", "restart", "b") == "restarted the backend b"
+    (replica,) = json.loads(done("backends", "list", "--json"))["b"]["replicas"]
     assert replica["tag"] == "b#1"
 
 
-def test_an_endpoint_is_created_shown_and_deleted(told):
-    told("backends", "create", "b", "driven_models:add_one")
+def test_an_endpoint_is_created_shown_and_deleted(done):
+    done("backends", "create", "b", "driven_models:add_one")
     create = ["endpoints", "create", "e", "--route", "/e", "--backend", "b"]
-    assert told(*create, "--method", "get", "--method", "POST") == "created the endpoint e"
-    assert cells(told("endpoints", "list"))[1][:5] == ["e", "/e", "GET,POST", "b 100%", "-"]
-    assert json.loads(told("endpoints", "list", "--json"))["e"]["route"] == "/e"
-    assert told("endpoints", "delete", "e") == "deleted the endpoint e"
-    assert told("endpoints", "list") == "no endpoints"
+    assert done(*create, "--method", "get", "--method", "POST") == "created the endpoint e"
+    assert cells(done("endpoints", "list"))[1][:5] == ["e", "/e", "GET,POST", "b 100%", "-"]
+    assert json.loads(done("endpoints", "list", "--json"))["e"]["route"] == "/e"
+    assert done("endpoints", "delete", "e") == "deleted the endpoint e"
+    assert done("endpoints", "list") == "no endpoints"
 
 
-def test_an_endpoint_without_a_backend_holds_its_requests_until_traffic_is_set(told):
-    told("backends", "create", "b", "driven_models:add_one")
-    told("endpoints", "create", "e")
-    assert cells(told("endpoints", "list"))[1][:4] == ["e", "-", "GET,POST", "held"]
-    assert told("traffic", "set", "e", "b=1") == "traffic of e: b 100%"
-    assert told("call", "e", "1") == "2"
+def test_an_endpoint_without_a_backend_holds_its_requests_until_traffic_is_set(done):
+    done("backends", "create", "b", "driven_models:add_one")
+    done("endpoints", "create", "e")
+    assert cells(done("endpoints", "list"))[1][:4] == ["e", "-", "GET,POST", "held"]
+    assert done("traffic", "set", "e", "b=1") == "traffic of e: b 100%"
+    assert done("call", "e", "1") == "2"
 
 
-def test_traffic_is_divided_and_copied_in_shares_of_any_form(told):
-    told("backends", "create", "a", "driven_models:add_one")
-    told("backends", "create", "b", "driven_models:Scaler")
-    told("endpoints", "create", "e", "--backend", "a")
+def test_traffic_is_divided_and_copied_in_shares_of_any_form(done):
+    done("backends", "create", "a", "driven_models:add_one")
+    done("backends", "create", "b", "driven_models:Scaler")
+    done("endpoints", "create", "e", "--backend", "a")
     for shares in (("a=88", "b=12"), ("a=88%", "b=12%"), ("a=0.88", "b=12%"), ("a=88.0", "b=12")):
-        assert told("traffic", "set", "e", *shares) == "traffic of e: a 88%, b 12%"
-        assert json.loads(told("traffic", "show", "--json"))["e"] == {"a": 0.88, "b": 0.12}
-    assert told("traffic", "set", "e", "a=100") == "traffic of e: a 100%"
-    assert told("traffic", "set", "e", "a=12.5%", "b=87.5%") == "traffic of e: a 12.5%, b 87.5%"
-    assert told("shadow", "show") == "no shadow traffic"
+        assert done("traffic", "set", "e", *shares) == "traffic of e: a 88%, b 12%"
+        assert json.loads(done("traffic", "show", "--json"))["e"] == {"a": 0.88, "b": 0.12}
+    assert done("traffic", "set", "e", "a=100") == "traffic of e: a 100%"
+    assert done("traffic", "set", "e", "a=12.5%", "b=87.5%") == "traffic of e: a 12.5%, b 87.5%"
+    assert done("shadow", "show") == "no shadow traffic"
     change = ["shadow", "set", "e", "b"]
     compare = ["--compare", "driven_models:alike"]
-    assert told(*change, "5%", *compare) == "shadow traffic of e: b 5%"
-    assert told(*change, "0.25", *compare) == "shadow traffic of e: b 25%"
-    assert cells(told("endpoints", "list"))[1][3:5] == ["a 12.5%, b 87.5%", "b 25%"]
-    heads, row = cells(told("shadow", "show", "e"))
+    assert done(*change, "5%", *compare) == "shadow traffic of e: b 5%"
+    assert done(*change, "0.25", *compare) == "shadow traffic of e: b 25%"
+    assert cells(done("endpoints", "list"))[1][3:5] == ["a 12.5%, b 87.5%", "b 25%"]
+    heads, row = cells(done("shadow", "show", "e"))
     shown = dict(zip(heads, row, strict=True))
     assert (shown["BACKEND"], shown["SHARE"], shown["SENT"]) == ("b", "25%", "0")
     assert shown["COMPARE"] == "driven_models:alike"
-    assert json.loads(told("shadow", "show", "--json"))["e"][0]["dropped"] == 0
-    assert told(*change, "0") == "no shadow traffic of e to b"
-    assert cells(told("endpoints", "list"))[1][4] == "-"
+    assert json.loads(done("shadow", "show", "--json"))["e"][0]["dropped"] == 0
+    assert done(*change, "0") == "no shadow traffic of e to b"
+    assert cells(done("endpoints", "list"))[1][4] == "-"
 
 
-def test_where_requests_go_is_shown(told, refused):
-    assert told("traffic", "show") == "no endpoints"
-    told("backends", "create", "a", "driven_models:add_one")
-    told("backends", "create", "b", "driven_models:Scaler")
-    told("endpoints", "create", "e", "--route", "/e", "--backend", "a")
-    told("endpoints", "create", "f")
-    told("traffic", "set", "e", "a=0.875", "b=0.125")
-    assert cells(told("traffic", "show")) == [
+def test_where_requests_go_is_shown(done, refused):
+    assert done("traffic", "show") == "no endpoints"
+    done("backends", "create", "a", "driven_models:add_one")
+    done("backends", "create", "b", "driven_models:Scaler")
+    done("endpoints", "create", "e", "--route", "/e", "--backend", "a")
+    done("endpoints", "create", "f")
+    done("traffic", "set", "e", "a=0.875", "b=0.125")
+    assert cells(done("traffic", "show")) == [
         ["ENDPOINT", "ROUTE", "BACKEND", "SHARE"],
         ["e", "/e", "a", "87.5%"],
         ["e", "/e", "b", "12.5%"],
         ["f", "-", "held until traffic is set", "-"],
     ]
-    assert len(cells(told("traffic", "show", "e"))) == 3
-    assert json.loads(told("traffic", "show", "--json")) == {"e": {"a": 0.875, "b": 0.125}, "f": {}}
+    assert len(cells(done("traffic", "show", "e"))) == 3
+    assert json.loads(done("traffic", "show", "--json")) == {"e": {"a": 0.875, "b": 0.125}, "f": {}}
     assert refused("traffic", "show", "g") == (1, "there is no endpoint 'g'; there are: e, f")
 
 
-def test_status_shows_replicas_and_figures(told):
-    told("backends", "create", "b", "driven_models:Scaler", "num_replicas=2")
-    told("endpoints", "create", "e", "--route", "/e", "--backend", "b")
-    told("call", "e", "1")
-    wait_for_both_replicas(told)
-    backends, replicas, endpoints = map(cells, told("status").split("\n\n"))
+def test_status_shows_replicas_and_figures(done):
+    done("backends", "create", "b", "driven_models:Scaler", "num_replicas=2")
+    done("endpoints", "create", "e", "--route", "/e", "--backend", "b")
+    done("call", "e", "1")
+    wait_for_both_replicas(done)
+    backends, replicas, endpoints = map(cells, done("status").split("\n\n"))
     assert backends[1][0] == "b"
     assert backends[1][7] == "1"
     assert [row[:2] for row in replicas[1:]] == [["b#0", "ready"], ["b#1", "ready"]]
@@ -218,29 +212,29 @@ def test_status_shows_replicas_and_figures(told):
         ("Scaler", ["4", "--method-name", "count", "--stream"], "0\n1"),
     ],
 )
-def test_a_call_prints_its_answer(code, arguments, answer, told):
-    told("backends", "create", "b", f"driven_models:{code}")
-    told("endpoints", "create", "e", "--backend", "b")
-    assert told("call", "e", *arguments) == answer
+def test_a_call_prints_its_answer(code, arguments, answer, done):
+    done("backends", "create", "b", f"driven_models:{code}")
+    done("endpoints", "create", "e", "--backend", "b")
+    assert done("call", "e", *arguments) == answer
 
 
-def test_a_call_of_a_stream_says_how_to_ask_for_one(told, refused):
-    told("backends", "create", "b", "driven_models:Scaler")
-    told("endpoints", "create", "e", "--backend", "b")
+def test_a_call_of_a_stream_says_how_to_ask_for_one(done, refused):
+    done("backends", "create", "b", "driven_models:Scaler")
+    done("endpoints", "create", "e", "--backend", "b")
     code, line = refused("call", "e", "4", "--method-name", "count")
     assert (code, line.partition("; ")[2]) == (2, "add --stream")
 
 
-def test_a_call_takes_its_item_from_stdin(told, monkeypatch):
-    told("backends", "create", "b", "driven_models:add_one")
-    told("endpoints", "create", "e", "--backend", "b")
+def test_a_call_takes_its_item_from_stdin(done, monkeypatch):
+    done("backends", "create", "b", "driven_models:add_one")
+    done("endpoints", "create", "e", "--backend", "b")
     monkeypatch.setattr("sys.stdin", io.StringIO("41\n"))
-    assert told("call", "e", "-") == "42"
+    assert done("call", "e", "-") == "42"
 
 
-def test_changes_are_confirmed_as_json_for_machines(told):
+def test_changes_are_confirmed_as_json_for_machines(done):
     create = ["backends", "create", "b", "driven_models:add_one", "--json"]
-    assert json.loads(told(*create)) == {"done": "created the backend b"}
+    assert json.loads(done(*create)) == {"done": "created the backend b"}
 
 
 # Mistakes and refusals: one line, and a code.

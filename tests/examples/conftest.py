@@ -33,3 +33,23 @@ def browser_app():
             server.send_signal(signal.SIGINT)
             said = server.stderr.read()
     assert "0 cut off" in said
+
+
+@pytest.fixture(scope="module")
+def model():
+    from examples.language_model.model import CharTransformer
+
+    return CharTransformer.load()
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """How many texts the language model was asked to write on, for each step."""
+    from examples.language_model.cache import Cache
+
+    seen = []
+    step = Cache.step
+    monkeypatch.setattr(
+        Cache, "step", lambda self, tokens: (seen.append(len(tokens)), step(self, tokens))[1]
+    )
+    return seen

@@ -1,5 +1,8 @@
-"""The page of the browser example in a real browser, against the real server in a process."""
+"""The browser example in a process: its page in a real browser, and clients of its WebSocket."""
 
+import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +14,7 @@ from browser import NEEDS_CHROMIUM
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(120),
-    NEEDS_CHROMIUM,
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 # Counts the requests of an EventSource that the page does not close.
 RECONNECT = """
@@ -29,6 +28,7 @@ RECONNECT = """
 """
 
 
+@NEEDS_CHROMIUM
 def test_the_page_reads_streams_and_results(browser, browser_app):
     browser.get(browser_app)
 
@@ -48,6 +48,28 @@ def test_the_page_reads_streams_and_results(browser, browser_app):
     assert [each for each in errors if "favicon" not in each] == []
 
 
+@NEEDS_CHROMIUM
 def test_an_event_source_that_reconnects_stops_and_gets_each_item_once(browser, browser_app):
     browser.get(browser_app)
     assert browser.execute_async_script(RECONNECT) == ["1", "2", "3"]
+
+
+def printed_by(example, url):
+    command = [sys.executable, f"examples/websocket/{example}", url]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_example_with_websockets(browser_app):
+    found = printed_by("with_websockets.py", browser_app.replace("http", "ws"))
+    assert found == ["[(3, 9), (4, 16), (5, 25)]", "1", "2", "3"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("httpx_ws") is None, reason="needs httpx-ws")
+def test_the_example_with_httpx_ws(browser_app):
+    *results, cancelled = printed_by("with_httpx_ws.py", browser_app)
+    assert sorted(results) == ["1 9", "2 The body does not fit the endpoint"]
+    assert cancelled == "The client has cancelled the request"

@@ -4,30 +4,12 @@ import anyio
 import pytest
 
 import shoal
-from examples.language_model.cache import Cache
 from examples.language_model.continuous import TEXTS_AT_ONCE, ContinuousTextGenerator
 from examples.language_model.generate import generate
-from examples.language_model.model import CharTransformer
 from examples.language_model.writing import Prompt
 
 # The model's steps run in a thread.
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
-
-
-@pytest.fixture(scope="module")
-def model():
-    return CharTransformer.load()
-
-
-@pytest.fixture
-def rows(monkeypatch):
-    """How many texts the model was asked to write on, for each step."""
-    seen = []
-    step = Cache.step
-    monkeypatch.setattr(
-        Cache, "step", lambda self, tokens: (seen.append(len(tokens)), step(self, tokens))[1]
-    )
-    return seen
 
 
 @pytest.fixture

@@ -27,11 +27,6 @@ def one_thread_for_numpy():
         yield
 
 
-@pytest.fixture(scope="module")
-def model():
-    return CharTransformer.load()
-
-
 def written(model, prompts, has_left=lambda _: False):
     """Return what was written for each prompt."""
     texts = [""] * len(prompts)
@@ -42,17 +37,6 @@ def written(model, prompts, has_left=lambda _: False):
             for text, slot in zip(texts, slots, strict=True)
         ]
     return texts
-
-
-@pytest.fixture
-def rows(monkeypatch):
-    """How many texts the model was asked to write on, for each step."""
-    seen = []
-    step = Cache.step
-    monkeypatch.setattr(
-        Cache, "step", lambda self, tokens: (seen.append(len(tokens)), step(self, tokens))[1]
-    )
-    return seen
 
 
 def small_model(dtype=np.float64):

@@ -263,11 +263,8 @@ def test_a_refusal_is_said_on_the_page(opened):
     assert opened.one("write").is_enabled()
 
 
-def test_nothing_sticks_out_at_any_width(page):
-    assert widths_that_overflow(page.browser) == []
-
-
-def test_every_control_has_a_name(opened):
+def test_nothing_sticks_out_at_any_width_and_every_control_has_a_name(opened):
+    assert widths_that_overflow(opened.browser) == []
     for control in opened.all("button, input, textarea, [role=img], [role=region]"):
         assert control.accessible_name
 

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
-STREAMS = [(Plain, "stream_out"), (Async, "stream_out"), (Async, "stream_out_async")]
+STREAMS = [
+    (Plain, "stream_out"),
+    pytest.param(Async, "stream_out", marks=pytest.mark.one_loop),
+    (Async, "stream_out_async"),
+]
 
 
 class Others:
@@ -100,6 +104,7 @@ async def test_an_array_comes_back_and_what_can_not_be_sent_fails_its_call(code,
             await played.run(method, [1])
 
 
+@pytest.mark.one_loop
 async def test_a_call_that_nobody_makes_is_refused():
     async with playing(made()) as played:
         with pytest.raises(RuntimeError, match="can't call endpoints"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import threading
 import weakref
-from functools import partial
 
 import anyio
 import anyio.from_thread
@@ -13,10 +12,8 @@ import anyio.to_thread
 import pytest
 
 import shoal
-from replicas.local_replicas import failure_of, made, serving
+from replicas.local_replicas import failure_of, serving
 from shoal.errors import WrongResultType
-from shoal.replicas.local.task import TaskReplica
-from shoal.replicas.local.thread import ThreadReplica
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -60,11 +57,6 @@ class Plain:
     def variables(self, item):
         yield self.variable(item)
         yield self.variable(item)
-
-
-@pytest.fixture(params=[TaskReplica, ThreadReplica])
-def replica_of(request):
-    return partial(made, request.param)
 
 
 @pytest.fixture

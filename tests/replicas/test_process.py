@@ -36,6 +36,7 @@ async def test_code_is_run_in_another_process_that_ends_with_the_replica():
     assert not is_alive(pid)
 
 
+@pytest.mark.one_loop
 async def test_an_error_carries_the_traceback_of_the_worker_as_a_note():
     async with playing(made()) as played:
         with pytest.raises(AttributeError) as caught:
@@ -72,6 +73,7 @@ async def test_what_is_no_exception_fails_its_work_and_its_worker_lives_on(code)
         assert await played.run("__call__", ["well"]) == pid
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("code", [Plain, Async])
 async def test_what_can_not_be_sent_fails_its_batch_and_no_other(code):
     async with playing(made(code)) as played:
@@ -84,6 +86,7 @@ async def test_what_can_not_be_sent_fails_its_batch_and_no_other(code):
         assert await played.run("__call__", [1]) == [2]
 
 
+@pytest.mark.one_loop
 async def test_a_default_is_the_same_object_for_the_code():
     async with playing(made(f"{MODULE}:Plain")) as played:
         signature = played.description.method("has_default").signature
@@ -93,7 +96,7 @@ async def test_a_default_is_the_same_object_for_the_code():
         assert await played.run("has_default", [(1, 2)]) == [False]
 
 
-async def test_code_knows_its_batch_and_metadata_that_can_not_be_sent_is_left_out():
+async def test_code_knows_its_batch_and_is_told_why_metadata_is_left_out():
     async with playing(made()) as played:
         now = anyio.current_time()
         metadata = {"user": "ann", "bad": Unsendable(), "unreadable": Unreadable(), "list": [1]}
@@ -103,19 +106,12 @@ async def test_code_knows_its_batch_and_metadata_that_can_not_be_sent_is_left_ou
         ]
         running_batch.set(Batch(1, DispatchReason.FULL, requests))
         first, second = await played.replica.run("batch", ["a", "b"])
+        names = ["user", "bad", "unreadable", "none"]
+        user, bad, unreadable, none = await played.replica.run("metadata", names)
     item, metadata, left_s, priority, cancelled = first
     assert (item, metadata, priority, cancelled) == ("a", {"user": "ann", "list": [1]}, 3, False)
     assert 50 < left_s <= 60
     assert second[:4] == ("b", {}, None, 1)
-
-
-async def test_code_that_wants_metadata_that_could_not_be_sent_is_told_why():
-    async with playing(made()) as played:
-        metadata = {"user": "ann", "bad": Unsendable(), "unreadable": Unreadable()}
-        request = make_request("a", metadata=metadata)
-        running_batch.set(Batch(1, DispatchReason.FULL, [request]))
-        names = ["user", "bad", "unreadable", "none"]
-        user, bad, unreadable, none = await played.replica.run("metadata", names)
     assert user == "ann"
     assert "'bad' could not be sent to this process" in bad
     assert "'unreadable' could not be sent to this process" in unreadable

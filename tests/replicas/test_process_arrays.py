@@ -45,8 +45,9 @@ def arrays(size: int) -> list[np.ndarray]:
     ],
     indirect=["anyio_backend"],
 )
-async def test_arrays_come_back_as_they_went(shared_memory_bytes, code):
-    async with playing(made(code, shared_memory_bytes=shared_memory_bytes)) as played:
+async def test_arrays_and_bytes_come_back_as_they_went(shared_memory_bytes, code):
+    replica = made(code, shared_memory_bytes=shared_memory_bytes)
+    async with playing(replica) as played:
         for size in LARGE, 10, LARGE // 8, ARRAY:
             items = arrays(size)
             for _ in range(2):
@@ -55,21 +56,6 @@ async def test_arrays_come_back_as_they_went(shared_memory_bytes, code):
                     assert got.dtype == sent.dtype
                     np.testing.assert_array_equal(got, sent)
             assert await played.run("sums", items[:1]) == [items[0].sum()]
-
-
-@pytest.mark.parametrize(
-    ("anyio_backend", "code", "shared_memory_bytes"),
-    [
-        ("trio", Plain, ROOM),
-        ("trio", Async, 0),
-        ("asyncio", Plain, 0),
-        ("asyncio", Async, ROOM),
-    ],
-    indirect=["anyio_backend"],
-)
-async def test_bytes_come_back_as_they_went(shared_memory_bytes, code):
-    replica = made(code, shared_memory_bytes=shared_memory_bytes)
-    async with playing(replica) as played:
         for size in 10, 70_000, 1_000_000, 5_000_000:
             body = random.Random(size).randbytes(size)
             items = [body, {"parts": [b"a", body[1:], "text" * (size // 4)]}, bytearray(body)]

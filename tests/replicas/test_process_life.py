@@ -50,6 +50,7 @@ async def test_a_start_that_fails_says_what_the_code_raised_and_printed():
     assert "the weights are missing" in str(error)
 
 
+@pytest.mark.one_loop
 async def test_what_a_failed_start_printed_is_told_though_nobody_has_read_it_yet(monkeypatch):
     monkeypatch.setattr(Output, "read", lambda _: anyio.sleep_forever())
     assert "the weights are missing" in str(await failed_start(f"{MODULE}:Prints"))
@@ -79,11 +80,13 @@ async def test_a_replica_that_is_stopped_while_it_starts_is_not_started(folder):
     assert "stopped before it was ready" in str(played.error)
 
 
+@pytest.mark.one_loop
 async def test_an_interpreter_that_is_not_there_is_told():
     error = await failed_start(f"{MODULE}:Plain", python="/no/such/python")
     assert "/no/such/python" in str(error)
 
 
+@pytest.mark.one_loop
 async def test_an_interpreter_without_shoal_says_so(tmp_path):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
@@ -93,23 +96,27 @@ async def test_an_interpreter_without_shoal_says_so(tmp_path):
     assert "No module named" in str(error)
 
 
+@pytest.mark.one_loop
 async def test_a_worker_of_another_shoal_is_refused(monkeypatch):
     monkeypatch.setattr(worker, "PROTOCOL", 999)
     error = await failed_start(f"{MODULE}:Plain")
     assert "install the same version of Shoal in both" in str(error)
 
 
+@pytest.mark.one_loop
 async def test_code_that_can_not_be_sent_is_refused_with_what_would_do():
     error = await failed_start(lambda items: items)
     assert "'package.module:Name'" in str(error)
     assert isinstance(error.__cause__, TypeError)
 
 
+@pytest.mark.one_loop
 async def test_a_user_config_that_can_not_be_sent_is_refused():
     error = await failed_start(Plain, user_config=lambda: None)
     assert "the user_config of Plain can't be sent" in str(error)
 
 
+@pytest.mark.one_loop
 async def test_an_annotation_that_can_not_be_had_here_is_left_out(tmp_path, monkeypatch):
     (tmp_path / "own_code_9.py").write_text(
         "class Item: ...\n"
@@ -212,6 +219,7 @@ async def test_what_was_not_read_when_a_worker_ended_is_among_its_last_words(tmp
     assert (death.exit_code, death.last_lines) == (7, "one\ntwo")
 
 
+@pytest.mark.one_loop
 async def test_a_crash_fails_the_work_and_shows_where_it_was():
     async with playing(made()) as played:
         with pytest.raises(ReplicaDied) as caught:
@@ -248,6 +256,7 @@ async def test_a_worker_that_dies_at_rest_ends_its_replica():
             await played.run("pid", [0])
 
 
+@pytest.mark.one_loop
 async def test_an_interrupt_of_the_terminal_is_not_for_workers():
     async with playing(made()) as played:
         [pid] = await played.run("pid", [0])
@@ -256,6 +265,7 @@ async def test_an_interrupt_of_the_terminal_is_not_for_workers():
         assert os.getpgid(pid) == pid
 
 
+@pytest.mark.one_loop
 async def test_what_a_worker_has_started_ends_with_it():
     async with playing(made()) as played:
         [pid] = await played.run("start_child", [0])
@@ -270,6 +280,7 @@ async def test_a_worker_that_closes_its_connection_is_killed(folder):
             await played.run("close_files", [0])
 
 
+@pytest.mark.one_loop
 async def test_an_error_in_close_is_printed_and_the_end_is_a_good_one():
     replica = made(f"{MODULE}:BadClose")
     async with playing(replica) as played:
@@ -311,6 +322,7 @@ async def test_what_a_worker_writes_is_kept_and_logged(caplog):
     assert sorted(replica._worker.stdout.lines) == ["no end of line", "to stderr", "to stdout"]
 
 
+@pytest.mark.one_loop
 async def test_a_worker_that_writes_much_is_not_held_back():
     replica = made(log_lines=3)
     async with playing(replica) as played:
@@ -328,6 +340,7 @@ def test_of_a_flood_of_lines_only_some_are_taken():
     assert output.lines[0].endswith("lines are left out: too much output)")
 
 
+@pytest.mark.one_loop
 async def test_the_memory_of_a_worker_is_known_while_it_lives():
     replica = made()
     assert replica.memory_bytes() is None

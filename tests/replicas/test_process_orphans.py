@@ -40,9 +40,14 @@ anyio.run(main, backend=sys.argv[1])
 
 
 @pytest.mark.parametrize(
-    ("backend", "work"), [("trio", "idle"), ("asyncio", "in_sleep"), ("trio", "in_c")]
+    ("backend", "work", "end"),
+    [
+        ("trio", "idle", signal.SIGKILL),
+        ("asyncio", "in_sleep", signal.SIGKILL),
+        ("trio", "in_c", signal.SIGKILL),
+        ("asyncio", "in_c", signal.SIGTERM),
+    ],
 )
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_a_worker_ends_with_its_parent(backend, work, end, tmp_path):
     path = os.pathsep.join(sys.path)
     with Popen(

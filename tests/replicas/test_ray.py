@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
+from replicas.playing import noted, playing
 from replicas.ray_backends import (
     AlwaysStuck,
     Box,
@@ -39,12 +40,11 @@ from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, ReplicaOptions
 from shoal.testing.policies import make_request
 from shoal.testing.replicas.check import check_replica
-from shoal.testing.replicas.code import Folder
 from shoal.testing.replicas.stage import Played
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
-    from pathlib import Path
+    from collections.abc import Generator
+    from contextlib import AbstractAsyncContextManager
 
 ray = pytest.importorskip("ray")
 
@@ -54,35 +54,24 @@ from shoal.replicas.ray.replica import RayReplica  # noqa: E402 - it needs Ray
 pytestmark = MARKS
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def cluster() -> Generator[Any]:
     """A cluster of two nodes, one of them with a resource ``x``; the replicas join it."""
     with cluster_of({"num_cpus": 2}, {"num_cpus": 2, "resources": {"x": 1}}) as cluster:
         yield cluster
 
 
-@pytest.fixture(autouse=True)
-def _on_a_cluster(cluster: Any) -> None:
-    """Every test is."""
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(str(tmp_path))
-
-
-@asynccontextmanager
-async def playing(
+def on_ray(
     target: Any,
     *init_args: Any,
     user_config: Any = None,
     start_timeout_s: float = 60.0,
     cancel_grace_s: float = 10.0,
     **options: Any,
-) -> AsyncGenerator[Played]:
-    """Plays a replica; stops it in the end, if it has not ended."""
+) -> AbstractAsyncContextManager[Played]:
+    """Plays a replica on Ray."""
     shared = ReplicaOptions(start_timeout_s=start_timeout_s, cancel_grace_s=cancel_grace_s)
-    played = Played(
+    return playing(
         RayReplica(
             Blueprint(
                 identity=Identity("model", "model#7"),
@@ -93,21 +82,6 @@ async def playing(
             )
         )
     )
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(played.serve)
-        await played.ready.wait()
-        try:
-            yield played
-            played.replica.stop()
-            await played.ended.wait()
-        finally:
-            tasks.cancel_scope.cancel()
-
-
-async def noted(folder: Folder, line: str, times: int = 1) -> None:
-    """Waits until an actor has said something."""
-    while folder.notes().count(line) < times:  # noqa: ASYNC110 - it is in another process
-        await anyio.sleep(0.005)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +99,7 @@ async def test_the_replicas_keep_the_promises_of_all_replicas(kind):
 async def test_joining_ray_leaves_the_handler_of_sigterm_alone(folder):
     ray.shutdown()
     before = signal.getsignal(signal.SIGTERM)
-    async with playing(Model, folder.path) as played:
+    async with on_ray(Model, folder.path) as played:
         assert played.error is None
         assert ray.is_initialized()
         assert signal.getsignal(signal.SIGTERM) is before
@@ -133,7 +107,7 @@ async def test_joining_ray_leaves_the_handler_of_sigterm_alone(folder):
 
 async def test_a_replica_runs_where_its_resources_are(cluster, folder):
     (node,) = [n["NodeID"] for n in ray_nodes() if "x" in n["Resources"]]
-    async with playing(Model, folder.path, ray_options={**SMALL, "resources": {"x": 1}}) as played:
+    async with on_ray(Model, folder.path, ray_options={**SMALL, "resources": {"x": 1}}) as played:
         assert await played.run("nodes", [1]) == [node]
 
 
@@ -146,13 +120,13 @@ def ray_nodes() -> list[dict[str, Any]]:
 async def test_the_resources_of_a_stopped_replica_are_free(folder):
     options = {"ray_options": {**SMALL, "resources": {"x": 1}}}
     for _ in range(2):
-        async with playing(Model, folder.path, **options) as played:
+        async with on_ray(Model, folder.path, **options) as played:
             assert await played.run("__call__", [1]) == [1]
 
 
 async def test_a_replica_that_finds_no_place_says_what_it_asks_for(folder):
     ask = {"resources": {"nowhere": 1}}
-    async with playing(Model, folder.path, ray_options=ask, place_timeout_s=0.5) as played:
+    async with on_ray(Model, folder.path, ray_options=ask, place_timeout_s=0.5) as played:
         assert isinstance(played.error, ReplicaNotStarted)
         assert "not placed" in str(played.error)
         assert "nowhere" in str(played.error)
@@ -160,7 +134,7 @@ async def test_a_replica_that_finds_no_place_says_what_it_asks_for(folder):
 
 @pytest.mark.parametrize("name", ["max_restarts", "lifetime", "name"])
 async def test_what_shoal_says_to_ray_itself_is_refused_in_ray_options(folder, name):
-    async with playing(Model, folder.path, ray_options={name: "anything"}) as played:
+    async with on_ray(Model, folder.path, ray_options={name: "anything"}) as played:
         assert isinstance(played.error, ReplicaNotStarted)
         assert isinstance(played.error.__cause__, ValueError)
         assert name in str(played.error)
@@ -174,17 +148,17 @@ async def test_environment_variables_go_over_those_of_the_runtime_env(folder):
             "runtime_env": {"env_vars": {"SHOAL_A": "theirs", "SHOAL_B": "kept"}},
         },
     }
-    async with playing(Model, folder.path, **options) as played:
+    async with on_ray(Model, folder.path, **options) as played:
         assert await played.run("environment", ["SHOAL_A", "SHOAL_B"]) == ["ours", "kept"]
 
 
 async def test_async_code_has_the_kind_of_event_loop_of_the_program(folder, anyio_backend_name):
-    async with playing(Model, folder.path) as played:
+    async with on_ray(Model, folder.path) as played:
         assert await played.run("loops", [1]) == [anyio_backend_name]
 
 
 async def test_deadlines_arrive_as_the_time_that_is_left(folder):
-    async with playing(Model, folder.path) as played:
+    async with on_ray(Model, folder.path) as played:
         now = anyio.current_time()
         batch = Batch(
             1, DispatchReason.FULL, [make_request(1, deadline=now + 1000), make_request(2)]
@@ -200,7 +174,7 @@ async def test_deadlines_arrive_as_the_time_that_is_left(folder):
 @pytest.mark.parametrize("method", ["traces", "traces_in_a_loop"])
 async def test_code_continues_the_trace_of_its_batch(folder, method):
     pytest.importorskip("opentelemetry")
-    async with playing(Model, folder.path) as played:
+    async with on_ray(Model, folder.path) as played:
         batch = Batch(1, DispatchReason.FULL, [make_request(1), make_request(2)])
         batch.trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
         token = running_batch.set(batch)
@@ -210,12 +184,12 @@ async def test_code_continues_the_trace_of_its_batch(folder, method):
 
 
 async def test_large_items_arrive(folder):
-    async with playing(Model, folder.path) as played:
+    async with on_ray(Model, folder.path) as played:
         assert await played.run("sums", [Box(3_000_000), Box(1)]) == [3_000_000, 1]
 
 
 async def test_many_calls_run_at_once(folder):
-    async with playing(Model, folder.path) as played, anyio.create_task_group() as tasks:
+    async with on_ray(Model, folder.path) as played, anyio.create_task_group() as tasks:
         for _ in range(50):
             tasks.start_soon(played.run, "is_stuck", [1])
         await noted(folder, "began", 50)
@@ -223,7 +197,7 @@ async def test_many_calls_run_at_once(folder):
 
 
 async def test_a_replica_whose_process_is_killed_dies(folder):
-    async with playing(Model, folder.path) as played:
+    async with on_ray(Model, folder.path) as played:
         (pid,) = await played.run("pids", [1])
         call: list[Any] = []
 
@@ -248,7 +222,7 @@ async def test_a_replica_whose_process_is_killed_dies(folder):
 
 
 async def test_an_idle_replica_whose_process_is_killed_dies(folder):
-    async with playing(Model, folder.path) as played:
+    async with on_ray(Model, folder.path) as played:
         (pid,) = await played.run("pids", [1])
         os.kill(pid, signal.SIGKILL)
         await played.ended.wait()
@@ -267,8 +241,8 @@ async def test_all_work_on_a_node_that_is_lost_fails(cluster, folder):
             deaths.append(death)
 
     async with (
-        playing(Model, folder.path, **on_it) as one,
-        playing(Model, folder.path, **on_it) as other,
+        on_ray(Model, folder.path, **on_it) as one,
+        on_ray(Model, folder.path, **on_it) as other,
         anyio.create_task_group() as tasks,
     ):
         for played in (one, one, other):
@@ -292,7 +266,7 @@ HOOKS = pytest.mark.parametrize("code", [Raising, RaisingInTheLoop])
 @ENDS
 @pytest.mark.parametrize("method", ["__call__", "in_the_loop", "plain_steps", "steps_in_the_loop"])
 async def test_code_that_would_end_a_process_ends_its_replica(method, how, what):
-    async with playing(Raising) as played:
+    async with on_ray(Raising) as played:
         if "steps" in method:
             step, error = await played.steps(method, [how])
             assert step == ["step"]
@@ -308,7 +282,7 @@ async def test_code_that_would_end_a_process_ends_its_replica(method, how, what)
 
 
 async def test_code_that_raises_no_exception_fails_its_batch_alone():
-    async with playing(Raising) as played:
+    async with on_ray(Raising) as played:
         for how, what in FAILS:
             for method in ("__call__", "in_the_loop", "gathered"):
                 with pytest.raises(HandlerFailed, match=what):
@@ -325,7 +299,7 @@ async def test_code_that_raises_no_exception_fails_its_batch_alone():
 
 @ENDS
 async def test_a_batched_method_that_would_end_a_process_ends_its_replica(how, what):
-    async with playing(Raising) as played:
+    async with on_ray(Raising) as played:
         with pytest.raises(ReplicaDied, match="its code raised"):
             await played.run("gathered", [how])
         await played.ended.wait()
@@ -334,14 +308,14 @@ async def test_a_batched_method_that_would_end_a_process_ends_its_replica(how, w
 
 @pytest.mark.parametrize("how", ["exit", "panic"])
 async def test_a_constructor_that_raises_no_exception_is_a_failed_start(how):
-    async with playing(Raising, how) as played:
+    async with on_ray(Raising, how) as played:
         assert isinstance(played.error, ReplicaNotStarted)
         assert isinstance(played.error.__cause__, HandlerFailed)
 
 
 @HOOKS
 async def test_a_first_config_that_would_end_a_process_is_a_failed_start(code):
-    async with playing(code, user_config="exit") as played:
+    async with on_ray(code, user_config="exit") as played:
         assert isinstance(played.error, ReplicaNotStarted)
         assert isinstance(played.error.__cause__, HandlerFailed)
 
@@ -358,7 +332,7 @@ async def tell(played: Played, hook: str, how: str) -> None:
 @HOOKS
 @pytest.mark.parametrize("hook", ["reconfigure", "health"])
 async def test_a_hook_that_would_end_a_process_ends_its_replica(code, hook):
-    async with playing(code) as played:
+    async with on_ray(code) as played:
         with pytest.raises(ReplicaDied) as raised:
             await tell(played, hook, "exit")
         await played.ended.wait()
@@ -368,7 +342,7 @@ async def test_a_hook_that_would_end_a_process_ends_its_replica(code, hook):
 
 @HOOKS
 async def test_a_hook_that_raises_no_exception_fails_alone(code, caplog):
-    async with playing(code) as played:
+    async with on_ray(code) as played:
         for how, what in FAILS:
             for hook in ("reconfigure", "health"):
                 with pytest.raises(HandlerFailed, match=what):
@@ -380,7 +354,7 @@ async def test_a_hook_that_raises_no_exception_fails_alone(code, caplog):
 
 
 async def test_a_replica_is_lost_when_the_program_leaves_ray(folder):
-    async with playing(Model, folder.path, cancel_grace_s=0.1) as played:
+    async with on_ray(Model, folder.path, cancel_grace_s=0.1) as played:
         ray.shutdown()
         with pytest.raises(ReplicaDied):
             await played.replica.check_health()
@@ -389,7 +363,7 @@ async def test_a_replica_is_lost_when_the_program_leaves_ray(folder):
 
 
 async def test_code_that_is_stuck_when_its_time_is_up_is_killed(folder):
-    async with playing(Model, folder.path, cancel_grace_s=0.1) as played:
+    async with on_ray(Model, folder.path, cancel_grace_s=0.1) as played:
         async with anyio.create_task_group() as tasks:
             batch = Batch(1, DispatchReason.FULL, [])
             with setting(running_batch, batch):
@@ -403,7 +377,7 @@ async def test_code_that_is_stuck_when_its_time_is_up_is_killed(folder):
 
 
 async def test_a_generator_that_is_stuck_when_its_time_is_up_is_killed(folder):
-    async with playing(Model, folder.path, cancel_grace_s=0.1) as played:
+    async with on_ray(Model, folder.path, cancel_grace_s=0.1) as played:
         batch = Batch(1, DispatchReason.FULL, [])
         with setting(running_batch, batch):
             async with aclosing(played.replica.run_stream("is_stuck_in_a_step", [1])) as steps:
@@ -415,14 +389,14 @@ async def test_a_generator_that_is_stuck_when_its_time_is_up_is_killed(folder):
 
 
 async def test_work_whose_callers_have_left_ends_no_actor(folder):
-    async with playing(Model, folder.path, cancel_grace_s=0.0) as played:
+    async with on_ray(Model, folder.path, cancel_grace_s=0.0) as played:
         with anyio.move_on_after(0.05):
             await played.run("takes_its_time", [0.3])
         assert await played.run("__call__", [1]) == [1]
 
 
 async def test_async_code_that_is_cancelled_leaves_the_replica_alive(folder):
-    async with playing(Model, folder.path) as played:
+    async with on_ray(Model, folder.path) as played:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(played.run, "waits", [1])
             await noted(folder, "began")
@@ -444,7 +418,7 @@ def test_a_call_that_was_cancelled_before_it_came_is_not_made(folder, method):
 
 async def test_a_generator_runs_only_a_little_ahead_of_its_reader(folder):
     async with (
-        playing(Model, folder.path) as played,
+        on_ray(Model, folder.path) as played,
         aclosing(played.replica.run_stream("counts", [1000])) as steps,
     ):
         assert await anext(steps) == [0]
@@ -454,12 +428,12 @@ async def test_a_generator_runs_only_a_little_ahead_of_its_reader(folder):
 
 
 async def test_an_async_generator_may_hold_a_cancel_scope_between_its_steps(folder):
-    async with playing(Model, folder.path) as played:
+    async with on_ray(Model, folder.path) as played:
         assert await played.steps("counts_in_a_scope", [50]) == [[n] for n in range(50)]
 
 
 async def test_a_crash_in_a_stream_comes_after_its_steps(folder):
-    async with playing(Model, folder.path) as played:
+    async with on_ray(Model, folder.path) as played:
         async with aclosing(played.replica.run_stream("crashes_in_a_step", [1])) as steps:
             assert await anext(steps) == [1]
             folder.release("on")
@@ -470,7 +444,7 @@ async def test_a_crash_in_a_stream_comes_after_its_steps(folder):
 
 async def test_health_does_not_wait_for_work(folder):
     async with (
-        playing(AlwaysStuck, cancel_grace_s=0.0) as played,
+        on_ray(AlwaysStuck, cancel_grace_s=0.0) as played,
         anyio.create_task_group() as tasks,
     ):
         for _ in range(WORK_THREADS + 1):
@@ -482,7 +456,7 @@ async def test_health_does_not_wait_for_work(folder):
 
 
 async def test_close_is_called_before_the_actor_ends(folder):
-    async with playing(Model, folder.path) as played:
+    async with on_ray(Model, folder.path) as played:
         await played.replica.reconfigure(5)
     assert played.error is None
     assert folder.notes() == ["configured 5", "closed"]
@@ -492,13 +466,13 @@ async def test_an_error_whose_class_only_this_program_knows_keeps_its_type(folde
     class Mine(Exception):
         pass
 
-    async with playing(Model, folder.path) as played:
+    async with on_ray(Model, folder.path) as played:
         with pytest.raises(Mine, match="some text"):
             await played.run("raises", [Mine("some text")])
 
 
 async def test_an_error_keeps_its_class_and_cause_whatever_its_constructor_takes(folder):
-    async with playing(Model, folder.path) as played:
+    async with on_ray(Model, folder.path) as played:
         with pytest.raises(ExceptionGroup) as raised:
             await played.run("raises_by_keyword", [1])
         got = raised.value
@@ -507,20 +481,20 @@ async def test_an_error_keeps_its_class_and_cause_whatever_its_constructor_takes
 
 
 async def test_an_error_that_can_not_be_sent_is_told_as_text(folder):
-    async with playing(Model, folder.path) as played:
+    async with on_ray(Model, folder.path) as played:
         with pytest.raises(HandlerFailed, match="at a distance"):
             await played.run("raises_strangely", [1])
 
 
 async def test_items_that_can_not_be_sent_are_a_type_error(folder):
-    async with playing(Model, folder.path) as played:
+    async with on_ray(Model, folder.path) as played:
         with pytest.raises(TypeError, match="can't be sent"):
             await played.run("__call__", [Opaque()])
         assert await played.run("__call__", [1]) == [1]
 
 
 async def test_items_that_can_not_be_loaded_are_a_type_error(folder):
-    async with playing(Model, folder.path) as played:
+    async with on_ray(Model, folder.path) as played:
         with pytest.raises(TypeError, match="known elsewhere only"):
             await played.run("__call__", [KnownHereOnly()])
         assert await played.run("__call__", [1]) == [1]
@@ -528,7 +502,7 @@ async def test_items_that_can_not_be_loaded_are_a_type_error(folder):
 
 @pytest.mark.parametrize(("method", "why"), [("opaque", "pickled"), ("strange", "elsewhere")])
 async def test_results_that_can_not_be_sent_are_of_the_wrong_type(folder, method, why):
-    async with playing(Model, folder.path) as played:
+    async with on_ray(Model, folder.path) as played:
         with pytest.raises(WrongResultType, match=why):
             await played.run(method, [1])
         assert await played.run("__call__", [1]) == [1]

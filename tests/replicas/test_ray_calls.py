@@ -14,6 +14,7 @@ import pytest
 import shoal
 from replicas.ray_backends import Caller, CallsWhileItStarts, Model
 from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
+from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 from shoal.testing.replicas.code import Folder
@@ -29,15 +30,10 @@ pytestmark = MARKS
 ON_TRIO = pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def cluster() -> Generator[Any]:
     with cluster_of({"num_cpus": 2, "num_gpus": 1}) as cluster:
         yield cluster
-
-
-@pytest.fixture(autouse=True)
-def _on_a_cluster(cluster: Any) -> None:
-    """Every test is."""
 
 
 class Other:
@@ -81,21 +77,11 @@ async def calling(code: Any = Caller, **config: Any) -> AsyncGenerator[tuple[Con
     """Serves a caller on Ray, and what it calls in this process."""
     began, ended = anyio.Event(), anyio.Event()
     async with Controller() as controller:
-        await controller.create_backend(
-            "other",
-            Other,
-            began,
-            ended,
-            config={"max_ongoing_requests": 10, "placement": "task"},
-        )
-        await controller.create_endpoint("other", backend="other")
-        await controller.create_backend(
-            "caller",
-            code,
-            config={"placement": "ray", "ray_options": SMALL, "max_ongoing_requests": 10, **config},
-        )
-        await controller.create_endpoint("caller", backend="caller")
-        yield controller, await controller.get_handle("caller"), (began, ended)
+        here = {"max_ongoing_requests": 10, "placement": "task"}
+        await deployed(controller, "other", Other, began, ended, config=here)
+        on_ray = {"placement": "ray", "ray_options": SMALL, "max_ongoing_requests": 10, **config}
+        handle = await deployed(controller, "caller", code, config=on_ray)
+        yield controller, handle, (began, ended)
 
 
 async def test_a_call_is_answered_or_fails_as_the_endpoint_does():

@@ -10,11 +10,10 @@ import pytest
 from replicas.ray_backends import Model
 from replicas.ray_cluster import MARKS, SMALL, growing_cluster
 from shoal.serving.controller.controller import Controller
-from shoal.testing.replicas.code import Folder
+from worker_processes import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from pathlib import Path
+    from collections.abc import Generator
 
 ray = pytest.importorskip("ray")
 
@@ -42,17 +41,6 @@ def _on_a_growing_cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator
     folder = tmp_path_factory.mktemp("autoscaler")
     with growing_cluster({"num_cpus": 1}, {"CPU": 1, "added": 1}, folder):
         yield
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(str(tmp_path))
-
-
-async def until(is_so: Callable[[], Any]) -> None:
-    """Waits until something is so; a hang is the test's to notice."""
-    while not is_so():  # noqa: ASYNC110 - Ray is in other processes
-        await anyio.sleep(0.02)
 
 
 def added_nodes() -> list[str]:

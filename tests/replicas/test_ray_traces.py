@@ -14,6 +14,7 @@ from observe.otlp_receiver import receiving
 from observe.test_tracing_batches import Spans, ids, linked
 from replicas.ray_backends import Caller
 from replicas.ray_cluster import MARKS, SMALL, cluster_of
+from serving.scenes import deployed
 from shoal.observe import instrument
 from shoal.serving.controller.controller import Controller
 
@@ -48,9 +49,7 @@ async def traced(spans: Spans) -> AsyncGenerator[Any]:
         instrument(controller, tracer_provider=spans.provider)
 
         async def serve(name: str, code: Any, *init_args: Any, **config: Any) -> Any:
-            await controller.create_backend(name, code, *init_args, config=config)
-            await controller.create_endpoint(name, backend=name)
-            return await controller.get_handle(name)
+            return await deployed(controller, name, code, *init_args, config=config)
 
         yield serve
 

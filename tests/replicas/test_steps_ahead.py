@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from contextlib import asynccontextmanager
-from functools import partial
 from weakref import WeakSet
 
 import anyio
@@ -15,7 +14,7 @@ import pytest
 
 import shoal
 from batching.scenes import read_all
-from replicas.local_replicas import dies, made, serving
+from replicas.local_replicas import dies, serving
 from replicas.plain_generators import (
     HANG_S,
     HeldSteps,
@@ -27,8 +26,6 @@ from replicas.plain_generators import (
 from shoal.batching.current import setting
 from shoal.batching.running.stream import Stepping, running_steps
 from shoal.errors import ReplicaDied, WrongBatchSize
-from shoal.replicas.local.task import TaskReplica
-from shoal.replicas.local.thread import ThreadReplica
 from shoal.replicas.threads import inner_calls
 from shoal.testing import settle
 
@@ -261,11 +258,6 @@ async def test_a_thread_that_goes_on_is_given_no_other_work():
             assert [item async for item in other] == [0]
         x.let_all_go()
         assert [item async for item in stream] == [2]
-
-
-@pytest.fixture(params=[TaskReplica, ThreadReplica])
-def replica_of(request):
-    return partial(made, request.param)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pickle
 from dataclasses import fields
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.replicas.code.endpoint_call import CallOut
@@ -104,6 +104,7 @@ def plain(content):
 
 
 @pytest.mark.parametrize("room", [0, 100_000, 2**21])
+@settings(max_examples=40)
 @given(contents=st.lists(CONTENT, max_size=4), copies=st.booleans())
 def test_content_is_what_it_was_wherever_it_lay(room, contents, copies):
     region = Region(memoryview(bytearray(room)))

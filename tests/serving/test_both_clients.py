@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -25,21 +26,22 @@ CODE = "serving.plain_code"
 
 
 @asynccontextmanager
-async def here():
-    async with Controller() as controller:
-        yield controller
-
-
-@asynccontextmanager
-async def remote():
+async def connected():
+    """A controller, and a remote client of it."""
     async with Controller() as controller:
         admin_listener = AdminListener(AdminApi(controller, token=None, allowed_modules=[CODE]))
         transport = httpx.ASGITransport(app=admin_listener)
         async with RemoteClient("http://localhost", transport=transport) as client:
-            yield client
+            yield controller, client
 
 
-@pytest.fixture(params=[here, remote], ids=["here", "remote"])
+@asynccontextmanager
+async def remote():
+    async with connected() as (_, client):
+        yield client
+
+
+@pytest.fixture(params=[Controller, remote], ids=["here", "remote"])
 def opened(request):
     return request.param
 
@@ -117,7 +119,7 @@ async def test_many_calls_are_made_at_once(opened):
 
 
 async def test_plain_code_makes_many_calls_at_once():
-    async with here() as client:
+    async with Controller() as client:
         handle = (await handle_of(client, "Scaled", 3)).sync
 
         def block():
@@ -148,69 +150,100 @@ async def test_traffic_is_divided_and_shadowed(opened):
         assert (await client.list_endpoints())["e"]["shadows"] == {}
 
 
-@pytest.mark.one_loop
-@pytest.mark.parametrize(
-    ("verb", "args", "kwargs", "error"),
-    [
-        ("create_backend", ("a", f"{CODE}:double"), {}, errors.NameTaken),
-        ("create_backend", ("a b", f"{CODE}:double"), {}, ValueError),
-        ("create_backend", (5, f"{CODE}:double"), {}, TypeError),
-        ("create_backend", ("x", "no path"), {}, ValueError),
-        ("create_backend", ("x", f"{CODE}:absent"), {}, errors.ReplicaNotStarted),
-        ("create_backend", ("x", f"{CODE}:Broken"), {}, errors.ReplicaNotStarted),
-        ("create_backend", ("x", f"{CODE}:double"), {"config": {"replicas": 1}}, TypeError),
-        ("create_backend", ("x", f"{CODE}:double"), {"config": {"retries": -1}}, ValueError),
-        ("update_backend_config", ("no", {}), {}, errors.NoSuchName),
-        ("update_backend_config", ("a", {"retries": "x"}), {}, TypeError),
-        ("update_backend_config", ("a", 5), {}, TypeError),
-        ("get_backend_config", ("no",), {}, errors.NoSuchName),
-        ("scale_backend", ("a", 0), {}, ValueError),
-        ("restart_backend", ("no",), {}, errors.NoSuchName),
-        ("delete_backend", ("no",), {}, errors.NoSuchName),
-        ("create_endpoint", ("e",), {"backend": "a"}, errors.NameTaken),
-        ("create_endpoint", ("x",), {"backend": "no"}, errors.NoSuchName),
-        ("create_endpoint", ("x",), {"backend": "a", "route": "x"}, ValueError),
-        ("create_endpoint", ("x",), {"backend": "a", "methods": 5}, TypeError),
-        ("delete_endpoint", ("no",), {}, errors.NoSuchName),
-        ("set_traffic", ("e", {"a": 0.5}), {}, ValueError),
-        ("set_traffic", ("e", {"a": "x"}), {}, TypeError),
-        ("set_traffic", ("e", {"no": 1.0}), {}, errors.NoSuchName),
-        ("set_traffic", ("no", {"a": 1.0}), {}, errors.NoSuchName),
-        ("shadow_traffic", ("e", "a", 2), {}, ValueError),
-        ("shadow_traffic", ("e", "a", "x"), {}, TypeError),
-        ("shadow_traffic", ("e", "no", 0.5), {}, errors.NoSuchName),
-        ("get_handle", ("no",), {}, errors.NoSuchName),
-        ("get_handle", (5,), {"missing_ok": True}, TypeError),
-        ("get_handle", ("a b",), {"missing_ok": True}, ValueError),
-        ("create_backend", (object, f"{CODE}:double"), {}, TypeError),
-        ("create_backend", ("x", f"{CODE}:double"), {"config": {5: 1}}, TypeError),
-        ("create_backend", ("x", f"{CODE}:double"), {"init_kwargs": 5}, TypeError),
-        ("create_backend", ("x", f"{CODE}:double"), {"init_kwargs": {5: 1}}, TypeError),
-        ("update_backend_config", ("a", None), {}, TypeError),
-        ("delete_backend", ("a",), {"force": "yes"}, TypeError),
-        ("create_endpoint", ("x",), {"backend": "a", "methods": object}, TypeError),
-        ("set_traffic", ("e", None), {}, TypeError),
-        ("set_traffic", ("e", [("a", 1.0)]), {}, TypeError),
-        ("set_traffic", ("e", {5: 1.0}), {}, TypeError),
-        ("set_traffic", ("e", {"a": float("nan")}), {}, ValueError),
-        ("set_traffic", ("e", {"a": object}), {}, TypeError),
-        ("shadow_traffic", ("e", "a", float("inf")), {}, ValueError),
+REFUSED_ALIKE: list[Any] = [
+    ("create_backend", ("a", f"{CODE}:double"), {}, errors.NameTaken),
+    ("create_backend", ("a b", f"{CODE}:double"), {}, ValueError),
+    ("create_backend", (5, f"{CODE}:double"), {}, TypeError),
+    ("create_backend", ("x", "no path"), {}, ValueError),
+    ("create_backend", ("x", f"{CODE}:absent"), {}, errors.ReplicaNotStarted),
+    ("create_backend", ("x", f"{CODE}:Broken"), {}, errors.ReplicaNotStarted),
+    ("create_backend", ("x", f"{CODE}:double"), {"config": {"replicas": 1}}, TypeError),
+    ("create_backend", ("x", f"{CODE}:double"), {"config": {"retries": -1}}, ValueError),
+    ("update_backend_config", ("no", {}), {}, errors.NoSuchName),
+    ("update_backend_config", ("a", {"retries": "x"}), {}, TypeError),
+    ("update_backend_config", ("a", 5), {}, TypeError),
+    ("get_backend_config", ("no",), {}, errors.NoSuchName),
+    ("scale_backend", ("a", 0), {}, ValueError),
+    ("restart_backend", ("no",), {}, errors.NoSuchName),
+    ("delete_backend", ("no",), {}, errors.NoSuchName),
+    ("create_endpoint", ("e",), {"backend": "a"}, errors.NameTaken),
+    ("create_endpoint", ("x",), {"backend": "no"}, errors.NoSuchName),
+    ("create_endpoint", ("x",), {"backend": "a", "route": "x"}, ValueError),
+    ("create_endpoint", ("x",), {"backend": "a", "methods": 5}, TypeError),
+    ("delete_endpoint", ("no",), {}, errors.NoSuchName),
+    ("set_traffic", ("e", {"a": 0.5}), {}, ValueError),
+    ("set_traffic", ("e", {"a": "x"}), {}, TypeError),
+    ("set_traffic", ("e", {"no": 1.0}), {}, errors.NoSuchName),
+    ("set_traffic", ("no", {"a": 1.0}), {}, errors.NoSuchName),
+    ("shadow_traffic", ("e", "a", 2), {}, ValueError),
+    ("shadow_traffic", ("e", "a", "x"), {}, TypeError),
+    ("shadow_traffic", ("e", "no", 0.5), {}, errors.NoSuchName),
+    ("get_handle", ("no",), {}, errors.NoSuchName),
+    ("get_handle", (5,), {"missing_ok": True}, TypeError),
+    ("get_handle", ("a b",), {"missing_ok": True}, ValueError),
+    ("create_backend", (object, f"{CODE}:double"), {}, TypeError),
+    ("create_backend", ("x", f"{CODE}:double"), {"config": {5: 1}}, TypeError),
+    ("create_backend", ("x", f"{CODE}:double"), {"init_kwargs": 5}, TypeError),
+    ("create_backend", ("x", f"{CODE}:double"), {"init_kwargs": {5: 1}}, TypeError),
+    ("update_backend_config", ("a", None), {}, TypeError),
+    ("delete_backend", ("a",), {"force": "yes"}, TypeError),
+    ("create_endpoint", ("x",), {"backend": "a", "methods": object}, TypeError),
+    ("set_traffic", ("e", None), {}, TypeError),
+    ("set_traffic", ("e", [("a", 1.0)]), {}, TypeError),
+    ("set_traffic", ("e", {5: 1.0}), {}, TypeError),
+    ("set_traffic", ("e", {"a": float("nan")}), {}, ValueError),
+    ("set_traffic", ("e", {"a": object}), {}, TypeError),
+    ("shadow_traffic", ("e", "a", float("inf")), {}, ValueError),
+]
+# What is never sent is refused in other words.
+REFUSED: list[Any] = [
+    ("create_backend", ("x", 5), {}, TypeError),
+    ("create_backend", ("x", f"{CODE}:double"), {"config": {"retries": object}}, TypeError),
+    ("create_backend", ("x", f"{CODE}:double"), {"config": {"retries": 1.5}}, TypeError),
+    (
+        "create_backend",
+        ("x", f"{CODE}:double"),
+        {"config": {"request_timeout_s": float("nan")}},
+        ValueError,
+    ),
+    ("shadow_traffic", ("e", "a", 0.5), {"compare": 5}, TypeError),
+    *[
+        (verb, (name, *args), {}, errors.NoSuchName)
+        for name in (5, None, ["e"], "a/b")
+        for verb, args in (
+            ("get_backend_config", ()),
+            ("update_backend_config", ({},)),
+            ("scale_backend", (2,)),
+            ("delete_backend", ()),
+            ("delete_endpoint", ()),
+            ("get_handle", ()),
+            ("set_traffic", ({"a": 1.0},)),
+        )
     ],
-    ids=lambda value: str(value)[:40],
-)
-async def test_a_wrong_command_is_refused_with_the_same_words(verb, args, kwargs, error):
-    said = []
-    for opened in (here, remote):
-        async with opened() as client:
-            await client.create_backend("a", f"{CODE}:double")
-            await client.create_endpoint("e", backend="a")
-            with pytest.raises(error) as caught:
-                await getattr(client, verb)(*args, **kwargs)
-            assert type(caught.value) is error
-            said.append(str(caught.value))
-            assert (await client.list_backends()).keys() == {"a"}
-            assert (await client.list_endpoints()).keys() == {"e"}
-    assert said[0] == said[1]
+]
+
+
+async def refusal(client, verb, args, kwargs):
+    with pytest.raises((ValueError, TypeError, errors.ShoalError)) as caught:
+        await getattr(client, verb)(*args, **kwargs)
+    return type(caught.value), str(caught.value)
+
+
+@pytest.mark.one_loop
+async def test_wrong_commands_are_refused_with_the_same_error():
+    async with connected() as (controller, client):
+        await controller.create_backend("a", f"{CODE}:double")
+        await controller.create_endpoint("e", backend="a")
+        for verb, args, kwargs, error in (*REFUSED_ALIKE, *REFUSED):
+            here_said, remote_said = [
+                await refusal(one, verb, args, kwargs) for one in (controller, client)
+            ]
+            row = (verb, args, kwargs)
+            assert (here_said[0], remote_said[0], row) == (error, error, row)
+            if (verb, args, kwargs, error) in REFUSED_ALIKE:
+                assert here_said == remote_said
+        assert (await controller.list_backends()).keys() == {"a"}
+        assert (await controller.list_endpoints()).keys() == {"e"}
 
 
 @pytest.mark.one_loop
@@ -225,9 +258,10 @@ async def test_a_wrong_command_is_refused_with_the_same_words(verb, args, kwargs
 )
 async def test_a_call_that_fails_does_so_with_the_same_words(method, args, error):
     said = []
-    for opened in (here, remote):
-        async with opened() as client:
-            handle = (await handle_of(client, "Scaled", 3)).options(method_name=method)
+    async with connected() as (controller, client):
+        await handle_of(controller, "Scaled", 3)
+        for one in (controller, client):
+            handle = (await one.get_handle("e")).options(method_name=method)
             with pytest.raises(error) as caught:
                 await handle.call(*args)
             said.append((type(caught.value), str(caught.value)))
@@ -255,45 +289,6 @@ async def test_rays_spelling_is_answered_with_what_to_write(opened):
             handle.remote(2).result()
         assert await handle.remote(2) == 6
         assert not hasattr(handle, "tolist")
-
-
-@pytest.mark.one_loop
-@pytest.mark.parametrize(
-    ("verb", "args", "kwargs", "error"),
-    [
-        ("create_backend", ("x", 5), {}, TypeError),
-        ("create_backend", ("x", f"{CODE}:double"), {"config": {"retries": object}}, TypeError),
-        ("create_backend", ("x", f"{CODE}:double"), {"config": {"retries": 1.5}}, TypeError),
-        (
-            "create_backend",
-            ("x", f"{CODE}:double"),
-            {"config": {"request_timeout_s": float("nan")}},
-            ValueError,
-        ),
-        ("shadow_traffic", ("e", "a", 0.5), {"compare": 5}, TypeError),
-        *[
-            (verb, (name, *args), {}, errors.NoSuchName)
-            for name in (5, None, ["e"], "a/b")
-            for verb, args in (
-                ("get_backend_config", ()),
-                ("update_backend_config", ({},)),
-                ("scale_backend", (2,)),
-                ("delete_backend", ()),
-                ("delete_endpoint", ()),
-                ("get_handle", ()),
-                ("set_traffic", ({"a": 1.0},)),
-            )
-        ],
-    ],
-    ids=lambda value: str(value)[:40],
-)
-async def test_a_wrong_command_is_refused_by_the_same_error(opened, verb, args, kwargs, error):
-    async with opened() as client:
-        await client.create_backend("a", f"{CODE}:double")
-        await client.create_endpoint("e", backend="a")
-        with pytest.raises(error) as caught:
-            await getattr(client, verb)(*args, **kwargs)
-        assert type(caught.value) is error
 
 
 @pytest.mark.one_loop

@@ -57,39 +57,24 @@ class Hanging:
 @pytest.mark.parametrize(
     ("code", "placement", "inner_placement"),
     [
+        (Calling, "task", "task"),
+        pytest.param(Calling, "process", "task", marks=pytest.mark.one_loop),
         (PlainCalling, "thread", "task"),
         pytest.param(PlainCalling, "process", "process", marks=pytest.mark.one_loop),
     ],
 )
-async def test_code_calls_by_the_handle_that_it_was_given(code, placement, inner_placement):
+async def test_code_makes_many_calls_reads_streams_and_gets_errors_of_other_backends(
+    code, placement, inner_placement
+):
     async with Controller() as client:
-        handle = await join(
+        outer = await join(
             client,
             code,
             inner=composed_code.double,
             config={"placement": placement},
             inner_config={"placement": inner_placement},
         )
-        assert [await handle.call(number) for number in range(3)] == [0, 2, 4]
-
-
-@real_time
-@pytest.mark.parametrize(
-    ("code", "placement"),
-    [
-        (Calling, "task"),
-        pytest.param(Calling, "process", marks=pytest.mark.one_loop),
-        (PlainCalling, "thread"),
-        pytest.param(PlainCalling, "process", marks=pytest.mark.one_loop),
-    ],
-)
-async def test_code_makes_many_calls_reads_streams_and_gets_errors_of_other_backends(
-    code, placement
-):
-    async with Controller() as client:
-        outer = await join(
-            client, code, inner=composed_code.double, config={"placement": placement}
-        )
+        assert [await outer.call(number) for number in range(3)] == [0, 2, 4]
         made, unsent = await outer.options(method_name="mapped").call(30)
         assert made == [2 * number for number in range(30)]
         assert unsent == ["int", "TypeError"]

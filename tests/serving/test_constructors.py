@@ -210,7 +210,7 @@ async def test_a_plain_constructor_that_needs_an_event_loop_is_told_of_warm_up(
     assert "the page 'Where your code runs'" in str(error)
 
 
-@pytest.mark.parametrize("placement", ["task", "process"])
+@pytest.mark.parametrize("placement", ["task", pytest.param("process", marks=pytest.mark.one_loop)])
 async def test_an_async_constructor_for_asyncio_is_told_of_it_on_trio(
     placement: str, anyio_backend_name: str
 ) -> None:

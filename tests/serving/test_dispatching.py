@@ -67,6 +67,21 @@ async def read(handle: EndpointHandle, item: Any) -> list[Any]:
     return got
 
 
+async def read_until_a_death(stage: Stage, handle: EndpointHandle) -> list[list[Any]]:
+    """Reads two streams, whose replica dies when each has made a step."""
+    results: list[list[Any]] = []
+
+    async def reader(item: int) -> None:
+        results.append(await read(handle, item))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reader, 0)
+        tasks.start_soon(reader, 1)
+        await anyio.sleep(0.5)
+        stage.replicas[0].die()
+    return results
+
+
 async def test_an_error_about_results_names_the_backend() -> None:
     async def five(_: list[int]) -> Any:
         return 5
@@ -366,17 +381,8 @@ async def test_streams_that_got_nothing_run_again_and_the_others_fail() -> None:
 
 async def test_streams_fail_after_what_they_have_where_nothing_may_run_again() -> None:
     code = Streams([["zero", shoal.SKIP]])
-    results: list[list[Any]] = []
     async with serving(code, num_replicas=2, **PAIRS) as (_, handle, stage):
-
-        async def reader(item: int) -> None:
-            results.append(await read(handle, item))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(reader, 0)
-            tasks.start_soon(reader, 1)
-            await anyio.sleep(0.5)
-            stage.replicas[0].die()
+        results = await read_until_a_death(stage, handle)
     lengths = sorted(len(result) for result in results)
     assert lengths == [1, 2]
     assert all(isinstance(result[-1], ReplicaDied) for result in results)
@@ -394,17 +400,8 @@ async def test_streams_that_all_have_ended_do_not_run_again() -> None:
 
 async def test_a_stream_that_failed_alone_does_not_run_again() -> None:
     code = Streams([[ValueError("bad"), shoal.SKIP]])
-    results: list[list[Any]] = []
     async with serving(code, num_replicas=2, retries=1, **PAIRS) as (_, handle, stage):
-
-        async def reader(item: int) -> None:
-            results.append(await read(handle, item))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(reader, 0)
-            tasks.start_soon(reader, 1)
-            await anyio.sleep(0.5)
-            stage.replicas[0].die()
+        results = await read_until_a_death(stage, handle)
     bad, again = sorted(results, key=lambda result: isinstance(result[0], str))
     assert isinstance(bad[0], ValueError)
     assert again[0].startswith("again")

@@ -119,54 +119,39 @@ async def well_again(handle: EndpointHandle) -> None:
 
 
 @PLACES
-@pytest.mark.parametrize("how", [*RAISES])
 async def test_what_the_code_raises_ends_its_batch_or_its_replica(
-    code: Any, placement: str, how: str
+    code: Any, placement: str
 ) -> None:
     async with served(code, placement) as (controller, handle):
-        for _ in range(2):
+        for how in (*RAISES, *RAISES):
             error = await error_of(handle.call(how))
-            assert type(error) is (ReplicaDied if how in ENDS else HandlerFailed)
+            assert type(error) is (ReplicaDied if how in ENDS else HandlerFailed), how
             await well_again(handle)
-        assert (await controller.status()).backends["b"].deaths == (2 if how in ENDS else 0)
+        assert (await controller.status()).backends["b"].deaths == 2 * len(ENDS)
 
 
 @PLACES
-@pytest.mark.parametrize("how", [*RAISES])
-async def test_so_does_what_a_generator_raises(code: Any, placement: str, how: str) -> None:
+async def test_so_does_what_a_generator_raises(code: Any, placement: str) -> None:
     async with served(code, placement) as (_, handle):
-        got: list[Any] = []
-
-        async def read() -> None:
+        for how in RAISES:
             async with handle.options(method_name="stream").stream(how) as stream:
-                async for item in stream:
-                    got.append(item)  # noqa: PERF401
-
-        error = await error_of(read())
-        assert got == [how]
-        assert type(error) is (ReplicaDied if how in ENDS else HandlerFailed)
-        await well_again(handle)
+                assert await anext(stream) == how
+                error = await error_of(anext(stream))
+            assert type(error) is (ReplicaDied if how in ENDS else HandlerFailed), how
+            await well_again(handle)
 
 
 @PLACES
-@pytest.mark.parametrize("how", [*RAISES])
-async def test_a_constructor_that_raises_it_is_a_failed_start(
-    code: Any, placement: str, how: str
+async def test_a_constructor_and_a_config_that_raise_it_are_refused(
+    code: Any, placement: str
 ) -> None:
     async with served(code, placement) as (controller, handle):
-        error = await error_of(
-            controller.create_backend("c", code, how, config={"placement": placement})
-        )
-        assert isinstance(error, ReplicaNotStarted)
-        assert await handle.call("well") == "well"
-
-
-@PLACES
-@ONE_OF_EACH
-async def test_a_config_that_raises_it_is_refused(code: Any, placement: str, how: str) -> None:
-    async with served(code, placement) as (controller, handle):
-        await error_of(controller.update_backend_config("b", {"user_config": how}))
-        await well_again(handle)
+        for how in RAISES:
+            with pytest.raises(ReplicaNotStarted):
+                await controller.create_backend("c", code, how, config={"placement": placement})
+            assert await handle.call("well") == "well"
+            await error_of(controller.update_backend_config("b", {"user_config": how}))
+            await well_again(handle)
 
 
 @ONE_OF_EACH

@@ -52,15 +52,14 @@ async def calls_shared(item: Any) -> Any:
     return await shared(item)
 
 
-@pytest.mark.parametrize("how", [*RAISES])
 @pytest.mark.parametrize("code", [AsyncInside, PlainInside, calls_shared])
-async def test_it_ends_its_batch_or_its_replica(code: Any, how: str) -> None:
+async def test_it_ends_its_batch_or_its_replica(code: Any) -> None:
     async with shoal.open_batchers(), served(code, "task") as (controller, handle):
-        for _ in range(2):
+        for how in (*RAISES, *RAISES):
             error = await error_of(handle.call(how))
-            assert type(error) is (ReplicaDied if how in ENDS else HandlerFailed)
+            assert type(error) is (ReplicaDied if how in ENDS else HandlerFailed), how
             await well_again(handle)
-        assert (await controller.status()).backends["b"].deaths == (2 if how in ENDS else 0)
+        assert (await controller.status()).backends["b"].deaths == 2 * len(ENDS)
 
 
 @pytest.mark.parametrize("how", [*RAISES])

@@ -21,7 +21,6 @@ from shoal.testing import run_virtually
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from serving.scenes import ScriptedReplica
     from shoal.serving.backend_config import BackendConfig
 
 MOST_TURNS = 400
@@ -58,9 +57,7 @@ class Scene:
         self._turn = turn
         self._happens = happens
         self._stage = Stage()
-        self._stage.start = self._start
-        self._stage.reconfigure = self._reconfigure
-        self._stage.health = self._health
+        self._stage.start = self._stage.reconfigure = self._stage.health = a_turn_later
 
     async def run(self) -> None:
         config = {"placement": self._stage, "num_replicas": 2, "user_config": 1}
@@ -136,47 +133,27 @@ class Scene:
         }
         return before.changed(changes.get(self._verb, {}))
 
-    async def _start(self, _: ScriptedReplica) -> None:
-        await anyio.lowlevel.checkpoint()
 
-    async def _reconfigure(self, _: ScriptedReplica, __: Any) -> None:
-        await anyio.lowlevel.checkpoint()
-
-    async def _health(self, _: ScriptedReplica) -> None:
-        await anyio.lowlevel.checkpoint()
+async def a_turn_later(*_: Any) -> None:
+    await anyio.lowlevel.checkpoint()
 
 
-BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
-HAPPENS = pytest.mark.parametrize(
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+@pytest.mark.parametrize(
     "happens", ["leaves", "old dies", "newest dies", "leaves, and old dies", "old and newest die"]
 )
-EACH_VERB = pytest.mark.parametrize("verb", [*VERBS])
-
-
-def check(backend: Any, happens: str, verb: str, turns: range) -> None:
-    for turn in turns:
+@pytest.mark.parametrize("verb", [*VERBS])
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(6, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.soak)],
+    ids=["some turns", "each turn"],
+)
+def test_a_change_is_whole_or_not_at_all(backend: Any, happens: str, verb: str, step: int) -> None:
+    # Which of the turns differs from one loop, and from one happening, to the next.
+    first = len(happens) + 3 * (backend == "trio")
+    for turn in range(first % step, MOST_TURNS, step):
         scene = Scene(verb, turn, happens)
         run_virtually(scene.run, backend=backend)
         if not scene.was_in_time:
             return
     raise AssertionError("the verb did not end")
-
-
-@pytest.mark.slow
-@BACKENDS
-@HAPPENS
-@EACH_VERB
-def test_a_change_is_whole_or_not_at_all(backend: Any, happens: str, verb: str) -> None:
-    # Every sixth turn; which of them differs from one loop, and from one happening, to the next.
-    first = len(happens) + 3 * (backend == "trio")
-    check(backend, happens, verb, range(first % 6, MOST_TURNS, 6))
-
-
-@pytest.mark.soak
-@BACKENDS
-@HAPPENS
-@EACH_VERB
-def test_a_change_is_whole_or_not_at_all_at_each_turn(
-    backend: Any, happens: str, verb: str
-) -> None:
-    check(backend, happens, verb, range(MOST_TURNS))

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-import os
 import random
 import re
-import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -17,15 +13,15 @@ import pytest
 import shoal
 from batching.scenes import settle
 from conformance.replica_scenes import living_tasks
+from serving.fault_program import Footprint, shoot
 from serving.mortal_code import Mortal, Noting
 from shoal.core.replicas import restarts
 from shoal.errors import ReplicaDied
-from shoal.replicas.process.replica import ProcessReplica
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 
 if TYPE_CHECKING:
-    from shoal.replicas.contract import Replica
+    from pathlib import Path
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
 
@@ -40,47 +36,6 @@ def restarts_wait_little(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
     monkeypatch.setattr(restarts, "_MAX_S", 0.02)
     # The log of a test holds on to errors, and these to what they are about.
     caplog.set_level(logging.CRITICAL, logger="shoal")
-
-
-class Footprint:
-    """What this process holds of the system: its children, its files, and shared memory."""
-
-    def __init__(self) -> None:
-        self.children = _children()
-        self.files = sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in _open_files())
-        self.shared = {entry.name for entry in Path("/dev/shm").iterdir()}
-
-    def check(self) -> None:
-        """Checks that nothing has come since."""
-        gc.collect()
-        now = Footprint()
-        assert now.children == self.children
-        assert len(now.files) <= len(self.files), (self.files, now.files)
-        assert not {name for name in now.shared - self.shared if name.startswith(("psm", "shoal"))}
-
-
-def _children() -> set[int]:
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
-
-
-def _open_files() -> list[str]:
-    with os.scandir("/proc/self/fd") as entries:
-        names = [entry.name for entry in entries]
-    return [name for name in names if os.path.lexists(f"/proc/self/fd/{name}")]
-
-
-def shoot(replica: Replica) -> bool:
-    """Sends SIGKILL to the process of a replica; returns whether it was there.
-
-    As long as it has not been reaped no other process can have its id.
-    """
-    assert isinstance(replica, ProcessReplica)
-    worker = replica._worker
-    if worker is None or worker.ended.is_set():
-        return False
-    os.kill(worker.pid, signal.SIGKILL)
-    return True
 
 
 class Killing:
@@ -172,7 +127,11 @@ def ran(ledger: Path) -> list[int]:
     return [int(line) for line in ledger.read_text().split()]
 
 
-async def check_that_killed_replicas_fail_their_batch_alone(kills: int, tmp_path: Path) -> None:
+FEW, MANY = pytest.mark.timeout(60), [pytest.mark.soak, pytest.mark.timeout(290)]
+
+
+@pytest.mark.parametrize("kills", [pytest.param(2, marks=FEW), pytest.param(400, marks=MANY)])
+async def test_replicas_that_are_killed_fail_their_batch_alone(kills: int, tmp_path: Path) -> None:
     killing = await kill(kills, tmp_path / "ledger", replicas=2, retries=0)
     assert killing.answered
     # A batch at a time, of so many at most, and each of its callers is told who had it.
@@ -188,35 +147,12 @@ async def check_that_killed_replicas_fail_their_batch_alone(kills: int, tmp_path
     assert set(killing.answered) <= set(items)
 
 
-async def check_that_nobody_sees_a_kill_where_batches_may_run_again(
-    kills: int, tmp_path: Path
-) -> None:
+@pytest.mark.one_loop
+@pytest.mark.parametrize("kills", [pytest.param(1, marks=FEW), pytest.param(100, marks=MANY)])
+async def test_nobody_sees_a_kill_where_batches_may_run_again(kills: int, tmp_path: Path) -> None:
     killing = await kill(kills, tmp_path / "ledger", replicas=2, retries=kills)
     assert killing.failed == []
     assert set(killing.answered) <= set(ran(tmp_path / "ledger"))
-
-
-@pytest.mark.timeout(60)
-async def test_replicas_that_are_killed_fail_their_batch_alone(tmp_path: Path) -> None:
-    await check_that_killed_replicas_fail_their_batch_alone(2, tmp_path)
-
-
-@pytest.mark.one_loop
-@pytest.mark.timeout(60)
-async def test_nobody_sees_a_kill_where_batches_may_run_again(tmp_path: Path) -> None:
-    await check_that_nobody_sees_a_kill_where_batches_may_run_again(2, tmp_path)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(290)
-async def test_400_replicas_that_are_killed_fail_their_batch_alone(tmp_path: Path) -> None:
-    await check_that_killed_replicas_fail_their_batch_alone(400, tmp_path)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(290)
-async def test_nobody_sees_100_kills_where_batches_may_run_again(tmp_path: Path) -> None:
-    await check_that_nobody_sees_a_kill_where_batches_may_run_again(100, tmp_path)
 
 
 async def test_readiness_tells_of_a_lone_worker_that_died_and_recovers(tmp_path: Path) -> None:

@@ -38,12 +38,6 @@ def room_in(pool: Pool, size: int) -> PoolCapacity:
     return room
 
 
-def free(pool: Pool, size: int) -> float:
-    room = PoolCapacity(pool, size)
-    room.subscribe(lambda: None)()
-    return room.free
-
-
 @contextmanager
 def at_work(pool: Pool, member: Member, size: int) -> Generator[None]:
     pool.begin(member, size)
@@ -64,34 +58,12 @@ async def test_the_least_busy_replica_is_taken() -> None:
         assert taken(pool) == "b"
 
 
-async def test_a_replica_takes_no_more_requests_than_it_may_have() -> None:
-    pool, (only,) = filled("a", slots=4, most=4)
-    assert free(pool, 1) == 4
-    assert free(pool, 4) == 1
-    with at_work(pool, only, 3):
-        assert free(pool, 1) == 1
-        assert taken(pool, 1) == "a"
-        assert taken(pool, 2) is None
-
-
 async def test_a_batch_does_not_bring_back_a_replica_that_was_withdrawn() -> None:
     pool, (first, second) = filled("a", "b")
     pool.withdraw(first)
     with at_work(pool, first, 1), at_work(pool, second, 1):
         pass
     assert [taken(pool) for _ in range(2)] == ["b", "b"]
-
-
-async def test_a_batcher_that_had_to_wait_goes_before_others() -> None:
-    pool, (first, second) = filled("a", "b")
-    large, small = room_in(pool, 4), room_in(pool, 1)
-    with at_work(pool, first, 1):
-        with at_work(pool, second, 1):
-            assert large.is_full()
-            assert small.is_full()
-        assert not large.is_full()
-        assert not small.is_full()
-        assert large.free == small.free == 1
 
 
 async def test_a_small_batch_does_not_take_the_place_that_a_large_one_waits_for() -> None:

@@ -67,18 +67,6 @@ programs = st.lists(
     st.tuples(st.sampled_from(KINDS), st.integers(0, 5), st.integers(0, 5)), max_size=40
 )
 
-quick = settings(
-    max_examples=PROGRAMS,
-    report_multiple_bugs=False,
-    suppress_health_check=list(HealthCheck),
-)
-long = settings(
-    max_examples=SOAK_PROGRAMS,
-    print_blob=True,
-    report_multiple_bugs=False,
-    suppress_health_check=list(HealthCheck),
-)
-
 
 class Checked:
     """Takes up to 0.3 s, and answers with each item and its backend's tag.
@@ -282,21 +270,21 @@ def _number(tag: str) -> int:
     return int(tag.rpartition("#")[2])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_each_request_ends_as_it_should(backend: Any) -> None:
-    @quick
-    @given(programs)
-    def check(operations: list[Operation]) -> None:
-        run_virtually(Program(operations).run, backend=backend)
-
-    check()
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_each_request_ends_as_it_should_for_long(backend: Any) -> None:
-    @long
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(PROGRAMS, marks=pytest.mark.slow),
+        pytest.param(SOAK_PROGRAMS, marks=pytest.mark.soak),
+    ],
+)
+def test_each_request_ends_as_it_should(backend: Any, count: int) -> None:
+    @settings(
+        max_examples=count,
+        print_blob=count == SOAK_PROGRAMS,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(programs)
     def check(operations: list[Operation]) -> None:
         run_virtually(Program(operations).run, backend=backend)

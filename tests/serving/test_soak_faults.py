@@ -38,27 +38,25 @@ async def run_and_leave_nothing(*program: Any, **options: Any) -> None:
     footprint.check()
 
 
-async def test_faults_of_tasks_are_seen_by_those_they_are_aimed_at(tmp_path: Path) -> None:
-    await run_and_leave_nothing(0, 20, TASKS, tmp_path / "ledger")
-
-
-@pytest.mark.one_loop
-@pytest.mark.real_time
-@pytest.mark.timeout(60)
-async def test_faults_of_processes_are_seen_by_those_they_are_aimed_at(tmp_path: Path) -> None:
-    await run_and_leave_nothing(1, 4, PROCESSES, tmp_path / "ledger", pause_s=0.1)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(100, 120))
-async def test_faults_of_tasks_are_seen_by_those_they_are_aimed_at_for_long(
-    seed: int, tmp_path: Path
+@pytest.mark.parametrize(
+    ("seed", "faults"),
+    [(0, 20), *(pytest.param(seed, 60, marks=pytest.mark.soak) for seed in range(100, 120))],
+)
+async def test_faults_of_tasks_are_seen_by_those_they_are_aimed_at(
+    seed: int, faults: int, tmp_path: Path
 ) -> None:
-    await run_and_leave_nothing(seed, 60, TASKS, tmp_path / "ledger")
+    await run_and_leave_nothing(seed, faults, TASKS, tmp_path / "ledger")
 
 
-@pytest.mark.soak
 @pytest.mark.real_time
-@pytest.mark.timeout(290)
-async def test_300_faults_are_seen_by_those_they_are_aimed_at(tmp_path: Path) -> None:
-    await run_and_leave_nothing(7, 300, PROCESSES, tmp_path / "ledger", pause_s=0.1)
+@pytest.mark.parametrize(
+    ("seed", "faults"),
+    [
+        pytest.param(1, 4, marks=[pytest.mark.one_loop, pytest.mark.timeout(60)]),
+        pytest.param(7, 300, marks=[pytest.mark.soak, pytest.mark.timeout(290)]),
+    ],
+)
+async def test_faults_of_processes_are_seen_by_those_they_are_aimed_at(
+    seed: int, faults: int, tmp_path: Path
+) -> None:
+    await run_and_leave_nothing(seed, faults, PROCESSES, tmp_path / "ledger", pause_s=0.1)
