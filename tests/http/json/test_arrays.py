@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 import shoal
+from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.testing.asgi import ask
 
 np = pytest.importorskip("numpy")
@@ -32,8 +33,8 @@ async def kind(arrays: list[NDArray[np.float32]]) -> list[str]:
     return [str(array.dtype) for array in arrays]
 
 
-@pytest.fixture
-async def app():
+@pytest.fixture(scope="module")
+async def app(anyio_backend):
     app = shoal.App()
     app.endpoint("/double")(double)
     app.endpoint("/kind")(kind)

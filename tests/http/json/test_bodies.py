@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import shoal
+from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.http import MediaType
 from shoal.testing.asgi import ask
 
@@ -90,8 +91,8 @@ def declared():
     return made_app()
 
 
-@pytest.fixture
-async def app(declared):
+@pytest.fixture(scope="module")
+async def app(declared, anyio_backend):
     async with declared.lifespan():
         yield declared
 
