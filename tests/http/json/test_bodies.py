@@ -32,7 +32,8 @@ class Comment(BaseModel):
     score: float = 0.5
 
 
-def made_app():
+@pytest.fixture(scope="module")
+async def app(anyio_backend):
     app = shoal.App()
 
     @app.endpoint("/array")
@@ -83,18 +84,8 @@ def made_app():
     def broken(items: list[int]) -> list:
         return [object() for _ in items]
 
-    return app
-
-
-@pytest.fixture(scope="module")
-def declared():
-    return made_app()
-
-
-@pytest.fixture(scope="module")
-async def app(declared, anyio_backend):
-    async with declared.lifespan():
-        yield declared
+    async with app.lifespan():
+        yield app
 
 
 @pytest.mark.one_loop
