@@ -17,7 +17,7 @@ from starlette.routing import Mount
 from websockets.sync.client import connect
 
 import shoal
-from observe.test_tracing_batches import Spans, events, ids, linked
+from observe.spans import Spans, events, ids, linked, new_spans, traced_app  # noqa: F401
 from shoal.http_client import HttpClient
 from shoal.observe import instrument
 from shoal.server.access_log import LOGGER
@@ -27,35 +27,6 @@ pytestmark = pytest.mark.anyio
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
-
-
-@pytest.fixture
-def spans():
-    return Spans()
-
-
-def traced_app(spans, **options):
-    app = shoal.App(**options)
-
-    @app.endpoint("/double/{name}", max_batch_size=4)
-    async def double(items: list[int]) -> list[int]:
-        if 0 in items:
-            raise ZeroDivisionError
-        return [2 * item for item in items]
-
-    @app.endpoint("/letters")
-    async def letters(texts: list[str]):
-        for letter in texts[0]:
-            yield [letter]
-
-    @app.endpoint("/held")
-    async def held(items: list[int]) -> list[int]:
-        await anyio.sleep_forever()
-        return items
-
-    app.endpoint("/full", name="full", max_batch_size=1, max_queued_requests=0)(held)
-    instrument(app, tracer_provider=spans.provider)
-    return app
 
 
 def asked(path="/double/a", *headers, method="POST", body=b"1"):
