@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 
 import anyio
-import httpx
 import pytest
-from live_server import live
+from held_app import served
 from starlette.exceptions import HTTPException
 from test_dashboard import messages_of, state_of, watched
 
@@ -44,12 +43,9 @@ def answering_with(result):
 
 
 async def posted(app, path, asked, accept="*/*"):
-    async with (
-        live(app) as server,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as asking,
-    ):
-        answer = await asking.post(path, json=asked, headers={"Accept": accept})
-        return answer.status_code, counts(app)
+    async with served(app) as server:
+        client = await server.ask(path, asked, headers=[f"Accept: {accept}"])
+        return int(client.wire.sent.split()[1]), counts(app)
 
 
 @pytest.mark.parametrize("result", [math.nan, [math.inf], -math.inf])
