@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 import shoal
-from handlers import double
+from handlers import app_of, double
 from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.testing import settle
 from shoal.testing.asgi import Call, Lifespan, ask, calling
@@ -46,12 +46,6 @@ class Scaled:
     @shoal.batch
     async def batched(self, items: list[int], plus: list[int] = 1) -> list[int]:
         return [self.factor * item + more for item, more in zip(items, plus, strict=True)]
-
-
-def app_of(handler, **options):
-    app = shoal.App()
-    app.endpoint("/x", **options)(handler)
-    return app
 
 
 def options_of(app):

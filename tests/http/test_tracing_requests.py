@@ -37,7 +37,7 @@ WAYS = pytest.mark.parametrize("way", ["direct", "middleware", "access log"])
 
 
 @asynccontextmanager
-async def serving(spans, way, **options):
+async def traced_server(spans, way, **options):
     """A server of a traced application."""
     middleware = [lambda app: app] if way == "middleware" else []
     app = traced_app(spans, middleware=middleware, **options)
@@ -56,7 +56,7 @@ async def ended(spans, name):
 @pytest.mark.real_time
 async def test_a_request_continues_the_trace_of_its_caller(spans, way, caplog):
     caplog.set_level(logging.INFO, logger=LOGGER)
-    async with serving(spans, way) as server:
+    async with traced_server(spans, way) as server:
         answer = await server.talk(
             asked("/double/a?token=secret", f"traceparent: {PARENT}", "tracestate: a=1")
         )
@@ -92,7 +92,7 @@ async def test_a_request_continues_the_trace_of_its_caller(spans, way, caplog):
 @WAYS
 @pytest.mark.real_time
 async def test_the_status_of_an_answer_is_noted(spans, way):
-    async with serving(spans, way) as server:
+    async with traced_server(spans, way) as server:
         for path, body, name, status, error in (
             ("/double/a", b"0", "POST /double/{name}", 500, "500"),
             ("/double/a", b'"x"', "POST /double/{name}", 422, None),
@@ -116,7 +116,7 @@ async def test_what_is_refused_before_it_is_a_request_of_a_batcher_has_one_span(
         (asked("/double/a", "X-Request-Timeout: x"), 400),
         (asked("/double/a", body=b"{"), 400),
     ]
-    async with serving(spans, way, max_body_bytes=1000) as server:
+    async with traced_server(spans, way, max_body_bytes=1000) as server:
         for sent, status in refused:
             assert (await server.talk(sent)).startswith(b"HTTP/1.1 %d" % status)
     found = spans.exporter.get_finished_spans()
@@ -130,7 +130,7 @@ async def test_what_is_refused_before_it_is_a_request_of_a_batcher_has_one_span(
 async def test_what_the_queue_has_no_room_for_is_refused_with_a_span_in_that_of_the_request(
     spans, way
 ):
-    async with serving(spans, way) as server, await server.connect() as client:
+    async with traced_server(spans, way) as server, await server.connect() as client:
         await client.send_all(asked("/full"))
         await until_quiet()
         answer = await server.talk(asked("/full"))
@@ -150,7 +150,7 @@ async def test_what_the_queue_has_no_room_for_is_refused_with_a_span_in_that_of_
 @WAYS
 @pytest.mark.real_time
 async def test_a_client_that_leaves_ends_the_span(spans, way):
-    async with serving(spans, way) as server:
+    async with traced_server(spans, way) as server:
         async with await server.connect() as client:
             await client.send_all(request("/held", method="POST", body=b"1"))
             await until_quiet()
@@ -243,7 +243,7 @@ async def test_an_unknown_method_is_not_a_name(spans):
 @pytest.mark.real_time
 async def test_an_unsampled_request_makes_no_spans(way):
     spans = Spans(ParentBased(ALWAYS_ON))
-    async with serving(spans, way) as server:
+    async with traced_server(spans, way) as server:
         answer = await server.talk(asked("/double/a", f"traceparent: {PARENT[:-1]}0"))
         assert answer.startswith(b"HTTP/1.1 200")
         assert spans.exporter.get_finished_spans() == ()

@@ -53,7 +53,7 @@ class Opaque:
         return "opaque"
 
 
-def app_of(make, **options):
+def failing_app(make, **options):
     """An application with an endpoint and a stream that fail by what `make` returns."""
     app = shoal.App(protocols=["openai", "oip"], **options)
 
@@ -165,7 +165,7 @@ DETAILS = [
 @pytest.mark.one_loop
 async def test_a_detail_of_any_type_keeps_its_status():
     raised = []
-    app = app_of(lambda: Odd(409, raised[-1]))
+    app = failing_app(lambda: Odd(409, raised[-1]))
     async with app.lifespan():
         for detail, shown in DETAILS:
             raised.append(detail)
@@ -174,7 +174,7 @@ async def test_a_detail_of_any_type_keeps_its_status():
 
 @pytest.mark.one_loop
 async def test_a_detail_that_cannot_be_written_is_named_in_the_log(caplog):
-    app = app_of(lambda: Odd(409, {1, Opaque()}))
+    app = failing_app(lambda: Odd(409, {1, Opaque()}))
     async with app.lifespan():
         assert await ask_as_json(app) == (409, None)
     assert "the detail of an HTTPException can't be written as JSON: set" in caplog.text
@@ -183,7 +183,7 @@ async def test_a_detail_that_cannot_be_written_is_named_in_the_log(caplog):
 @pytest.mark.one_loop
 async def test_a_status_that_no_refusal_has_is_an_internal_error(caplog):
     raised = []
-    app = app_of(lambda: Odd(raised[-1], "x"))
+    app = failing_app(lambda: Odd(raised[-1], "x"))
     async with app.lifespan():
         for status in (None, "404", 404.5, True, -1, 0, 99, 101, 200, 204, 600, 1000):
             raised.append(status)
@@ -218,14 +218,14 @@ class Mute(Exception):
     "make", [Bare, partial(Broken, 404), Mute, partial(ValueError, "lone \ud800")], ids=ascii
 )
 async def test_an_exception_that_can_not_be_shown_is_an_internal_error(make):
-    app = app_of(make, debug=True)
+    app = failing_app(make, debug=True)
     async with app.lifespan():
         assert await statuses(app) == {500}
 
 
 @pytest.mark.parametrize("status", [204, 304])
 async def test_an_answer_without_a_body_has_none(status):
-    app = app_of(lambda: HTTPException(304, headers={"ETag": '"1"'}))
+    app = failing_app(lambda: HTTPException(304, headers={"ETag": '"1"'}))
 
     @app.endpoint("/r", methods=("GET",))
     async def respond(items: list[bytes]) -> list[Response]:
@@ -258,7 +258,7 @@ HEADERS = [
 @pytest.mark.parametrize("path", BODIES)
 async def test_headers_are_sent_as_far_as_they_can_be(path):
     raised = []
-    app = app_of(lambda: Odd(404, "x", raised[-1]))
+    app = failing_app(lambda: Odd(404, "x", raised[-1]))
     async with app.lifespan():
         for headers, sent in HEADERS:
             raised.append(headers)
@@ -274,7 +274,7 @@ async def test_headers_are_sent_as_far_as_they_can_be(path):
 @pytest.mark.one_loop
 async def test_headers_that_are_none_are_an_internal_error(caplog):
     raised = []
-    app = app_of(lambda: Odd(404, "x", raised[-1]))
+    app = failing_app(lambda: Odd(404, "x", raised[-1]))
     async with app.lifespan():
         for headers in (5, "x-a: 1", [1], {"x-a": "1\r\nx-b: 2"}, {"": "1"}, [("a",)]):
             raised.append(headers)
@@ -300,7 +300,7 @@ async def test_a_mounted_application_may_raise_one_too():
 @pytest.mark.one_loop
 async def test_a_websocket_has_the_seconds_after_which_to_retry():
     raised = []
-    app = app_of(lambda: Odd(503, "x", {"Retry-After": raised[-1]}))
+    app = failing_app(lambda: Odd(503, "x", {"Retry-After": raised[-1]}))
     async with app.lifespan(), opened(app, "/m") as socket:
         for after, told in (("9" * 5000, None), ("5", 5), (5, 5), ("soon", None)):
             raised.append(after)
@@ -309,7 +309,7 @@ async def test_a_websocket_has_the_seconds_after_which_to_retry():
 
 
 def app_with_framing_headers():
-    app = app_of(lambda: HTTPException(404, "gone", FRAMING | OF_THE_BODY))
+    app = failing_app(lambda: HTTPException(404, "gone", FRAMING | OF_THE_BODY))
 
     @app.endpoint("/r", methods=("GET",))
     async def respond(items: list[bytes]) -> list[Response]:
