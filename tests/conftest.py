@@ -24,7 +24,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import faulthandler
 import gc
 import importlib.util
@@ -34,12 +33,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import sniffio
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from _pytest.runner import runtestprotocol
 from hypothesis import settings
 
-from shoal.testing import virtual_backend
+from event_loops import backend_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -145,23 +143,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     is_in_real_time = request.node.get_closest_marker("real_time") is not None
-    if request.param == "uvloop":
-        return "asyncio", {"use_uvloop": True}
-    backend, options = (request.param, {}) if is_in_real_time else virtual_backend(request.param)
-    if backend == "asyncio":
-        options = {"loop_factory": untold(options.get("loop_factory", asyncio.new_event_loop))}
-    return backend, options
-
-
-def untold(new_loop: Any) -> Any:
-    """Makes event loops whose callbacks and tasks are not told which library runs them."""
-
-    def make() -> asyncio.AbstractEventLoop:
-        # The runner told this context before it made its loop, and copies it for what runs there.
-        sniffio.current_async_library_cvar.set(None)
-        return new_loop()
-
-    return make
+    return backend_of(request.param, is_in_real_time)
 
 
 @pytest.hookimpl(wrapper=True)

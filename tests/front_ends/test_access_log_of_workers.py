@@ -6,49 +6,25 @@ import h2.events
 import pytest
 from live_server import Http2Client, live, request, upgrade
 
-import shoal
-from observe.test_tracing_batches import Spans
-from shoal.observe import instrument
+from observe.spans import new_spans, traced_app  # noqa: F401
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.one_loop]
 
 SAME = ("protocol", "method", "path", "status", "bytes", "request_id")
 
 
-@pytest.fixture
-def spans():
-    return Spans()
-
-
-@pytest.fixture
-def traced_app(spans):
-    app = shoal.App()
-
-    @app.endpoint("/double")
-    async def double(items: list[int]) -> list[int]:
-        return [2 * item for item in items]
-
-    @app.endpoint("/letters")
-    async def letters(texts: list[str]):
-        for letter in texts[0]:
-            yield [letter]
-
-    instrument(app, tracer_provider=spans.provider)
-    return app
-
-
 async def ask_all(server):
     """Requests of all kinds, one after the other; returns how many. Those of HTTP/1.1 have ids."""
     mine = "X-Request-ID: mine"
+    unsized = [mine, "Transfer-Encoding: chunked"]
     ask = [
-        request("/double", method="POST", body=b"21", headers=[mine], close=True),
-        request("/double", method="POST", body=b'"x"', headers=[mine], close=True),
-        request("/double", method="POST", headers=[mine, "Transfer-Encoding: chunked"], close=True)
-        + b"2\r\n21\r\n0\r\n\r\n",
+        request("/double/a", method="POST", body=b"21", headers=[mine], close=True),
+        request("/double/a", method="POST", body=b'"x"', headers=[mine], close=True),
+        request("/double/a", method="POST", headers=unsized, close=True) + b"2\r\n21\r\n0\r\n\r\n",
         request("/letters", method="POST", body=b'"abc"', headers=[mine], close=True),
-        request("/double", headers=[mine], close=True),
+        request("/double/a", headers=[mine], close=True),
         request("/nowhere", headers=[mine], close=True),
-        request("/double", method="HEAD", headers=[mine], close=True),
+        request("/double/a", method="HEAD", headers=[mine], close=True),
         request("/-/healthz", headers=[mine], close=True),
         upgrade(mine),
     ]
@@ -71,8 +47,9 @@ def within_a_copying_middleware(app):
 
 @pytest.mark.parametrize("around", [lambda app: app, within_a_copying_middleware])
 @pytest.mark.parametrize("workers", [None, 1])
-async def test_a_line_has_the_ids_of_its_span(traced_app, spans, logged, workers, around):
-    async with live(around(traced_app), workers=workers, access_log=True) as server:
+async def test_a_line_has_the_ids_of_its_span(spans, logged, workers, around):
+    app = around(traced_app(spans))
+    async with live(app, workers=workers, access_log=True) as server:
         count = await ask_all(server)
     found = logged()
     assert len(found) == count
@@ -87,10 +64,11 @@ async def test_a_line_has_the_ids_of_its_span(traced_app, spans, logged, workers
     assert [line for line in found if line["path"] == "/-/healthz" and "trace_id" in line] == []
 
 
-async def test_a_line_says_the_same_with_workers(traced_app, logged):
+async def test_a_line_says_the_same_with_workers(spans, logged):
+    app = traced_app(spans)
     said = []
     for workers in (None, 1):
-        async with live(traced_app, workers=workers, access_log=True) as server:
+        async with live(app, workers=workers, access_log=True) as server:
             await ask_all(server)
         found = [{name: line[name] for name in SAME} for line in logged()]
         [of_http2] = [line for line in found if line["protocol"] == "HTTP/2"]

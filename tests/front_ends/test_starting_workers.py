@@ -79,18 +79,17 @@ async def is_served(app, held, server):
     assert statistics(app).finished == 1
 
 
-@pytest.mark.parametrize("how_many", [pytest.param(1, marks=pytest.mark.one_loop), 2])
-async def test_workers_killed_while_the_application_loads_are_replaced(app, held, how_many):
+async def test_workers_killed_while_the_application_loads_are_replaced(app, held):
     async with loading(app) as (server, loads, is_up):
         first = workers_of()
-        for pid in first[:how_many]:
+        for pid in first:
             kill(pid)
-        await until(lambda: len(set(workers_of()) - set(first)) == how_many)
+        await until(lambda: len(set(workers_of()) - set(first)) == 2)
         loads.goes_on.set()
         await is_up.wait()
         await is_served(app, held, server)
         await until(lambda: len(workers_of()) == 2)
-        assert not set(first[:how_many]) & set(workers_of())
+        assert not set(first) & set(workers_of())
 
 
 @pytest.fixture

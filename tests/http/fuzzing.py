@@ -27,6 +27,7 @@ import anyio
 import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from server_in_memory import Wire, serving
@@ -292,3 +293,15 @@ def checking(form: Callable[[Sent, Answer], object]) -> Check:
             form(sent, found)
 
     return partial(check, form)
+
+
+# Marks a test that is given how long it sends requests: for a moment, or in the soak for long.
+fuzzed = pytest.mark.parametrize(
+    "fuzz",
+    [
+        pytest.param(fuzz_quickly, id="quickly"),
+        pytest.param(
+            fuzz_at_length, id="at length", marks=[pytest.mark.soak, pytest.mark.timeout(3600)]
+        ),
+    ],
+)

@@ -100,10 +100,10 @@ class LiveServer:
 
 
 @asynccontextmanager
-async def live(app, workers=None, **config):
+async def live(app, workers=None, hang_s=HANG_S, **config):
     server = LiveServer(workers)
     config = HttpOptions(**{"port": 0, "allowed_hosts": ["*"], **config})
-    with anyio.fail_after(HANG_S):
+    with anyio.fail_after(hang_s):
         async with anyio.create_task_group() as tasks:
             await tasks.start(partial(server.run, app, config))
             yield server

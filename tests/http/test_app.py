@@ -15,16 +15,13 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 import shoal
+from handlers import app_of, double
 from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.testing import settle
 from shoal.testing.asgi import Call, Lifespan, ask, calling
 
 pytestmark = pytest.mark.anyio
 real_time = pytest.mark.real_time
-
-
-async def doubled(items: list[int]) -> list[int]:
-    return [2 * item for item in items]
 
 
 def tripled(items: list[int]) -> list[int]:
@@ -51,12 +48,6 @@ class Scaled:
         return [self.factor * item + more for item, more in zip(items, plus, strict=True)]
 
 
-def app_of(handler, **options):
-    app = shoal.App()
-    app.endpoint("/x", **options)(handler)
-    return app
-
-
 def options_of(app):
     (backend,) = app.controller.backends.values()
     return backend.method_batchers["__call__"].batcher.options
@@ -69,14 +60,14 @@ def options_of(app):
 @pytest.mark.parametrize(
     ("handler", "result"),
     [
-        (doubled, 4),
+        (double, 4),
         (tripled, 6),
         (Scaled, 10),
         (Scaled(6), 12),
         (Scaled(6).method, -12),
-        (functools.partial(doubled), 4),
+        (functools.partial(double), 4),
         (Scaled(7).batched, 15),
-        (shoal.batch(doubled), 4),
+        (shoal.batch(double), 4),
         (shoal.batch(max_batch_size=3)(tripled), 6),
     ],
 )
@@ -91,11 +82,11 @@ async def test_every_kind_of_handler_is_served(handler, result):
 
 async def test_a_handler_stays_what_it_was():
     app = shoal.App()
-    batched = shoal.batch(doubled)
-    assert app.endpoint("/a")(doubled) is doubled
+    batched = shoal.batch(double)
+    assert app.endpoint("/a")(double) is double
     assert app.endpoint("/b", name="b")(batched) is batched
     assert app.endpoint("/c")(Scaled) is Scaled
-    assert await doubled([1]) == [2]
+    assert await double([1]) == [2]
     async with shoal.open_batchers(batched):
         assert await batched(1) == 2
 
@@ -290,7 +281,7 @@ async def test_a_result_that_cannot_be_sent_fails_its_caller_alone(caplog):
     [("abc-1.2_3:4", True), ("a" * 64, True), ("a" * 65, False), ("a b", False), ("", False)],
 )
 async def test_a_sane_request_id_comes_back_and_another_is_replaced(given, is_kept):
-    app = app_of(doubled)
+    app = app_of(double)
     async with app.lifespan():
         answer = await ask(app, "/x", 1, headers=[("x-request-id", given)])
         other = await ask(app, "/x", 1, headers=[("x-request-id", given)])
@@ -299,7 +290,7 @@ async def test_a_sane_request_id_comes_back_and_another_is_replaced(given, is_ke
 
 
 async def test_a_path_can_have_an_endpoint_for_each_method():
-    app = app_of(doubled, methods=("POST", "PATCH"))
+    app = app_of(double, methods=("POST", "PATCH"))
     app.endpoint("/x", methods=("PUT",), name="negated")(Scaled(1).method)
     async with app.lifespan():
         assert (await ask(app, "/x", 1)).json() == 2
@@ -338,13 +329,13 @@ async def test_a_full_queue_is_answered_at_once_with_when_to_retry(settings, sta
 
 
 async def test_the_options_of_a_batched_function_hold_under_those_of_its_endpoint():
-    batched = shoal.batch(max_batch_size=3, max_queued_requests=5, stream_buffer=2)(doubled)
+    batched = shoal.batch(max_batch_size=3, max_queued_requests=5, stream_buffer=2)(double)
     app = app_of(batched, max_batch_size=4)
     async with app.lifespan():
         options = options_of(app)
     assert (options.max_batch_size, options.max_queued_requests) == (4, 5)
     assert options.stream_buffer == 2
-    app = app_of(shoal.batch(doubled), max_queued_requests=None)
+    app = app_of(shoal.batch(double), max_queued_requests=None)
     async with app.lifespan():
         assert options_of(app).max_queued_requests is None
 
@@ -356,37 +347,37 @@ async def test_the_options_of_a_batched_function_hold_under_those_of_its_endpoin
     ("declare", "error", "text"),
     [
         (lambda app: app.endpoint("x"), ValueError, '@app.endpoint("/x")'),
-        (lambda app: app.endpoint(doubled), TypeError, 'write @app.endpoint("/x")'),
-        (lambda app: app.get(doubled), TypeError, 'write @app.endpoint("/x")'),
-        (lambda app: app.post(doubled), TypeError, 'write @app.endpoint("/x")'),
+        (lambda app: app.endpoint(double), TypeError, 'write @app.endpoint("/x")'),
+        (lambda app: app.get(double), TypeError, 'write @app.endpoint("/x")'),
+        (lambda app: app.post(double), TypeError, 'write @app.endpoint("/x")'),
         (lambda app: app.endpoint("/{a b}"), ValueError, "{name:int}"),
         (lambda app: app.endpoint("/-/x"), ValueError, "the application's own"),
         (lambda app: app.endpoint("/x", methods="POST"), TypeError, 'methods = ["POST"]'),
         (lambda app: app.endpoint("/x", methods=("FETCH",)), ValueError, "is not a method"),
         (lambda app: app.endpoint("/x", methods=(1,)), TypeError, "not 1"),
         (lambda app: app.endpoint("/x", methods=()), ValueError, "needs a method"),
-        (lambda app: app.endpoint("/x", name="a b")(doubled), ValueError, "can't name"),
-        (lambda app: app.endpoint("/x", name=3)(doubled), ValueError, "can't name"),
+        (lambda app: app.endpoint("/x", name="a b")(double), ValueError, "can't name"),
+        (lambda app: app.endpoint("/x", name=3)(double), ValueError, "can't name"),
         (lambda app: app.endpoint("/x")(lambda items: items), ValueError, 'name="..."'),
-        (lambda app: app.endpoint("/taken", name="n")(doubled), ValueError, "declared already"),
-        (lambda app: app.endpoint("/x", name="taken")(doubled), ValueError, "is named 'taken'"),
+        (lambda app: app.endpoint("/taken", name="n")(double), ValueError, "declared already"),
+        (lambda app: app.endpoint("/x", name="taken")(double), ValueError, "is named 'taken'"),
         (lambda app: app.endpoint("/x")(3), TypeError, "must be a function of a list"),
-        (lambda app: app.endpoint("/x", max_batch=3)(doubled), TypeError, "is not an option"),
-        (lambda app: app.endpoint("/x", max_batch_size=0)(doubled), ValueError, "at least 1"),
-        (lambda app: app.get("/x", max_batch=0)(shoal.batch(doubled)), TypeError, "not an option"),
-        (lambda app: app.mount("static", doubled), ValueError, "app.mount("),
-        (lambda app: app.mount("/-", doubled), ValueError, "own"),
-        (lambda app: app.mount("/a/../b", doubled), ValueError, "no request can reach"),
-        (lambda app: app.endpoint("/a%20b")(doubled), ValueError, "no request can reach"),
-        (lambda app: app.endpoint("//a")(doubled), ValueError, "no request can reach"),
+        (lambda app: app.endpoint("/x", max_batch=3)(double), TypeError, "is not an option"),
+        (lambda app: app.endpoint("/x", max_batch_size=0)(double), ValueError, "at least 1"),
+        (lambda app: app.get("/x", max_batch=0)(shoal.batch(double)), TypeError, "not an option"),
+        (lambda app: app.mount("static", double), ValueError, "app.mount("),
+        (lambda app: app.mount("/-", double), ValueError, "own"),
+        (lambda app: app.mount("/a/../b", double), ValueError, "no request can reach"),
+        (lambda app: app.endpoint("/a%20b")(double), ValueError, "no request can reach"),
+        (lambda app: app.endpoint("//a")(double), ValueError, "no request can reach"),
         (lambda app: app.mount("/static", None), TypeError, "an ASGI application"),
-        (lambda app: app.mount("/mounted/", doubled), ValueError, "mounted already"),
+        (lambda app: app.mount("/mounted/", double), ValueError, "mounted already"),
     ],
 )
 def test_a_wrong_declaration_says_what_is_wrong(declare, error, text):
     app = shoal.App()
-    app.endpoint("/taken", name="taken")(doubled)
-    app.mount("/mounted", doubled)
+    app.endpoint("/taken", name="taken")(double)
+    app.mount("/mounted", double)
     with pytest.raises(error) as raised:
         declare(app)
     assert text in str(raised.value)
@@ -434,7 +425,7 @@ def test_a_handler_that_cannot_be_served_is_refused_where_it_is_declared(handler
 
 
 def test_a_batched_function_has_one_endpoint():
-    app, batched = shoal.App(), shoal.batch(doubled)
+    app, batched = shoal.App(), shoal.batch(double)
     app.endpoint("/a")(batched)
     with pytest.raises(ValueError, match="/a serves it already"):
         app.endpoint("/b", name="b")(batched)
@@ -444,7 +435,7 @@ def test_a_batched_function_has_one_endpoint():
 
 
 async def test_a_call_before_the_lifespan_is_told_which_line_opens_it():
-    app = app_of(doubled)
+    app = app_of(double)
     answer = await ask(app, "/x", 1)
     assert answer.status == 503
     assert "lifespan=app.lifespan" in answer.json()["detail"]
@@ -452,14 +443,14 @@ async def test_a_call_before_the_lifespan_is_told_which_line_opens_it():
 
 @real_time
 async def test_a_call_in_another_event_loop_is_a_503():
-    app = app_of(doubled)
+    app = app_of(double)
     async with app.lifespan():
         answer = await anyio.to_thread.run_sync(lambda: anyio.run(lambda: ask(app, "/x", 1)))
     assert answer.status == 503
 
 
 async def test_what_the_body_of_the_lifespan_raises_is_not_wrapped():
-    app = app_of(doubled)
+    app = app_of(double)
     with pytest.raises(KeyError, match="mine"):
         async with app.lifespan():
             raise KeyError("mine")
@@ -471,7 +462,7 @@ async def test_a_class_that_fails_to_load_fails_the_start_and_says_where(caplog)
         def __init__(self):
             raise FileNotFoundError("weights.npz")
 
-    app = app_of(doubled)
+    app = app_of(double)
     app.endpoint("/broken")(Broken)
     with pytest.raises(FileNotFoundError) as raised:
         async with app.lifespan():
@@ -488,7 +479,7 @@ async def test_a_class_that_fails_to_load_fails_the_start_and_says_where(caplog)
 
 
 async def test_batchers_close_in_reverse_order():
-    inner = shoal.batch(doubled)
+    inner = shoal.batch(double)
 
     async def outer(items: list[int]) -> list[int]:
         return await inner.map(items)
@@ -503,7 +494,7 @@ async def test_batchers_close_in_reverse_order():
 
 
 async def test_draining_turns_not_ready_and_waits_for_company_no_more():
-    app = app_of(doubled, batch_wait_timeout_s=None)
+    app = app_of(double, batch_wait_timeout_s=None)
     call, later = Call(app, "/x", item=1), Call(app, "/x", item=2)
     app.begin_drain()
     async with app.lifespan(), calling(call):
@@ -536,8 +527,8 @@ async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplo
         return dispatch(slots, *given)
 
     monkeypatch.setattr(ClosedSlots, "_dispatch", breaking)
-    app = app_of(doubled)
-    app.endpoint("/broken", name="broken", max_batch_size=7)(doubled)
+    app = app_of(double)
+    app.endpoint("/broken", name="broken", max_batch_size=7)(double)
     async with app.lifespan():
         assert (await ask(app, "/-/readyz", method="GET")).status == 200
         assert (await ask(app, "/broken", 1)).status == 503
@@ -547,7 +538,7 @@ async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplo
         ready = await ask(app, "/-/readyz", method="GET")
         assert (ready.status, ready.json()["status"]) == (503, "not ready: broken")
         assert ready.json()["endpoints"]["broken"]["failure"] == type(bug).__name__
-        assert ready.json()["endpoints"]["doubled"]["alive"]
+        assert ready.json()["endpoints"]["double"]["alive"]
         assert (await ask(app, "/-/healthz", method="GET")).status == 200
     assert "the batcher of broken broke" in caplog.text
 
@@ -556,7 +547,7 @@ async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplo
 
 
 async def test_the_health_routes_say_what_is_there(caplog):
-    app = app_of(doubled)
+    app = app_of(double)
     app.endpoint("/s", methods=("POST", "PUT"))(counted)
     app.mount("/static", PlainTextResponse("mounted"))
     assert (await ask(app, "/-/healthz", method="GET")).json() == {"status": "alive"}
@@ -565,13 +556,13 @@ async def test_the_health_routes_say_what_is_there(caplog):
     async with app.lifespan():
         ready = await ask(app, "/-/readyz", method="GET")
         assert ready.status == 200
-        assert ready.json()["endpoints"]["doubled"] == {
+        assert ready.json()["endpoints"]["double"] == {
             "path": "/x",
             "state": "open",
             "alive": True,
             "queued": 0,
             "running": 0,
-            "backends": {"doubled": "ready"},
+            "backends": {"double": "ready"},
         }
     ready = await ask(app, "/-/readyz", method="GET")
     assert (ready.status, ready.json()["status"]) == (503, "closed")
@@ -592,8 +583,8 @@ async def test_the_health_routes_say_what_is_there(caplog):
 
 async def test_a_path_that_only_begins_like_the_prefix_is_not_below_it():
     app = shoal.App()
-    app.endpoint("/mlops", name="ops")(doubled)
-    app.endpoint("/", name="home")(doubled)
+    app.endpoint("/mlops", name="ops")(double)
+    app.endpoint("/", name="home")(double)
     async with app.lifespan():
         assert (await ask(app, "/mlops", 2, root_path="/ml")).json() == 4
         assert (await ask(app, "/ml", 2, root_path="/ml")).json() == 4
@@ -613,7 +604,7 @@ def where(name):
 
 @pytest.mark.parametrize("root", ["", "/api"])
 async def test_what_is_mounted_answers_the_rest(root):
-    app = app_of(doubled)
+    app = app_of(double)
     app.mount("/", where("all"))
     app.mount("/ui", where("ui"))
     app.mount("/ui/deep/", where("deep"))
@@ -630,7 +621,7 @@ async def test_what_is_mounted_answers_the_rest(root):
 
 async def test_what_a_mounted_application_refuses_with_is_answered(tmp_path):
     """As files are, by an application that counts on another around it to say so."""
-    app = app_of(doubled)
+    app = app_of(double)
     app.mount("/files", StaticFiles(directory=tmp_path))
     missing = await ask(app, "/files/missing.txt", method="GET")
     assert (missing.status, missing.json()["title"]) == (404, "Not Found")
@@ -644,14 +635,14 @@ async def test_a_mounted_application_that_refuses_what_it_has_begun_to_answer_fa
         await send({"type": "http.response.start", "status": 200, "headers": []})
         raise HTTPException(404)
 
-    app = app_of(doubled)
+    app = app_of(double)
     app.mount("/", late)
     with pytest.raises(HTTPException):
         await ask(app, "/y", method="GET")
 
 
 async def test_a_websocket_that_nothing_answers_is_refused():
-    app = app_of(doubled)
+    app = app_of(double)
     sent = []
 
     async def receive():

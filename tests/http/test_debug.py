@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from openai_app import events
 
 import shoal
+from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.testing.asgi import ask
 from socket_in_memory import opened
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.anyio
 
@@ -23,9 +27,15 @@ class Unheard(Exception):
     """An error that only this file has."""
 
 
-def failing_app(**settings: Any) -> shoal.App:
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "debug"])
+def debug(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+async def app(anyio_backend: Any, debug: bool) -> AsyncIterator[shoal.App]:
     """An application whose code fails, at once or after one piece."""
-    app = shoal.App(protocols=["openai", "oip"], **settings)
+    app = shoal.App(protocols=["openai", "oip"], debug=debug)
 
     @app.endpoint("/fails", name="fails")
     async def fails(prompts: list[str]) -> list[str]:
@@ -46,7 +56,8 @@ def failing_app(**settings: Any) -> shoal.App:
         yield ["one "] * len(prompts)
         raise Unheard("open sesame")
 
-    return app
+    async with app.lifespan():
+        yield app
 
 
 OPENAI = {
@@ -66,7 +77,6 @@ OPENAI = {
     "embedding": ("/v1/embeddings", {"model": "vector", "input": "a"}),
     "embeddings": ("/v1/embeddings", {"model": "vector", "input": ["a", "b"]}),
 }
-with_and_without_debug = pytest.mark.parametrize("debug", [False, True], ids=["plain", "debug"])
 
 
 def shown(*seen: Any) -> list[str]:
@@ -75,12 +85,11 @@ def shown(*seen: Any) -> list[str]:
     return [part for part in OF_CAUSE if part in text]
 
 
-@with_and_without_debug
 @pytest.mark.parametrize(("path", "asked"), OPENAI.values(), ids=OPENAI)
-async def test_the_cause_is_shown_through_openai_in_debug_mode_alone(path, asked, debug, caplog):
-    app = failing_app(debug=debug)
-    async with app.lifespan():
-        answer = await ask(app, path, asked)
+async def test_the_cause_is_shown_through_openai_in_debug_mode_alone(
+    app, path, asked, debug, caplog
+):
+    answer = await ask(app, path, asked)
     if asked["model"] == "breaks" and "stream" in asked:
         assert answer.status == 200
         error = events(answer.body)[-1]["error"]
@@ -93,11 +102,9 @@ async def test_the_cause_is_shown_through_openai_in_debug_mode_alone(path, asked
     assert shown(answer.headers, answer.body.decode()) == (OF_CAUSE if debug else [])
 
 
-@with_and_without_debug
 @pytest.mark.parametrize("name", ["fails", "ends", "breaks"])
-async def test_the_cause_is_shown_over_a_websocket_in_debug_mode_alone(name, debug, caplog):
-    app = failing_app(debug=debug)
-    async with app.lifespan(), opened(app, f"/{name}") as socket:
+async def test_the_cause_is_shown_over_a_websocket_in_debug_mode_alone(app, name, debug, caplog):
+    async with opened(app, f"/{name}") as socket:
         socket.say(id=1, item="a")
         if name == "breaks":
             assert await socket.read() == {"id": 1, "next": "one "}
@@ -106,12 +113,11 @@ async def test_the_cause_is_shown_over_a_websocket_in_debug_mode_alone(name, deb
     assert shown(error) == (OF_CAUSE if debug else [])
 
 
+@pytest.mark.parametrize("debug", [False], indirect=True)
 @pytest.mark.parametrize("rows", [1, 2])
-async def test_without_debug_nothing_of_the_cause_is_shown_through_oip(rows, caplog):
-    app = failing_app()
+async def test_without_debug_nothing_of_the_cause_is_shown_through_oip(app, rows, caplog):
     tensor = {"name": "x", "shape": [rows], "datatype": "BYTES", "data": ["a"] * rows}
-    async with app.lifespan():
-        answer = await ask(app, "/v2/models/fails/infer", {"inputs": [tensor]})
+    answer = await ask(app, "/v2/models/fails/infer", {"inputs": [tensor]})
     assert answer.status == 500
     assert answer.json()["error"].startswith("The call failed")
     assert shown(answer.headers, answer.body.decode()) == []

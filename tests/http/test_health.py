@@ -5,6 +5,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 import shoal
+from handlers import double
 from shoal.core.histogram import TIME_BOUNDS_S
 from shoal.observe.metrics import NO_ENDPOINT
 from shoal.testing import settle
@@ -30,14 +31,10 @@ async def scrape(app):
     return answer
 
 
-async def doubled(items: list[int]) -> list[int]:
-    return [2 * item for item in items]
-
-
 @pytest.fixture
 def app():
     app = shoal.App()
-    app.endpoint("/x", name="x", max_batch_size=1, max_queued_requests=1)(doubled)
+    app.endpoint("/x", name="x", max_batch_size=1, max_queued_requests=1)(double)
     return app
 
 

@@ -12,6 +12,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 
 import shoal
+from handlers import double
 from shoal.http.app.middleware import within
 from shoal.testing.asgi import Call, ask, calling
 
@@ -33,11 +34,7 @@ def noting(name, passed):
 
 def make(middleware):
     app = shoal.App(middleware=middleware)
-
-    @app.endpoint("/double")
-    async def double(items: list[int]) -> list[int]:
-        return [2 * item for item in items]
-
+    app.endpoint("/double")(double)
     return app
 
 

@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 import shoal
+from handlers import app_of
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
@@ -28,12 +29,6 @@ class Words:
             request.finish()
 
 
-def serving(handler, **options):
-    app = shoal.App()
-    app.endpoint("/it", name="it", **options)(handler)
-    return app
-
-
 @pytest.mark.parametrize(
     ("headers", "body"),
     [
@@ -43,7 +38,7 @@ def serving(handler, **options):
 )
 async def test_a_stream_of_a_continuous_batch_is_sent_as_it_is_produced(headers, body):
     words = Words()
-    app = serving(words, fill="continuous", streams=True, max_batch_size=2)
+    app = app_of(words, "/it", name="it", fill="continuous", streams=True, max_batch_size=2)
     call = Call(app, "/it", item="a", headers=headers)
     async with app.lifespan(), calling(call):
         await settle()
@@ -67,7 +62,7 @@ async def test_calls_of_an_open_batch_get_their_results():
         for request in requests:
             request.finish(2 * request.item)
 
-    app = serving(handler, fill="open", max_batch_size=3, batch_wait_timeout_s=5)
+    app = app_of(handler, "/it", name="it", fill="open", max_batch_size=3, batch_wait_timeout_s=5)
     calls = [Call(app, "/it", item=item) for item in range(4)]
     async with app.lifespan(), calling(*calls):
         for call in calls:
@@ -80,7 +75,7 @@ async def test_who_is_left_unanswered_gets_an_error():
     async def handler(batch: shoal.OpenBatch[int, int]) -> None:
         await batch.join()
 
-    app = serving(handler, fill="open", max_batch_size=3)
+    app = app_of(handler, "/it", name="it", fill="open", max_batch_size=3)
     async with app.lifespan():
         answer = await ask(app, "/it", 1)
     assert answer.status == 500
@@ -92,7 +87,9 @@ async def test_an_item_that_is_too_large_is_told_by_status():
         async for request in batch:
             request.finish(request.item)
 
-    app = serving(handler, fill="open", max_batch_size=3, batch_size_fn=lambda item: item)
+    app = app_of(
+        handler, "/it", name="it", fill="open", max_batch_size=3, batch_size_fn=lambda item: item
+    )
     async with app.lifespan():
         assert (await ask(app, "/it", 4)).status == 413
         assert (await ask(app, "/it", 3)).json() == 3
@@ -104,7 +101,7 @@ async def test_items_are_checked_against_the_annotation_of_the_batch(fill):
         async for request in batch:
             request.finish(request.item)
 
-    app = serving(handler, fill=fill)
+    app = app_of(handler, "/it", name="it", fill=fill)
     async with app.lifespan():
         assert (await ask(app, "/it", "text")).status == 422
         assert (await ask(app, "/it", 3)).json() == 3

@@ -67,7 +67,7 @@ class Served:
 
 
 @contextmanager
-def serving(name, module="served_app"):
+def started(name, module="served_app"):
     with socket.socket() as reserved:
         # Until a socket listens at the port, both can be bound to it, and no other test gets it.
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
@@ -99,7 +99,7 @@ def served(request):
     module = SERVERS[request.param][0]
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed")
-    with serving(request.param) as running:
+    with started(request.param) as running:
         yield running
 
 

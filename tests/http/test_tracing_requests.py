@@ -17,7 +17,7 @@ from starlette.routing import Mount
 from websockets.sync.client import connect
 
 import shoal
-from observe.test_tracing_batches import Spans, events, ids, linked
+from observe.spans import Spans, events, ids, linked, new_spans, traced_app  # noqa: F401
 from shoal.http_client import HttpClient
 from shoal.observe import instrument
 from shoal.server.access_log import LOGGER
@@ -29,35 +29,6 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 
 
-@pytest.fixture
-def spans():
-    return Spans()
-
-
-def traced_app(spans, **options):
-    app = shoal.App(**options)
-
-    @app.endpoint("/double/{name}", max_batch_size=4)
-    async def double(items: list[int]) -> list[int]:
-        if 0 in items:
-            raise ZeroDivisionError
-        return [2 * item for item in items]
-
-    @app.endpoint("/letters")
-    async def letters(texts: list[str]):
-        for letter in texts[0]:
-            yield [letter]
-
-    @app.endpoint("/held")
-    async def held(items: list[int]) -> list[int]:
-        await anyio.sleep_forever()
-        return items
-
-    app.endpoint("/full", name="full", max_batch_size=1, max_queued_requests=0)(held)
-    instrument(app, tracer_provider=spans.provider)
-    return app
-
-
 def asked(path="/double/a", *headers, method="POST", body=b"1"):
     return request(path, method=method, body=body, headers=headers, close=True)
 
@@ -66,7 +37,7 @@ WAYS = pytest.mark.parametrize("way", ["direct", "middleware", "access log"])
 
 
 @asynccontextmanager
-async def serving(spans, way, **options):
+async def traced_server(spans, way, **options):
     """A server of a traced application."""
     middleware = [lambda app: app] if way == "middleware" else []
     app = traced_app(spans, middleware=middleware, **options)
@@ -74,11 +45,18 @@ async def serving(spans, way, **options):
         yield server
 
 
+async def ended(spans, name):
+    """The only span with a name, once the server's tasks have ended it."""
+    while not spans.named(name):  # noqa: ASYNC110 - of which nobody tells
+        await anyio.sleep(0.01)
+    return spans.one(name)
+
+
 @WAYS
 @pytest.mark.real_time
 async def test_a_request_continues_the_trace_of_its_caller(spans, way, caplog):
     caplog.set_level(logging.INFO, logger=LOGGER)
-    async with serving(spans, way) as server:
+    async with traced_server(spans, way) as server:
         answer = await server.talk(
             asked("/double/a?token=secret", f"traceparent: {PARENT}", "tracestate: a=1")
         )
@@ -113,43 +91,38 @@ async def test_a_request_continues_the_trace_of_its_caller(spans, way, caplog):
 
 @WAYS
 @pytest.mark.real_time
-@pytest.mark.parametrize(
-    ("path", "body", "name", "status", "error"),
-    [
-        ("/double/a", b"0", "POST /double/{name}", 500, "500"),
-        ("/double/a", b'"x"', "POST /double/{name}", 422, None),
-        ("/nothing", b"1", "POST", 404, None),
-        ("/letters", b'"abc"', "POST /letters", 200, None),
-    ],
-)
-async def test_the_status_of_an_answer_is_noted(spans, way, path, body, name, status, error):
-    async with serving(spans, way) as server:
-        answer = await server.talk(asked(path, body=body))
-    assert answer.startswith(b"HTTP/1.1 %d" % status)
-    span = spans.one(name)
-    assert span.attributes["http.response.status_code"] == status
-    assert span.attributes.get("error.type") == error
-    assert span.status.status_code.name == ("UNSET" if error is None else "ERROR")
+async def test_the_status_of_an_answer_is_noted(spans, way):
+    async with traced_server(spans, way) as server:
+        for path, body, name, status, error in (
+            ("/double/a", b"0", "POST /double/{name}", 500, "500"),
+            ("/double/a", b'"x"', "POST /double/{name}", 422, None),
+            ("/nothing", b"1", "POST", 404, None),
+            ("/letters", b'"abc"', "POST /letters", 200, None),
+        ):
+            answer = await server.talk(asked(path, body=body))
+            assert answer.startswith(b"HTTP/1.1 %d" % status)
+            span = await ended(spans, name)
+            assert span.attributes["http.response.status_code"] == status
+            assert span.attributes.get("error.type") == error
+            assert span.status.status_code.name == ("UNSET" if error is None else "ERROR")
+            spans.exporter.clear()
 
 
 @WAYS
 @pytest.mark.real_time
-@pytest.mark.parametrize(
-    ("sent", "status"),
-    [
+async def test_what_is_refused_before_it_is_a_request_of_a_batcher_has_one_span(spans, way):
+    refused = [
         (asked("/double/a", body=b"1" * 2000), 413),
         (asked("/double/a", "X-Request-Timeout: x"), 400),
         (asked("/double/a", body=b"{"), 400),
-    ],
-)
-async def test_what_is_refused_before_it_is_a_request_of_a_batcher_has_one_span(
-    spans, way, sent, status
-):
-    async with serving(spans, way, max_body_bytes=1000) as server:
-        assert (await server.talk(sent)).startswith(b"HTTP/1.1 %d" % status)
-    (span,) = spans.exporter.get_finished_spans()
-    assert span.name == "POST /double/{name}"
-    assert span.attributes["http.response.status_code"] == status
+    ]
+    async with traced_server(spans, way, max_body_bytes=1000) as server:
+        for sent, status in refused:
+            assert (await server.talk(sent)).startswith(b"HTTP/1.1 %d" % status)
+    found = spans.exporter.get_finished_spans()
+    assert [span.name for span in found] == ["POST /double/{name}"] * 3
+    statuses = [span.attributes["http.response.status_code"] for span in found]
+    assert statuses == [status for _, status in refused]
 
 
 @WAYS
@@ -157,7 +130,7 @@ async def test_what_is_refused_before_it_is_a_request_of_a_batcher_has_one_span(
 async def test_what_the_queue_has_no_room_for_is_refused_with_a_span_in_that_of_the_request(
     spans, way
 ):
-    async with serving(spans, way) as server, await server.connect() as client:
+    async with traced_server(spans, way) as server, await server.connect() as client:
         await client.send_all(asked("/full"))
         await until_quiet()
         answer = await server.talk(asked("/full"))
@@ -177,14 +150,12 @@ async def test_what_the_queue_has_no_room_for_is_refused_with_a_span_in_that_of_
 @WAYS
 @pytest.mark.real_time
 async def test_a_client_that_leaves_ends_the_span(spans, way):
-    async with serving(spans, way) as server:
+    async with traced_server(spans, way) as server:
         async with await server.connect() as client:
             await client.send_all(request("/held", method="POST", body=b"1"))
             await until_quiet()
             assert spans.named("POST /held") == []
-        while not spans.named("POST /held"):  # noqa: ASYNC110 - the server's tasks end it
-            await anyio.sleep(0.01)
-    span = spans.one("POST /held")
+        span = await ended(spans, "POST /held")
     assert span.attributes["error.type"] == "client_left"
     assert spans.one("held").attributes["shoal.request.outcome"] == "cancelled"
 
@@ -201,28 +172,26 @@ HOSTILE = [
 
 
 @pytest.mark.real_time
-@pytest.mark.parametrize("headers", HOSTILE)
-async def test_a_wrong_traceparent_begins_a_new_trace(spans, headers, caplog):
+async def test_a_wrong_traceparent_begins_a_new_trace(spans, caplog):
     async with live(traced_app(spans)) as server:
-        answer = await server.talk(asked("/double/a", *headers, "baggage: %%%,=,user=me"))
-    assert answer.startswith(b"HTTP/1.1 200")
-    assert spans.one("POST /double/{name}").parent is None
+        for headers in HOSTILE:
+            answer = await server.talk(asked("/double/a", *headers, "baggage: %%%,=,user=me"))
+            assert answer.startswith(b"HTTP/1.1 200")
+    assert [one.parent for one in spans.named("POST /double/{name}")] == [None] * len(HOSTILE)
     assert caplog.records == []
 
 
-@pytest.mark.parametrize(
-    "state",
-    [["a" * 600 + "=1"], ["a=1,a"], ["=", ",,"], [f"k{i}=1" for i in range(40)], ["a=\x7f"]],
-)
-async def test_a_wrong_tracestate_is_dropped(spans, state, caplog):
+async def test_a_wrong_tracestate_is_dropped(spans, caplog):
     app = traced_app(spans)
-    headers = {"traceparent": PARENT, "tracestate": ",".join(state)}
+    many = ",".join(f"k{i}=1" for i in range(40))
     async with app.lifespan():
-        answer = await ask(app, "/double/a", 1, headers=headers.items())
-    assert answer.status == 200
-    span = spans.one("POST /double/{name}")
-    assert f"{span.context.trace_id:032x}" == TRACE_ID
-    assert span.context.trace_state.to_header() == ""
+        for state in ("a" * 600 + "=1", "a=1,a", "=,,,", many, "a=\x7f"):
+            headers = [("traceparent", PARENT), ("tracestate", state)]
+            assert (await ask(app, "/double/a", 1, headers=headers)).status == 200
+            span = spans.one("POST /double/{name}")
+            assert f"{span.context.trace_id:032x}" == TRACE_ID
+            assert span.context.trace_state.to_header() == ""
+            spans.exporter.clear()
     assert caplog.records == []
 
 
@@ -274,7 +243,7 @@ async def test_an_unknown_method_is_not_a_name(spans):
 @pytest.mark.real_time
 async def test_an_unsampled_request_makes_no_spans(way):
     spans = Spans(ParentBased(ALWAYS_ON))
-    async with serving(spans, way) as server:
+    async with traced_server(spans, way) as server:
         answer = await server.talk(asked("/double/a", f"traceparent: {PARENT[:-1]}0"))
         assert answer.startswith(b"HTTP/1.1 200")
         assert spans.exporter.get_finished_spans() == ()

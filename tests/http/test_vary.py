@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 import shoal
+from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.testing.asgi import ask
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 
-def app_of():
+@pytest.fixture(scope="module")
+async def app(anyio_backend):
     app = shoal.App()
 
     @app.get("/value")
@@ -31,7 +33,8 @@ def app_of():
         yield 1
         yield 2
 
-    return app
+    async with app.lifespan():
+        yield app
 
 
 @pytest.mark.parametrize(
@@ -53,10 +56,8 @@ def app_of():
         ("/steps", "text/html", "application/problem+json", True),
     ],
 )
-async def test_an_answer_varies_if_its_form_was_chosen(path, accept, media_type, varies):
-    app = app_of()
+async def test_an_answer_varies_if_its_form_was_chosen(app, path, accept, media_type, varies):
     headers = [] if accept is None else [("accept", accept)]
-    async with app.lifespan():
-        answer = await ask(app, path, method="GET", headers=headers)
+    answer = await ask(app, path, method="GET", headers=headers)
     assert answer.headers["content-type"] == media_type
     assert answer.headers.get("vary") == ("accept" if varies else None)

@@ -40,7 +40,12 @@ class Steps:
             self.ended.set()
 
 
-def app_of(**handlers):
+async def three(items: list[int]):
+    for number in range(3):
+        yield [number] * len(items)
+
+
+def app_with(**handlers):
     """An application with these endpoints, each without batching."""
     app = shoal.App()
     for name, handler in handlers.items():

@@ -13,23 +13,15 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 from servers import served
-from simple_app import Held, Steps, app_of
+from simple_app import Held, Steps, app_with, three
 
+from handlers import double
 from shoal import errors
 from shoal.http_client import HttpClient, SyncHttpClient
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 FORKS = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-
-
-async def three(items: list[int]):
-    for number in range(3):
-        yield [number]
-
-
-def doubled(items: list[int]) -> list[int]:
-    return [2 * item for item in items]
 
 
 async def in_a_thread(function, *args):
@@ -53,7 +45,7 @@ async def test_calls_and_streams_block():
         with pytest.raises(errors.ShutDown, match="closed"):
             client.call("/doubled", 4)
 
-    async with served(app_of(doubled=doubled, three=three, held=Held())) as url:
+    async with served(app_with(doubled=double, three=three, held=Held())) as url:
         await in_a_thread(use, url)
 
 
@@ -66,19 +58,19 @@ async def test_a_stream_that_is_left_is_left_at_the_server():
                 assert next(stream) == 3
             anyio.from_thread.run(steps.ended.wait)
 
-    async with served(app_of(steps=steps)) as url:
+    async with served(app_with(steps=steps)) as url:
         await in_a_thread(use, url)
 
 
 async def test_a_handler_that_blocks_is_cancelled_with_its_request():
     held = Held()
-    async with served(app_of(held=held)) as inner_url:
+    async with served(app_with(held=held)) as inner_url:
         inner = SyncHttpClient(inner_url)
 
         def outer(items: list[int]) -> list[int]:
             return [inner.call("/held", 1)]
 
-        async with served(app_of(outer=outer)) as url, HttpClient(url) as client:
+        async with served(app_with(outer=outer)) as url, HttpClient(url) as client:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(client.call, "/outer", 1)
                 await held.began.wait()
@@ -96,7 +88,7 @@ async def test_a_fork_leaves_the_streams_of_its_parent_alone():
         await has_forked.wait()
         yield items
 
-    async with served(app_of(steps=steps)) as url, HttpClient(url) as client:
+    async with served(app_with(steps=steps)) as url, HttpClient(url) as client:
         stream = await client.stream("/steps", 2).__aenter__()
         assert await anext(stream) == 2
         if (child := os.fork()) == 0:
@@ -125,12 +117,12 @@ async def test_a_fork_can_not_use_the_client_of_its_parent():
             assert os.waitpid(child, 0) == (child, 0)
             assert client.call("/doubled", 3) == 6
 
-    async with served(app_of(doubled=doubled)) as url:
+    async with served(app_with(doubled=double)) as url:
         await in_a_thread(use, url)
 
 
 async def test_several_threads_may_use_one():
-    async with served(app_of(doubled=doubled)) as url:
+    async with served(app_with(doubled=double)) as url:
         client = SyncHttpClient(url)
         results = {}
 

@@ -14,7 +14,7 @@ import numpy as np
 import pydantic
 import pytest
 from servers import raw_server, served
-from simple_app import Held, Steps, app_of, headers_of
+from simple_app import Held, Steps, app_with, headers_of
 from starlette.applications import Starlette
 from starlette.requests import Request  # noqa: TC002 (handlers are read at run time)
 from starlette.responses import Response
@@ -70,36 +70,36 @@ def npy(array):
 # Items and results
 
 
-@pytest.mark.parametrize(
-    ("path", "item", "result"),
-    [
-        ("/echo", "text", "text"),
-        (
-            "/echo",
-            {"a": [1, None, 2.5, "\u00fc\U0001f41f"]},
-            {"a": [1, None, 2.5, "\u00fc\U0001f41f"]},
-        ),
-        ("/echo", None, None),
-        ("/echo", np.float32(1.5), 1.5),
-        ("/echo", {"vector": np.arange(3)}, {"vector": [0, 1, 2]}),
-        ("/echo", Place(1, 2), {"x": 1, "y": 2}),
-        ("/points", Point(x=1, y=2), {"x": 2, "y": 1}),
-        ("/points?x=5&y=6", ..., {"x": 6, "y": 5}),
-        ("/lengths", b"12345", 5),
-        ("/lengths", memoryview(bytearray(7)), 7),
-        ("/sums", np.arange(5.0), 10.0),
-        ("/sums", [1, 2, 3], 6.0),
-    ],
-)
-async def test_an_item_goes_there_and_its_result_comes_back(path, item, result):
-    app = app_of(echo=echo, lengths=lengths, points=points, sums=sums)
+ITEMS = [
+    ("/echo", "text", "text"),
+    (
+        "/echo",
+        {"a": [1, None, 2.5, "\u00fc\U0001f41f"]},
+        {"a": [1, None, 2.5, "\u00fc\U0001f41f"]},
+    ),
+    ("/echo", None, None),
+    ("/echo", np.float32(1.5), 1.5),
+    ("/echo", {"vector": np.arange(3)}, {"vector": [0, 1, 2]}),
+    ("/echo", Place(1, 2), {"x": 1, "y": 2}),
+    ("/points", Point(x=1, y=2), {"x": 2, "y": 1}),
+    ("/points?x=5&y=6", ..., {"x": 6, "y": 5}),
+    ("/lengths", b"12345", 5),
+    ("/lengths", memoryview(bytearray(7)), 7),
+    ("/sums", np.arange(5.0), 10.0),
+    ("/sums", [1, 2, 3], 6.0),
+]
+
+
+async def test_an_item_goes_there_and_its_result_comes_back():
+    app = app_with(echo=echo, lengths=lengths, points=points, sums=sums)
     async with served(app) as url, HttpClient(url) as client:
-        assert await client.call(path, item) == result
+        for path, item, result in ITEMS:
+            assert await client.call(path, item) == result, (path, item)
 
 
 async def test_a_result_may_be_an_array_or_bytes():
     array = np.arange(6, dtype=np.int16).reshape(2, 3)
-    async with served(app_of(doubled=doubled, echo=echo)) as url, HttpClient(url) as client:
+    async with served(app_with(doubled=doubled, echo=echo)) as url, HttpClient(url) as client:
         for wanted in (None, "npy"):
             found = await client.call("/doubled", array, result=wanted)
             assert found.dtype == np.int16
@@ -295,7 +295,7 @@ async def test_an_error_is_of_the_same_class_as_in_the_server():
     def fail(items: list[str]) -> list[str]:
         raise ERRORS[items[0]]
 
-    async with served(app_of(fail=fail)) as url, HttpClient(url, max_attempts=1) as client:
+    async with served(app_with(fail=fail)) as url, HttpClient(url, max_attempts=1) as client:
         # In place of a replica that died another is made, which takes a while.
         for name, error in sorted(ERRORS.items(), key=lambda one: one[0] == "ReplicaDied"):
             with pytest.raises(type(error), match=rf"{url}/fail answered \d+: .*request ") as found:
@@ -304,7 +304,7 @@ async def test_an_error_is_of_the_same_class_as_in_the_server():
 
 
 async def test_another_problem_has_its_members():
-    async with served(app_of(points=points)) as url, HttpClient(url) as client:
+    async with served(app_with(points=points)) as url, HttpClient(url) as client:
         with pytest.raises(errors.HttpProblem, match="answered 422") as found:
             await client.call("/points", {"x": "no"})
         assert (found.value.status, found.value.kind) == (422, "invalid-item")
@@ -335,7 +335,7 @@ async def test_a_connection_that_breaks_leaves_it_open_whether_the_call_has_run(
 
 async def test_a_call_that_is_cancelled_frees_its_place():
     held = Held()
-    async with served(app_of(held=held)) as url, HttpClient(url) as client:
+    async with served(app_with(held=held)) as url, HttpClient(url) as client:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(client.call, "/held", 1)
             await held.began.wait()
@@ -360,7 +360,7 @@ async def test_a_call_whose_time_is_over_frees_its_place(options, words):
             await anyio.sleep_forever()
         return items
 
-    async with served(app_of(held=for_ever_or_not)) as url, HttpClient(url) as client:
+    async with served(app_with(held=for_ever_or_not)) as url, HttpClient(url) as client:
         with pytest.raises(errors.DeadlineExceeded, match=words):
             await client.call("/held", 1, **options)
         assert await client.call("/held", 2) == 2
@@ -374,7 +374,7 @@ async def test_a_stream_gives_its_items_and_ends():
         for number in range(items[0]):
             yield [{"number": number, "text": "\u2028\n"}]
 
-    async with served(app_of(steps=steps)) as url, HttpClient(url) as client:
+    async with served(app_with(steps=steps)) as url, HttpClient(url) as client:
         async with client.stream("/steps", 3) as stream:
             found = [item async for item in stream]
             assert found == [{"number": number, "text": "\u2028\n"} for number in range(3)]
@@ -390,7 +390,7 @@ async def test_a_stream_that_fails_gives_what_came_before():
         raise errors.Overloaded("inside")
 
     async with (
-        served(app_of(steps=steps)) as url,
+        served(app_with(steps=steps)) as url,
         HttpClient(url) as client,
         client.stream("/steps", 3) as stream,
     ):
@@ -404,7 +404,7 @@ async def test_a_stream_that_fails_gives_what_came_before():
 @pytest.mark.parametrize("is_cancelled", [False, True])
 async def test_a_stream_that_is_left_is_left_at_the_server(is_cancelled):
     steps = Steps()
-    async with served(app_of(steps=steps)) as url, HttpClient(url) as client:
+    async with served(app_with(steps=steps)) as url, HttpClient(url) as client:
         async with client.stream("/steps", 1) as stream:
             assert await anext(stream) == 2
             if is_cancelled:  # while it waits for a result
@@ -424,7 +424,7 @@ async def test_a_stream_that_another_task_closes_ends_for_the_one_that_reads():
         read.append("end")
 
     async with (
-        served(app_of(steps=steps)) as url,
+        served(app_with(steps=steps)) as url,
         HttpClient(url) as client,
         anyio.create_task_group() as tasks,
         client.stream("/steps", 1) as stream,
@@ -439,7 +439,7 @@ async def test_a_stream_that_another_task_closes_ends_for_the_one_that_reads():
 
 async def test_the_wrong_kind_of_call_is_told():
     steps = Steps()
-    async with served(app_of(steps=steps, echo=echo)) as url, HttpClient(url) as client:
+    async with served(app_with(steps=steps, echo=echo)) as url, HttpClient(url) as client:
         with pytest.raises(TypeError, match=r"use client\.stream"):
             await client.call("/steps", 1, result="bytes")
         await steps.ended.wait()
@@ -452,7 +452,7 @@ async def test_the_wrong_kind_of_call_is_told():
 
 
 async def test_headers_are_those_of_the_client_and_of_the_call():
-    async with served(app_of(headers=headers_of)) as url:
+    async with served(app_with(headers=headers_of)) as url:
         options = {"token": "secret", "headers": {"X-One": "1", "X-Two": "1"}}
         async with HttpClient(url, **options) as client:
             headers = await client.call("/headers", {}, headers={"x-two": "2"})
@@ -524,7 +524,7 @@ def test_a_url_that_is_none_is_refused():
 async def test_a_certificate_that_nobody_trusts_is_refused(tmp_path):
     words = r"no secure connection to https.*CERTIFICATE_VERIFY_FAILED"
     async with (
-        served(app_of(echo=echo), **new_certificate(tmp_path)) as url,
+        served(app_with(echo=echo), **new_certificate(tmp_path)) as url,
         HttpClient(url, max_attempts=1) as client,
     ):
         with pytest.raises(ConnectionError, match=words):
@@ -532,7 +532,7 @@ async def test_a_certificate_that_nobody_trusts_is_refused(tmp_path):
 
 
 async def test_a_url_may_have_a_path_below_which_the_endpoints_are():
-    app = app_of(echo=echo)
+    app = app_with(echo=echo)
     outer = Starlette(lifespan=app.lifespan, routes=[Mount("/ml", app=app)])
     async with served(outer) as url, HttpClient(f"{url}/ml/") as client:
         assert await client.call("/echo", 5) == 5
@@ -548,7 +548,7 @@ async def test_the_connection_of_a_stream_that_was_read_is_kept(fails):
         if fails:
             raise errors.Overloaded("inside")
 
-    async with served(app_of(steps=steps)) as url, HttpClient(url) as client:
+    async with served(app_with(steps=steps)) as url, HttpClient(url) as client:
         for _ in range(3):
             async with client.stream("/steps", {}) as stream:
                 with suppress(errors.Overloaded):

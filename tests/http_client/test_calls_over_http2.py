@@ -5,16 +5,11 @@ from __future__ import annotations
 import httpx
 import pytest
 from servers import served
-from simple_app import Steps, app_of
+from simple_app import Steps, app_with, three
 
 from shoal.http_client import HttpClient
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
-
-
-async def three(items: list[int]):
-    for number in range(3):
-        yield [number] * len(items)
 
 
 def over_http2():
@@ -24,7 +19,7 @@ def over_http2():
 @pytest.mark.parametrize("read", [0, 1, 3])
 async def test_a_stream_is_left_at_once_and_the_connection_stays(read):
     async with (
-        served(app_of(three=three), keep_alive_timeout_s=60) as url,
+        served(app_with(three=three), keep_alive_timeout_s=60) as url,
         HttpClient(url, client=over_http2()) as client,
     ):
         for _ in range(2):
@@ -37,7 +32,7 @@ async def test_a_stream_is_left_at_once_and_the_connection_stays(read):
 
 async def test_a_stream_that_is_left_ends_with_the_client():
     steps = Steps()
-    async with served(app_of(steps=steps), keep_alive_timeout_s=60) as url:
+    async with served(app_with(steps=steps), keep_alive_timeout_s=60) as url:
         async with HttpClient(url, client=over_http2()) as client:
             async with client.stream("/steps", 1) as stream:
                 assert await anext(stream) == 2

@@ -26,13 +26,13 @@ def requests_in(notes):
     return [note for note in notes if "record" not in note]
 
 
-async def double(items):
+async def slow(items):
     await anyio.sleep(1)
     return items
 
 
 async def test_requests_are_noted_with_their_batch_when_it_ends():
-    batcher = shoal.Batcher(double, max_batch_size=8, batch_wait_timeout_s=0.5, name="double")
+    batcher = shoal.Batcher(slow, max_batch_size=8, batch_wait_timeout_s=0.5, name="slow")
     batcher.observers.add(told := recorder())
     async with batcher as call, anyio.create_task_group() as tasks:
         tasks.start_soon(call, SECRET)
@@ -42,10 +42,10 @@ async def test_requests_are_noted_with_their_batch_when_it_ends():
         assert told.take() == []
     batch, *requests = told.take()
     figures = {"at": 0.5, "run_s": 1, "size": 2, "load": 2, "reason": "timer"}
-    assert batch == {"record": "batch", "batcher": "double", "batch": 1, **figures}
+    assert batch == {"record": "batch", "batcher": "slow", "batch": 1, **figures}
     assert requests == [
-        {"at": 0, "batcher": "double", "batch": 1, "took_s": 1.5},
-        {"at": 0.25, "batcher": "double", "batch": 1, "took_s": 1.25},
+        {"at": 0, "batcher": "slow", "batch": 1, "took_s": 1.5},
+        {"at": 0.25, "batcher": "slow", "batch": 1, "took_s": 1.25},
     ]
     assert told.take() == []
     assert (told.requests, told.lost) == (2, 0)
@@ -53,8 +53,8 @@ async def test_requests_are_noted_with_their_batch_when_it_ends():
 
 async def test_costs_priorities_deadlines_and_hashes_of_keys_are_noted():
     batcher = shoal.Batcher(
-        double,
-        name="double",
+        slow,
+        name="slow",
         max_batch_size=9,
         priority_levels=3,
         batch_size_fn=lambda item: item[1],
@@ -102,7 +102,7 @@ async def test_keys_of_any_type_have_equal_hashes_if_they_are_equal():
 
 
 async def test_a_deadline_that_an_option_makes_is_not_noted():
-    batcher = shoal.Batcher(double, name="double", request_timeout_s=30)
+    batcher = shoal.Batcher(slow, name="slow", request_timeout_s=30)
     batcher.observers.add(told := recorder(request_timeout_s=lambda _: 30))
     async with batcher as call:
         await call(1)
@@ -143,7 +143,7 @@ async def test_requests_of_open_batches_are_noted_one_by_one():
 
 
 async def test_requests_that_were_there_already_arrive_at_its_beginning():
-    batcher = shoal.Batcher(double, name="double")
+    batcher = shoal.Batcher(slow, name="slow")
     async with batcher as call, anyio.create_task_group() as tasks:
         tasks.start_soon(call, 1)
         await anyio.sleep(0.5)
@@ -153,7 +153,7 @@ async def test_requests_that_were_there_already_arrive_at_its_beginning():
 
 
 async def test_what_is_too_much_is_left_out_and_counted(monkeypatch):
-    batcher = shoal.Batcher(double, name="double", max_batch_size=10)
+    batcher = shoal.Batcher(slow, name="slow", max_batch_size=10)
     batcher.observers.add(told := recorder(most_a_second=3, most_requests=5))
     async with batcher as call:
         await call.map(range(10))
@@ -165,7 +165,7 @@ async def test_what_is_too_much_is_left_out_and_counted(monkeypatch):
 
 async def test_notes_that_nobody_takes_are_bounded(monkeypatch):
     monkeypatch.setattr(arrivals, "MOST_HELD", 4)
-    batcher = shoal.Batcher(double, name="double", max_batch_size=10)
+    batcher = shoal.Batcher(slow, name="slow", max_batch_size=10)
     batcher.observers.add(told := recorder())
     async with batcher as call:
         await call.map(range(10))

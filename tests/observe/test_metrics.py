@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import shoal
+from handlers import double
 from shoal.observe.collector import ShoalCollector, Sources
 from shoal.observe.metrics import ItemTimes, StreamTimes
 from shoal.testing import settle
@@ -30,12 +31,8 @@ def registry_of(batcher, *times):
     return registry
 
 
-async def doubled(items: list[int]) -> list[int]:
-    return [2 * item for item in items]
-
-
 async def test_a_batchers_counters_are_translated():
-    batcher = shoal.Batcher(doubled, max_batch_size=3, batch_wait_timeout_s=None)
+    batcher = shoal.Batcher(double, max_batch_size=3, batch_wait_timeout_s=None)
     registry = registry_of(batcher)
     async with batcher as call:
         await call.map([1, 2, 3])

@@ -8,44 +8,17 @@ from contextlib import suppress
 import anyio
 import pytest
 from opentelemetry import baggage, context, trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import StatusCode
 from starlette.exceptions import HTTPException
 
 import shoal
+from observe.spans import Spans, events, ids, linked, new_spans  # noqa: F401
 from shoal.observe import instrument
 from shoal.observe.otel.batches import BatchTracer
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
-
-
-class Spans:
-    """A provider whose spans are kept, and what they are."""
-
-    def __init__(self, sampler=None):
-        self.exporter = InMemorySpanExporter()
-        self.provider = TracerProvider(sampler=sampler)
-        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.tracer = self.provider.get_tracer("test")
-
-    def named(self, name):
-        return [span for span in self.exporter.get_finished_spans() if span.name == name]
-
-    def ending(self, name):
-        return [one for one in self.exporter.get_finished_spans() if one.name.endswith(name)]
-
-    def one(self, name):
-        (span,) = self.named(name)
-        return span
-
-
-@pytest.fixture
-def spans():
-    return Spans()
 
 
 async def echo(items: list[int]) -> list[int]:
@@ -57,20 +30,6 @@ def traced(spans, handler, **options):
     batcher = shoal.Batcher(handler, name=handler.__name__, **options)
     instrument(batcher, tracer_provider=spans.provider)
     return batcher
-
-
-def ids(span):
-    found = span.context if hasattr(span, "context") else span
-    return found.trace_id, found.span_id
-
-
-def linked(span):
-    return {ids(link.context) for link in span.links}
-
-
-def events(span):
-    began_at = span.start_time
-    return {event.name: round((event.timestamp - began_at) / 1e9, 3) for event in span.events}
 
 
 async def test_each_request_has_a_span_and_its_batch_one_that_is_linked_to_them(spans):

@@ -6,7 +6,7 @@ import pytest
 
 import shoal
 from observe import traced_code
-from observe.test_tracing_batches import Spans, ids
+from observe.spans import ids, new_spans  # noqa: F401
 from serving.scenes import deployed
 from shoal.observe import instrument
 from shoal.serving.controller.controller import Controller
@@ -16,11 +16,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 PLACEMENTS = pytest.mark.parametrize(
     "placement", ["task", "thread", pytest.param("process", marks=pytest.mark.one_loop)]
 )
-
-
-@pytest.fixture
-def spans():
-    return Spans()
 
 
 @PLACEMENTS

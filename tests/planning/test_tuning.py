@@ -19,7 +19,7 @@ RUNS = MeasuredRunTimes({size: [0.01 + 0.001 * size] * 5 for size in (1, 4, 16)}
 
 
 def search(rate, p99_s, **options):
-    return Search(BatchOptions(**options), RUNS, rate, p99_s, requests=500)
+    return Search(BatchOptions(**options), RUNS, rate, p99_s, requests=200)
 
 
 @cache  # many tests look at the same search, which takes half a second
@@ -134,7 +134,7 @@ SLOWER = MeasuredRunTimes({size: [0.01 * size**1.2] * 5 for size in (1, 4)}, 0.0
 
 @pytest.mark.parametrize(("run_times", "rate"), [(LINEAR, 10), (NOISY, 60), (SLOWER, 60)])
 def test_neither_a_wait_nor_a_batch_that_brings_nothing_is_recommended(run_times, rate):
-    looked = Search(BatchOptions(), run_times, rate, 0.5, requests=500)
+    looked = Search(BatchOptions(), run_times, rate, 0.5, requests=200)
     candidates = looked.candidates(lambda _: None)
     best = candidates[0]
     assert (best.max_batch_size, best.batch_wait_timeout_s) == (1, 0.0)
@@ -154,7 +154,7 @@ def test_nothing_is_told_of_batches_that_were_not_measured():
 
 
 def test_that_batching_does_not_help_is_told_where_nothing_meets_the_target_too():
-    looked = Search(BatchOptions(), LINEAR, 300, 0.5, requests=500)
+    looked = Search(BatchOptions(), LINEAR, 300, 0.5, requests=200)
     text = tuned_as_text(LINEAR, looked, looked.candidates(lambda _: None))
     assert "at least 3 of it are needed" in text
     assert "Batching does not help this handler" in text

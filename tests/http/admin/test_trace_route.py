@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 LOCAL = ("host", "localhost:8000")
 
 
-async def double(items: list[int]) -> list[int]:
+async def slow_double(items: list[int]) -> list[int]:
     await anyio.sleep(0.01)
     return [item * 2 for item in items]
 
@@ -29,9 +29,9 @@ async def double(items: list[int]) -> list[int]:
 async def controller(anyio_backend):
     async with Controller() as controller:
         await controller.create_backend(
-            "small", double, config={"max_batch_size": 4, "request_timeout_s": 30}
+            "small", slow_double, config={"max_batch_size": 4, "request_timeout_s": 30}
         )
-        await controller.create_backend("large", double, config={"max_batch_size": 64})
+        await controller.create_backend("large", slow_double, config={"max_batch_size": 64})
         await controller.create_endpoint("s", backend="small")
         await controller.create_endpoint("l", backend="large")
         yield controller

@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 
 import anyio
-import httpx
 import pytest
-from live_server import live
+from held_app import served
 from starlette.exceptions import HTTPException
 from test_dashboard import messages_of, state_of, watched
 
@@ -30,7 +29,7 @@ def counts(app):
     return endpoint.requests, endpoint.errors
 
 
-def app_of(handler):
+def app_with(handler):
     app = shoal.App(protocols=["oip", "openai"], dashboard=True)
     app.endpoint("/m", name="m")(handler)
     return app
@@ -44,12 +43,9 @@ def answering_with(result):
 
 
 async def posted(app, path, asked, accept="*/*"):
-    async with (
-        live(app) as server,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as asking,
-    ):
-        answer = await asking.post(path, json=asked, headers={"Accept": accept})
-        return answer.status_code, counts(app)
+    async with served(app) as server:
+        client = await server.ask(path, asked, headers=[f"Accept: {accept}"])
+        return int(client.wire.sent.split()[1]), counts(app)
 
 
 @pytest.mark.parametrize("result", [math.nan, [math.inf], -math.inf])
@@ -58,7 +54,7 @@ async def posted(app, path, asked, accept="*/*"):
 )
 async def test_an_embedding_that_is_not_finite_is_a_failure(result, asked):
     vector = result if isinstance(result, list) else [1.0, result]
-    found = await posted(app_of(answering_with(vector)), "/v1/embeddings", asked)
+    found = await posted(app_with(answering_with(vector)), "/v1/embeddings", asked)
     assert found == (500, (1, 1))
 
 
@@ -77,7 +73,7 @@ async def raising(items: list) -> list:
     ],
 )
 async def test_a_call_that_raises_is_a_failure(path, asked):
-    assert await posted(app_of(raising), path, asked) == (500, (1, 1))
+    assert await posted(app_with(raising), path, asked) == (500, (1, 1))
 
 
 @pytest.mark.parametrize("accept", ACCEPTS)
@@ -85,7 +81,7 @@ async def test_a_call_that_raises_is_a_failure(path, asked):
     ("path", "asked"), [("/m", 1), ("/v2/models/m/infer", ROW)], ids=["json", "oip"]
 )
 async def test_a_result_that_can_not_be_written_is_a_failure(path, asked, accept):
-    found = await posted(app_of(answering_with(object())), path, asked, accept)
+    found = await posted(app_with(answering_with(object())), path, asked, accept)
     assert found == (500, (1, 1))
 
 
@@ -95,7 +91,7 @@ async def test_an_item_of_a_stream_that_can_not_be_written_is_a_failure(accept):
         yield [1]
         yield [object()]
 
-    found = await posted(app_of(items), "/m", 1, accept)
+    found = await posted(app_with(items), "/m", 1, accept)
     assert found == (200, (1, 1))
 
 
@@ -105,7 +101,7 @@ async def stream_with_an_object(items: list):
 
 @pytest.mark.parametrize("handler", [answering_with(object()), stream_with_an_object])
 async def test_a_result_that_no_websocket_can_carry_is_a_failure(handler):
-    app = app_of(handler)
+    app = app_with(handler)
     async with app.lifespan(), opened(app, "/m") as socket:
         socket.say(id=1, item=1)
         assert (await socket.read())["error"]["status"] == 500
@@ -130,7 +126,7 @@ async def test_an_answer_that_code_has_chosen_is_no_failure_below_500(status, er
     async def refusing(items: list) -> list:
         raise HTTPException(status)
 
-    app = app_of(refusing)
+    app = app_with(refusing)
     async with app.lifespan():
         assert (await ask(app, "/m", item=1)).status == status
         assert counts(app) == (1, errors)

@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 import shoal
+from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.testing.asgi import ask
 
 np = pytest.importorskip("numpy")
@@ -22,7 +23,7 @@ def npy(array, **options):
     return file.getvalue()
 
 
-async def double(arrays: list[np.ndarray]) -> list[np.ndarray]:
+async def twice(arrays: list[np.ndarray]) -> list[np.ndarray]:
     return [2 * array for array in arrays]
 
 
@@ -32,10 +33,10 @@ async def kind(arrays: list[NDArray[np.float32]]) -> list[str]:
     return [str(array.dtype) for array in arrays]
 
 
-@pytest.fixture
-async def app():
+@pytest.fixture(scope="module")
+async def app(anyio_backend):
     app = shoal.App()
-    app.endpoint("/double")(double)
+    app.endpoint("/twice")(twice)
     app.endpoint("/kind")(kind)
     async with app.lifespan():
         yield app
@@ -46,14 +47,14 @@ async def send(app, path, body):
 
 
 async def test_nested_lists_come_and_go(app):
-    assert (await ask(app, "/double", [[1, 2], [3.5, 4]])).json() == [[2, 4], [7, 8]]
+    assert (await ask(app, "/twice", [[1, 2], [3.5, 4]])).json() == [[2, 4], [7, 8]]
     assert (await ask(app, "/kind", [1, 2])).json() == "float32"
 
 
 @pytest.mark.parametrize("array", [np.arange(6).reshape(2, 3), np.array(3.5), np.zeros((0, 2))])
 @pytest.mark.parametrize("order", ["C", "F"])
 async def test_a_file_comes_and_lists_go(app, array, order):
-    answer = await send(app, "/double", npy(np.asarray(array, order=order)))
+    answer = await send(app, "/twice", npy(np.asarray(array, order=order)))
     assert answer.json() == (2 * array).tolist()
 
 
@@ -104,12 +105,12 @@ async def test_a_number_beyond_the_range_of_a_float_is_refused(app):
 
 @pytest.mark.parametrize("item", [[[1], [1, 2]], "text", ["a"], {"a": 1}, None, [None], [2**70]])
 async def test_lists_that_are_no_array_of_numbers_are_refused(app, item):
-    assert (await ask(app, "/double", item)).status == 422
+    assert (await ask(app, "/twice", item)).status == 422
 
 
 async def test_a_body_of_another_kind_or_none_is_told_what_is_taken(app):
-    other = await ask(app, "/double", body=npy([1]), headers=[("content-type", "text/plain")])
-    none = await ask(app, "/double", method="GET")
+    other = await ask(app, "/twice", body=npy([1]), headers=[("content-type", "text/plain")])
+    none = await ask(app, "/twice", method="GET")
     assert (other.status, none.status) == (415, 400)
     assert other.json()["detail"] == (
         "This endpoint takes nested lists in application/json, or application/msgpack, "
@@ -155,7 +156,7 @@ class Trap:
     ids=range(13),
 )
 async def test_a_file_that_lies_or_holds_objects_is_refused(app, body):
-    answer = await send(app, "/double", body)
+    answer = await send(app, "/twice", body)
     assert answer.status == 422, answer.body
     assert answer.json()["type"] == "urn:shoal:problem:invalid-item"
 
@@ -180,11 +181,11 @@ async def test_an_array_beside_other_parameters_is_a_member_with_its_name():
 async def test_a_shape_that_is_not_of_integers_is_refused(app, shape):
     header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}\n".encode()
     body = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
-    answer = await send(app, "/double", body + bytes(0 if "False" in shape else 8))
+    answer = await send(app, "/twice", body + bytes(0 if "False" in shape else 8))
     assert answer.status == 422
 
 
 @pytest.mark.parametrize(("dtype", "told"), [(np.longdouble, 3.0), (np.clongdouble, "3+0j")])
 async def test_numbers_of_more_than_64_bits_are_written_as_far_as_json_has_them(app, dtype, told):
-    answer = await send(app, "/double", npy(np.array([1.5], dtype)))
+    answer = await send(app, "/twice", npy(np.array([1.5], dtype)))
     assert (answer.status, answer.json()) == (200, [told])

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import shoal
+from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.http import MediaType
 from shoal.testing.asgi import ask
 
@@ -31,7 +32,8 @@ class Comment(BaseModel):
     score: float = 0.5
 
 
-def made_app():
+@pytest.fixture(scope="module")
+async def app(anyio_backend):
     app = shoal.App()
 
     @app.endpoint("/array")
@@ -82,18 +84,8 @@ def made_app():
     def broken(items: list[int]) -> list:
         return [object() for _ in items]
 
-    return app
-
-
-@pytest.fixture(scope="module")
-def declared():
-    return made_app()
-
-
-@pytest.fixture
-async def app(declared):
-    async with declared.lifespan():
-        yield declared
+    async with app.lifespan():
+        yield app
 
 
 @pytest.mark.one_loop

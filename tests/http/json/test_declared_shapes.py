@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 import shoal
+from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.testing.asgi import ask
 
 np = pytest.importorskip("numpy")
@@ -74,8 +75,8 @@ CODE = {
 }
 
 
-@pytest.fixture
-async def app():
+@pytest.fixture(scope="module")
+async def app(anyio_backend):
     app = shoal.App(protocols=["oip"])
     for name, (code, _) in CODE.items():
         app.endpoint(f"/{name}", name=name)(code)

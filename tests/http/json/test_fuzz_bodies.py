@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 import ormsgpack
 import pytest
-from fuzzing import Sent, checking, fuzz_at_length, fuzz_quickly, sent_by
+from fuzzing import Sent, checking, fuzzed, sent_by
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, Json
@@ -360,13 +360,7 @@ def check_form(sent, answer):
         assert answer.body.endswith(b"event: end\ndata: {}\n\n")
 
 
+@fuzzed
 @pytest.mark.parametrize("kind", CASES)
-def test_a_body_that_nobody_meant_is_no_servers_error(kind):
-    fuzz_quickly(fuzzed_app, sent_by(CASES[kind]), checking(check_form))
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", CASES)
-def test_a_body_that_nobody_meant_is_no_servers_error_for_long(kind):
-    fuzz_at_length(fuzzed_app, sent_by(CASES[kind]), checking(check_form))
+def test_a_body_that_nobody_meant_is_no_servers_error(fuzz, kind):
+    fuzz(fuzzed_app, sent_by(CASES[kind]), checking(check_form))

@@ -18,6 +18,7 @@ from packaging import version
 from pydantic import AllowInfNan, BaseModel
 
 import shoal
+from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.json.validation import JsonType, adapter_of
 from shoal.http.requests.plain import encoded
@@ -29,8 +30,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.one_loop, pytest.mark.slow]
 JSON = [("content-type", "application/json")]
 
 
-@pytest.fixture
-async def app():
+@pytest.fixture(scope="module")
+async def app(anyio_backend):
     app = shoal.App(max_json_elements=10)
 
     @app.endpoint("/any")

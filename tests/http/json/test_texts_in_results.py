@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 import shoal
+from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.testing.asgi import ask
 from socket_in_memory import opened
 
@@ -43,8 +44,8 @@ async def same(items: list[Named]) -> list[Named]:
     return items
 
 
-@pytest.fixture
-async def app():
+@pytest.fixture(scope="module")
+async def app(anyio_backend):
     app = shoal.App(protocols=["oip", "openai"])
     for code in (halves, members, stream, same):
         app.endpoint(f"/{code.__name__}", name=code.__name__)(code)

@@ -8,7 +8,7 @@ import json
 import math
 import struct
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import anyio
 import pytest
@@ -17,10 +17,14 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 import shoal
+from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.http.oip.request import RequestHeads
 from shoal.http.oip.tensor import DATATYPES
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.anyio
 
@@ -45,15 +49,20 @@ OPTIONS = {"max_batch_size": 8, "placement": "task"}
 
 
 class Served:
-    """An application of one endpoint, ``m``, which returns its items; notes its batches."""
+    """An application of one endpoint, ``m``; notes its batches.
+
+    Attributes:
+        results: What it answers items with, by their numbers; None for the items.
+    """
 
     def __init__(self, annotation: Any = int, handler: Any = None, **options: Any) -> None:
         self.batches: list[Any] = []
+        self.results: Any = None
         self.app = shoal.App(protocols=["oip"], **options.pop("settings", {}))
 
         def same(x):
             self.batches.append(list(x))
-            return x
+            return x if self.results is None else [self.results[one] for one in x]
 
         if handler is None:
             handler = same
@@ -71,6 +80,20 @@ class Served:
     @property
     def items(self) -> list[Any]:
         return [item for batch in self.batches for item in batch]
+
+
+@pytest.fixture(scope="module")
+async def running(anyio_backend: Any) -> AsyncIterator[Served]:
+    async with Served(Any) as served:
+        yield served
+
+
+@pytest.fixture
+def anything(running: Served) -> Served:
+    """An application that runs already, and takes any items."""
+    running.batches.clear()
+    running.results = None
+    return running
 
 
 def tensor(data: Any, shape: Any, datatype: str = "INT64", name: str = "x", **more: Any) -> Any:
@@ -271,19 +294,17 @@ async def test_a_version_that_is_not_there_is_told_with_those_that_are(versioned
     ],
 )
 @pytest.mark.one_loop
-async def test_what_other_servers_have_is_told_with_where_it_is_here(method, path, told):
-    async with Served() as served:
-        answer = await ask(served.app, path, method=method)
-        assert answer.status == 404
-        assert told in error(answer)
+async def test_what_other_servers_have_is_told_with_where_it_is_here(anything, method, path, told):
+    answer = await ask(anything.app, path, method=method)
+    assert answer.status == 404
+    assert told in error(answer)
 
 
 @pytest.mark.one_loop
-async def test_a_body_in_another_encoding_is_told_by_its_name():
-    async with Served() as served:
-        answer = await ask(served.app, "/v2/models/m/infer", body='{"inputs": []}'.encode("utf-16"))
-        assert answer.status == 400
-        assert "It is encoded in UTF-16: send UTF-8." in error(answer)
+async def test_a_body_in_another_encoding_is_told_by_its_name(anything):
+    answer = await ask(anything.app, "/v2/models/m/infer", body='{"inputs": []}'.encode("utf-16"))
+    assert answer.status == 400
+    assert "It is encoded in UTF-16: send UTF-8." in error(answer)
 
 
 async def test_a_model_without_traffic_is_not_ready():
@@ -556,7 +577,7 @@ async def test_each_datatype_is_read_in_both_forms(datatype):
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("datatype", RANGES)
-async def test_elements_that_are_not_of_the_datatype_are_refused(datatype):
+async def test_elements_that_are_not_of_the_datatype_are_refused(anything, datatype):
     wrong: list[Any] = [None, {}, [[]], "text", 0.5, 1, True]
     kinds = DATATYPES[datatype].kinds
     wrong = [one for one in wrong if type(one) not in kinds]
@@ -565,12 +586,11 @@ async def test_elements_that_are_not_of_the_datatype_are_refused(datatype):
         wrong += [-largest * 2 - 5, int(largest) * 2]
         if datatype == "FP64":
             wrong.remove(-math.inf)  # no JSON
-    async with Served(Any) as served:
-        for one in wrong:
-            answer = await infer(served.app, tensor([one], [1], datatype))
-            assert answer.status == 400, one
-            assert "'x'" in error(answer)
-    assert served.items == []
+    for one in wrong:
+        answer = await infer(anything.app, tensor([one], [1], datatype))
+        assert answer.status == 400, one
+        assert "'x'" in error(answer)
+    assert anything.items == []
 
 
 async def test_data_may_be_nested_as_its_shape_says():
@@ -731,15 +751,15 @@ async def test_what_takes_no_tensors_is_refused():
         ([np.array(0.5, BF16), np.array(-1, BF16)], "BF16", [2], [0.5, -1.0]),
     ],
 )
-async def test_results_are_joined_to_tensors(results, datatype, shape, data):
-    async with Served(handler=lambda x: [results[one] for one in x]) as served:
-        answer = await infer(served.app, tensor([0, 1], [2]))
-        assert answer.status == 200, answer.body
-        assert answer.json()["outputs"] == [
-            {"name": "output", "datatype": datatype, "shape": shape, "data": data}
-        ]
-        all_binary = {"parameters": {"binary_data_output": True}}
-        answer = await infer(served.app, tensor([0, 1], [2]), **all_binary)
+async def test_results_are_joined_to_tensors(anything, results, datatype, shape, data):
+    anything.results = results
+    answer = await infer(anything.app, tensor([0, 1], [2]))
+    assert answer.status == 200, answer.body
+    assert answer.json()["outputs"] == [
+        {"name": "output", "datatype": datatype, "shape": shape, "data": data}
+    ]
+    all_binary = {"parameters": {"binary_data_output": True}}
+    answer = await infer(anything.app, tensor([0, 1], [2]), **all_binary)
     length = int(answer.headers["inference-header-content-length"])
     assert answer.headers["content-type"] == "application/octet-stream"
     size = len(answer.body) - length
@@ -772,9 +792,9 @@ async def test_results_are_joined_to_tensors(results, datatype, shape, data):
         [np.array([None])] * 2,
     ],
 )
-async def test_results_that_are_no_tensor_are_an_error_of_the_model(results):
-    async with Served(handler=lambda x: [results[one] for one in x]) as served:
-        assert (await infer(served.app, tensor([0, 1], [2]))).status == 500
+async def test_results_that_are_no_tensor_are_an_error_of_the_model(anything, results):
+    anything.results = results
+    assert (await infer(anything.app, tensor([0, 1], [2]))).status == 500
 
 
 async def test_the_wanted_outputs_are_sent_in_their_forms():
@@ -812,22 +832,21 @@ async def test_the_wanted_outputs_are_sent_in_their_forms():
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
-async def test_numbers_that_are_not_finite_are_in_binary_data_only(dtype):
-    results = np.array([[np.inf, -np.inf], [np.nan, 1]], dtype)
-    async with Served(handler=lambda x: [results[one] for one in x]) as served:
-        rows = tensor([0, 1], [2])
-        assert only(await infer(served.app, rows)) == [None, None, None, 1.0]
-        answer = await infer(served.app, rows, parameters={"binary_data_output": True})
+async def test_numbers_that_are_not_finite_are_in_binary_data_only(anything, dtype):
+    anything.results = results = np.array([[np.inf, -np.inf], [np.nan, 1]], dtype)
+    rows = tensor([0, 1], [2])
+    assert only(await infer(anything.app, rows)) == [None, None, None, 1.0]
+    answer = await infer(anything.app, rows, parameters={"binary_data_output": True})
     assert answer.body.endswith(results.tobytes())
 
 
-async def test_bytes_that_are_no_text_are_sent_as_binary_data_only():
-    async with Served(handler=lambda x: [b"\xff" for _ in x]) as served:
-        answer = await infer(served.app, tensor([1], [1]))
-        assert answer.status == 400
-        assert "binary" in error(answer)
-        answer = await infer(served.app, tensor([1], [1]), parameters={"binary_data_output": True})
-        assert answer.body.endswith(b"\x01\x00\x00\x00\xff")
+async def test_bytes_that_are_no_text_are_sent_as_binary_data_only(anything):
+    anything.results = [b"\xff"]
+    answer = await infer(anything.app, tensor([0], [1]))
+    assert answer.status == 400
+    assert "binary" in error(answer)
+    answer = await infer(anything.app, tensor([0], [1]), parameters={"binary_data_output": True})
+    assert answer.body.endswith(b"\x01\x00\x00\x00\xff")
 
 
 # What is wrong with a request
@@ -900,13 +919,12 @@ X = tensor([1], [1])
         ],
     ],
 )
-async def test_a_malformed_request_is_refused(body):
+async def test_a_malformed_request_is_refused(anything, body):
     body = body.encode() if isinstance(body, str) else body
-    async with Served(Any) as served:
-        answer = await ask(served.app, "/v2/models/m/infer", body=body)
-        assert answer.status == (413 if body.startswith(b"[[") else 400), answer.body
-        assert len(error(answer)) < 1000
-    assert served.items == []
+    answer = await ask(anything.app, "/v2/models/m/infer", body=body)
+    assert answer.status == (413 if body.startswith(b"[[") else 400), answer.body
+    assert len(error(answer)) < 1000
+    assert anything.items == []
 
 
 @pytest.mark.one_loop
@@ -929,13 +947,14 @@ async def test_a_malformed_request_is_refused(body):
         ([1, 2**17, 3], "UINT8", bytes(3 * 2**17), "more than 262144 elements"),
     ],
 )
-async def test_binary_data_that_does_not_have_its_shape_is_refused(shape, datatype, data, text):
-    async with Served(Any) as served:
-        answer = await infer_binary(served.app, data, shape, datatype)
-        assert answer.status == 400, answer.body
-        assert text in error(answer)
-        assert len(error(answer)) < 1000
-    assert served.items == []
+async def test_binary_data_that_does_not_have_its_shape_is_refused(
+    anything, shape, datatype, data, text
+):
+    answer = await infer_binary(anything.app, data, shape, datatype)
+    assert answer.status == 400, answer.body
+    assert text in error(answer)
+    assert len(error(answer)) < 1000
+    assert anything.items == []
 
 
 async def test_large_tensors_are_taken_as_arrays():
@@ -949,31 +968,29 @@ async def test_large_tensors_are_taken_as_arrays():
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("length", ["-1", "x", "", "1" * 5000, 10_000, "1.0", "+5", "\u0661"])
-async def test_a_wrong_header_length_is_refused(length):
-    async with Served() as served:
-        head = {"inputs": [described(bytes(8), [1], "INT64")]}
-        request = binary(head, bytes(8), length=length)
-        answer = await ask(served.app, "/v2/models/m/infer", **request)
-        assert answer.status == 400
-        assert "Inference-Header-Content-Length" in error(answer)
+async def test_a_wrong_header_length_is_refused(anything, length):
+    head = {"inputs": [described(bytes(8), [1], "INT64")]}
+    request = binary(head, bytes(8), length=length)
+    answer = await ask(anything.app, "/v2/models/m/infer", **request)
+    assert answer.status == 400
+    assert "Inference-Header-Content-Length" in error(answer)
 
 
-async def test_binary_data_belongs_to_the_inputs():
-    async with Served() as served:
-        head = {"inputs": [described(bytes(8), [1], "INT64")]}
-        answer = await ask(served.app, "/v2/models/m/infer", **binary(head, bytes(5)))
-        assert answer.status == 400
-        assert "8 bytes, but only 5 are left" in error(answer)
-        answer = await ask(served.app, "/v2/models/m/infer", **binary({"inputs": [X]}, b"more"))
-        assert answer.status == 400
-        head = {"inputs": [described(bytes(8), [1], "INT64")]}
-        answer = await ask(
-            served.app, "/v2/models/m/infer", body=json.dumps(head).encode() + bytes(8)
-        )
-        assert answer.status == 400
-        answer = await ask(served.app, "/v2/models/m/infer", head)
-        assert answer.status == 400
-        assert "8 bytes, but only 0 are left" in error(answer)
+async def test_binary_data_belongs_to_the_inputs(anything):
+    head = {"inputs": [described(bytes(8), [1], "INT64")]}
+    answer = await ask(anything.app, "/v2/models/m/infer", **binary(head, bytes(5)))
+    assert answer.status == 400
+    assert "8 bytes, but only 5 are left" in error(answer)
+    answer = await ask(anything.app, "/v2/models/m/infer", **binary({"inputs": [X]}, b"more"))
+    assert answer.status == 400
+    head = {"inputs": [described(bytes(8), [1], "INT64")]}
+    answer = await ask(
+        anything.app, "/v2/models/m/infer", body=json.dumps(head).encode() + bytes(8)
+    )
+    assert answer.status == 400
+    answer = await ask(anything.app, "/v2/models/m/infer", head)
+    assert answer.status == 400
+    assert "8 bytes, but only 0 are left" in error(answer)
 
 
 @pytest.mark.one_loop
@@ -986,10 +1003,9 @@ async def test_binary_data_belongs_to_the_inputs():
         (("content-encoding", "br"), 415),
     ],
 )
-async def test_the_type_and_the_coding_of_a_body_are_checked(header, status):
-    async with Served() as served:
-        body = json.dumps({"inputs": [X]}).encode()
-        answer = await ask(served.app, "/v2/models/m/infer", body=body, headers=[header])
+async def test_the_type_and_the_coding_of_a_body_are_checked(anything, header, status):
+    body = json.dumps({"inputs": [X]}).encode()
+    answer = await ask(anything.app, "/v2/models/m/infer", body=body, headers=[header])
     assert (answer.status, "error" in answer.json()) == (status, status != 200)
 
 

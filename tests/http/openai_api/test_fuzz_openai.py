@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fuzzing import Sent, checking, fuzz_at_length, fuzz_quickly, sent_by
+from fuzzing import Sent, checking, fuzzed, sent_by
 from hypothesis import strategies as st
 from openai_app import events, openai_app
 
@@ -91,11 +91,6 @@ def check_form(sent, answer):
         json.loads(answer.body)
 
 
-def test_no_body_is_an_error_of_the_server():
-    fuzz_quickly(fuzzed_app, sent_by(CASES), checking(check_form))
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_no_body_of_many_is_an_error_of_the_server():
-    fuzz_at_length(fuzzed_app, sent_by(CASES), checking(check_form))
+@fuzzed
+def test_no_body_is_an_error_of_the_server(fuzz):
+    fuzz(fuzzed_app, sent_by(CASES), checking(check_form))

@@ -16,6 +16,7 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 
 import shoal
+from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.http.openai import OpenAI
 from shoal.http.openai.text_request import SPECIAL
 from shoal.http.requests.departures import UNNOTICED_S
@@ -47,8 +48,8 @@ async def few(prompts: list[Few]) -> list[str]:
     return [one.prompt for one in prompts]
 
 
-@pytest.fixture
-async def app():
+@pytest.fixture(scope="module")
+async def app(anyio_backend):
     """All models, and one of few tokens, whose path is below that of the protocol."""
     app = openai_app()
     app.endpoint("/v1/own", name="few", methods=("POST",))(few)
@@ -184,6 +185,7 @@ async def test_a_text_that_has_ended_frees_its_place_before_the_next_step(app):
 
 @pytest.mark.parametrize("more", [{"stream": True}, {}, {"n": 2}, {"n": 2, "stream": True}])
 async def test_a_client_that_leaves_frees_its_place_before_the_next_step(app, more):
+    app.writer.steps.clear()
     app.writer.is_held = True
     asked = {"model": "writer", "prompt": "a b c d e f", **more}
     call = Call(app, COMPLETIONS, item=asked)

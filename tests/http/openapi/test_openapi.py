@@ -180,14 +180,16 @@ HANDLERS = [
 ]
 
 
-@pytest.mark.parametrize("handler", HANDLERS, ids=lambda one: one.__name__)
-async def test_the_document_is_valid_for_every_form_of_handler(handler):
+async def test_the_document_is_valid_for_every_form_of_handler():
     app = shoal.App()
-    app.endpoint("/x/{a:int}/{b}", name="x", methods=("GET", "POST", "HEAD", "DELETE"))(handler)
+    for nth, handler in enumerate(HANDLERS):
+        path = f"/{nth}/{{a:int}}/{{b}}"
+        app.endpoint(path, name=f"x{nth}", methods=("GET", "POST", "HEAD", "DELETE"))(handler)
     before = await document(app)  # what is declared only
     async with app.lifespan():
         assert (await ask(app, "/-/openapi.json", method="GET")).json() == before
-    assert set(before["paths"]["/x/{a}/{b}"]) == {"get", "post", "head", "delete"}
+    for nth in range(len(HANDLERS)):
+        assert set(before["paths"][f"/{nth}/{{a}}/{{b}}"]) == {"get", "post", "head", "delete"}
 
 
 async def test_the_document_of_all_forms_together_is_valid_on_a_served_app():

@@ -26,6 +26,8 @@ runpy.run_module("schemathesis.cli", run_name="__main__", alter_sys=True)
 """
 # A shorter limit is answered with 504 as it should be, which a check takes for a server's error.
 CONFIG = '[parameters]\n"header.X-Request-Timeout" = "30"\n'
+# Described as the other methods of these paths are, and as GET is in other paths.
+ALIKE = "^(get_(move|kind|raw|array|anything|nothing|times)|put_note)"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def url(request):
         yield address
 
 
-def run_schemathesis(url, tmp_path, examples, phases):
+def run_schemathesis(url, tmp_path, examples, phases, *options):
     """Sends cases, and returns how many there were."""
     config = tmp_path / "schemathesis.toml"
     config.write_text(CONFIG, encoding="utf-8")
@@ -44,7 +46,8 @@ def run_schemathesis(url, tmp_path, examples, phases):
         *("run", f"{url}/-/openapi.json"),
         *("--checks", ",".join(CHECKS), "--phases", phases, "--max-examples", str(examples)),
         *("--generation-deterministic", "--no-color"),
-        *("--continue-on-failure",),
+        "--continue-on-failure",
+        *options,
     ]
     paths = os.pathsep.join((str(HERE), os.environ.get("PYTHONPATH", "")))
     environment = {**os.environ, "SCHEMATHESIS_HOOKS": "schemathesis_hooks", "PYTHONPATH": paths}
@@ -55,7 +58,8 @@ def run_schemathesis(url, tmp_path, examples, phases):
 
 @pytest.mark.parametrize("url", ["trio"], indirect=True)
 def test_a_few_hundred_cases_find_nothing_undocumented(url, tmp_path):
-    assert run_schemathesis(url, tmp_path, 1, "coverage") > 300
+    alike = ("--exclude-operation-id-regex", ALIKE)
+    assert run_schemathesis(url, tmp_path, 1, "coverage", *alike) > 300
 
 
 @pytest.mark.soak

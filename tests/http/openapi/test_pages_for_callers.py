@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount
 
 import shoal
+from handlers import double
 from shoal.http.app.pages import VIEWER_FILES
 from shoal.http.requests.protocol import ProtocolRoutes
 from shoal.testing.asgi import ask
@@ -22,10 +23,6 @@ pytestmark = pytest.mark.anyio
 
 STATIC = files("shoal.http.openapi") / "static"
 LINK = re.compile(r'<a href="([^"]*)">([^<]*)</a>')
-
-
-async def doubled(items: list[int]) -> list[int]:
-    return [2 * item for item in items]
 
 
 async def raw(items: list[bytes]) -> list[int]:
@@ -43,7 +40,7 @@ async def asked(request: Request) -> str:
 @pytest.fixture
 def app():
     app = shoal.App(title="<Fish> & 'chips'")
-    app.endpoint("/double", name="double")(doubled)
+    app.endpoint("/double", name="double")(double)
     app.endpoint("/raw", name="raw", methods=("PUT",))(raw)
     app.endpoint("/steps/{id:int}", name="steps", methods=("POST",))(steps)
     app.endpoint("/it's $(here)", name="asked", methods=("GET",))(asked)
@@ -185,7 +182,7 @@ async def test_the_host_that_the_client_asked_is_shown(app, host):
 
 async def test_an_endpoint_at_the_root_or_for_any_path_is_there_instead():
     app = shoal.App()
-    app.endpoint("/", name="home", methods=("POST",))(doubled)
+    app.endpoint("/", name="home", methods=("POST",))(double)
     assert (await get(app, "/")).status == 405
     app = shoal.App()
     app.endpoint("/{any:path}", name="any")(asked)
@@ -216,7 +213,7 @@ async def test_it_may_be_turned_off():
 
 async def test_the_pages_for_callers_are_guarded_as_the_endpoints_are(app):
     guarded = shoal.App(middleware=[guard])
-    guarded.endpoint("/double")(doubled)
+    guarded.endpoint("/double")(double)
     for path in ("/", "/double", "/-/docs", "/-/openapi.json", "/-/docs/start.js"):
         assert (await get(guarded, path)).status == 401
     for path in ("/-/healthz", "/-/metrics", "/-/routes"):

@@ -9,6 +9,7 @@ import pytest
 from openai_app import events, text_of
 
 import shoal
+from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.http.openai import OpenAI
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask
@@ -75,12 +76,10 @@ class Slow:
         texts: The texts in the order in which they were served.
     """
 
-    def __init__(self, answer_timeout_s: float = 1000) -> None:
+    def __init__(self) -> None:
         self.texts: list[str] = []
         openai = OpenAI(chat_template=lambda messages: messages[-1]["content"])
-        self.app = shoal.App(
-            protocols=[openai, "oip"], heartbeat_s=1000, answer_timeout_s=answer_timeout_s
-        )
+        self.app = shoal.App(protocols=[openai, "oip"], heartbeat_s=1000, answer_timeout_s=1000)
         for handler in (self.whole, self.pieces, self.vector):
             self.app.endpoint(
                 f"/{handler.__name__}",
@@ -106,6 +105,19 @@ class Slow:
         return [[1.0] for _ in x]
 
 
+@pytest.fixture(scope="module")
+async def running(anyio_backend):
+    slow = Slow()
+    async with slow.app.lifespan():
+        yield slow
+
+
+@pytest.fixture
+def slow(running):
+    running.texts.clear()
+    return running
+
+
 async def timed(app, form, *headers):
     """The answer to a request, and the seconds that it took."""
     began = anyio.current_time()
@@ -126,18 +138,16 @@ def message_of(form, answer, **expected):
 
 
 @each_form
-async def test_a_call_ends_as_soon_as_its_client_waits_no_longer(form):
-    slow = Slow()
-    async with slow.app.lifespan():
-        answer, seconds = await timed(slow.app, form, ("X-Request-Timeout", "2.5"))
-        assert (answer.status, seconds) == (504, pytest.approx(2.5))
-        text = message_of(form, answer, type="server_error", code="timeout")
-        assert text.startswith("The call was not answered in time")
-        await anyio.sleep(100)
-        slow.texts.clear()
-        answer, seconds = await timed(slow.app, form, ("X-Request-Timeout", "60"))
-        assert (answer.status, seconds) == (200, pytest.approx(SLOW_S * form.texts))
-        assert slow.texts == ["a"] * form.texts
+async def test_a_call_ends_as_soon_as_its_client_waits_no_longer(slow, form):
+    answer, seconds = await timed(slow.app, form, ("X-Request-Timeout", "2.5"))
+    assert (answer.status, seconds) == (504, pytest.approx(2.5))
+    text = message_of(form, answer, type="server_error", code="timeout")
+    assert text.startswith("The call was not answered in time")
+    await anyio.sleep(100)
+    slow.texts.clear()
+    answer, seconds = await timed(slow.app, form, ("X-Request-Timeout", "60"))
+    assert (answer.status, seconds) == (200, pytest.approx(SLOW_S * form.texts))
+    assert slow.texts == ["a"] * form.texts
 
 
 @pytest.mark.parametrize("more", [{}, {"n": 2}], ids=["one text", "n=2"])
@@ -180,28 +190,24 @@ async def test_a_text_that_has_begun_is_not_complete_in_time(more):
         ),
     ],
 )
-async def test_a_value_that_is_none_is_refused_at_once(form, header, values, told):
-    slow = Slow()
-    async with slow.app.lifespan():
-        for given in values:
-            answer, seconds = await timed(slow.app, form, (header, given))
-            assert (answer.status, seconds) == (400, 0), given
-            assert told in message_of(form, answer, type="invalid_request_error", code=None)
+async def test_a_value_that_is_none_is_refused_at_once(slow, form, header, values, told):
+    for given in values:
+        answer, seconds = await timed(slow.app, form, (header, given))
+        assert (answer.status, seconds) == (400, 0), given
+        assert told in message_of(form, answer, type="invalid_request_error", code=None)
     assert slow.texts == []
 
 
 @each_form
-async def test_requests_are_served_in_the_order_of_their_priorities(form):
-    slow = Slow()
+async def test_requests_are_served_in_the_order_of_their_priorities(slow, form):
     calls = [
         Call(slow.app, form.path, item=form.body(text), headers=[("X-Priority", level)])
         for text, level in (("first", "1"), ("third", "3"), ("second", "2"), ("next", "1"))
     ]
-    async with slow.app.lifespan():
-        async with anyio.create_task_group() as tasks:
-            for call in calls:
-                tasks.start_soon(call.run)
-                await settle()
-        assert [call.status for call in calls] == [200] * 4
+    async with anyio.create_task_group() as tasks:
+        for call in calls:
+            tasks.start_soon(call.run)
+            await settle()
+    assert [call.status for call in calls] == [200] * 4
     in_order = ("first", "next", "second", "third")
     assert slow.texts == [text for text in in_order for _ in range(form.texts)]

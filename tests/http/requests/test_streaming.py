@@ -28,7 +28,7 @@ LINES = ("accept", "application/x-ndjson")
 pytestmark = pytest.mark.anyio
 
 
-def serving(handler, *, name="steps", options=None, **settings):
+def app_of_steps(handler, *, name="steps", options=None, **settings):
     app = shoal.App(**settings)
     app.endpoint("/steps", name=name, **(options or {}))(handler)
     return app
@@ -39,14 +39,14 @@ async def answered(steps, *values, method="POST", headers=(), **settings):
     for value in values:
         steps.step(value)
     steps.end()
-    app = serving(steps, **settings)
+    app = app_of_steps(steps, **settings)
     item = 1 if method == "POST" else ...
     async with app.lifespan():
         return await ask(app, "/steps?items=1", item, method=method, headers=headers)
 
 
 async def test_server_sent_events_are_sent_as_they_are_produced(steps):
-    app = serving(steps)
+    app = app_of_steps(steps)
     call = Call(app, "/steps", item=1)
     async with app.lifespan(), calling(call):
         await settle()
@@ -101,7 +101,7 @@ async def test_an_item_that_cannot_be_written_ends_its_stream_alone():
         yield [object() if item == 1 else "fine" for item in items]
         yield [2, 2]
 
-    app = serving(mixed, options={"max_batch_size": 2, "batch_wait_timeout_s": 1})
+    app = app_of_steps(mixed, options={"max_batch_size": 2, "batch_wait_timeout_s": 1})
     bad, good = Call(app, "/steps", item=1), Call(app, "/steps", item=2)
     async with app.lifespan(), calling(bad, good):
         await bad.returned.wait()
@@ -116,7 +116,7 @@ async def test_an_item_that_cannot_be_written_ends_its_stream_alone():
     [([], b":\n", b"event: end\ndata: {}\n\n"), ([LINES], b"\n", b'{"end":true}\n')],
 )
 async def test_silence_is_broken_by_heartbeats(steps, headers, heartbeat, end):
-    app = serving(steps, heartbeat_s=4)
+    app = app_of_steps(steps, heartbeat_s=4)
     call = Call(app, "/steps", item=1, headers=headers)
     async with app.lifespan(), calling(call):
         await call.until(lambda call: call.body == heartbeat)
@@ -130,7 +130,7 @@ async def test_silence_is_broken_by_heartbeats(steps, headers, heartbeat, end):
 
 
 async def test_the_first_heartbeat_of_a_get_has_an_id_so_that_none_runs_it_again(steps):
-    app = serving(steps, heartbeat_s=4)
+    app = app_of_steps(steps, heartbeat_s=4)
     call = Call(app, "/steps?items=1", method="GET")
     async with app.lifespan(), calling(call):
         await call.until(lambda call: call.body == b"retry: 1000\nid: 0\n\n")
@@ -145,7 +145,7 @@ async def test_the_first_heartbeat_of_a_get_has_an_id_so_that_none_runs_it_again
 @pytest.mark.real_time
 @pytest.mark.parametrize("version", [1, 2])
 async def test_the_first_heartbeat_of_a_server_has_an_id(steps, version):
-    async with live(serving(steps, heartbeat_s=0.02)) as server:
+    async with live(app_of_steps(steps, heartbeat_s=0.02)) as server:
         stream = await server.connect()
         if version == 1:
             await stream.send_all(request("/steps?items=1"))
@@ -161,7 +161,7 @@ async def test_the_first_heartbeat_of_a_server_has_an_id(steps, version):
 
 
 async def test_an_error_after_a_heartbeat_is_an_event(steps):
-    app = serving(steps, heartbeat_s=4)
+    app = app_of_steps(steps, heartbeat_s=4)
     call = Call(app, "/steps", item=1)
     async with app.lifespan(), calling(call):
         await call.until_sent(b":\n")
@@ -171,7 +171,7 @@ async def test_an_error_after_a_heartbeat_is_an_event(steps):
 
 
 async def test_a_client_that_leaves_in_mid_stream_frees_its_slot(steps):
-    app = serving(steps, options={"max_batch_size": 2, "batch_wait_timeout_s": 1})
+    app = app_of_steps(steps, options={"max_batch_size": 2, "batch_wait_timeout_s": 1})
     leaver, mate = (Call(app, "/steps", item=item) for item in (1, 2))
     async with app.lifespan(), calling(leaver, mate):
         steps.step("a")
@@ -190,7 +190,7 @@ async def test_a_client_that_leaves_in_mid_stream_frees_its_slot(steps):
 
 
 async def test_when_the_last_reader_leaves_the_generator_is_closed(steps):
-    app = serving(steps)
+    app = app_of_steps(steps)
     call = Call(app, "/steps", item=1)
     async with app.lifespan(), calling(call):
         steps.step("a")
@@ -202,7 +202,7 @@ async def test_when_the_last_reader_leaves_the_generator_is_closed(steps):
 
 
 async def test_a_client_that_leaves_the_queue_never_reaches_the_generator(steps):
-    app = serving(steps, options={"max_batch_size": 1})
+    app = app_of_steps(steps, options={"max_batch_size": 1})
     first, second = (Call(app, "/steps", item=item) for item in (1, 2))
     async with app.lifespan(), calling(first) as tasks:
         await settle()
@@ -217,7 +217,7 @@ async def test_a_client_that_leaves_the_queue_never_reaches_the_generator(steps)
 
 
 async def test_a_client_that_stops_reading_in_mid_stream_is_given_up_in_time(steps):
-    app = serving(steps, send_timeout_s=3)
+    app = app_of_steps(steps, send_timeout_s=3)
     call = Call(app, "/steps", item=1)
     async with app.lifespan(), calling(call):
         steps.step("a")
@@ -233,7 +233,7 @@ async def test_a_client_that_stops_reading_in_mid_stream_is_given_up_in_time(ste
 
 
 async def test_a_heartbeat_that_is_not_read_is_the_last(steps):
-    app = serving(steps, send_timeout_s=3, heartbeat_s=20)
+    app = app_of_steps(steps, send_timeout_s=3, heartbeat_s=20)
     call = Call(app, "/steps", item=1)
     async with app.lifespan(), calling(call):
         steps.step("a")
@@ -276,7 +276,7 @@ def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
 
 
 async def test_a_connection_that_is_lost_in_a_send_frees_the_slot(steps):
-    app = serving(steps)
+    app = app_of_steps(steps)
 
     async def send(message):
         raise OSError("gone")
@@ -435,7 +435,7 @@ async def test_an_item_that_the_handlers_task_could_not_send_is_written_once():
 
 async def test_a_form_may_end_a_stream_before_its_call_has_ended(steps, monkeypatch):
     monkeypatch.setattr(JsonCodec, "stream", lambda _self, _exchange: Numbered(2))
-    app = serving(steps)
+    app = app_of_steps(steps)
     call = Call(app, "/steps", item=1)
     async with app.lifespan(), calling(call):
         await settle()

@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 import pytest
-from fuzzing import fuzz_at_length, fuzz_quickly
+from fuzzing import fuzzed
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -137,11 +137,6 @@ async def check(target, conversation):
         assert number <= len([one for one in sent if one is not WAIT]), name
 
 
-def test_no_message_is_an_error_of_the_server():
-    fuzz_quickly(fuzzed_app, conversations, check)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_no_message_of_many_is_an_error_of_the_server():
-    fuzz_at_length(fuzzed_app, conversations, check)
+@fuzzed
+def test_no_message_is_an_error_of_the_server(fuzz):
+    fuzz(fuzzed_app, conversations, check)
