@@ -15,7 +15,7 @@ import orjson
 from shoal.http.requests.problem import PROBLEM_JSON
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
@@ -53,6 +53,9 @@ class StreamForm(ABC):
 
 class Codec(ABC):
     """Reads the requests, and writes the responses, of one endpoint's code in one protocol."""
+
+    # Yields the items of a body that has many; None if the protocol has one in each.
+    lines: Callable[[Exchange, bytes], Iterator[Any]] | None = None
 
     @abstractmethod
     def item(self, exchange: Exchange, body: bytes) -> Any:
