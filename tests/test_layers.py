@@ -108,8 +108,8 @@ CONTRACTS = {
     # The typed keywords of placements, beside their options.
     "shoal.replicas.placements.PlacementKeywords",
     # What a protocol over HTTP is: a codec, and the form of its streams.
-    "shoal.http.requests.codec.Codec",
-    "shoal.http.requests.codec.StreamForm",
+    "shoal.http.requests.protocol.Codec",
+    "shoal.http.requests.protocol.StreamForm",
     "shoal.http.requests.protocol.HttpProtocol",
     "shoal.http.requests.protocol.ProtocolRoutes",
     # A request by HTTP, with and without `Server-Timing`.

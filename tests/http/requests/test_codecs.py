@@ -4,10 +4,9 @@ import pytest
 
 import shoal
 from shoal.http.json.endpoint import EndpointRoute
-from shoal.http.requests.codec import Codec, StreamForm
 from shoal.http.requests.dispatch import Route
 from shoal.http.requests.problem import Problem, Refused
-from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
+from shoal.http.requests.protocol import Codec, HttpProtocol, ProtocolRoutes, StreamForm
 from shoal.testing.asgi import Call, ask, calling
 
 pytestmark = pytest.mark.anyio

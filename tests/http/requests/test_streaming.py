@@ -15,8 +15,8 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.core.histogram import LEFT
 from shoal.http.json.endpoint import JsonCodec
 from shoal.http.json.stream_forms import JSON_LINES, accepted
-from shoal.http.requests.codec import StreamForm
 from shoal.http.requests.exchange import Exchange
+from shoal.http.requests.protocol import StreamForm
 from shoal.http.requests.shared_parts import SharedParts
 from shoal.http.requests.streaming import _Messages, _put_at_once, _relay, _relay_rest
 from shoal.observe.metrics import ItemTimes

@@ -52,11 +52,11 @@ from shoal.http.json.stream_forms import VARIES, form_for, prefers, weights
 from shoal.http.json.validation import problem_of_validation
 from shoal.http.json.whole_request import WholeRequest
 from shoal.http.requests.call import NO_CALL_HEADERS, CallHeaders, EndpointCall, EndpointCalls
-from shoal.http.requests.codec import Codec
 from shoal.http.requests.dispatch import Route
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.plain import encoded, is_large_array, of_memoryview
 from shoal.http.requests.problem import Refused
+from shoal.http.requests.protocol import Codec
 from shoal.http.requests.streaming import answer_with_stream
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from starlette.types import Message
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.requests.codec import StreamForm
     from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.protocol import StreamForm
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.converters import Converters
     from shoal.serving.endpoint import Endpoint

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from typing_extensions import override
 
-from shoal.http.requests.codec import StreamForm
 from shoal.http.requests.plain import encoded, one_line_json
 from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.protocol import StreamForm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,8 +13,8 @@ import orjson
 from typing_extensions import override
 
 from shoal.http.openai.errors import error_json
-from shoal.http.requests.codec import StreamForm
 from shoal.http.requests.plain import one_line_json, whole_text
+from shoal.http.requests.protocol import StreamForm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

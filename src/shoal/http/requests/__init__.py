@@ -2,6 +2,6 @@
 
 Read `dispatch` first, which answers a request by its route, then `exchange` and `call`. All
 requests of an application have the same `shared_parts`. A protocol is a folder beside this one,
-with a codec (`codec`) and routes (`protocol`). `streaming` sends streams, and `problem` turns
-errors into responses.
+with a codec and routes (`protocol`). `streaming` sends streams, and `problem` turns errors into
+responses.
 """

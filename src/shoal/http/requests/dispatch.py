@@ -21,7 +21,6 @@ from shoal.batching.calls.leaving import CallerLeft
 from shoal.core.histogram import LEFT
 from shoal.errors import ShutDown
 from shoal.failures.held import holding
-from shoal.http.requests.codec import problem_json
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.problem import (
     Problem,
@@ -29,6 +28,7 @@ from shoal.http.requests.problem import (
     explained,
     method_not_allowed,
     not_found,
+    problem_json,
 )
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.observe.metrics import NO_ENDPOINT

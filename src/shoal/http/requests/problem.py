@@ -317,3 +317,8 @@ def starting(settings: HttpOptions) -> Problem:
 
 def too_large(max_bytes: int) -> Refused:
     return Refused.of("body-too-large", f"A request may have a body of at most {max_bytes} bytes.")
+
+
+def problem_json(problem: Problem, request_id: str) -> tuple[bytes, bytes]:
+    """Returns the media type and the body of a problem (RFC 9457)."""
+    return PROBLEM_JSON, orjson.dumps(problem.members(request_id))

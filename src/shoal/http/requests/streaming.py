@@ -2,7 +2,7 @@
 
 The response begins with the first item, so that a call which fails before has an error status. It
 begins no later than the first heartbeat, so that the client gets a sign of life. The codec gives
-the form of the messages (`shoal.http.requests.codec`).
+the form of the messages (`shoal.http.requests.protocol`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from shoal.http.requests.codec import StreamForm
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
+    from shoal.http.requests.protocol import StreamForm
 
 
 # The types of items that are written without running the user's code.

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shoal.http.requests.codec import problem_json
 from shoal.http.requests.dispatch import PathTable
-from shoal.http.requests.problem import Problem, Refused, not_found, not_open
+from shoal.http.requests.problem import Problem, Refused, not_found, not_open, problem_json
 from shoal.observe.metrics import NO_ENDPOINT
 
 if TYPE_CHECKING:
