@@ -124,10 +124,11 @@ class EndpointRoute(Route):
             codec = found.made_by(self._make_codec)
             if decoded is not None:
                 item = decoded[1]
-            elif codec.lines is not None and has_lines(exchange):
-                await answer_lines(call, exchange, codec.lines(exchange, body))
-                return
             else:
+                media_type = exchange.headers.get(b"content-type", JSON)
+                if media_type != JSON and codec.lines is not None and has_lines(media_type):
+                    await answer_lines(call, exchange, codec.lines(exchange, body))
+                    return
                 item = codec.item(exchange, body)
                 if exchange.ahead is not None and may_be_decoded_ahead(exchange):
                     self._teach(exchange, codec)

@@ -28,8 +28,7 @@ _RESULT: Final = b'{"result":%b}\n'
 _IN_ONE_STEP: Final = 64
 
 
-def has_lines(exchange: Exchange) -> bool:
-    media_type = exchange.headers.get(b"content-type", b"")
+def has_lines(media_type: bytes) -> bool:
     return media_type.partition(b";")[0].strip().lower() in _NAMES
 
 

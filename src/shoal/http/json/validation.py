@@ -84,11 +84,11 @@ class JsonType:
         self._costs = _costs_of(self._schema)
         self._for_large: SchemaValidator | None = None
 
-    def parsed(self, exchange: Exchange, body: bytes) -> Any:
+    def parsed(self, exchange: Exchange, body: bytes, *, is_line: bool = False) -> Any:
         headers = exchange.headers
         if not body:
             raise not_json("The request has no body, and the item is in its body.")
-        if headers.get(b"content-type") != JSON or b"content-encoding" in headers:
+        if not is_line and (headers.get(b"content-type") != JSON or b"content-encoding" in headers):
             form, body = self._form_of(exchange, body)
             if form is not None:
                 if form.read is None:
@@ -100,7 +100,13 @@ class JsonType:
                     return self._for(len(body)).validate_python(value)
                 except ValidationError as error:
                     raise Refused(problem_of_validation(error, value)) from None
-        return self._parsed_json(body, exchange.settings.max_json_elements)
+        elements = check_json(body, exchange.settings.max_json_elements, self._costs)
+        validator = self._validator if elements < _LARGE else self._for(elements)
+        try:
+            return validator.validate_json(body)
+        except ValidationError as error:
+            parsed = _read_again(body, elements)
+            raise Refused(problem_of_validation(error, parsed, body)) from None
 
     def lines(self, exchange: Exchange, body: bytes) -> Iterator[Any]:
         """Yields the item of each line of a body, or the `Refused` of a line that is none."""
@@ -116,18 +122,9 @@ class JsonType:
         for line in body.split(b"\n"):
             if line.strip(_SPACE):
                 try:
-                    yield self._parsed_json(line, most)
+                    yield self.parsed(exchange, line, is_line=True)
                 except Refused as refused:
                     yield refused
-
-    def _parsed_json(self, body: bytes, max_elements: int) -> Any:
-        elements = check_json(body, max_elements, self._costs)
-        validator = self._validator if elements < _LARGE else self._for(elements)
-        try:
-            return validator.validate_json(body)
-        except ValidationError as error:
-            parsed = _read_again(body, elements)
-            raise Refused(problem_of_validation(error, parsed, body)) from None
 
     def _form_of(self, exchange: Exchange, body: bytes) -> tuple[BodyForm | None, bytes]:
         """Returns the form, None for JSON, and the body without its content coding."""
