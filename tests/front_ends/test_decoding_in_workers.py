@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from functools import partial
 from inspect import Parameter, Signature
@@ -237,6 +238,27 @@ def test_a_client_that_leaves_within_a_large_body_leaves_nothing_behind(large):
         large.post(half(), "/floats", **{"content-length": "900000"})
     assert large.post(b"[2.5]", "/floats").json() == [2.5]
     assert [2.5] in large.decoded
+
+
+def test_incomplete_bodies_are_held_up_to_a_bound(large):
+    item = [n / 7 for n in range(10_000)]
+    content = json.dumps(item).encode()
+
+    def answered_by(decoder):
+        while True:
+            assert large.post(content, "/floats").json() == item
+            if (large.decoded[-1] is None) == (decoder == "server"):
+                return
+            time.sleep(0.01)
+
+    head = b"POST /floats HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    address = large.client.base_url.host, large.client.base_url.port
+    with ExitStack() as connections:
+        for _ in range(32):
+            connection = connections.enter_context(socket.create_connection(address))
+            connection.sendall(head + b"content-length: 1040000\r\n\r\n[")
+        answered_by("server")
+    answered_by("worker")
 
 
 def test_an_item_that_cant_be_sent_is_decoded_by_the_server(server):

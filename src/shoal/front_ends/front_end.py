@@ -35,6 +35,9 @@ _LONGEST_KEPT: Final = 4096
 _SMALL_BODY: Final = 100_000
 # A larger body is decoded by the server's process, as is one whose length is not declared.
 _LONGEST_DECODED: Final = 2**20
+# Beyond this sum of incomplete bodies, further ones are forwarded as they arrive: the server's
+# process bounds those.
+_MOST_INCOMPLETE: Final = 2**25
 _ASKED_FOR: Final = frozenset((b"expect", b"transfer-encoding"))
 _OF_EACH: Final = ("client", "state", "extensions")  # not of the head
 _REPORTED: Final = WINDOW // 2
@@ -60,6 +63,7 @@ class FrontEnd:
         self.refusal = _refusal(retry_after_s)  # for requests that the server can't answer
         self._connections = connections
         self._decoders = Decoders()
+        self._incomplete = 0  # the declared bytes of the bodies that are gathered here
         self._requests: dict[int, PassedRequest] = {}
         self._ids = itertools.count(1)
         # The numbers of the heads that the server's process keeps, the oldest first.
@@ -118,11 +122,20 @@ class FrontEnd:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if not _ASKED_FOR.isdisjoint(headers):
             return None
-        declared = headers.get(b"content-length")
-        size = int(declared or 0)
-        if declared and size <= self._decoders.longest_body(scope):
-            return await _with_whole_body(receive)
-        return await receive() if size <= _SMALL_BODY else None
+        size = int(headers.get(b"content-length", b"0"))
+        longest = self._decoders.longest_body(scope)
+        if size > max(longest, _SMALL_BODY):
+            return None
+        first = await receive()
+        if not first.get("more_body", False) or not 0 < size <= longest:
+            return first
+        if self._incomplete + size > _MOST_INCOMPLETE:
+            return first
+        self._incomplete += size
+        try:
+            return await _with_the_rest(first, receive)
+        finally:
+            self._incomplete -= size
 
     def _head(self, scope: Scope) -> tuple[int, Head | None]:
         """Returns the number of a request's head, and the head unless it was sent before."""
@@ -380,15 +393,14 @@ async def _send_array(send: Send, headers: list[tuple[bytes, bytes]], array: byt
     await send({"type": "http.response.body", "body": body})
 
 
-async def _with_whole_body(receive: Receive) -> Message:
-    parts: list[bytes] = []
-    while True:
+async def _with_the_rest(first: Message, receive: Receive) -> Message:
+    parts, message = [first["body"]], first
+    while message.get("more_body", False):
         message = await receive()
         if message["type"] != "http.request":  # the client is gone
             return message
         parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return {**message, "body": b"".join(parts)}
+    return {**message, "body": b"".join(parts)}
 
 
 def _refusal(retry_after_s: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
