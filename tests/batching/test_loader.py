@@ -71,6 +71,17 @@ async def test_a_caller_that_leaves_takes_nothing_from_the_others():
     assert other.outcome == [1, 2]
 
 
+async def test_a_handler_does_not_wait_for_its_own_batch():
+    loaders: list[shoal.Loader[int, int]] = []
+
+    async def sum_to(items: list[int]) -> list[int]:
+        return [item and item + await loaders[0].load(item - 1) for item in items]
+
+    async with shoal.Batcher(sum_to, max_concurrent_batches=3) as call:
+        loaders.append(shoal.Loader(call))
+        assert await loaders[0].load_many([1, 0]) == [1, 0]
+
+
 async def test_one_that_only_waits_may_leave():
     held = Held()
     async with using(shoal.Batcher(held)) as (call, tasks):

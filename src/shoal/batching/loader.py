@@ -7,11 +7,12 @@ like any other object.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, overload
 
 import anyio
 from anyio.lowlevel import checkpoint
 
+from shoal.batching.current import waiting_batches
 from shoal.failures.exceptions import own_copy
 
 if TYPE_CHECKING:
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
+_UNKNOWN: Final = object()
 
-class _Mapping(Protocol):
+
+class _Mappable(Protocol):
     """A handle, or another call of one item that can be made with many."""
 
     def map(self, *columns: Iterable[Any], return_exceptions: bool) -> Awaitable[list[Any]]: ...
@@ -59,7 +62,7 @@ class Loader(Generic[T, R]):
         self, call: Callable[[T], Awaitable[R]], *, key: Callable[[T], Hashable] | None = None
     ) -> None: ...
     @overload
-    def __init__(self, call: _Mapping, *, key: Callable[[T], Hashable] | None = None) -> None: ...
+    def __init__(self, call: _Mappable, *, key: Callable[[T], Hashable] | None = None) -> None: ...
     def __init__(self, call: Any, *, key: Callable[[T], Hashable] | None = None) -> None:
         if not callable(getattr(call, "map", None)):
             raise TypeError(
@@ -125,13 +128,19 @@ class Loader(Generic[T, R]):
         """Returns the outcomes, but not of keys whose caller has left."""
         outcomes: dict[Hashable, Any] = {}
         of_others: dict[Hashable, _Running] = {}
-        for key in items.keys() & self._known.keys():
-            known = self._known[key]
-            if isinstance(known, _Running):
+        mine: dict[Hashable, T] = {}
+        # A handler that waited for a call of its own batch would wait forever.
+        may_wait = not any(True for _ in waiting_batches())
+        for key, item in items.items():
+            known = self._known.get(key, _UNKNOWN)
+            if known is _UNKNOWN:
+                mine[key] = item
+            elif not isinstance(known, _Running):
+                outcomes[key] = known
+            elif may_wait and not known.has_ended.is_set():
                 of_others[key] = known
             else:
-                outcomes[key] = known
-        mine = {key: item for key, item in items.items() if key not in self._known}
+                mine[key] = item
         if mine:
             outcomes.update(await self._load_mine(mine))
         for key, running in of_others.items():
@@ -143,8 +152,8 @@ class Loader(Generic[T, R]):
 
     async def _load_mine(self, items: dict[Hashable, T]) -> dict[Hashable, Any]:
         running = _Running()
-        self._known.update(dict.fromkeys(items, running))
         try:
+            self._known.update(dict.fromkeys(items, running))
             results = await self._call.map(list(items.values()), return_exceptions=True)
             running.outcomes = dict(zip(items, results, strict=True))
         except Exception as error:  # no call was made
