@@ -101,10 +101,33 @@ async def test_lines_may_be_blank_and_end_as_on_windows():
     async with seen.app.lifespan():
         answer = await sent(seen.app, "/x", b"\n1\r\n \r\n2\r\n\n3")
         assert lines_of(answer) == [{"result": "1"}, {"result": "2"}, {"result": "3"}]
-        for empty in (b"", b" \n\n"):
-            answer = await sent(seen.app, "/x", empty)
-            assert (answer.status, answer.json()["type"]) == (422, "urn:shoal:problem:invalid-item")
-            assert "no lines" in answer.json()["detail"]
+        blank = await sent(seen.app, "/x", b" \n\n")
+        assert (blank.status, blank.json()["type"]) == (422, "urn:shoal:problem:invalid-item")
+        assert "no lines" in blank.json()["detail"]
+        empty = await sent(seen.app, "/x", b"")
+        assert (empty.status, empty.json()["type"]) == (400, "urn:shoal:problem:invalid-json")
+
+
+async def test_a_problem_of_a_line_names_its_first_errors_only():
+    seen = Seen(max_json_elements=1_000_000)
+    seen.endpoint("/x", str, list[int])
+    async with seen.app.lifespan():
+        answer = await sent(seen.app, "/x", b"\n".join([b'["a"%b]' % (b',"a"' * 99)] * 4000))
+    lines = lines_of(answer)
+    assert [len(line["error"]["errors"]) for line in lines] == [4] * 4000
+    assert len(answer.body) < 4_000_000
+
+
+async def test_a_query_is_read_whatever_the_media_type_of_no_body():
+    app = shoal.App()
+
+    @app.endpoint("/x")
+    async def lengths(texts: list[str]) -> list[int]:
+        return [len(text) for text in texts]
+
+    async with app.lifespan():
+        answer = await ask(app, "/x?texts=eel", method="GET", headers=[LINES])
+    assert answer.json() == 3
 
 
 async def test_items_of_all_types_that_json_has():

@@ -126,7 +126,8 @@ class EndpointRoute(Route):
                 item = decoded[1]
             else:
                 media_type = exchange.headers.get(b"content-type", JSON)
-                if media_type != JSON and codec.lines is not None and has_lines(media_type):
+                has_many = body and media_type != JSON and has_lines(media_type)
+                if has_many and codec.lines is not None:
                     await answer_lines(call, exchange, codec.lines(exchange, body))
                     return
                 item = codec.item(exchange, body)

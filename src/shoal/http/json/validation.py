@@ -10,6 +10,7 @@ the memory of its element.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
@@ -42,8 +43,10 @@ _MOST_ERRORS_SHOWN: Final = 100
 # A body with this many elements has only its first error reported.
 _LARGE: Final = 4096
 
-# How many items a request may have, each in a line. Each may have a problem of its own.
+# How many items a request may have, each in a line.
 MOST_LINES: Final = 4096
+# An error takes a hundred times the memory of the two bytes that cause it.
+_SHOWN_OF_A_LINE: Final = 4
 
 _ENDING_EARLY: Final = frozenset({"list", "tuple", "set", "frozenset", "dict"})
 _UNKNOWN: Final[Any] = object()
@@ -124,7 +127,7 @@ class JsonType:
                 try:
                     yield self.parsed(exchange, line, is_line=True)
                 except Refused as refused:
-                    yield refused
+                    yield _shortened(refused.problem)
 
     def _form_of(self, exchange: Exchange, body: bytes) -> tuple[BodyForm | None, bytes]:
         """Returns the form, None for JSON, and the body without its content coding."""
@@ -312,6 +315,12 @@ def problem_of_validation(
             ". One request is one item: send it without a list around it, or many as JSON lines."
         )
     return Problem.of("invalid-item", detail, errors=shown)
+
+
+def _shortened(problem: Problem) -> Refused:
+    """Returns the problem of one line of many, with its first errors only."""
+    more = {name: value[:_SHOWN_OF_A_LINE] for name, value in problem.more.items()}
+    return Refused(replace(problem, more=more))
 
 
 def _read_again(body: bytes, elements: int) -> Any:
