@@ -173,7 +173,7 @@ class FrontEnds:
     ) -> None:
         """Handles the end of a front end; returns when the next may be started."""
         now = anyio.current_time()
-        point = random.random()  # noqa: S311 - no secret
+        point = random.random()  # noqa: S311 - no secret is drawn
         if was_ready:
             next_at = self._restarts.died(now, point)
         else:
