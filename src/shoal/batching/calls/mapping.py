@@ -96,25 +96,25 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
         columns: tuple[Any, ...],
         options: MapKeywords,
         plan: Callable[[bool], MapPlan],
-        name: str,
         at_once: Callable[[bool], Awaitable[list[Any]] | None] = lambda _: None,
     ) -> None:
+        # First what `__del__` looks at.
+        self._window: Window | None = None
+        self._made: Coroutine[Any, Any, list[R_co]] | None = None
+        self._is_over = True
         self._columns = columns
         self._plan = plan
-        self._name = name
         self._at_once = at_once
         window = options.get("window")
         self._size = None if window is None else whole("window", window, least=1)
         self._as_completed = yes_or_no("as_completed", options.get("as_completed", False))
         self._returns = yes_or_no("return_exceptions", options.get("return_exceptions", False))
         self._progress = checked_progress(options.get("progress", False))
-        self._report = reporter(False, None, name)
-        self._window: Window | None = None
-        self._is_left = False
-        self._made: Coroutine[Any, Any, list[R_co]] | None = None
+        self._report = reporter(False, None, "")
         self._done = 0
         # The length of a list that is awaited without options.
         self._awaited: int | None = None
+        self._is_over = False
 
     # As a coroutine.
 
@@ -148,6 +148,8 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
         return self
 
     async def __anext__(self) -> R_co:
+        if self._is_over:
+            raise StopAsyncIteration
         try:
             window = self._window or await self._opened()
             if window.room >= window.chunk:
@@ -182,13 +184,10 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
         window = await self.open(source)
         if isinstance(source, FedSource):
             window.tasks.start_soon(source.read, self._columns[0], window)
-        self._report = reporter(self._progress, _length(self._columns), self._name)
         return window
 
     async def open(self, source: PlainSource | FedSource) -> Window:
         """Opens the window for calls of what a source has."""
-        if self._is_left:
-            raise StopAsyncIteration
         await anyio.lowlevel.checkpoint_if_cancelled()
         plan = self._plan(self._as_completed)
         if len(self._columns) != 1:
@@ -202,6 +201,7 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
         )
         await window.open()
         self._window = window
+        self._report = reporter(self._progress, _length(self._columns), plan.name)
         return window
 
     async def exchanged(
@@ -236,16 +236,15 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
 
     def leave(self) -> None:
         """Cancels the calls that are under way."""
-        self._is_left = True
+        self._is_over = True
         if self._window is not None:
             self._window.leave()
 
     def __del__(self) -> None:
         if self._window is not None:
             self._window.leave()
-        elif self._made is None and not self._is_left:
-            said = f"the calls of {self._name}.map() were never awaited"
-            warnings.warn(said, RuntimeWarning, stacklevel=2)
+        elif self._made is None and not self._is_over:
+            warnings.warn("the calls of map() were never awaited", RuntimeWarning, stacklevel=2)
 
 
 def map_in_thread(

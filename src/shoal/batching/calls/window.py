@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import AsyncGenerator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -31,6 +32,7 @@ _MAX_REFUSED_S: Final = 60.0
 class MapPlan(NamedTuple):
     """How the items of a map are called."""
 
+    name: str
     call_all: Callable[[list[Any]], Awaitable[list[Any]]]
     """Returns the results of items, with errors in their places."""
     chunk: int
@@ -93,8 +95,13 @@ class FedSource:
                 while len(self._read) >= window.chunk:
                     self._was_taken = anyio.Event()
                     await self._was_taken.wait()
-        except Exception as error:
+        except BaseException as error:
+            if is_cancellation(error):
+                raise
             self.error = error
+        finally:
+            if isinstance(items, AsyncGenerator):  # nobody else may have it
+                await items.aclose()
         self.put(is_last=True)
         window.notify()
 
