@@ -41,6 +41,7 @@ EXTRAS_OF = {
     "shoal.http.json.msgpack": {"serve", "bodies"},
     "shoal.http.json.whole_request": {"serve", "bodies"},
     "shoal.http_client": {"client"},
+    "shoal.integrations": {"serve"},
     "shoal.observe.collector": {"serve"},
     "shoal.observe.machine": {"serve"},
     "shoal.observe.otel": {"otel"},
