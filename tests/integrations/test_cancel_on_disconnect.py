@@ -113,13 +113,13 @@ async def test_a_client_that_leaves_cancels_its_call(site, path, request_, withi
         await settle()
         assert batch.cancelled
         tasks.start_soon(answered.run)
-        (await handler.next_batch()).answer_each(str.upper)
+        batch = await handler.next_batch()
+        await anyio.sleep(1)
+        assert answered.is_listening
+        batch.answer_each(str.upper)
         await answered.returned.wait()
-        await settle()
     assert call.status in (499, None)  # what middleware of Starlette's does not send
     assert (answered.status, answered.answer.json()) == (200, "EEL")
-    assert [one.is_listening for one in (call, answered)] == [False, False]
-    assert not answered.listened_to_the_end
 
 
 def site_of(handler, **options):
@@ -172,6 +172,73 @@ async def test_a_client_that_leaves_within_its_body_makes_no_call():
         await call.returned.wait()
         await handler.no_batch()
     assert call.status == 499
+
+
+async def test_nothing_waits_in_receive_when_the_response_begins():
+    """Servers and middleware may fail otherwise."""
+    app = site_of(handler := ScriptedHandler())
+    listening = []
+
+    async def noting(scope, receive, send):
+        async def note(message):
+            listening.append(call.is_listening)
+            await send(message)
+
+        await app(scope, receive, note)
+
+    call = Call(noting, "/", item=1)
+    async with lifespan(), calling(call):
+        batch = await handler.next_batch()
+        await anyio.sleep(1)
+        assert call.is_listening
+        batch.answer_each(str)
+        await call.returned.wait()
+    assert listening == [False, False]
+
+
+async def test_a_body_that_arrives_late_is_the_endpoints():
+    app = site_of(handler := ScriptedHandler())
+    call = Call(app, "/", body=b'"e', whole=False)
+    async with lifespan(), calling(call):
+        await anyio.sleep(1)
+        call.give(b'el"', more=False)
+        batch = await handler.next_batch()
+        assert batch.items == ["eel"]
+        batch.answer_each(str)
+        await call.returned.wait()
+
+
+async def test_one_task_watches_all_clients_of_a_lifespan():
+    app = site_of(handler := ScriptedHandler())
+    first, *calls = [Call(app, "/", item=number) for number in range(6)]
+    async with lifespan(), calling(first) as tasks:
+        batch = await handler.next_batch()
+        before = len(anyio.get_running_tasks())
+        for call in calls:
+            tasks.start_soon(call.run)
+        await settle()
+        assert len(anyio.get_running_tasks()) == before + len(calls)
+        batch.answer_each(str)
+        (await handler.next_batch()).answer_each(str)
+        for call in calls:
+            await call.returned.wait()
+
+
+async def test_clients_are_watched_after_the_end_of_a_lifespan():
+    app = site_of(handler := ScriptedHandler())
+    for first, second in ((lifespan(), lifespan()), (lifespan(), shoal.open_batchers())):
+        async with first:
+            pass
+        async with second:
+            async with lifespan():
+                pass
+            call = Call(app, "/", item=1)
+            async with calling(call):
+                batch = await handler.next_batch()
+                call.leave()
+                await call.returned.wait()
+                await settle()
+                assert batch.cancelled
 
 
 async def test_a_client_that_left_at_once_is_noticed_after_50_ms():
