@@ -13,7 +13,6 @@ from django.core.asgi import get_asgi_application
 from django.core.wsgi import get_wsgi_application
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
-from django.views.decorators.csrf import csrf_exempt
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -42,12 +41,10 @@ class ShoalErrors:
         return HttpResponse(body, status=status, headers=headers)
 
 
-@csrf_exempt
 def embed_text(request: HttpRequest) -> JsonResponse:
     return JsonResponse(embed.from_thread(json.loads(request.body)["text"]), safe=False)
 
 
-@csrf_exempt
 async def embed_text_async(request: HttpRequest) -> JsonResponse:
     return JsonResponse(await embed(json.loads(request.body)["text"]), safe=False)
 
