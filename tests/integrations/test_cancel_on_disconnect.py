@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 import shoal
 from shoal.asgi.extensions import DISCONNECT
-from shoal.integrations.starlette import cancel_on_disconnect, lifespan
+from shoal.integrations.starlette import cancel_on_disconnect, exception_handlers, lifespan
 from shoal.testing import ScriptedHandler, settle
 from shoal.testing.asgi import Call, ask, calling
 
@@ -148,6 +148,38 @@ async def test_five_clients_that_have_left_never_reach_the_handler():
         await first.returned.wait()
         await handler.no_batch()
     assert first.answer.json() == "0"
+
+
+async def test_a_call_of_a_handle_is_cancelled_and_its_errors_are_explained():
+    began = anyio.Event()
+
+    async def hold(texts: list[str]) -> list[str]:
+        began.set()
+        await anyio.sleep_forever()
+        return texts
+
+    @cancel_on_disconnect
+    async def route(request):
+        return JSONResponse(await handle.call(await request.json()))
+
+    routes = [Route("/", route, methods=["POST"])]
+    app = Starlette(routes=routes, exception_handlers=exception_handlers())
+    call = Call(app, "/", item="eel")
+    async with shoal.start() as client:
+        config = {"max_queued_requests": 0}
+        await client.create_backend("hold", hold, config=config)
+        await client.create_endpoint("hold", backend="hold")
+        handle = await client.get_handle("hold")
+        async with calling(call):
+            await began.wait()
+            refused = await ask(app, "/", "second")
+            assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+            call.leave()
+            await call.returned.wait()
+            await settle()
+            backend = (await client.status()).backends["hold"]
+            assert [replica.ongoing for replica in backend.replicas] == [0]
+    assert call.status == 499
 
 
 async def test_others_in_the_batch_get_their_results():
