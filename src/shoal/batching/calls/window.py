@@ -144,7 +144,7 @@ class Window:
         self._waiting: deque[_Chunk] = deque()  # for their tasks
         self._failure: BaseException | None = None
         self._changed = anyio.Event()
-        self._landed = anyio.Event()
+        self._refused: deque[anyio.Event] = deque()  # of chunks that wait to be called again
         self._ended = anyio.Event()
         self._loop = EventLoop.here()
         self.tasks: TaskGroup
@@ -229,8 +229,10 @@ class Window:
                 self._give(chunk)
             while self._running and self._running[0].outcomes is not None:
                 self._give(self._running.popleft())
-            self._landed.set()
-            self._landed = anyio.Event()
+            while self._refused and self._refused[0].is_set():
+                self._refused.popleft()
+            if self._refused:  # one for one: all of them at once would be refused again
+                self._refused.popleft().set()
         self.notify()
 
     def _give(self, chunk: _Chunk) -> None:
@@ -244,8 +246,11 @@ class Window:
         left = _refused(range(len(items)), outcomes)
         delay_s, give_up_at = _FIRST_DELAY_S, anyio.current_time() + _MAX_REFUSED_S
         while left and self._retries and anyio.current_time() < give_up_at:
+            is_worth_it = anyio.Event()
+            self._refused.append(is_worth_it)
             with anyio.move_on_after(delay_s):
-                await self._landed.wait()
+                await is_worth_it.wait()
+            is_worth_it.set()
             delay_s = min(2 * delay_s, _MAX_DELAY_S)
             again = await self._called([items[number] for number in left], deadline)
             for number, outcome in zip(left, again, strict=True):
