@@ -136,6 +136,28 @@ async def test_leaving_drops_what_is_under_way(way: str) -> None:
         assert source.taken <= taken + 4
 
 
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_a_map_may_be_dropped(in_thread: bool) -> None:
+    async def handler(items: list[int]) -> list[int]:
+        if items[0]:
+            await anyio.sleep_forever()
+        return items
+
+    batcher = shoal.Batcher(handler, max_batch_size=2)
+    async with batcher as call:
+        kept = [call.map(itertools.count())]
+        assert await anext(kept[0]) == 0
+        await settle()
+        assert batcher.statistics().running == 2
+        if in_thread:
+            await anyio.to_thread.run_sync(kept.clear)
+        else:
+            kept.clear()
+        await settle()
+        statistics = batcher.statistics()
+        assert (statistics.queued, statistics.running) == (0, 0)
+
+
 async def test_a_cancelled_map_is_over() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=2)
@@ -269,9 +291,11 @@ async def test_a_list_that_queue_and_slots_can_not_hold_is_called_in_turns() -> 
 )
 async def test_a_map_is_not_refused_for_its_own_items(overload: Any, bound: int) -> None:
     options: Any = {"max_batch_size": 3, "max_queued_requests": bound, "overload": overload}
-    async with shoal.Batcher(Recorder(), **options) as call:
+    batcher = shoal.Batcher(Recorder(), **options)
+    async with batcher as call:
         assert [one async for one in call.map(range(40))] == list(range(40))
         assert [one async for one in call.map(range(40), window=30)] == list(range(40))
+    assert (batcher.statistics().rejected, batcher.statistics().shed) == (0, 0)
 
 
 async def test_an_item_that_others_leave_no_room_for_is_called_again_for_a_while() -> None:

@@ -112,6 +112,7 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
         self._progress = checked_progress(options.get("progress", False))
         self._report = reporter(False, None, "")
         self._done = 0
+        self._fed = FedSource()  # for the items of an async iterable, and of a thread
         # The length of a list that is awaited without options.
         self._awaited: int | None = None
         self._is_over = False
@@ -178,15 +179,15 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
         if any(isinstance(column, AsyncIterable) for column in self._columns):
             if len(self._columns) > 1:
                 raise TypeError("map() takes one async iterable, or several plain ones")
-            source = FedSource()
+            source = self._fed
         else:
             source = PlainSource(_rows(self._columns))
-        window = await self.open(source)
-        if isinstance(source, FedSource):
-            window.tasks.start_soon(source.read, self._columns[0], window)
+        window = await self._open(source)
+        if source is self._fed:
+            window.tasks.start_soon(self._fed.read, self._columns[0], window)
         return window
 
-    async def open(self, source: PlainSource | FedSource) -> Window:
+    async def _open(self, source: PlainSource | FedSource) -> Window:
         """Opens the window for calls of what a source has."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         plan = self._plan(self._as_completed)
@@ -205,14 +206,14 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
         return window
 
     async def exchanged(
-        self, source: FedSource, items: list[Any], is_last: bool
+        self, items: list[Any], *, is_last: bool
     ) -> tuple[list[tuple[int, Any]], int] | None:
         """Calls items of a thread; returns what is ready, and how many items are wanted next.
 
         Returns None after the last result.
         """
-        window = self._window or await self.open(source)
-        source.put(items, is_last=is_last)
+        window = self._window or await self._open(self._fed)
+        self._fed.put(items, is_last=is_last)
         while True:
             window.fill()
             wanted = window.chunk if window.room >= window.chunk and not is_last else 0
@@ -269,10 +270,9 @@ def map_in_thread(
     own: MapKeywords = {**options, "progress": False}
     call = make(*columns, **own)
     source = PlainSource(_rows(columns))
-    fed = FedSource()
     done, items = 0, list[Any]()
     try:
-        while (got := run(partial(call.exchanged, fed, items, source.is_ended))) is not None:
+        while (got := run(partial(call.exchanged, items, is_last=source.is_ended))) is not None:
             results, wanted = got
             for one in results:
                 value = call.value_of(one)

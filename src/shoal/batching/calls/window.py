@@ -74,7 +74,7 @@ class FedSource:
     def __init__(self) -> None:
         self._read = deque[Any]()
         self._has_last = False
-        self._was_taken = anyio.Event()
+        self._was_taken: anyio.Event | None = None
 
     def put(self, items: Iterable[Any] = (), *, is_last: bool = False) -> None:
         self._read.extend(items)
@@ -84,7 +84,8 @@ class FedSource:
     def take(self, most: int) -> list[Any]:
         taken = [self._read.popleft() for _ in range(min(most, len(self._read)))]
         self.put()
-        self._was_taken.set()
+        if self._was_taken is not None:
+            self._was_taken.set()
         return taken
 
     async def read(self, items: AsyncIterable[Any], window: Window) -> None:
