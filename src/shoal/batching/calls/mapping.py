@@ -87,10 +87,20 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
     ``async with f.map(items) as results: async for result in results: ...``.
     """
 
+    _size: int | None = None
+    _as_completed = False
+    _returns = False
+    _progress: Progress = False
+    _window: Window | None = None
+    _made: Coroutine[Any, Any, list[R_co]] | None = None
+    _is_over = False
+    _done = 0
+    _awaited: int | None = None
+    """The length of a list that is awaited without options."""
+
     # `plan` is called in the event loop when the first item is needed, with whether results may
-    # come as completed. `at_once` makes the calls of
-    # columns that have a length; it gets whether to return errors, and returns None if there are
-    # too many.
+    # come as completed. `at_once` makes the calls of columns that have a length; it gets whether to
+    # return errors, and returns None if there are too many.
     def __init__(
         self,
         columns: tuple[Any, ...],
@@ -98,23 +108,19 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
         plan: Callable[[bool], MapPlan],
         at_once: Callable[[bool], Awaitable[list[Any]] | None] = lambda _: None,
     ) -> None:
-        # First what `__del__` looks at.
-        self._window: Window | None = None
-        self._made: Coroutine[Any, Any, list[R_co]] | None = None
-        self._is_over = True
         self._columns = columns
         self._plan = plan
         self._at_once = at_once
+        if options:
+            self._take(options)
+
+    def _take(self, options: MapKeywords) -> None:
+        self._is_over = True  # if one of them is refused
         window = options.get("window")
         self._size = None if window is None else whole("window", window, least=1)
         self._as_completed = yes_or_no("as_completed", options.get("as_completed", False))
         self._returns = yes_or_no("return_exceptions", options.get("return_exceptions", False))
         self._progress = checked_progress(options.get("progress", False))
-        self._report = reporter(False, None, "")
-        self._done = 0
-        self._fed = FedSource()  # for the items of an async iterable, and of a thread
-        # The length of a list that is awaited without options.
-        self._awaited: int | None = None
         self._is_over = False
 
     # As a coroutine.
@@ -175,16 +181,13 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
         return taken if self._as_completed else outcome
 
     async def _opened(self) -> Window:
-        source: PlainSource | FedSource
-        if any(isinstance(column, AsyncIterable) for column in self._columns):
-            if len(self._columns) > 1:
-                raise TypeError("map() takes one async iterable, or several plain ones")
-            source = self._fed
-        else:
-            source = PlainSource(_rows(self._columns))
+        if not any(isinstance(column, AsyncIterable) for column in self._columns):
+            return await self._open(PlainSource(_rows(self._columns)))
+        if len(self._columns) > 1:
+            raise TypeError("map() takes one async iterable, or several plain ones")
+        source = FedSource()
         window = await self._open(source)
-        if source is self._fed:
-            window.tasks.start_soon(self._fed.read, self._columns[0], window)
+        window.tasks.start_soon(source.read, self._columns[0], window)
         return window
 
     async def _open(self, source: PlainSource | FedSource) -> Window:
@@ -212,8 +215,9 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
 
         Returns None after the last result.
         """
-        window = self._window or await self._open(self._fed)
-        self._fed.put(items, is_last=is_last)
+        window = self._window or await self._open(FedSource())
+        assert isinstance(window.source, FedSource)
+        window.source.put(items, is_last=is_last)
         while True:
             window.fill()
             wanted = window.chunk if window.room >= window.chunk and not is_last else 0
