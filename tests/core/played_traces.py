@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
@@ -12,6 +14,9 @@ import pytest
 import shoal
 from shoal.core.simulation_results import Arrival, Outcome
 from shoal.errors import ItemTooLarge
+from shoal.replicas.code.instance import Method
+from shoal.serving.backends.method_batcher import BatchDispatcher
+from shoal.serving.backends.pool import Pool, PoolCapacity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,6 +40,44 @@ class Engine:
         self.outcomes: dict[int, Outcome] = {}
         self.latency_s: dict[int, float] = {}
         self.batches: list[tuple[float, DispatchReason, tuple[int, ...]]] = []
+        self.replicas: list[int] = []
+
+
+class InThisTask:
+    """Stands in for a replica: it calls a function in the task of the batch."""
+
+    takes_work = True
+
+    def __init__(self, tag: str, function: Callable[[list[Any]], Any]) -> None:
+        self.tag = tag
+        self._function = function
+
+    async def run(self, _method: str, items: list[Any]) -> Any:
+        replica.set(int(self.tag))
+        return await self._function(items)
+
+
+replica: ContextVar[int] = ContextVar("replica", default=1)
+
+
+def on_replicas(
+    function: Callable[[list[Any]], Any], options: dict[str, Any], replicas: int
+) -> shoal.Batcher[Any]:
+    """Makes a batcher whose batches run on the replicas of a pool, as those of a backend."""
+    pool = Pool("b")
+    slots = options.get("max_concurrent_batches", 1)
+    for number in range(1, replicas + 1):
+        stand_in: Any = InThisTask(str(number), function)
+        pool.add(stand_in, slots)
+    method = Method("__call__", inspect.Signature([ITEM]), streams=False, batched=True)
+    return shoal.Batcher(
+        BatchDispatcher("b", method, pool, lambda: 0).handler,
+        capacity=PoolCapacity(pool, options["max_batch_size"]),
+        **{**options, "max_concurrent_batches": slots * replicas},
+    )
+
+
+ITEM = inspect.Parameter("item", inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 async def played(
@@ -42,6 +85,7 @@ async def played(
     options: dict[str, Any],
     run_time: Callable[[float], float],
     drain_at: float,
+    replicas: int | None = None,
 ) -> Engine:
     """Runs a trace against a batcher, each call in its own task."""
     seen = Engine()
@@ -53,10 +97,14 @@ async def played(
         dispatch_at = anyio.current_time() - began_at
         places = tuple(request.item.place for request in batch.requests)
         seen.batches.append((dispatch_at, batch.reason, places))
+        seen.replicas.append(replica.get())
         await anyio.sleep(run_time(sum(item.cost for item in items) if by_cost else len(items)))
         return items
 
-    batcher = shoal.Batcher(handler, **options)
+    if replicas is None:
+        batcher = shoal.Batcher(handler, **options)
+    else:
+        batcher = on_replicas(handler, options, replicas)
     async with batcher as call:
 
         async def caller(arrival: Arrival) -> None:
@@ -65,6 +113,8 @@ async def played(
                 for name in ("priority", "timeout_s", "queue_timeout_s")
                 if (value := getattr(arrival, name)) is not None
             }
+            if arrival.shard_key is not None:
+                call_options["metadata"] = {"shard_key": arrival.shard_key}
             await anyio.sleep_until(began_at + arrival.at)
             place = arrival.item.place
             try:

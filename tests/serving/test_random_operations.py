@@ -50,6 +50,7 @@ KINDS = (
     "scale",
     "batch",
     "bound",
+    "stick",
     "tell",
     "tell death",
     "tell illness",
@@ -144,6 +145,9 @@ class Program:
         elif kind == "bound":
             changes = {"max_ongoing_requests": second or None, "max_concurrent_batches": 2}
             await self._update(update(tag, {**changes, "retries": second % 3}))
+        elif kind == "stick":
+            factor = (None, 1, 1.5, 2, 1000)[second % 5]
+            await self._update(update(tag, {"sticky_load_factor": factor}))
         elif kind == "tell":
             await self._update(update(tag, {"user_config": second}))
         elif kind == "tell death":

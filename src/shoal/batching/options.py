@@ -131,6 +131,11 @@ def checked_options(
         refusal = (
             "split is for calls with one result: the parts of an item have no order in a stream"
         )
+    if options.sticky_load_factor is not None and not handler.has_replicas:
+        refusal = (
+            f"sticky_load_factor={options.sticky_load_factor:g} is for backends, whose batches go "
+            "to one of their replicas; a batcher by itself has only its handler"
+        )
     if refusal is not None:
         raise ValueError(refusal)
     if options.policy is not None:

@@ -106,6 +106,7 @@ class RequestOptions:
         "deadline",
         "delayed_at",
         "due",
+        "home",
         "key",
         "metadata",
         "number",
@@ -131,6 +132,8 @@ class RequestOptions:
         self.cost = cost
         # All requests of one batch have equal keys.
         self.key = key
+        # The `Member` that it prefers; None for no preference.
+        self.home: Any = None
         self.queue_timeout_s: float | None = None
         # Its position in the order of arrival; set by the queue.
         self.number = 0

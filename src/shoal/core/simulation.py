@@ -26,8 +26,10 @@ from typing import TYPE_CHECKING
 from shoal.core.forming.admission import QUIET
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions, RequestOptionsFactory
 from shoal.core.forming.former import Former
+from shoal.core.options.checks import whole
 from shoal.core.policies.sizing import load_of
 from shoal.core.policy import Dispatch
+from shoal.core.replicas.members import Member, Members, home_of
 from shoal.core.request import NOTHING, Batch, DispatchReason, Request, State
 from shoal.core.simulation_results import (
     Arrival,
@@ -58,14 +60,23 @@ def _stay_away(now: float) -> None:
 class SimulatedBatcher:
     # Invariant: `_running` and `_since` have the batches in the handler, one for each busy slot.
 
-    def __init__(self, options: BatchOptions, run_time: Callable[[float], float]) -> None:
+    def __init__(
+        self, options: BatchOptions, run_time: Callable[[float], float], replicas: int
+    ) -> None:
+        self._members: Members[int] = Members()
+        for number in range(1, replicas + 1):
+            self._members.add(Member(str(number), number, options.slots))
+        if options.max_concurrent_batches is not None:
+            options = options.changed(
+                {"max_concurrent_batches": options.max_concurrent_batches * replicas}
+            )
         self._options = options
         self._run_time = run_time
         limit_s = options.handler_timeout_s
         self._limit_s = _NEVER if limit_s is None else limit_s
         self._options_factory = RequestOptionsFactory("the simulated batcher", options)
         self._since: dict[Batch, float] = {}
-        self._former = Former(options, self._since)
+        self._former = Former(options, self._since, self._members)
         self._has_request_options = (
             self._options_factory.of_each
             or options.request_timeout_s is not None
@@ -75,6 +86,8 @@ class SimulatedBatcher:
         # When each batch ends, its number, which orders equal times, and whether the handler times
         # out then.
         self._running: list[tuple[float, int, Batch, bool]] = []
+        # The replica that each of them runs on.
+        self._places: dict[Batch, Member[int]] = {}
         # Whether a slot waits for requests, and until when; it decides no sooner unless woken.
         self._listens = False
         self._listens_until = _NEVER
@@ -179,8 +192,9 @@ class SimulatedBatcher:
         call_options = NO_CALL_OPTIONS
         if isinstance(arrival, Arrival):
             request.item = arrival.item
-            _, _, priority, timeout_s, queue_timeout_s = arrival
-            call_options = CallOptions(timeout_s, NOTHING, priority, queue_timeout_s)
+            _, _, priority, timeout_s, queue_timeout_s, shard_key = arrival
+            metadata = NOTHING if shard_key is None else {"shard_key": shard_key}
+            call_options = CallOptions(timeout_s, metadata, priority, queue_timeout_s)
         if call_options == NO_CALL_OPTIONS and not self._has_request_options:
             return True
         at = request.arrived_at
@@ -243,13 +257,22 @@ class SimulatedBatcher:
         run_s = min(run_s, self._limit_s)
         heapq.heappush(self._running, (now + run_s, batch.id, batch, interrupted))
         places = tuple([request.waiter for request in requests])
-        self.batches.append(SimulatedBatch(now, reason, places, load, run_s))
+        home = home_of(batch)
+        replica = self._members.choose(self._options.max_batch_size, home)
+        assert replica is not None  # a slot is idle
+        self._members.begin(replica, batch.size)
+        self._places[batch] = replica
+        is_spilled = home is not None and home is not replica
+        self.batches.append(
+            SimulatedBatch(now, reason, places, load, run_s, replica.replica, is_spilled)
+        )
         self._since[batch] = now
         self._report_idle(now)
 
     def _end(self, batch: Batch, now: float, *, interrupted: bool) -> None:
         """Ends a batch, with results unless the handler has timed out or all callers have left."""
         run_s = now - self._since.pop(batch)
+        self._members.end(self._places.pop(batch), batch.size)
         latency_s = self.latency_s
         for request in batch.members:
             if request.state is not RUNNING:
@@ -267,6 +290,8 @@ class SimulatedBatcher:
         former.ended(batch, run_s, now, interrupted=interrupted)
         self.ended_at = now
         self._report_idle(now)
+        if self._options.sticky_load_factor is not None:
+            self._ring(now)  # a batch may have waited for this replica
 
     def _expire(self, request: Request, now: float) -> None:
         if request.state is RUNNING:
@@ -300,6 +325,8 @@ def simulate(
     trace: Iterable[float | Arrival] | ClosedLoop,
     options: BatchOptions,
     latency_model: Callable[[float], float] | RunTimes,
+    *,
+    replicas: int = 1,
 ) -> Simulation:
     """Simulates a batcher that serves a trace of arrivals.
 
@@ -312,6 +339,7 @@ def simulate(
         options: The options of the batcher.
         latency_model: The run time of the handler, in seconds: a function of the batch size (the
             sum of the costs with a ``batch_size_fn``), or a `Linear`.
+        replicas: The number of replicas; each has ``max_concurrent_batches`` at once.
 
     Returns:
         The outcome of every request, and the batches.
@@ -323,7 +351,7 @@ def simulate(
     if options.split is not None:
         raise ValueError("split can't be simulated: write its parts into the trace, as requests")
     run_time = latency_model.sampler() if isinstance(latency_model, RunTimes) else latency_model
-    batcher = SimulatedBatcher(options, run_time)
+    batcher = SimulatedBatcher(options, run_time, whole("replicas", replicas, least=1))
     if isinstance(trace, ClosedLoop):
         batcher.serve_callers(trace)
     else:
@@ -336,4 +364,5 @@ def simulate(
         batcher.outcomes,
         batcher.batches,
         duration_s=max(batcher.ended_at, arrived_at[-1]) - arrived_at[0] if arrived_at else 0.0,
+        replicas=replicas,
     )

@@ -14,7 +14,15 @@ from functools import partial
 from typing import Any, Final, Literal, Self, TypedDict, cast
 
 from shoal.core.amount import Amount
-from shoal.core.options.checks import above_0, function, seconds, sizes_in_order, whole, yes_or_no
+from shoal.core.options.checks import (
+    above_0,
+    factor,
+    function,
+    seconds,
+    sizes_in_order,
+    whole,
+    yes_or_no,
+)
 from shoal.core.options.mixes import refused_mix
 from shoal.core.options.names import unknown_option
 from shoal.core.options.option import (
@@ -56,6 +64,7 @@ class ValueKeywords(TypedDict, total=False):
     priority_aging_s: float | None
     priority_mixing: PriorityMixing
     order: Order
+    sticky_load_factor: float | None
     use_scope_deadline: bool
     refuse_late: bool
     stream_buffer: int
@@ -147,7 +156,7 @@ class BatchOptions:
         regather: Whether a batch that is due waits for callers of the last one that are about to
             call again. Their share and their delay are learned. The batch waits only while that
             takes less time than running their calls separately. It has no effect with `adaptive`,
-            `bucket_by`, `policy` or ``priority_mixing="isolate"``.
+            `bucket_by`, `policy`, ``priority_mixing="isolate"`` or `sticky_load_factor`.
         max_concurrent_batches: How many batches may be in the handler at once, at least 1; None for
             no limit.
         max_queued_requests: The most requests that may wait for a worker slot; None for no bound. 0
@@ -181,6 +190,11 @@ class BatchOptions:
         default_queue_policy: How the requests of all other levels may wait.
         order: ``"arrival"`` or ``"deadline"``: which request of a level goes first. A request
             without a deadline is treated as due `priority_aging_s` after its arrival.
+        sticky_load_factor: Makes requests with equal shard keys prefer one replica of a backend,
+            and share their batches with that replica's requests only. The replica may have up to
+            this many times the average load, in requests that run or wait; then the next one with
+            room takes them. At least 1; with the number of replicas or more, they always wait for
+            the preferred one.
         use_scope_deadline: Whether the deadline of the caller's cancel scope applies to the call:
             for the order, for timely dispatch and for `refuse_late`.
         refuse_late: Whether a call that can't end by its deadline, according to the measured run
@@ -246,6 +260,7 @@ class BatchOptions:
     queue_policies: Mapping[int, QueuePolicy] = records_by_level(QueuePolicy, _by_level)
     default_queue_policy: QueuePolicy | None = record(QueuePolicy, _queue_policy)
     order: Order = choice("arrival", Order)
+    sticky_load_factor: float | None = option(None, factor, at_once=True)
     use_scope_deadline: bool = option(False, yes_or_no)
     refuse_late: bool = option(False, yes_or_no, at_once=True)
     split: Callable[[Any, float], Sequence[Any]] | None = callback(

@@ -32,7 +32,8 @@ class HandleOptions:
 
     Attributes:
         method_name: The method of the backend's code to call.
-        shard_key: Calls with equal keys go to the same backend until the traffic split changes.
+        shard_key: Calls with equal keys go to the same backend until the traffic split changes, and
+            with ``sticky_load_factor`` to the same replica of it.
         http_method: The value of ``"method"`` in the request's metadata.
         http_headers: The value of ``"headers"`` there.
         timeout_s: How long a call may take from when it is made, in seconds.
