@@ -181,6 +181,15 @@ async def test_callers_that_leave_are_not_counted_as_load() -> None:
         assert stage.calls == [(0, [5.0])]
 
 
+@pytest.mark.parametrize("factor", [None, 2])
+async def test_equal_calls_share_a_request(factor: float | None) -> None:
+    config = {**STICKY, "sticky_load_factor": factor, "dedupe": lambda item: item}
+    async with serving(echo, **config) as (_, handle, stage):
+        calls = [keyed(handle, "user-1", 7) for _ in range(3)]
+        assert await outcomes(*calls) == [7, 7, 7]
+        assert [items for _, items in stage.calls] == [[7]]
+
+
 async def test_streams_are_sticky_as_well() -> None:
     async def steps(items: list[int]) -> Any:
         yield items

@@ -287,7 +287,7 @@ def _without_limits(options: RequestOptions | None) -> RequestOptions | None:
         return None
     own = type(options).__new__(type(options))
     for name in options.__slots__:
-        setattr(own, name, getattr(options, name))
+        setattr(own, name, getattr(options, name, None))  # some are set in the queue only
     own.deadline = own.queue_timeout_s = own.timer = own.queue_timer = None
     return own
 
