@@ -230,7 +230,7 @@ async def test_the_header_is_the_key_over_http() -> None:
 
 
 def test_a_batcher_without_replicas_refuses_it() -> None:
-    with pytest.raises(ValueError, match="sticky_load_factor=2 is for backends"):
+    with pytest.raises(ValueError, match=r"sticky_load_factor=2\.0 is for backends"):
         shoal.Batcher(echo, sticky_load_factor=2)
     batcher = shoal.Batcher(echo)
     with pytest.raises(ValueError, match="is for backends"):

@@ -50,7 +50,8 @@ _EXAMPLE: Final = """\
     shoal simulate --callers 64 --think 0.001 --run-time 0.002+0.00005n --max-batch-size 64
 
   The first with a wait of 5 ms, a bounded queue and two priority levels, over a recorded trace
-  (CSV or NDJSON; columns: at, priority, timeout_s, queue_timeout_s, cost, bucket, shard_key):
+  (CSV or NDJSON; columns: at, priority, timeout_s, queue_timeout_s, cost, bucket, shard_key,
+  model):
 
     shoal simulate monday.csv --run-time 0.002+0.00005n --max-batch-size 64 \\
       --batch-wait-timeout-s 0.005 --option max_queued_requests=1000 --option priority_levels=2
@@ -145,6 +146,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="replicas of the backend, each with max_concurrent_batches (1)",
     )
     options.add_argument(
+        "--load-time",
+        type=at_least_0,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long it takes to load a model, with the option models (%(default)s)",
+    )
+    options.add_argument(
         "--compare",
         action="append",
         default=[],
@@ -160,7 +168,7 @@ def run(arguments: Namespace) -> int:
     pairs = option_pairs([*texts, *arguments.option])
     traffic = _traffic(arguments)
     handler = _handler(arguments, traffic.recording)
-    comparison = Comparison(traffic, handler, pairs, arguments.replicas)
+    comparison = Comparison(traffic, handler, pairs, arguments.replicas, arguments.load_time)
     case = comparison.cases[-1]
     for text in arguments.compare:
         comparison.add(option_pairs(text.split()))
@@ -175,6 +183,7 @@ def run(arguments: Namespace) -> int:
         "duration_s": simulation.duration_s,
         **case.as_data(),
         "spilled_share": simulation.spilled_share,
+        "loads": simulation.loads,
         "priorities": {level: percentiles(latencies) for level, latencies in levels.items()},
     }
     text = _as_text(simulation, handler, traffic.text, comparison.options, levels)
@@ -315,9 +324,11 @@ def _as_facts(simulation: Simulation) -> str:
         for reason, dispatched in simulation.reasons.items()
         if dispatched
     ]
-    spilled: list[tuple[str, str]] = []
+    placed: list[tuple[str, str]] = []
     if simulation.options.sticky_load_factor is not None:
-        spilled = [("not on the preferred replica", percent(simulation.spilled_share))]
+        placed = [("not on the preferred replica", percent(simulation.spilled_share))]
+    if simulation.options.models is not None:
+        placed = [("loads of models", f"{simulation.loads:,}")]
     return facts(
         [
             ("requests", ", ".join(ends)),
@@ -326,7 +337,7 @@ def _as_facts(simulation: Simulation) -> str:
             ("batches", f"{batches:,}, of {three_digits(simulation.mean_batch)} on average"),
             ("dispatched because", ", ".join(reasons)),
             ("handler busy", percent(simulation.busy_share)),
-            *spilled,
+            *placed,
         ]
     )
 

@@ -109,6 +109,7 @@ class RequestOptions:
         "home",
         "key",
         "metadata",
+        "model",
         "number",
         "options_factory",
         "priority",
@@ -134,6 +135,8 @@ class RequestOptions:
         self.key = key
         # The `Member` that it prefers; None for no preference.
         self.home: Any = None
+        # The model that it needs; None for none.
+        self.model: str | None = None
         self.queue_timeout_s: float | None = None
         # Its position in the order of arrival; set by the queue.
         self.number = 0

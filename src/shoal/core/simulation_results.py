@@ -30,6 +30,7 @@ class Arrival(NamedTuple):
         timeout_s: How long it may take, as in ``options(timeout_s=...)``.
         queue_timeout_s: How long it may wait in the queue, as in ``options(queue_timeout_s=...)``.
         shard_key: The key of its replica, as in ``options(shard_key=...)`` of a handle.
+        model: The model that it needs, as in ``options(model=...)`` of a handle.
     """
 
     at: float
@@ -38,6 +39,7 @@ class Arrival(NamedTuple):
     timeout_s: float | None = None
     queue_timeout_s: float | None = None
     shard_key: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,7 @@ class Simulation:
         batches: The batches, in order of dispatch.
         duration_s: From the first arrival to the end of the last batch, in seconds.
         replicas: The number of replicas.
+        loads: How many times a replica loaded a model.
     """
 
     options: BatchOptions
@@ -170,6 +173,7 @@ class Simulation:
     batches: list[SimulatedBatch]
     duration_s: float
     replicas: int = 1
+    loads: int = 0
 
     def percentile_s(self, percent: float) -> float:
         """Returns a percentile of the latency of the answered requests.

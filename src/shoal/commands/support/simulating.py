@@ -39,13 +39,15 @@ class Comparison:
         handler: Linear | MeasuredRunTimes,
         pairs: Mapping[str, Any],
         replicas: int | None,
+        load_s: float,
     ) -> None:
         # `pairs` are the given options; recorded options apply where none is given. Afterwards
         # `simulation` and `options` are those of the given options.
         self.cases: list[Case] = []
         self._traffic = traffic
         self._handler = handler
-        self._replicas = 1 if replicas is None else replicas
+        self._replicas = replicas
+        self._load_s = load_s
         self._remarks: list[str] = []
         self._largest = 0.0
         self._letters = iter(_NAMES)
@@ -54,14 +56,15 @@ class Comparison:
         batcher = None if recording is None else recording.batcher
         if batcher is not None:
             self._today = dict(batcher.options)
-            if self._today.get("sticky_load_factor") is not None and replicas is None:
+            names = [self._today.get(name) for name in ("sticky_load_factor", "models")]
+            if replicas is None and any(one is not None for one in names):
                 raise CommandError(
-                    f"the requests of {batcher.name} prefer replicas by their shard keys; give the "
-                    "number of replicas: --replicas N"
+                    f"the requests of {batcher.name} prefer replicas by their shard keys or "
+                    "models; give the number of replicas: --replicas N"
                 )
             # What was recorded are the batches of all replicas.
             if (slots := self._today.get("max_concurrent_batches")) is not None:
-                self._today["max_concurrent_batches"] = max(1, slots // self._replicas)
+                self._today["max_concurrent_batches"] = max(1, slots // (replicas or 1))
             self.cases.append(Case.recorded(batcher, _written(self._today) or "all defaults"))
         self._base = {**self._today, **pairs}
         if recording is not None:
@@ -112,7 +115,11 @@ class Comparison:
         with as_mistakes():
             batch_options = BatchOptions.of(pairs)
             found = simulate(
-                self._traffic.trace, batch_options, self._handler, replicas=self._replicas
+                self._traffic.trace,
+                batch_options,
+                self._handler,
+                replicas=self._replicas,
+                load_s=self._load_s,
             )
         self.cases.append(Case.simulated(name, options, found))
         self._largest = max([self._largest, *(batch.size for batch in found.batches)])

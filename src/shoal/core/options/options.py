@@ -35,7 +35,7 @@ from shoal.core.options.option import (
     record,
     records_by_level,
 )
-from shoal.core.options.records import Cache, LatencyTarget, QueuePolicy
+from shoal.core.options.records import Cache, LatencyTarget, Models, QueuePolicy
 from shoal.core.policy import BatchPolicy
 
 Overload = Literal["reject", "wait", "shed_oldest", "shed_lowest"]
@@ -89,6 +89,7 @@ class OptionKeywords(ValueKeywords, total=False):
     policy: Callable[[Any], BatchPolicy] | None
     dedupe: bool | Callable[[Any], Hashable]
     cache: Cache | None
+    models: Models | None
     open: Opens | None
 
 
@@ -156,7 +157,8 @@ class BatchOptions:
         regather: Whether a batch that is due waits for callers of the last one that are about to
             call again. Their share and their delay are learned. The batch waits only while that
             takes less time than running their calls separately. It has no effect with `adaptive`,
-            `bucket_by`, `policy`, ``priority_mixing="isolate"`` or `sticky_load_factor`.
+            `bucket_by`, `policy`, ``priority_mixing="isolate"``, `sticky_load_factor` or
+            `models`.
         max_concurrent_batches: How many batches may be in the handler at once, at least 1; None for
             no limit.
         max_queued_requests: The most requests that may wait for a worker slot; None for no bound. 0
@@ -208,6 +210,8 @@ class BatchOptions:
             A function returns the key of an item; True compares the items and the calling users.
         cache: How many results are kept for later equal calls, and for how long; None for none. It
             also shares requests.
+        models: Lets the requests of a backend name a model, in a header or by ``options(model=)``.
+            A batch has requests of one model, and prefers a replica that has it loaded.
         open: Returns the async context manager that is entered in the batcher's event loop before
             its first batch, and left after its last: for connections that the handler uses. Context
             variables that it sets are set for the handler. A context manager serves one opening.
@@ -281,6 +285,7 @@ class BatchOptions:
     cache: Cache | None = record(
         Cache, _made_by(Cache, "shoal.Cache(max_size=1000, ttl_s=60)"), at_once=True
     )
+    models: Models | None = record(Models, _made_by(Models, "shoal.Models(most=4)"))
     open: Opens | None = option(None, _opens, is_function=True)
     stream_buffer: int = option(16, partial(whole, least=1), at_once=True)
     slow_reader_timeout_s: float | None = option(10.0, seconds, may_be_none=True)

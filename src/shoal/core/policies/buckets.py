@@ -30,7 +30,7 @@ from shoal.core.policy import Dispatch, Wait
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from shoal.core.policies.homes import Homes
+    from shoal.core.policies.homes import Preferences
     from shoal.core.policies.ranked import Rank, Ranked
     from shoal.core.policy import Pressure
     from shoal.core.request import Request, RequestOptions
@@ -57,7 +57,7 @@ class Buckets(Rule):
         self,
         make: Callable[[], Ranked],
         rank: Rank | None,
-        homes: Homes | None,
+        homes: Preferences | None,
         *,
         isolates: bool,
     ) -> None:
@@ -71,6 +71,8 @@ class Buckets(Rule):
         self._number = 0
         self._chosen: _Bucket | None = None
         self._asleep_until = NOBODY_WAITS
+        # Until when a batch that is due waits for a replica that it prefers.
+        self._held_until = math.inf
         self.cost: float = 0
 
     def add(self, request: Request) -> bool:
@@ -105,6 +107,7 @@ class Buckets(Rule):
 
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         self._asleep_until = NOBODY_WAITS
+        self._held_until = math.inf
         self._chosen = None
         if self._homes is not None and self._homes.have_changed():
             self._refile(self._homes)
@@ -126,7 +129,7 @@ class Buckets(Rule):
             if due_at <= bucket.due_at:
                 break
             self._plan_at(bucket, due_at)  # the request that made it due has left, or may wait on
-        self._asleep_until = self._next_due()
+        self._asleep_until = min(self._next_due(), self._held_until)
         return Wait(None if self._asleep_until == math.inf else self._asleep_until)
 
     def take(self, dispatch: Dispatch) -> list[Request]:
@@ -175,9 +178,9 @@ class Buckets(Rule):
     def _key(self, asked: RequestOptions | None) -> Hashable:
         assert asked is not None
         key = (asked.key, asked.priority) if self._isolates else asked.key
-        return key if self._homes is None else (key, asked.home)
+        return key if self._homes is None else (key, self._homes.part_of_key(asked))
 
-    def _refile(self, homes: Homes) -> None:
+    def _refile(self, homes: Preferences) -> None:
         """Files all requests by their new homes."""
         waiting = self.by_arrival()
         for held in (self._buckets, self._agenda, self._ready):
@@ -198,8 +201,11 @@ class Buckets(Rule):
         held: list[tuple[Any, int, _Bucket]] = []
         while (decision := self._first_ready(now, None)) is not None:
             first = self._ready[0][2].rule.head()
-            if first is None or not homes.holds(first):
+            assert first is not None
+            until = homes.held_until(first, now)
+            if until <= now:
                 break
+            self._held_until = min(self._held_until, until)
             held.append(heapq.heappop(self._ready))  # others go first
         for entry in held:
             heapq.heappush(self._ready, entry)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.core.options.mixes import is_set, sets_windows
 from shoal.core.policies.adaptive import AdaptiveRule
 from shoal.core.policies.buckets import Buckets
-from shoal.core.policies.homes import Homes
+from shoal.core.policies.homes import preferences_of
 from shoal.core.policies.ranked import Ranked, rank_of
 from shoal.core.policies.rule import Guarded, SizeOrWait
 from shoal.core.policies.sizing import Window, sizing_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _DISTINGUISHING: Final = (
     *("idle_timeout_s", "batch_size_fn", "bucket_by", "allowed_batch_sizes", "adaptive"),
     *("preferred_batch_sizes", "priority_levels", "queue_policies", "default_queue_policy"),
-    *("order", "policy", "sticky_load_factor"),
+    *("order", "policy", "sticky_load_factor", "models"),
 )
 _WAITING: Final = ("batch_wait_timeout_s", "idle_timeout_s", "adaptive", "policy")
 _NOT_REGATHERED: Final = (
@@ -35,6 +35,7 @@ _NOT_REGATHERED: Final = (
     "bucket_by",
     "priority_mixing",
     "sticky_load_factor",
+    "models",
 )
 
 
@@ -82,7 +83,7 @@ def policy_of(
         return Ranked(rank, sizing, window, adaptive, numbers)
 
     isolates = options.priority_mixing == "isolate"
-    homes = Homes.of(options, members)
+    homes = preferences_of(options, members)
     if options.bucket_by is None and not isolates and homes is None:
         return one_bucket()
     return Buckets(one_bucket, rank, homes, isolates=isolates)

@@ -14,18 +14,35 @@ more than ``sticky_load_factor`` times the average, its requests go to the next 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from shoal.core.traffic import drawn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from shoal.core.request import Batch, RequestBatch
 
 
 ReplicaT = TypeVar("ReplicaT")
+
+
+class LoadedModel:
+    """A model that a replica has loaded, or is loading."""
+
+    __slots__ = ("batches", "flight", "ready_at")
+
+    def __init__(self) -> None:
+        self.batches = 0  # that run with it or wait for it
+        # What loads it; None when that is done. Its batches wait for it.
+        self.flight: Any = None
+        self.ready_at = 0.0  # for simulations
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.batches and self.flight is None
 
 
 @dataclass(eq=False)
@@ -44,6 +61,8 @@ class Member(Generic[ReplicaT]):
 
     # An event that is set when its last batch ends; None while no task waits for that.
     idle: Any = None
+    # The least recently used one comes first.
+    models: dict[str, LoadedModel] = field(default_factory=dict[str, LoadedModel])
 
     @property
     def requests(self) -> int:
@@ -57,12 +76,50 @@ class Member(Generic[ReplicaT]):
             slots = min(slots, (self.most - self.ongoing) // size)
         return max(0 if self.batches else 1, slots)
 
+    def use_model(self, model: str, most: int, wanted: Mapping[str, int]) -> list[str] | None:
+        """Counts a batch that uses a model; returns which models to unload for it.
+
+        None if it is loaded, or being loaded.
+        """
+        known = self.models.pop(model, None)
+        unloaded: list[str] = []
+        while known is None and len(self.models) >= most:
+            victim = self._victim(wanted) or self._victim({})
+            if victim is None:  # a batch that runs again may find all in use
+                break
+            unloaded.append(victim)
+            del self.models[victim]
+        used = self.models[model] = known or LoadedModel()  # most recently used: last
+        used.batches += 1
+        return unloaded if known is None else None
+
+    def model_rank(self, model: str, most: int, wanted: Mapping[str, int]) -> int:
+        """Returns how well the replica suits a model's batch; the lowest is the best."""
+        if model in self.models:
+            return LOADED
+        if len(self.models) < most:
+            return HAS_PLACE
+        if self._victim(wanted) is not None:
+            return UNLOADS_UNWANTED
+        return UNLOADS_WANTED if self._victim({}) is not None else ALL_IN_USE
+
+    def _victim(self, wanted: Mapping[str, int]) -> str | None:
+        """Returns the least recently used model that no batch uses, and that is not wanted."""
+        models = self.models.items()
+        return next((name for name, one in models if one.is_idle and not wanted.get(name)), None)
+
+
+LOADED, HAS_PLACE, UNLOADS_UNWANTED, UNLOADS_WANTED, ALL_IN_USE = range(5)
+
 
 class Members(Generic[ReplicaT]):
     def __init__(self) -> None:
         # The least recently used one comes first.
         self._all: dict[Member[ReplicaT], None] = {}
         self.version = 0  # changes whenever keys may have other homes
+        # How many models a replica may have loaded, and how many requests wait for each.
+        self.most_models = 1
+        self.wanted: Mapping[str, int] = {}
 
     def __iter__(self) -> Iterator[Member[ReplicaT]]:
         return iter(self._all)
@@ -97,12 +154,20 @@ class Members(Generic[ReplicaT]):
     def room(self, size: int) -> float:
         return sum([member.room(size) for member in self._all])
 
-    def choose(self, size: int, home: Member[ReplicaT] | None = None) -> Member[ReplicaT] | None:
+    def choose(
+        self, size: int, home: Member[ReplicaT] | None = None, model: str | None = None
+    ) -> Member[ReplicaT] | None:
         """Chooses the replica for a batch of a size, if any has room.
 
-        That is the home of its requests, or the next in the order of that home. Without a home it
-        is the replica with the fewest batches; among equals, the least recently used one.
+        That is the home of its requests, or the next in the order of that home; or a replica that
+        has their model loaded, or else can load it. Without a home and a model it is the replica
+        with the fewest batches; among equals, the least recently used one.
         """
+        if model is not None:
+            with_room = [member for member in self._all if member.room(size)]
+            return min(
+                with_room, key=lambda one: (self._model_rank(one, model), one.batches), default=None
+            )
         if home is not None:
             in_order = sorted(self._all, key=lambda one: self._rank(one, home), reverse=True)
             return next((member for member in in_order if member.room(size)), None)
@@ -113,6 +178,27 @@ class Members(Generic[ReplicaT]):
                 if not best.batches:
                     break
         return best
+
+    def model_held_until(
+        self, model: str, arrived_at: float, now: float, size: int, max_wait_s: float
+    ) -> float:
+        """Returns until when a batch that is due waits for a replica that has its model.
+
+        That is infinity if it waits until a batch has ended.
+        """
+        ranks = [self._model_rank(one, model) for one in self._all if one.room(size)]
+        best = min(ranks, default=LOADED)
+        if best == LOADED:
+            return now
+        if best == ALL_IN_USE:
+            return math.inf
+        until = arrived_at + max_wait_s
+        if best == UNLOADS_WANTED or any(model in member.models for member in self._all):
+            return max(now, until)
+        return now
+
+    def _model_rank(self, member: Member[ReplicaT], model: str) -> int:
+        return member.model_rank(model, self.most_models, self.wanted)
 
     def home(self, key: str) -> Member[ReplicaT] | None:
         """Returns the replica that a shard key prefers; None if there is no replica."""
@@ -145,6 +231,11 @@ class Members(Generic[ReplicaT]):
 
 NO_MEMBERS: Final[Members[Any]] = Members()
 """The replicas of a batcher that runs its handler itself."""
+
+
+def model_of(batch: Batch) -> str | None:
+    """Returns the model that a batch needs; None for none."""
+    return getattr(batch.members[0].options, "model", None)  # set only with the option `models`
 
 
 def home_of(batch: Batch) -> Member[Any] | None:

@@ -70,10 +70,12 @@ class Pool:
         self.failure = failure
         self.changed()
 
-    def choose(self, size: int, home: PoolMember | None = None) -> PoolMember | None:
+    def choose(
+        self, size: int, home: PoolMember | None = None, model: str | None = None
+    ) -> PoolMember | None:
         """Chooses a replica with room for a batch of a size, if any; withdraws dead ones."""
         while True:
-            best = self.members.choose(size, home)
+            best = self.members.choose(size, home, model)
             if best is None or best.replica.takes_work:
                 return best
             self.withdraw(best)
