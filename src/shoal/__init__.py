@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from shoal.batching.calls.call import StreamCall, UnaryCall, retrying
     from shoal.batching.calls.stream import END, SKIP, Mark, ResultStream
     from shoal.batching.calls.threads import ThreadStream
-    from shoal.batching.current import current_backend_tag, current_batch, current_replica_tag
+    from shoal.batching.current import (
+        current_backend_tag,
+        current_batch,
+        current_model,
+        current_replica_tag,
+    )
     from shoal.batching.decorator.batched import BatchedFunction, BatchedGenerator
     from shoal.batching.decorator.blocking import BlockingCall, BlockingStreamCall, blocking
     from shoal.batching.decorator.decorator import batch, open_batchers
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
     from shoal.batching.open_batch import OpenBatch, OpenRequest
     from shoal.batching.options import of_list
     from shoal.core.options.options import BatchOptions
-    from shoal.core.options.records import Cache, LatencyTarget, QueuePolicy
+    from shoal.core.options.records import Cache, LatencyTarget, Models, QueuePolicy
     from shoal.core.replicas.autoscaling import AutoscalingOptions
     from shoal.core.request import Batch, DispatchReason, Request
     from shoal.http.app.app import App
@@ -62,6 +67,7 @@ __all__ = [
     "LatencyTarget",
     "Loader",
     "Mark",
+    "Models",
     "OpenBatch",
     "OpenRequest",
     "QueuePolicy",
@@ -77,6 +83,7 @@ __all__ = [
     "connect",
     "current_backend_tag",
     "current_batch",
+    "current_model",
     "current_replica_tag",
     "errors",
     "of_list",
@@ -112,6 +119,7 @@ _WHERE: Final = {
     "HttpOptions": "shoal.asgi.http_options",
     "Cache": "shoal.core.options.records",
     "LatencyTarget": "shoal.core.options.records",
+    "Models": "shoal.core.options.records",
     "Loader": "shoal.batching.loader",
     "Mark": "shoal.batching.calls.stream",
     "OpenBatch": "shoal.batching.open_batch",
@@ -129,6 +137,7 @@ _WHERE: Final = {
     "connect": "shoal.starting",
     "current_backend_tag": "shoal.batching.current",
     "current_batch": "shoal.batching.current",
+    "current_model": "shoal.batching.current",
     "current_replica_tag": "shoal.batching.current",
     "errors": "shoal.errors",
     "of_list": "shoal.batching.options",

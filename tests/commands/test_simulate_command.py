@@ -146,6 +146,31 @@ def test_a_trace_is_played(told, tmp_path):
     )
 
 
+def test_shard_keys_of_a_trace_prefer_replicas(told, tmp_path):
+    trace = tmp_path / "trace.csv"
+    rows = [f"{number / 100},user-{number % 7}" for number in range(200)]
+    trace.write_text("\n".join(["at,shard_key", *rows]))
+    shape = (str(trace), "--run-time", "0.02", "--replicas", "3")
+    some = told(*shape, "--option", "sticky_load_factor=1", "--json")["spilled_share"]
+    assert 0 < some < 1
+    text = told(*shape, "--option", "sticky_load_factor=3")
+    assert "not on the preferred replica  0%" in text
+    assert "unknown columns" not in text
+
+
+def test_models_of_a_trace_are_loaded(told, tmp_path):
+    trace = tmp_path / "trace.csv"
+    rows = [f"{number / 100},{'abc'[number % 3]}" for number in range(200)]
+    trace.write_text("\n".join(["at,model", *rows]))
+    shape = (str(trace), "--run-time", "0.002", "--load-time", "0.05")
+    all_fit = told(*shape, "--replicas", "3", "--option", 'models={"most": 1}', "--json")
+    assert all_fit["loads"] == 3
+    text = told(*shape, "--option", 'models={"most": 2, "max_switch_wait_s": 0.3}')
+    loads = re.search(r"loads of models +(\d+)", text)
+    assert loads is not None
+    assert int(loads[1]) > 3
+
+
 def test_priorities_need_levels(told, tmp_path, capsys):
     path = tmp_path / "trace.csv"
     path.write_text("at,priority\n0,2\n")

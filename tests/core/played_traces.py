@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
+from contextlib import AsyncExitStack
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import pytest
 
 import shoal
+from shoal.core.events import BatchObserver
 from shoal.core.simulation_results import Arrival, Outcome
 from shoal.errors import ItemTooLarge
+from shoal.replicas.code.instance import Method
+from shoal.serving.backends.method_batcher import BatchDispatcher
+from shoal.serving.backends.models import LOAD, ModelLoader
+from shoal.serving.backends.pool import Pool, PoolCapacity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
     from shoal.core.simulation_results import ClosedLoop, Simulation
 
 SAME_TIME_S = 1e-6
+LOAD_S = 0.0317
 
 
 class Item(NamedTuple):
@@ -35,6 +44,65 @@ class Engine:
         self.outcomes: dict[int, Outcome] = {}
         self.latency_s: dict[int, float] = {}
         self.batches: list[tuple[float, DispatchReason, tuple[int, ...]]] = []
+        self.replicas: dict[int, int] = {}  # by the batch
+        self.run_s: dict[int, float] = {}
+
+
+class Began(BatchObserver):
+    """Notes the batches when they are dispatched: they may still wait for a model."""
+
+    def __init__(self, seen: Engine, began_at: float, run_time: Callable[[float], float]) -> None:
+        self._seen = seen
+        self._run_time = run_time
+        self._began_at = began_at
+
+    def batch_began(self, batcher: str, batch: shoal.Batch, now: float) -> None:
+        places = tuple(request.item.place for request in batch.requests)
+        self._seen.run_s[batch.id] = self._run_time(batch.load)
+        self._seen.batches.append((now - self._began_at, batch.reason, places))
+
+
+class InThisTask:
+    """Stands in for a replica: it calls a function in the task of the batch."""
+
+    takes_work = True
+
+    def __init__(self, tag: str, function: Callable[[list[Any]], Any]) -> None:
+        self.tag = tag
+        self._function = function
+
+    async def run(self, method: str, items: list[Any]) -> Any:
+        if method == LOAD:
+            return await anyio.sleep(LOAD_S)
+        replica.set(int(self.tag))
+        return await self._function(items)
+
+
+replica: ContextVar[int] = ContextVar("replica", default=1)
+
+
+def on_replicas(
+    function: Callable[[list[Any]], Any],
+    options: dict[str, Any],
+    replicas: int,
+    start_task: Callable[..., None],
+) -> shoal.Batcher[Any]:
+    """Makes a batcher whose batches run on the replicas of a pool, as those of a backend."""
+    pool = Pool("b")
+    slots = options.get("max_concurrent_batches", 1)
+    for number in range(1, replicas + 1):
+        stand_in: Any = InThisTask(str(number), function)
+        pool.add(stand_in, slots)
+    method = Method("__call__", inspect.Signature([ITEM]), streams=False, batched=True)
+    models = ModelLoader(pool, start_task, lambda: False, lambda: options.get("models"))
+    return shoal.Batcher(
+        BatchDispatcher("b", method, pool, lambda: 0, models).handler,
+        capacity=PoolCapacity(pool, options["max_batch_size"]),
+        **{**options, "max_concurrent_batches": slots * replicas},
+    )
+
+
+ITEM = inspect.Parameter("item", inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 async def played(
@@ -42,22 +110,25 @@ async def played(
     options: dict[str, Any],
     run_time: Callable[[float], float],
     drain_at: float,
+    replicas: int | None = None,
 ) -> Engine:
     """Runs a trace against a batcher, each call in its own task."""
     seen = Engine()
     began_at = anyio.current_time()
-    by_cost = options.get("batch_size_fn") is not None
 
     async def handler(items: list[Item]) -> list[Item]:
-        batch = shoal.current_batch()
-        dispatch_at = anyio.current_time() - began_at
-        places = tuple(request.item.place for request in batch.requests)
-        seen.batches.append((dispatch_at, batch.reason, places))
-        await anyio.sleep(run_time(sum(item.cost for item in items) if by_cost else len(items)))
+        seen.replicas[shoal.current_batch().id] = replica.get()
+        await anyio.sleep(seen.run_s[shoal.current_batch().id])
         return items
 
-    batcher = shoal.Batcher(handler, **options)
-    async with batcher as call:
+    async with AsyncExitStack() as stack:
+        if replicas is None:
+            batcher = shoal.Batcher(handler, **options)
+        else:
+            loads = await stack.enter_async_context(anyio.create_task_group())
+            batcher = on_replicas(handler, options, replicas, loads.start_soon)
+        batcher.observers.add(Began(seen, began_at, run_time))
+        call = await stack.enter_async_context(batcher)
 
         async def caller(arrival: Arrival) -> None:
             call_options = {
@@ -65,6 +136,9 @@ async def played(
                 for name in ("priority", "timeout_s", "queue_timeout_s")
                 if (value := getattr(arrival, name)) is not None
             }
+            if arrival.shard_key is not None or arrival.model is not None:
+                names = {"shard_key": arrival.shard_key, "model": arrival.model}
+                call_options["metadata"] = {k: one for k, one in names.items() if one is not None}
             await anyio.sleep_until(began_at + arrival.at)
             place = arrival.item.place
             try:

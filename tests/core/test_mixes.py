@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from shoal import BatchOptions, Cache, LatencyTarget, QueuePolicy
+from shoal import BatchOptions, Cache, LatencyTarget, Models, QueuePolicy
 from shoal.core.options import mixes
 
 TARGET = LatencyTarget(p99_s=1)
+MODELS = Models(most=2)
 WAITS = QueuePolicy(batch_wait_timeout_s=1)
 SPLIT: dict[str, Any] = {"split": divmod, "join": sum, "batch_size_fn": len}
 ISOLATED: dict[str, Any] = {"priority_levels": 2, "priority_mixing": "isolate"}
@@ -53,6 +54,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"overload": "shed_lowest", "max_queued_requests": 0}, "pass max_queued_requests=1 or more"),
     ({"max_queued_requests": 0, "bucket_by": len}, "depends on their keys"),
     ({"max_queued_requests": 0, **ISOLATED}, "depends on their levels"),
+    ({"max_queued_requests": 0, "sticky_load_factor": 2}, "its own keys' requests"),
+    ({"policy": print, "sticky_load_factor": 2}, "the policy alone decides"),
+    ({"policy": print, "models": MODELS}, "the policy alone decides"),
+    ({"models": MODELS, "sticky_load_factor": 2}, "both choose the replica"),
+    ({"max_queued_requests": 0, "models": MODELS}, "one model's requests"),
     ({"policy": print, "idle_timeout_s": 0}, "the policy alone decides"),
     ({"policy": print, "batch_size_fn": len}, "the policy alone decides"),
     ({"policy": print, "bucket_by": len}, "the policy alone decides"),
@@ -110,6 +116,8 @@ FILLS: list[tuple[dict[str, Any], str]] = [
     (SPLIT, "all parts could join the same"),
     ({"adaptive": TARGET}, "run time of a batch that grows"),
     ({"policy": print}, "no policy forms it"),
+    ({"sticky_load_factor": 2}, "on whichever replica"),
+    ({"models": MODELS}, "one model, which would keep the others"),
     ({"isolate_errors": True}, "answers each request by itself"),
     ({"refuse_late": True}, "does not tell how long a request takes"),
     ({"default_queue_policy": WAITS}, "leave it out of the queue policies"),

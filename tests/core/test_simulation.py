@@ -7,10 +7,12 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
-from core.played_traces import Item, assert_the_same, played, played_by_callers
+from core.played_traces import LOAD_S, Item, assert_the_same, played, played_by_callers
 from shoal.core.options.options import BatchOptions
-from shoal.core.options.records import LatencyTarget, QueuePolicy
+from shoal.core.options.records import LatencyTarget, Models, QueuePolicy
 from shoal.core.policy import Dispatch, Pressure, Wait, WholeQueuePolicy
 from shoal.core.request import DispatchReason
 from shoal.core.simulation import simulate
@@ -30,16 +32,28 @@ RUN_TIME = Linear(0.0113, 0.00171, jitter=0.05)
 
 
 def compared(
-    backend: str, trace: Sequence[Arrival], options: dict[str, Any], run_time: Any = RUN_TIME
+    backend: str,
+    trace: Sequence[Arrival],
+    options: dict[str, Any],
+    run_time: Any = RUN_TIME,
+    replicas: int | None = None,
 ) -> Simulation:
     """Simulates a trace, runs it on the engine, and compares the two."""
-    simulation = simulate(trace, BatchOptions(**options), run_time)
+    simulation = simulate(
+        trace, BatchOptions(**options), run_time, replicas=replicas, load_s=LOAD_S
+    )
     drains = [
         batch.dispatched_at for batch in simulation.batches if batch.reason is DispatchReason.DRAIN
     ]
     drain_at = min([*drains, 1e6])
-    engine = run_virtually(played, trace, options, run_time.sampler(), drain_at, backend=backend)
+    engine = run_virtually(
+        played, trace, options, run_time.sampler(), drain_at, replicas, backend=backend
+    )
     assert_the_same(simulation, engine)
+    if replicas is not None:
+        # Batches that time out while their model is loaded never get to the handler.
+        replicas_of = {id_: simulation.batches[id_ - 1].replica for id_ in engine.replicas}
+        assert replicas_of == engine.replicas
     return simulation
 
 
@@ -162,6 +176,99 @@ def test_a_simulation_does_what_the_engine_does(scene, backend):
     if "queue_policies" in options:
         asked["queue_timeout_s"] = (None, 0.0301)
     compared(backend, some_trace(**asked), options)
+
+
+KEYS = (None, *(f"user-{number}" for number in range(20)))
+STICKY: dict[str, dict[str, Any]] = {
+    "replicas without keys": FOUR,
+    "what is there": {**FOUR, "sticky_load_factor": 1.5},
+    "balanced": {**FOUR, "sticky_load_factor": 1},
+    "always waiting": {**FOUR, "sticky_load_factor": 1000},
+    "a window": {**FOUR, **WAITS, "sticky_load_factor": 2},
+    "two slots for each": {**FOUR, "max_concurrent_batches": 2, "sticky_load_factor": 1.2},
+    "nobody late": {**FOUR, "refuse_late": True, "sticky_load_factor": 1.5},
+    "a latency target": {**TARGET, "sticky_load_factor": 1.5},
+    "levels that wait differently": (
+        {**LEVELS, **WAITS, "queue_policies": OF_EACH_LEVEL, "sticky_load_factor": 1.5}
+    ),
+    "nearly everything": {**SCENES["nearly everything"], "sticky_load_factor": 1.5},
+}
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+@pytest.mark.parametrize("scene", STICKY)
+def test_a_simulation_chooses_the_replica_that_the_engine_chooses(scene, backend):
+    options = STICKY[scene]
+    asked = {"timeout_s": TIMEOUTS_S[scene]} if scene in TIMEOUTS_S else {}
+    if "priority_levels" in options:
+        asked["priority"] = (None, 1, 2, 3)
+    simulation = compared(
+        backend, some_trace(rate=400, shard_key=KEYS, **asked), options, replicas=3
+    )
+    assert {batch.replica for batch in simulation.batches} == {1, 2, 3}
+
+
+MODELS = (None, *(f"model-{number}" for number in range(7)))
+MULTIPLEXED: dict[str, dict[str, Any]] = {
+    "what is there": {**FOUR, "models": Models(most=2)},
+    "a long wait": {**FOUR, "models": Models(most=1, max_switch_wait_s=0.2003)},
+    "no wait": {**FOUR, "models": Models(most=2, max_switch_wait_s=0)},
+    "a window": {**FOUR, **WAITS, "models": Models(most=2, max_switch_wait_s=0.0503)},
+    "three slots for each": (
+        {**FOUR, "max_concurrent_batches": 3, "models": Models(most=2, max_switch_wait_s=0.0403)}
+    ),
+    "cut short": {**FOUR, "handler_timeout_s": 0.0403, "models": Models(most=2)},
+    "nearly everything": {**SCENES["nearly everything"], "models": Models(most=2)},
+}
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+@pytest.mark.parametrize("scene", MULTIPLEXED)
+def test_a_simulation_loads_the_models_that_the_engine_loads(scene, backend):
+    options = MULTIPLEXED[scene]
+    asked = {"priority": (None, 1, 2, 3)} if "priority_levels" in options else {}
+    simulation = compared(backend, some_trace(model=MODELS, **asked), options, replicas=3)
+    assert simulation.loads > 5
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from([*SCENES]),
+    st.builds(
+        Models, most=st.integers(1, 4), max_switch_wait_s=st.sampled_from([0, 0.0503, 0.2003])
+    ),
+    st.integers(1, 4),
+    st.integers(0, 10_000),
+)
+def test_a_simulation_loads_the_models_that_the_engine_loads_at_random(
+    scene, models, replicas, seed
+):
+    options = {**SCENES[scene], "models": models}
+    # A request close to its deadline may be noticed some milliseconds earlier or later.
+    assume("adaptive" not in options and "request_timeout_s" not in options)
+    assume(options.get("max_queued_requests") != 0 and "policy" not in options)
+    assume(options.get("max_concurrent_batches", 1) is not None)
+    asked = {"priority": (None, 1, 2, 3)} if "priority_levels" in options else {}
+    trace = some_trace(rate=60.0 * replicas, requests=80, seed=seed, model=MODELS, **asked)
+    compared("trio", trace, options, replicas=replicas)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from([*SCENES]),
+    st.sampled_from([1, 1.2, 2, 1000]),
+    st.integers(1, 5),
+    st.integers(0, 10_000),
+)
+def test_a_simulation_chooses_the_replica_that_the_engine_chooses_at_random(
+    scene, factor, replicas, seed
+):
+    options = {**SCENES[scene], "sticky_load_factor": factor}
+    assume(options.get("max_queued_requests") != 0 and "policy" not in options)
+    assume(options.get("max_concurrent_batches", 1) is not None)
+    asked = {"priority": (None, 1, 2, 3)} if "priority_levels" in options else {}
+    trace = some_trace(rate=80.0 * replicas, requests=80, seed=seed, shard_key=KEYS, **asked)
+    compared("trio", trace, options, replicas=replicas)
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])

@@ -13,6 +13,7 @@ from batching.scenes import Held, line_up, outcome, outcomes, settle
 from serving.scenes import Stage, deployed, echo, serving, serving_tasks, slowly, under_way
 from shoal.errors import DeadlineExceeded, NoSuchName, Overloaded, ShutDown
 from shoal.replicas.code.definition import accept_batch
+from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:
@@ -115,10 +116,7 @@ async def test_options_lie_over_each_other() -> None:
         ("deadline_s", "write timeout_s, in seconds"),
         ("timeout", "did you mean 'timeout_s'?"),
         ("headers", "did you mean 'http_headers'?"),
-        (
-            "xyzzy",
-            "there are method_name, shard_key, http_method, http_headers, timeout_s, priority",
-        ),
+        ("xyzzy", f"there are {', '.join(HANDLE_OPTIONS)}"),
     ],
 )
 async def test_an_unknown_option_suggests_the_right_one(name: str, hint: str) -> None:

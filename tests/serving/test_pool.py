@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from batching.scenes import Caller, settle
-from shoal.serving.backends.pool import Member, Pool, PoolCapacity
+from shoal.serving.backends.pool import Pool, PoolCapacity, PoolMember
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -26,7 +26,7 @@ class Named:
         self.tag = tag
 
 
-def filled(*tags: str, slots: int = 1, most: int | None = None) -> tuple[Pool, list[Member]]:
+def filled(*tags: str, slots: int = 1, most: int | None = None) -> tuple[Pool, list[PoolMember]]:
     pool = Pool("b")
     named: list[Any] = [Named(tag) for tag in tags]
     return pool, [pool.add(one, slots, most) for one in named]
@@ -39,7 +39,7 @@ def room_in(pool: Pool, size: int) -> PoolCapacity:
 
 
 @contextmanager
-def at_work(pool: Pool, member: Member, size: int) -> Generator[None]:
+def at_work(pool: Pool, member: PoolMember, size: int) -> Generator[None]:
     pool.begin(member, size)
     try:
         yield

@@ -50,6 +50,8 @@ KINDS = (
     "scale",
     "batch",
     "bound",
+    "stick",
+    "models",
     "tell",
     "tell death",
     "tell illness",
@@ -68,6 +70,10 @@ programs = st.lists(
 )
 
 
+class CannotLoad(ShoalError, RuntimeError):
+    """What loading a model raises."""
+
+
 class Checked:
     """Takes up to 0.3 s, and answers with each item and its backend's tag.
 
@@ -80,6 +86,14 @@ class Checked:
     def reconfigure(self, _config: Any) -> None: ...
 
     def health(self) -> None: ...
+
+    async def load_model(self, model: str) -> None:
+        await anyio.sleep(self._random.uniform(0, 0.3))
+        if self._random.random() < 0.1:
+            raise CannotLoad(model)
+
+    async def unload_model(self, model: str) -> None:
+        await anyio.sleep(self._random.uniform(0, 0.1))
 
     async def __call__(self, items: list[int]) -> list[tuple[int, str]]:
         await anyio.sleep(self._random.uniform(0, 0.3))
@@ -144,6 +158,13 @@ class Program:
         elif kind == "bound":
             changes = {"max_ongoing_requests": second or None, "max_concurrent_batches": 2}
             await self._update(update(tag, {**changes, "retries": second % 3}))
+        elif kind == "stick":
+            factor = (None, 1, 1.5, 2, 1000)[second % 5]
+            await self._update(update(tag, {"sticky_load_factor": factor, "models": None}))
+        elif kind == "models":
+            models = {"most": second, "max_switch_wait_s": 0.1 * first} if second else None
+            changes = {"models": models, "sticky_load_factor": None}
+            await self._update(update(tag, changes))
         elif kind == "tell":
             await self._update(update(tag, {"user_config": second}))
         elif kind == "tell death":
@@ -212,7 +233,7 @@ class Program:
         item = len(self._calls)
         handle = await self._controller.get_handle("e")
         if sharded:
-            handle = handle.options(shard_key=str(item % 5))
+            handle = handle.options(shard_key=str(item % 5), model=str(item % 3))
         awaitable = _read(handle, item) if streams else handle.call(item)
         self._calls.append((item, streams, await self._tasks.start(Caller(awaitable).run)))
 

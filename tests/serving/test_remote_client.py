@@ -367,7 +367,7 @@ async def test_a_call_passes_arguments_and_options_on(fake):
 async def test_every_option_of_a_handle_is_passed_on_in_the_form_of_json(fake):
     headers = MappingProxyType({"X-A": "b"})
     given = {"method_name": "m", "shard_key": "u", "http_method": "PUT", "http_headers": headers}
-    given |= {"timeout_s": 5, "priority": 2}
+    given |= {"timeout_s": 5, "priority": 2, "model": "small"}
     assert given.keys() == HANDLE_OPTIONS.keys()
     async with connected(fake) as client:
         await (await client.get_handle("e")).options(**given).call()

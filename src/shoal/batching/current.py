@@ -55,6 +55,20 @@ def current_batch() -> Batch:
         raise RuntimeError("current_batch() is for handlers: no batch is running here") from None
 
 
+def current_model() -> str | None:
+    """Returns the model that the calling handler's batch needs; None if its requests name none.
+
+    Raises:
+        RuntimeError: No handler is running here.
+    """
+    requests = current_batch().requests
+    options = requests[0].options if requests else None
+    if options is None:
+        return None
+    model: str | None = getattr(options, "model", None)  # set with the option `models`
+    return options.metadata.get("model") if model is None else model
+
+
 def current_backend_tag() -> str:
     """Returns the tag of the backend that the calling code belongs to.
 

@@ -131,6 +131,12 @@ def checked_options(
         refusal = (
             "split is for calls with one result: the parts of an item have no order in a stream"
         )
+    for name in ("sticky_load_factor", "models"):
+        if (value := getattr(options, name)) is not None and not handler.has_replicas:
+            refusal = (
+                f"{name}={value!r} is for backends, whose batches go to one of their replicas; "
+                "a batcher by itself has only its handler"
+            )
     if refusal is not None:
         raise ValueError(refusal)
     if options.policy is not None:

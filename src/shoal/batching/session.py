@@ -42,6 +42,7 @@ from shoal.core.counters import NO_LEVELS, ClosingCounts
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.forming.former import Former
 from shoal.core.options.options import OPTIONS
+from shoal.core.replicas.members import NO_MEMBERS
 from shoal.failures.exceptions import ends_the_program, is_cancellation, own_copy
 from shoal.failures.hints import with_hint
 from shoal.loops.parking import Bell
@@ -89,7 +90,8 @@ class Session:
         self._parking = parking_of_this_loop()
         self._bell = Bell(self._parking)
         batches: dict[Batch, float] = {}
-        self._former = Former(options, batches)
+        members = NO_MEMBERS if capacity is None else capacity.members
+        self._former = Former(options, batches, members)
         self._intake = Intake(
             name,
             self._former,

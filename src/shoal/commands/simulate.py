@@ -50,7 +50,8 @@ _EXAMPLE: Final = """\
     shoal simulate --callers 64 --think 0.001 --run-time 0.002+0.00005n --max-batch-size 64
 
   The first with a wait of 5 ms, a bounded queue and two priority levels, over a recorded trace
-  (CSV or NDJSON; columns: at, priority, timeout_s, queue_timeout_s, cost, bucket):
+  (CSV or NDJSON; columns: at, priority, timeout_s, queue_timeout_s, cost, bucket, shard_key,
+  model):
 
     shoal simulate monday.csv --run-time 0.002+0.00005n --max-batch-size 64 \\
       --batch-wait-timeout-s 0.005 --option max_queued_requests=1000 --option priority_levels=2
@@ -139,6 +140,19 @@ def add_arguments(parser: ArgumentParser) -> None:
         )
     add_option_argument(options)
     options.add_argument(
+        "--replicas",
+        type=count,
+        metavar="N",
+        help="replicas of the backend, each with max_concurrent_batches (1)",
+    )
+    options.add_argument(
+        "--load-time",
+        type=at_least_0,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long it takes to load a model, with the option models (%(default)s)",
+    )
+    options.add_argument(
         "--compare",
         action="append",
         default=[],
@@ -154,7 +168,7 @@ def run(arguments: Namespace) -> int:
     pairs = option_pairs([*texts, *arguments.option])
     traffic = _traffic(arguments)
     handler = _handler(arguments, traffic.recording)
-    comparison = Comparison(traffic, handler, pairs)
+    comparison = Comparison(traffic, handler, pairs, arguments.replicas, arguments.load_time)
     case = comparison.cases[-1]
     for text in arguments.compare:
         comparison.add(option_pairs(text.split()))
@@ -168,6 +182,8 @@ def run(arguments: Namespace) -> int:
         "requests": len(simulation.outcomes),
         "duration_s": simulation.duration_s,
         **case.as_data(),
+        "spilled_share": simulation.spilled_share,
+        "loads": simulation.loads,
         "priorities": {level: percentiles(latencies) for level, latencies in levels.items()},
     }
     text = _as_text(simulation, handler, traffic.text, comparison.options, levels)
@@ -308,6 +324,11 @@ def _as_facts(simulation: Simulation) -> str:
         for reason, dispatched in simulation.reasons.items()
         if dispatched
     ]
+    placed: list[tuple[str, str]] = []
+    if simulation.options.sticky_load_factor is not None:
+        placed = [("not on the preferred replica", percent(simulation.spilled_share))]
+    if simulation.options.models is not None:
+        placed = [("loads of models", f"{simulation.loads:,}")]
     return facts(
         [
             ("requests", ", ".join(ends)),
@@ -316,6 +337,7 @@ def _as_facts(simulation: Simulation) -> str:
             ("batches", f"{batches:,}, of {three_digits(simulation.mean_batch)} on average"),
             ("dispatched because", ", ".join(reasons)),
             ("handler busy", percent(simulation.busy_share)),
+            *placed,
         ]
     )
 
@@ -335,4 +357,5 @@ def _most_a_second(simulation: Simulation, handler: Linear | MeasuredRunTimes) -
     options = simulation.options
     if options.batch_size_fn is not None:
         return math.inf
-    return options.slots * options.max_batch_size / handler(options.max_batch_size)
+    slots = options.slots * simulation.replicas
+    return slots * options.max_batch_size / handler(options.max_batch_size)

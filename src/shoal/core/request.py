@@ -106,8 +106,10 @@ class RequestOptions:
         "deadline",
         "delayed_at",
         "due",
+        "home",
         "key",
         "metadata",
+        "model",
         "number",
         "options_factory",
         "priority",
@@ -131,6 +133,10 @@ class RequestOptions:
         self.cost = cost
         # All requests of one batch have equal keys.
         self.key = key
+        # The `Member` that it prefers; None for no preference.
+        self.home: Any = None
+        # The model that it needs; None for none.
+        self.model: str | None = None
         self.queue_timeout_s: float | None = None
         # Its position in the order of arrival; set by the queue.
         self.number = 0

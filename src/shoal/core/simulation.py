@@ -26,8 +26,10 @@ from typing import TYPE_CHECKING
 from shoal.core.forming.admission import QUIET
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions, RequestOptionsFactory
 from shoal.core.forming.former import Former
+from shoal.core.options.checks import whole
 from shoal.core.policies.sizing import load_of
 from shoal.core.policy import Dispatch
+from shoal.core.replicas.members import LoadedModel, Member, Members, home_of, model_of
 from shoal.core.request import NOTHING, Batch, DispatchReason, Request, State
 from shoal.core.simulation_results import (
     Arrival,
@@ -58,14 +60,32 @@ def _stay_away(now: float) -> None:
 class SimulatedBatcher:
     # Invariant: `_running` and `_since` have the batches in the handler, one for each busy slot.
 
-    def __init__(self, options: BatchOptions, run_time: Callable[[float], float]) -> None:
+    def __init__(
+        self,
+        options: BatchOptions,
+        run_time: Callable[[float], float],
+        replicas: int | None,
+        load_s: float,
+    ) -> None:
+        # The batcher of a backend also looks at its queue while no replica has room.
+        self._looks_always = replicas is not None
+        replicas = replicas or 1
+        self._load_s = load_s
+        self.loads = 0
+        self._members: Members[int] = Members()
+        for number in range(1, replicas + 1):
+            self._members.add(Member(str(number), number, options.slots))
+        if options.max_concurrent_batches is not None:
+            options = options.changed(
+                {"max_concurrent_batches": options.max_concurrent_batches * replicas}
+            )
         self._options = options
         self._run_time = run_time
         limit_s = options.handler_timeout_s
         self._limit_s = _NEVER if limit_s is None else limit_s
         self._options_factory = RequestOptionsFactory("the simulated batcher", options)
         self._since: dict[Batch, float] = {}
-        self._former = Former(options, self._since)
+        self._former = Former(options, self._since, self._members)
         self._has_request_options = (
             self._options_factory.of_each
             or options.request_timeout_s is not None
@@ -75,6 +95,10 @@ class SimulatedBatcher:
         # When each batch ends, its number, which orders equal times, and whether the handler times
         # out then.
         self._running: list[tuple[float, int, Batch, bool]] = []
+        # When each model that is being loaded will be ready; the number orders equal times.
+        self._loading: list[tuple[float, int, LoadedModel]] = []
+        # The replica that each of them runs on.
+        self._places: dict[Batch, Member[int]] = {}
         # Whether a slot waits for requests, and until when; it decides no sooner unless woken.
         self._listens = False
         self._listens_until = _NEVER
@@ -179,8 +203,10 @@ class SimulatedBatcher:
         call_options = NO_CALL_OPTIONS
         if isinstance(arrival, Arrival):
             request.item = arrival.item
-            _, _, priority, timeout_s, queue_timeout_s = arrival
-            call_options = CallOptions(timeout_s, NOTHING, priority, queue_timeout_s)
+            _, _, priority, timeout_s, queue_timeout_s, shard_key, model = arrival
+            names = {"shard_key": shard_key, "model": model}
+            metadata = {name: one for name, one in names.items() if one is not None} or NOTHING
+            call_options = CallOptions(timeout_s, metadata, priority, queue_timeout_s)
         if call_options == NO_CALL_OPTIONS and not self._has_request_options:
             return True
         at = request.arrived_at
@@ -201,25 +227,33 @@ class SimulatedBatcher:
             _, _, batch, interrupted = heapq.heappop(running)
             if batch in self._since:  # else it was abandoned
                 self._end(batch, now, interrupted=interrupted)
+        while self._loading and self._loading[0][0] <= now:
+            heapq.heappop(self._loading)[2].flight = None
+            self._ring(now)  # it may be unloaded for another one
         for request, _ in former.overdue.pop(now):
             self._expire(request, now)
-        if self._idle and (not self._listens or self._listens_until <= now):
+        may_look = self._idle or self._looks_always
+        if may_look and (not self._listens or self._listens_until <= now):
             self._look_at_queue(now)
         self._next_at = min(
             self._timers.next_at(),
             self._listens_until if self._listens else _NEVER,
             running[0][0] if running else _NEVER,
+            self._loading[0][0] if self._loading else _NEVER,
         )
 
     def _look_at_queue(self, now: float) -> None:
         former = self._former
         self._listens = False
-        while self._idle:
+        while self._idle or self._looks_always:
             if not former.live:  # whatever the policy waits for: a trace ends, and its time too
                 former.wake_at = 1
                 self._listens, self._listens_until = True, _NEVER
                 return
             decision = former.decide(now)
+            if isinstance(decision, Dispatch) and not self._idle:
+                self._listens, self._listens_until = True, _NEVER
+                return
             if isinstance(decision, Dispatch):
                 self._start(former.take(decision), decision.reason, now)
                 continue
@@ -233,23 +267,49 @@ class SimulatedBatcher:
         for request in requests:
             request.state = RUNNING
             request.batch = batch
+        home, model = home_of(batch), model_of(batch)
+        replica = self._members.choose(self._options.max_batch_size, home, model)
+        assert replica is not None  # a slot is idle
+        self._members.begin(replica, batch.size)
+        self._places[batch] = replica
         run_s = self._run_time(load)
         if not 0 <= run_s < _NEVER:
             raise ValueError(
                 "the latency model must return a time in seconds, but for a batch of size "
                 f"{load:g} it returned {run_s!r}"
             )
+        if model is not None:
+            run_s += self._load_time(replica, model, now)
         interrupted = run_s > self._limit_s
         run_s = min(run_s, self._limit_s)
         heapq.heappush(self._running, (now + run_s, batch.id, batch, interrupted))
         places = tuple([request.waiter for request in requests])
-        self.batches.append(SimulatedBatch(now, reason, places, load, run_s))
+        is_spilled = home is not None and home is not replica
+        self.batches.append(
+            SimulatedBatch(now, reason, places, load, run_s, replica.replica, is_spilled)
+        )
         self._since[batch] = now
         self._report_idle(now)
+
+    def _load_time(self, replica: Member[int], model: str, now: float) -> float:
+        """Returns how long a batch waits for its model, which it loads if need be."""
+        members = self._members
+        is_new = replica.use_model(model, members.most_models, members.wanted) is not None
+        used = replica.models[model]
+        if is_new:
+            self.loads += 1
+            used.ready_at = now + self._load_s
+            used.flight = self
+            heapq.heappush(self._loading, (used.ready_at, self.loads, used))
+        return max(0.0, used.ready_at - now)
 
     def _end(self, batch: Batch, now: float, *, interrupted: bool) -> None:
         """Ends a batch, with results unless the handler has timed out or all callers have left."""
         run_s = now - self._since.pop(batch)
+        replica = self._places.pop(batch)
+        self._members.end(replica, batch.size)
+        if (model := model_of(batch)) is not None:
+            replica.models[model].batches -= 1
         latency_s = self.latency_s
         for request in batch.members:
             if request.state is not RUNNING:
@@ -267,6 +327,8 @@ class SimulatedBatcher:
         former.ended(batch, run_s, now, interrupted=interrupted)
         self.ended_at = now
         self._report_idle(now)
+        if self._looks_always:
+            self._ring(now)  # a batch may have waited for this replica
 
     def _expire(self, request: Request, now: float) -> None:
         if request.state is RUNNING:
@@ -300,6 +362,9 @@ def simulate(
     trace: Iterable[float | Arrival] | ClosedLoop,
     options: BatchOptions,
     latency_model: Callable[[float], float] | RunTimes,
+    *,
+    replicas: int | None = None,
+    load_s: float = 0.0,
 ) -> Simulation:
     """Simulates a batcher that serves a trace of arrivals.
 
@@ -312,6 +377,9 @@ def simulate(
         options: The options of the batcher.
         latency_model: The run time of the handler, in seconds: a function of the batch size (the
             sum of the costs with a ``batch_size_fn``), or a `Linear`.
+        replicas: The number of replicas of a backend; each has ``max_concurrent_batches`` at once.
+            None for a batcher by itself.
+        load_s: How long it takes to load a model, with the option ``models``, in seconds.
 
     Returns:
         The outcome of every request, and the batches.
@@ -323,7 +391,9 @@ def simulate(
     if options.split is not None:
         raise ValueError("split can't be simulated: write its parts into the trace, as requests")
     run_time = latency_model.sampler() if isinstance(latency_model, RunTimes) else latency_model
-    batcher = SimulatedBatcher(options, run_time)
+    if replicas is not None:
+        whole("replicas", replicas, least=1)
+    batcher = SimulatedBatcher(options, run_time, replicas, load_s)
     if isinstance(trace, ClosedLoop):
         batcher.serve_callers(trace)
     else:
@@ -336,4 +406,6 @@ def simulate(
         batcher.outcomes,
         batcher.batches,
         duration_s=max(batcher.ended_at, arrived_at[-1]) - arrived_at[0] if arrived_at else 0.0,
+        replicas=replicas or 1,
+        loads=batcher.loads,
     )

@@ -29,6 +29,8 @@ class Arrival(NamedTuple):
         priority: Its priority level, as in ``options(priority=...)``.
         timeout_s: How long it may take, as in ``options(timeout_s=...)``.
         queue_timeout_s: How long it may wait in the queue, as in ``options(queue_timeout_s=...)``.
+        shard_key: The key of its replica, as in ``options(shard_key=...)`` of a handle.
+        model: The model that it needs, as in ``options(model=...)`` of a handle.
     """
 
     at: float
@@ -36,6 +38,8 @@ class Arrival(NamedTuple):
     priority: int | None = None
     timeout_s: float | None = None
     queue_timeout_s: float | None = None
+    shard_key: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,8 @@ class SimulatedBatch(NamedTuple):
         size: The sum of its requests' costs, with padding; their number without a
             ``batch_size_fn``.
         run_s: How long the handler took for it, in seconds.
+        replica: The number of the replica that it ran on, from 1.
+        is_spilled: Whether its requests prefer another replica, by their shard keys.
     """
 
     dispatched_at: float
@@ -140,6 +146,8 @@ class SimulatedBatch(NamedTuple):
     requests: tuple[int, ...]
     size: float
     run_s: float
+    replica: int = 1
+    is_spilled: bool = False
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -154,6 +162,8 @@ class Simulation:
         outcomes: How each request ended.
         batches: The batches, in order of dispatch.
         duration_s: From the first arrival to the end of the last batch, in seconds.
+        replicas: The number of replicas.
+        loads: How many times a replica loaded a model.
     """
 
     options: BatchOptions
@@ -162,6 +172,8 @@ class Simulation:
     outcomes: list[Outcome]
     batches: list[SimulatedBatch]
     duration_s: float
+    replicas: int = 1
+    loads: int = 0
 
     def percentile_s(self, percent: float) -> float:
         """Returns a percentile of the latency of the answered requests.
@@ -201,13 +213,20 @@ class Simulation:
         return taken / len(self.batches) if self.batches else math.nan
 
     @property
+    def spilled_share(self) -> float:
+        """The part of the dispatched requests that ran on another replica than they prefer."""
+        spilled = sum(len(batch.requests) for batch in self.batches if batch.is_spilled)
+        taken = sum(len(batch.requests) for batch in self.batches)
+        return spilled / taken if taken else 0.0
+
+    @property
     def busy_share(self) -> float:
         """The part of the time that a slot was busy, averaged over all slots; 0 to 1.
 
         It is 0 if the number of slots is unlimited.
         """
         run_s = sum(batch.run_s for batch in self.batches)
-        available_s = self.duration_s * self.options.slots
+        available_s = self.duration_s * self.options.slots * self.replicas
         return run_s / available_s if available_s else 0.0
 
     def __repr__(self) -> str:

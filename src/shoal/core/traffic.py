@@ -94,7 +94,7 @@ class Traffic:
         )
         best_draw, best = -math.inf, ""
         for tag in self._backends:
-            draw = self.weights[tag] / -math.log(_drawn(tag, key))
+            draw = self.weights[tag] / -math.log(drawn(tag, key))
             if draw > best_draw:
                 best_draw, best = draw, tag
         return best
@@ -122,7 +122,7 @@ class Shadow:
         return point < self.proportion
 
 
-def _drawn(tag: str, key: bytes) -> float:
+def drawn(tag: str, key: bytes) -> float:
     """Returns a number from (0, 1) that depends only on the backend and the key."""
     name = tag.encode()
     # The length comes first, so that different pairs of name and key have different encodings.

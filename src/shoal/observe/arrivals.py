@@ -146,6 +146,10 @@ class ArrivalRecorder(BatchObserver):
             note["priority"] = options.asked_priority
         if options.key is not None:
             note["bucket"] = self._hashed(options.key)
+        if getattr(options, "home", None) is not None:
+            note["shard_key"] = self._hashed(options.metadata["shard_key"])
+        if (model := getattr(options, "model", None)) is not None:
+            note["model"] = self._hashed(model)
         if options.deadline is not None:
             allowed_s = round(options.deadline - arrived_at, _TENTHS_OF_A_MS)
             usual_s = self._request_timeout_s(batcher)

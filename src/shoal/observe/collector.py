@@ -274,6 +274,10 @@ _OF_BACKENDS: Final[Rows[BackendStatus]] = (
     (COUNTER, "replica_starts", "Started replicas.", lambda b: b.starts),
     (COUNTER, "replica_deaths", "Replicas that died or were killed.", lambda b: b.deaths),
     (COUNTER, "replica_restarts", "Replicas started to replace a dead one.", lambda b: b.restarts),
+    (COUNTER, "model_loads", "Loads of a model.", lambda b: b.model_loads),
+    (COUNTER, "model_load_failures", "Failed loads of a model.", lambda b: b.model_load_failures),
+    (COUNTER, "model_unloads", "Models unloaded for another one.", lambda b: b.model_unloads),
+    (COUNTER, "model_load_seconds", "Total time of loads of models.", lambda b: b.model_load_s),
 )
 
 _OF_STARTS: Final[Rows[StartTimes]] = (
@@ -292,6 +296,18 @@ _OF_REPLICAS: Final[Rows[ReplicaStatus]] = (
     (GAUGE, "replica_running_requests", "Requests a replica runs.", lambda r: r.ongoing),
     (COUNTER, "replica_batches", "Batches a replica was given.", lambda r: r.batches),
     (GAUGE, "replica_memory_bytes", "Resident memory of a replica.", lambda r: r.memory_bytes),
+    (
+        GAUGE,
+        "replica_loaded_models",
+        "Models a replica has loaded.",
+        lambda r: [*r.models.values()].count("loaded"),
+    ),
+    (
+        GAUGE,
+        "replica_loading_models",
+        "Models a replica is loading.",
+        lambda r: [*r.models.values()].count("loading"),
+    ),
 )
 
 _OF_SHADOWS: Final[Rows[ShadowStatus]] = (

@@ -70,7 +70,8 @@ def read_trace(path: Path, batcher: str | None = None) -> Recording:
     Args:
         path: A file. It is NDJSON if it begins with ``{``, or its name ends in ``.ndjson`` or
             ``.jsonl``; anything else is read as CSV. Its columns: ``at``, and optionally
-            ``priority``, ``timeout_s``, ``queue_timeout_s``, ``cost`` and ``bucket``.
+            ``priority``, ``timeout_s``, ``queue_timeout_s``, ``cost``, ``bucket``,
+            ``shard_key`` and ``model``.
         batcher: The batcher to read the requests of, in a trace of ``shoal trace``; None for the
             one with the most requests.
 
@@ -265,6 +266,8 @@ COLUMNS: Final = cast(
         "queue_timeout_s": (at_least_0, "a number of seconds from 0 on"),
         "cost": (at_least_0, "a number from 0 on"),
         "bucket": (str, "text"),
+        "shard_key": (str, "text"),
+        "model": (str, "text"),
     },
 )
 

@@ -11,6 +11,7 @@ BackendState = Literal["starting", "ready", "degraded", "unavailable", "draining
 died or could not be started, or a batcher broke."""
 
 ReplicaState = Literal["starting", "ready", "draining", "stopping"]
+ModelState = Literal["loading", "loaded"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,8 @@ class ReplicaStatus:
         batches: The number of batches that it has been given.
         memory_bytes: Its resident memory; None if it runs in the server's process.
         gpus: The GPUs that it was given.
+        models: Its models with their states, with the option ``models``; the least recently used
+            one first.
     """
 
     tag: str
@@ -32,6 +35,7 @@ class ReplicaStatus:
     batches: int
     memory_bytes: int | None = None
     gpus: Sequence[str] = ()
+    models: Mapping[str, ModelState] = field(default_factory=dict[str, ModelState])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,10 @@ class BackendStatus:
         starts: The number of replicas that were started.
         deaths: The number of replicas that died, or were killed.
         restarts: The number of replicas that were started in place of one that died.
+        model_loads: How many times a replica began to load a model.
+        model_load_failures: How many of these loads failed.
+        model_unloads: How many times a replica unloaded a model for another one.
+        model_load_s: How long all loads took, in seconds.
         failure: Why the last replica died or could not be started; None if nothing is wrong.
     """
 
@@ -88,6 +96,10 @@ class BackendStatus:
     starts: int
     deaths: int
     restarts: int
+    model_loads: int = 0
+    model_load_failures: int = 0
+    model_unloads: int = 0
+    model_load_s: float = 0.0
     failure: str | None = None
 
 

@@ -94,6 +94,7 @@ class Sharing:
         self._counters = counters
         self._flights: dict[Hashable, Flight] = {}
         self._key_of: Callable[[Any], Hashable] | None = None
+        self._has_models = False
         self._cache: Cache | None = None
         self._results: MutableMapping[Hashable, Any] = {}
 
@@ -101,6 +102,7 @@ class Sharing:
         """Applies new options to later calls; another cache begins empty."""
         dedupe = options.dedupe
         self._key_of = None if isinstance(dedupe, bool) else dedupe
+        self._has_models = options.models is not None
         if options.cache != self._cache:
             self._cache = options.cache
             self._results = {} if options.cache is None else _new_cache(options.cache, self._intake)
@@ -269,9 +271,14 @@ class Sharing:
 
     def _key(self, item: Any, options: RequestOptions | None) -> Hashable:
         name = self._intake.name
-        if self._key_of is not None:
-            return given_key(name, self._key_of, item)
-        return key_of(name, item, NOTHING if options is None else options.metadata)
+        metadata = NOTHING if options is None else options.metadata
+        if self._key_of is None:
+            key = key_of(name, item, metadata)
+        else:
+            key = given_key(name, self._key_of, item)
+        if self._has_models and options is not None:
+            return options.model, key
+        return key
 
 
 def _waits_for_caller(flight: Flight) -> bool:
@@ -287,7 +294,7 @@ def _without_limits(options: RequestOptions | None) -> RequestOptions | None:
         return None
     own = type(options).__new__(type(options))
     for name in options.__slots__:
-        setattr(own, name, getattr(options, name))
+        setattr(own, name, getattr(options, name, None))  # some are set in the queue only
     own.deadline = own.queue_timeout_s = own.timer = own.queue_timer = None
     return own
 

@@ -81,6 +81,8 @@ class Handler:
         # its batch; None to let it end the program.
         self.convert_error = convert_error
         self.name = _name(function)
+        # Whether it forwards each batch to one of several replicas.
+        self.has_replicas = False
         self.fill = one_of("fill", fill, get_args(Fill))
         code = innermost(function)
         is_async = inspect.iscoroutinefunction(code)

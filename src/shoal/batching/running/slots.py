@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.intake import Intake
     from shoal.core.options.options import BatchOptions
+    from shoal.core.replicas.members import Members
     from shoal.loops.parking import Bell, Scope
 
 
@@ -55,6 +56,11 @@ class Capacity(Protocol):
     """The free capacity of a handler, which a batcher checks before it forms a batch."""
 
     # The handler must take up capacity for its batch before its first wait.
+
+    @property
+    def members(self) -> Members[Any]:
+        """The replicas that take its batches."""
+        ...
 
     @property
     def free(self) -> float:

@@ -97,6 +97,14 @@ def status_listed(status: Status) -> str:
     ]
     if replicas:
         parts.append(table(("REPLICA", "STATE", "ONGOING", "BATCHES", "MEMORY"), replicas))
+    models = [
+        (replica.tag, name, state)
+        for backend in status.backends.values()
+        for replica in backend.replicas
+        for name, state in replica.models.items()
+    ]
+    if models:
+        parts.append(table(("REPLICA", "MODEL", "STATE"), models))
     parts += _gpus_listed(status)
     parts.append(endpoints_listed(status.endpoints.values()))
     parts += [

@@ -38,12 +38,16 @@ class Comparison:
         traffic: SimulatedTraffic,
         handler: Linear | MeasuredRunTimes,
         pairs: Mapping[str, Any],
+        replicas: int | None,
+        load_s: float,
     ) -> None:
         # `pairs` are the given options; recorded options apply where none is given. Afterwards
         # `simulation` and `options` are those of the given options.
         self.cases: list[Case] = []
         self._traffic = traffic
         self._handler = handler
+        self._replicas = replicas
+        self._load_s = load_s
         self._remarks: list[str] = []
         self._largest = 0.0
         self._letters = iter(_NAMES)
@@ -52,6 +56,15 @@ class Comparison:
         batcher = None if recording is None else recording.batcher
         if batcher is not None:
             self._today = dict(batcher.options)
+            names = [self._today.get(name) for name in ("sticky_load_factor", "models")]
+            if replicas is None and any(one is not None for one in names):
+                raise CommandError(
+                    f"the requests of {batcher.name} prefer replicas by their shard keys or "
+                    "models; give the number of replicas: --replicas N"
+                )
+            # What was recorded are the batches of all replicas.
+            if (slots := self._today.get("max_concurrent_batches")) is not None:
+                self._today["max_concurrent_batches"] = max(1, slots // (replicas or 1))
             self.cases.append(Case.recorded(batcher, _written(self._today) or "all defaults"))
         self._base = {**self._today, **pairs}
         if recording is not None:
@@ -101,7 +114,13 @@ class Comparison:
             _use_items(self._traffic.recording, pairs)
         with as_mistakes():
             batch_options = BatchOptions.of(pairs)
-            found = simulate(self._traffic.trace, batch_options, self._handler)
+            found = simulate(
+                self._traffic.trace,
+                batch_options,
+                self._handler,
+                replicas=self._replicas,
+                load_s=self._load_s,
+            )
         self.cases.append(Case.simulated(name, options, found))
         self._largest = max([self._largest, *(batch.size for batch in found.batches)])
         return found

@@ -7,8 +7,9 @@ only that call and never a batch.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, cast
 
 from shoal.core.options.checks import seconds, whole, yes_or_no
 from shoal.core.options.names import unknown_option
@@ -17,8 +18,6 @@ from shoal.core.request import NOTHING, RequestOptions
 from shoal.errors import ItemTooLarge
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from shoal.core.options.option import Check
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
@@ -77,6 +76,7 @@ class RequestOptionsFactory:
         self._cost_of = options.batch_size_fn
         self.has_costs = self._cost_of is not None
         self._bucket_by = options.bucket_by
+        self._models = options.models
         self._priority = options.usual_priority
         # An item that is split may be larger; its parts may not.
         self._limit_cost = options.batch_limit.cost
@@ -127,6 +127,8 @@ class RequestOptionsFactory:
                 hash(key)
             except TypeError:
                 raise self._not_a_key(key) from None
+        if self._models is not None:
+            asked.model = self._model(item, asked.metadata)
         limit_s = self._limit_s
         if timeout_s is not None and timeout_s < limit_s:
             limit_s = timeout_s
@@ -158,6 +160,8 @@ class RequestOptionsFactory:
         asked.deadline = asked.due = None
         if before is not None:
             asked.metadata = before.metadata
+            if self._models is not None:
+                asked.model = self._model(request.item, asked.metadata)
             if before.asked_priority is not None:
                 asked.asked_priority = before.asked_priority
                 asked.priority = min(before.asked_priority, self._options.priority_levels)
@@ -168,6 +172,21 @@ class RequestOptionsFactory:
             asked.delayed_at = before.delayed_at
         request.options = asked
         return self.refusal(asked.cost) if asked.cost > self._limit_cost else None
+
+    def _model(self, item: Any, metadata: Mapping[str, Any]) -> str | None:
+        """Returns the model that a request names: its call, or else its item."""
+        assert self._models is not None
+        model: Any = metadata.get("model")
+        name = self._models.field
+        if model is None and name is not None:
+            if isinstance(item, Mapping):
+                by_name: Mapping[Any, Any] = cast("Any", item)
+                model = by_name.get(name)
+            else:
+                model = getattr(item, name, None)
+        if model is not None and not isinstance(model, str):
+            raise TypeError(f"the model for {self._name} must be text, not {model!r:.80}")
+        return model
 
     def _check_is_of_one(self, item: Any, error: Exception) -> None:
         """Raises a `TypeError` if the ``batch_size_fn`` that raised takes a list, like Ray's."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.core.amount import NOTHING, Amount, cost_of
 from shoal.core.forming.admission import QUIET, RINGING, Admission, AdmissionControl
@@ -34,6 +34,7 @@ from shoal.core.policies.factory import adaptive_of, distinguishes_requests, pol
 from shoal.core.policies.rule import SizeOrWait
 from shoal.core.policy import Dispatch
 from shoal.core.queue import ArrivalQueue, is_worth_a_sweep
+from shoal.core.replicas.members import NO_MEMBERS
 from shoal.core.request import Request, State
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from shoal.core.options.options import BatchOptions
     from shoal.core.policies.rule import Rule
     from shoal.core.policy import Wait
+    from shoal.core.replicas.members import Members
     from shoal.core.request import Batch, RequestOptions
 
 QUEUED = State.QUEUED
@@ -50,7 +52,13 @@ NONE: Final[Mapping[Batch, float]] = MappingProxyType({})
 
 
 class Former:
-    def __init__(self, options: BatchOptions, batches: Mapping[Batch, float] = NONE) -> None:
+    def __init__(
+        self,
+        options: BatchOptions,
+        batches: Mapping[Batch, float] = NONE,
+        members: Members[Any] = NO_MEMBERS,
+    ) -> None:
+        self._members = members
         self.model = LatencyModel()
         self.batches = batches
         self.closed = False
@@ -291,7 +299,7 @@ class Former:
 
     def _take_in(self, options: BatchOptions) -> None:
         adaptive = adaptive_of(options, self.model)
-        self._file_by(policy_of(options, self.model, adaptive))
+        self._file_by(policy_of(options, self.model, adaptive, self._members))
         self.adaptive = adaptive
         self.options = options
         self.limit = options.batch_limit

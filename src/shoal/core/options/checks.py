@@ -60,6 +60,13 @@ def above_0(name: str, value: Any, *, wanted: str, unit: str = "") -> float:
     return found
 
 
+def factor(name: str, value: Any) -> float:
+    found = number(name, value, "a number, such as 1.5")
+    if not 1 <= found < math.inf:
+        raise ValueError(f"{name} must be at least 1, and finite, not {value!r}")
+    return found
+
+
 def yes_or_no(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")

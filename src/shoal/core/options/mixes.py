@@ -128,12 +128,25 @@ _REFUSED: Final[tuple[Mix, ...]] = (
         "an idle slot takes one level's requests, so what can start now depends on their levels",
         lambda o: o.max_queued_requests == 0 and is_set(o, "priority_mixing"),
     ),
+    _with("models", "sticky_load_factor", "both choose the replica of a request"),
+    (
+        "max_queued_requests",
+        "models",
+        "a replica takes one model's requests, so how many can start now depends on their models",
+        lambda o: o.max_queued_requests == 0 and is_set(o, "models"),
+    ),
+    (
+        "max_queued_requests",
+        "sticky_load_factor",
+        "a replica takes its own keys' requests, so how many can start now depends on their keys",
+        lambda o: o.max_queued_requests == 0 and is_set(o, "sticky_load_factor"),
+    ),
     *(
         _with("policy", other, "the policy alone decides how batches are formed")
         for other in (
             *("idle_timeout_s", "batch_size_fn", "bucket_by", "allowed_batch_sizes"),
             *("preferred_batch_sizes", "queue_policies", "default_queue_policy", "adaptive"),
-            *("order", "priority_mixing"),
+            *("order", "priority_mixing", "sticky_load_factor", "models"),
         )
     ),
 )
@@ -143,6 +156,8 @@ _REFUSED_FOR_OPEN: Final = {
     "allowed_batch_sizes": "a batch that still grows has no size to be padded to",
     "preferred_batch_sizes": "the handler starts with the first request, at any size",
     "bucket_by": "one key's batch would keep the other keys waiting for as long as it is open",
+    "models": "a batch has requests of one model, which would keep the others waiting",
+    "sticky_load_factor": "requests join a batch that runs already, on whichever replica",
     "split": "all parts could join the same open batch, so no size limits them",
     "adaptive": "the run time of a batch that grows while it runs can't be predicted",
     "policy": "an open batch takes the next request that fits, so no policy forms it",

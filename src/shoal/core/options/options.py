@@ -14,7 +14,15 @@ from functools import partial
 from typing import Any, Final, Literal, Self, TypedDict, cast
 
 from shoal.core.amount import Amount
-from shoal.core.options.checks import above_0, function, seconds, sizes_in_order, whole, yes_or_no
+from shoal.core.options.checks import (
+    above_0,
+    factor,
+    function,
+    seconds,
+    sizes_in_order,
+    whole,
+    yes_or_no,
+)
 from shoal.core.options.mixes import refused_mix
 from shoal.core.options.names import unknown_option
 from shoal.core.options.option import (
@@ -27,7 +35,7 @@ from shoal.core.options.option import (
     record,
     records_by_level,
 )
-from shoal.core.options.records import Cache, LatencyTarget, QueuePolicy
+from shoal.core.options.records import Cache, LatencyTarget, Models, QueuePolicy
 from shoal.core.policy import BatchPolicy
 
 Overload = Literal["reject", "wait", "shed_oldest", "shed_lowest"]
@@ -56,6 +64,7 @@ class ValueKeywords(TypedDict, total=False):
     priority_aging_s: float | None
     priority_mixing: PriorityMixing
     order: Order
+    sticky_load_factor: float | None
     use_scope_deadline: bool
     refuse_late: bool
     stream_buffer: int
@@ -80,6 +89,7 @@ class OptionKeywords(ValueKeywords, total=False):
     policy: Callable[[Any], BatchPolicy] | None
     dedupe: bool | Callable[[Any], Hashable]
     cache: Cache | None
+    models: Models | None
     open: Opens | None
 
 
@@ -147,7 +157,8 @@ class BatchOptions:
         regather: Whether a batch that is due waits for callers of the last one that are about to
             call again. Their share and their delay are learned. The batch waits only while that
             takes less time than running their calls separately. It has no effect with `adaptive`,
-            `bucket_by`, `policy` or ``priority_mixing="isolate"``.
+            `bucket_by`, `policy`, ``priority_mixing="isolate"``, `sticky_load_factor` or
+            `models`.
         max_concurrent_batches: How many batches may be in the handler at once, at least 1; None for
             no limit.
         max_queued_requests: The most requests that may wait for a worker slot; None for no bound. 0
@@ -181,6 +192,11 @@ class BatchOptions:
         default_queue_policy: How the requests of all other levels may wait.
         order: ``"arrival"`` or ``"deadline"``: which request of a level goes first. A request
             without a deadline is treated as due `priority_aging_s` after its arrival.
+        sticky_load_factor: Makes requests with equal shard keys prefer one replica of a backend,
+            and share their batches with that replica's requests only. The replica may have up to
+            this many times the average load, in requests that run or wait; then the next one with
+            room takes them. At least 1; with the number of replicas or more, they always wait for
+            the preferred one.
         use_scope_deadline: Whether the deadline of the caller's cancel scope applies to the call:
             for the order, for timely dispatch and for `refuse_late`.
         refuse_late: Whether a call that can't end by its deadline, according to the measured run
@@ -194,6 +210,8 @@ class BatchOptions:
             A function returns the key of an item; True compares the items and the calling users.
         cache: How many results are kept for later equal calls, and for how long; None for none. It
             also shares requests.
+        models: Lets the requests of a backend name a model, in a header or by ``options(model=)``.
+            A batch has requests of one model, and prefers a replica that has it loaded.
         open: Returns the async context manager that is entered in the batcher's event loop before
             its first batch, and left after its last: for connections that the handler uses. Context
             variables that it sets are set for the handler. A context manager serves one opening.
@@ -246,6 +264,7 @@ class BatchOptions:
     queue_policies: Mapping[int, QueuePolicy] = records_by_level(QueuePolicy, _by_level)
     default_queue_policy: QueuePolicy | None = record(QueuePolicy, _queue_policy)
     order: Order = choice("arrival", Order)
+    sticky_load_factor: float | None = option(None, factor, at_once=True)
     use_scope_deadline: bool = option(False, yes_or_no)
     refuse_late: bool = option(False, yes_or_no, at_once=True)
     split: Callable[[Any, float], Sequence[Any]] | None = callback(
@@ -266,6 +285,7 @@ class BatchOptions:
     cache: Cache | None = record(
         Cache, _made_by(Cache, "shoal.Cache(max_size=1000, ttl_s=60)"), at_once=True
     )
+    models: Models | None = record(Models, _made_by(Models, "shoal.Models(most=4)"))
     open: Opens | None = option(None, _opens, is_function=True)
     stream_buffer: int = option(16, partial(whole, least=1), at_once=True)
     slow_reader_timeout_s: float | None = option(10.0, seconds, may_be_none=True)

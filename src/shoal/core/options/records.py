@@ -1,4 +1,4 @@
-"""Options that are records: the queue policy of a priority level, and the latency target.
+"""Options that are records: queue policies, the cache, the latency target, and models.
 
 The queue policy, modelled on Triton's, sets how the requests of one level may wait. With a latency
 target a batcher chooses its batch sizes and waits by itself.
@@ -19,6 +19,12 @@ TimeoutAction = Literal["reject", "delay"]
 
 def _same_or_seconds(name: str, value: Any) -> float | Same:
     return value if isinstance(value, Same) else seconds(name, value)
+
+
+def _field(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f'{name} must be the name of a field, such as "model", not {value!r}')
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +73,34 @@ class Cache:
             "ttl_s", self.ttl_s, wanted="a number of seconds, such as 60", unit=" seconds"
         )
         put(self, "ttl_s", ttl_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """How many models each replica of a backend keeps loaded, and how long requests wait for one.
+
+    The backend's class loads a model in its method ``load_model(self, model: str)``, and drops it
+    in ``unload_model(self, model: str)``, if it has that. Both may be plain or async.
+
+    Attributes:
+        most: The most models that a replica has loaded, at least 1. The one that was used least
+            recently is unloaded for another.
+        max_switch_wait_s: How long requests wait for a replica that has their model, while another
+            one would have to load it; and how long for their turn, while the models of all replicas
+            have requests waiting. In seconds.
+        load_timeout_s: How long it may take to load a model, after unloading another one, in
+            seconds; None for no limit.
+        field: The field of an item, an attribute or a key, that names the model of a request which
+            names none otherwise; None for no such field.
+    """
+
+    most: int = option(1, partial(whole, least=1))
+    max_switch_wait_s: float = option(1.0, seconds)
+    load_timeout_s: float | None = option(60.0, seconds, may_be_none=True)
+    field: str | None = option(None, _field)
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

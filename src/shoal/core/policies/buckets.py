@@ -8,6 +8,9 @@ it comes up.
 
 A bucket exists only while requests wait in it.
 
+With homes, the requests of a batch also prefer the same replica, and a bucket that is due may be
+held back for it (`homes`). A deadline, a flush or a drain does not wait for a replica.
+
 Invariants:
     A bucket has at most one valid entry in each heap: the last one pushed.
     A bucket that could be dispatched now is in ``ready``, or in the agenda with a due time in the
@@ -27,6 +30,7 @@ from shoal.core.policy import Dispatch, Wait
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
+    from shoal.core.policies.homes import Preferences
     from shoal.core.policies.ranked import Rank, Ranked
     from shoal.core.policy import Pressure
     from shoal.core.request import Request, RequestOptions
@@ -53,10 +57,12 @@ class Buckets(Rule):
         self,
         make: Callable[[], Ranked],
         rank: Rank | None,
+        homes: Preferences | None,
         *,
         isolates: bool,
     ) -> None:
         self._make = make
+        self._homes = homes
         self._isolates = isolates
         self._rank = rank
         self._buckets: dict[Hashable, _Bucket] = {}
@@ -65,11 +71,15 @@ class Buckets(Rule):
         self._number = 0
         self._chosen: _Bucket | None = None
         self._asleep_until = NOBODY_WAITS
+        # Until when a batch that is due waits for a replica that it prefers.
+        self._held_until = math.inf
         self.cost: float = 0
 
     def add(self, request: Request) -> bool:
         asked = request.options
         assert asked is not None
+        if self._homes is not None:
+            self._homes.add(asked)
         key = self._key(asked)
         bucket = self._buckets.get(key)
         if bucket is None:
@@ -79,7 +89,7 @@ class Buckets(Rule):
         if bucket.head is not None:
             if self._rank is not None and bucket.rule.head() is request:
                 self._make_ready(bucket)
-            return False
+            return self._homes is not None and self._homes.releases(asked)
         if bucket.due_at <= request.arrived_at:  # it will be checked anyway
             return False
         return self._plan(bucket, request.arrived_at) < self._asleep_until
@@ -88,6 +98,8 @@ class Buckets(Rule):
         bucket = self._buckets[self._key(request.options)]
         bucket.rule.remove(request)
         self.cost -= request.cost
+        if self._homes is not None:
+            self._homes.count(request, -1)
         self._forget_if_empty(bucket)
 
     def demote(self, request: Request) -> bool:
@@ -95,7 +107,10 @@ class Buckets(Rule):
 
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         self._asleep_until = NOBODY_WAITS
+        self._held_until = math.inf
         self._chosen = None
+        if self._homes is not None and self._homes.have_changed():
+            self._refile(self._homes)
         if not self._buckets:
             return Wait(None, 1)
         if pressure is not None and pressure.request is not None:
@@ -114,7 +129,7 @@ class Buckets(Rule):
             if due_at <= bucket.due_at:
                 break
             self._plan_at(bucket, due_at)  # the request that made it due has left, or may wait on
-        self._asleep_until = self._next_due()
+        self._asleep_until = min(self._next_due(), self._held_until)
         return Wait(None if self._asleep_until == math.inf else self._asleep_until)
 
     def take(self, dispatch: Dispatch) -> list[Request]:
@@ -123,6 +138,8 @@ class Buckets(Rule):
         before = bucket.rule.cost
         taken = bucket.rule.take(dispatch)
         self.cost -= before - bucket.rule.cost
+        if self._homes is not None:
+            self._homes.count(taken[0], -len(taken))
         bucket.head = None
         if bucket.rule.count:
             # Planned as due, so that it is checked, in its new order, when the next slot asks.
@@ -137,6 +154,8 @@ class Buckets(Rule):
         before = bucket.rule.cost
         bucket.rule.put_back(requests)
         self.cost += bucket.rule.cost - before
+        if self._homes is not None and requests:
+            self._homes.count(requests[0], len(requests))
         if bucket.rule.count:
             self._buckets[bucket.key] = bucket
             self._plan_at(bucket, NOBODY_WAITS)
@@ -151,18 +170,49 @@ class Buckets(Rule):
         return self.cost
 
     def cost_beside(self, asked: RequestOptions) -> float:
+        if self._homes is not None:
+            self._homes.find(asked)  # it has not been added yet
         bucket = self._buckets.get(self._key(asked))
         return 0 if bucket is None else bucket.rule.cost
 
     def _key(self, asked: RequestOptions | None) -> Hashable:
         assert asked is not None
-        return (asked.key, asked.priority) if self._isolates else asked.key
+        key = (asked.key, asked.priority) if self._isolates else asked.key
+        return key if self._homes is None else (key, self._homes.part_of_key(asked))
+
+    def _refile(self, homes: Preferences) -> None:
+        """Files all requests by their new homes."""
+        waiting = self.by_arrival()
+        for held in (self._buckets, self._agenda, self._ready):
+            held.clear()
+        homes.forget_counts()
+        self.cost = 0
+        for request in waiting:
+            self.add(request)
 
     def _ask(self, bucket: _Bucket, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         self._chosen = bucket
         return bucket.rule.decide(now, pressure)
 
     def _ask_ready_ones(self, now: float, pressure: Pressure | None) -> Dispatch | None:
+        homes = self._homes
+        if homes is None or pressure is not None:
+            return self._first_ready(now, pressure)
+        held: list[tuple[Any, int, _Bucket]] = []
+        while (decision := self._first_ready(now, None)) is not None:
+            first = self._ready[0][2].rule.head()
+            assert first is not None
+            until = homes.held_until(first, now)
+            if until <= now:
+                break
+            self._held_until = min(self._held_until, until)
+            held.append(heapq.heappop(self._ready))  # others go first
+        for entry in held:
+            heapq.heappush(self._ready, entry)
+        homes.is_holding = bool(held)
+        return decision
+
+    def _first_ready(self, now: float, pressure: Pressure | None) -> Dispatch | None:
         while self._ready:
             head, _number, bucket = self._ready[0]
             if bucket.head is None or bucket.head != head or not bucket.rule.count:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.core.options.mixes import is_set, sets_windows
 from shoal.core.policies.adaptive import AdaptiveRule
 from shoal.core.policies.buckets import Buckets
+from shoal.core.policies.homes import preferences_of
 from shoal.core.policies.ranked import Ranked, rank_of
 from shoal.core.policies.rule import Guarded, SizeOrWait
 from shoal.core.policies.sizing import Window, sizing_of
@@ -19,15 +20,23 @@ if TYPE_CHECKING:
     from shoal.core.latency_model import LatencyModel
     from shoal.core.options.options import BatchOptions
     from shoal.core.policies.rule import Rule
+    from shoal.core.replicas.members import Members
 
 
 _DISTINGUISHING: Final = (
     *("idle_timeout_s", "batch_size_fn", "bucket_by", "allowed_batch_sizes", "adaptive"),
     *("preferred_batch_sizes", "priority_levels", "queue_policies", "default_queue_policy"),
-    *("order", "policy"),
+    *("order", "policy", "sticky_load_factor", "models"),
 )
 _WAITING: Final = ("batch_wait_timeout_s", "idle_timeout_s", "adaptive", "policy")
-_NOT_REGATHERED: Final = ("adaptive", "policy", "bucket_by", "priority_mixing")
+_NOT_REGATHERED: Final = (
+    "adaptive",
+    "policy",
+    "bucket_by",
+    "priority_mixing",
+    "sticky_load_factor",
+    "models",
+)
 
 
 def distinguishes_requests(options: BatchOptions) -> bool:
@@ -55,7 +64,12 @@ def adaptive_of(options: BatchOptions, model: LatencyModel) -> AdaptiveRule | No
     return AdaptiveRule(options.adaptive, model, options.batch_limit.cost, options.slots)
 
 
-def policy_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule | None) -> Rule:
+def policy_of(
+    options: BatchOptions,
+    model: LatencyModel,
+    adaptive: AdaptiveRule | None,
+    members: Members[Any],
+) -> Rule:
     if options.policy is not None:
         return Guarded(custom_policy(options.policy, options))
     if not distinguishes_requests(options):
@@ -68,9 +82,11 @@ def policy_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule
     def one_bucket() -> Ranked:
         return Ranked(rank, sizing, window, adaptive, numbers)
 
-    if options.bucket_by is None and options.priority_mixing == "merge":
+    isolates = options.priority_mixing == "isolate"
+    homes = preferences_of(options, members)
+    if options.bucket_by is None and not isolates and homes is None:
         return one_bucket()
-    return Buckets(one_bucket, rank, isolates=options.priority_mixing == "isolate")
+    return Buckets(one_bucket, rank, homes, isolates=isolates)
 
 
 def custom_policy(make: Callable[[BatchOptions], Any], options: BatchOptions) -> BatchPolicy:

@@ -7,8 +7,9 @@ and is counted. None of this depends on the protocol.
 The ``request.metadata`` of such a call has the keys ``endpoint``, ``context`` (``"http"``),
 ``request_id``, ``method``, ``path``, ``path_params`` (the values of the route's parameters) and
 ``headers`` (a Starlette `Headers`). ``user`` and ``auth`` come from authentication middleware, and
-are None without it. ``method_name`` and ``shard_key`` are there if the request has
-``X-Serve-Call-Method`` or ``X-Serve-Shard-Key``, and ``shadow`` in the copy for a shadow.
+are None without it. ``method_name``, ``shard_key`` and ``model`` are there if the request
+has ``X-Serve-Call-Method``, ``X-Serve-Shard-Key`` or ``X-Model``, and ``shadow`` in the copy for a
+shadow.
 """
 
 from __future__ import annotations
@@ -123,7 +124,11 @@ _KEYS: Final = (
     *("endpoint", "context", "request_id", "method", "path", "path_params"),
     *("headers", "user", "auth"),
 )
-_OF_RAY: Final = {b"x-serve-call-method": "method_name", b"x-serve-shard-key": "shard_key"}
+_OF_RAY: Final = {
+    b"x-serve-call-method": "method_name",
+    b"x-serve-shard-key": "shard_key",
+    b"x-model": "model",
+}
 
 
 T = TypeVar("T")

@@ -32,7 +32,9 @@ class HandleOptions:
 
     Attributes:
         method_name: The method of the backend's code to call.
-        shard_key: Calls with equal keys go to the same backend until the traffic split changes.
+        shard_key: Calls with equal keys go to the same backend until the traffic split changes, and
+            with ``sticky_load_factor`` to the same replica of it.
+        model: The model that the code needs for the call, if the backend has the option ``models``.
         http_method: The value of ``"method"`` in the request's metadata.
         http_headers: The value of ``"headers"`` there.
         timeout_s: How long a call may take from when it is made, in seconds.
@@ -41,6 +43,7 @@ class HandleOptions:
 
     method_name: str = option("__call__", _text)
     shard_key: str | None = option(None, _text)
+    model: str | None = option(None, _text)
     http_method: str | None = option(None, _text)
     http_headers: Mapping[str, str] | None = option(None, _mapping)
     timeout_s: float | None = option(None, seconds)
@@ -79,6 +82,7 @@ class HandleKeywords(TypedDict, total=False):
 
     method_name: str | None
     shard_key: str | None
+    model: str | None
     http_method: str | None
     http_headers: Mapping[str, str] | None
     timeout_s: float | None

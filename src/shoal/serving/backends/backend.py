@@ -23,11 +23,12 @@ import anyio
 from shoal.batching.current import Identity
 from shoal.batching.options import with_held_functions
 from shoal.core.replicas.autoscaling import Autoscaler
-from shoal.errors import BatcherClosed
+from shoal.errors import BatcherClosed, NoSuchName
 from shoal.replicas.contract import Blueprint
 from shoal.replicas.placements import placement_name, placement_of
 from shoal.serving.backend_options import unset_batch_options
 from shoal.serving.backends.method_batcher import BatchDispatcher, MethodBatcher, open_handler
+from shoal.serving.backends.models import LOAD, UNLOAD, ModelLoader, model_states
 from shoal.serving.backends.pool import Pool
 from shoal.serving.backends.supervisor import Supervisor
 from shoal.serving.converters import loaded_converters
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from shoal.core.counters import BatcherStatistics
     from shoal.core.events import Observers
+    from shoal.core.options.records import Models
     from shoal.core.replicas.autoscaling import AutoscalingOptions
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.code.instance import Method
@@ -101,6 +103,7 @@ logger: Final = logging.getLogger("shoal.serving")
 
 class Backend:
     pool: Pool
+    models: ModelLoader
     supervisor: Supervisor
     _tasks: TaskGroup
 
@@ -135,6 +138,9 @@ class Backend:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
                 self.pool = Pool(self.tag, self._scaling.wake)
+                self.models = ModelLoader(
+                    self.pool, self.start_task, self._code_unloads, self._models_options
+                )
                 self.supervisor = Supervisor(
                     self.tag, self._make, self.pool, self.config, tasks, self.devices, self._enter
                 )
@@ -220,9 +226,13 @@ class Backend:
                 return method_batcher
             if self.is_closing:
                 raise BatcherClosed(f"the backend {self.tag} is closed")
+            if method in (LOAD, UNLOAD) and self._models_options() is not None:
+                raise NoSuchName(f"{method} of {self.tag} is called by the server only")
             if self.config.fill == "closed":
                 retries = lambda: self.config.retries  # noqa: E731 - as it is at each death
-                handler = BatchDispatcher(self.tag, described, self.pool, retries).handler
+                handler = BatchDispatcher(
+                    self.tag, described, self.pool, retries, self.models
+                ).handler
             else:
                 managed = await self.supervisor.any_ready()
                 binding = managed.replica.open_binding(method)
@@ -244,6 +254,14 @@ class Backend:
                     loaded_converters(self.config.decode, self.config.encode)
                 )
             return method_batcher
+
+    def _code_unloads(self) -> bool:
+        description = self.supervisor.description
+        return description is not None and UNLOAD in description.methods
+
+    def _models_options(self) -> Models | None:
+        found: Models | None = self.config.batching.get("models")
+        return found
 
     async def mend_batchers(self) -> None:
         """Replaces broken batchers; raises the errors of the user's policy."""
@@ -372,6 +390,7 @@ class Backend:
                     batches=0 if managed.member is None else managed.member.total,
                     memory_bytes=managed.replica.memory_bytes(),
                     gpus=managed.replica.blueprint.devices,
+                    models={} if managed.member is None else model_states(managed.member),
                 )
                 for managed in supervisor.managed
             ],
@@ -384,5 +403,9 @@ class Backend:
             starts=failures.starts,
             deaths=failures.deaths,
             restarts=failures.restarts,
+            model_loads=self.models.loads,
+            model_load_failures=self.models.failures,
+            model_unloads=self.models.unloads,
+            model_load_s=self.models.load_s,
             failure=None if failure is None else str(failure),
         )

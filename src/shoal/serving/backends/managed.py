@@ -27,6 +27,7 @@ from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.scopes import Beside
+from shoal.serving.backends.pool import wait_idle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from shoal.batching.current import Identity
     from shoal.replicas.code.instance import Description
     from shoal.serving.backend_config import BackendConfig
-    from shoal.serving.backends.pool import Member
+    from shoal.serving.backends.pool import PoolMember
     from shoal.serving.status import ReplicaState
 
 
@@ -63,7 +64,7 @@ class ManagedReplica:
         # No replica is started in the place of one that is to end.
         self.is_worn_out = self.is_to_end = False
         self.life = ReplicaLife()
-        self.member: Member | None = None  # None until it is ready
+        self.member: PoolMember | None = None  # None until it is ready
         self.failure: Exception | None = None  # None if it was asked to end
         self.began_at: float | None = None  # when its start began, on the loop's clock
         self.ready_at: float | None = None
@@ -184,7 +185,7 @@ class ManagedReplica:
         """Ends it after its batches; those that run after `grace_s` fail."""
         assert self.member is not None
         with anyio.move_on_after(grace_s) as waiting:
-            await self.member.wait_idle()
+            await wait_idle(self.member)
         if self.life.is_over:
             return
         self.life.on("stop")
@@ -258,7 +259,7 @@ def may_wear_out(config: BackendConfig) -> bool:
     return config.max_batches_per_replica is not None or "max_memory_bytes" in config.placed
 
 
-def worn_out(member: Member, config: BackendConfig) -> str | None:
+def worn_out(member: PoolMember, config: BackendConfig) -> str | None:
     """Returns why a replica is worn out; None if it is not."""
     most, cap = config.max_batches_per_replica, config.placed.get("max_memory_bytes")
     if most is not None and member.total >= most:

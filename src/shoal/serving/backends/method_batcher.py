@@ -28,6 +28,7 @@ from shoal.batching.handlers.array_types import array_check
 from shoal.batching.handlers.binding import Binding
 from shoal.batching.handlers.handler import Handler
 from shoal.batching.options import checked_options, refuse_change
+from shoal.core.replicas.members import home_of, model_of
 from shoal.errors import ReplicaDied
 from shoal.failures.exceptions import own_copy
 from shoal.serving.backends.pool import PoolCapacity
@@ -41,8 +42,11 @@ if TYPE_CHECKING:
     from shoal.batching.handlers.handler import Fill
     from shoal.batching.open_batch import OpenBatch
     from shoal.core.events import Observers
+    from shoal.core.replicas.members import LoadedModel
+    from shoal.core.request import Batch
     from shoal.replicas.code.instance import Method
-    from shoal.serving.backends.pool import Member, Pool
+    from shoal.serving.backends.models import ModelLoader
+    from shoal.serving.backends.pool import Pool, PoolMember
     from shoal.serving.converters import Converters
 
 
@@ -158,7 +162,15 @@ def ends_the_server(error: BaseException) -> bool:
 
 
 class BatchDispatcher:
-    def __init__(self, name: str, method: Method, pool: Pool, retries: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        method: Method,
+        pool: Pool,
+        retries: Callable[[], int],
+        models: ModelLoader | None = None,
+    ) -> None:
+        self._models = models
         self._name = name
         self._method = method.name
         self._pool = pool
@@ -166,33 +178,49 @@ class BatchDispatcher:
         binding = Binding.of_items(method.signature, "items")
         self.handler = Handler(self._steps if method.streams else self._run, binding=binding)
         self.handler.name = name
+        self.handler.has_replicas = True
 
     async def _run(self, items: list[Any]) -> Any:
         tries = 0
-        size = running_batch.get().size  # with padding there are more items
+        batch = running_batch.get()
+        size = batch.size  # with padding there are more items
         while True:
-            member = self._pool.choose(size) or await self._pool.wait(size)
+            model = model_of(batch)
+            member = self._chosen(batch, size) or await self._pool.wait(size)
             self._pool.begin(member, size)
+            used: LoadedModel | None = None
             try:
+                if model is not None and self._models is not None:
+                    used = await self._models.loaded(member, model)
                 # Each run has a list of its own, which the code may change.
                 return await member.replica.run(self._method, list(items))
             except ReplicaDied as death:
                 if not self._runs_again(member, death, tries):
                     raise
             finally:
+                if used is not None:
+                    used.batches -= 1
                 self._pool.end(member, size)
             tries += 1
 
+    def _chosen(self, batch: Batch, size: int) -> PoolMember | None:
+        return self._pool.choose(size, home_of(batch), model_of(batch))
+
     async def _steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
+        batch = running_batch.get()
         remaining = list(range(len(items)))
         tries = 0
         while remaining:
-            size = min(len(remaining), running_batch.get().size)
-            member = self._pool.choose(size) or await self._pool.wait(size)
+            size = min(len(remaining), batch.size)
+            model = model_of(batch)
+            member = self._chosen(batch, size) or await self._pool.wait(size)
             # Recording each step costs time, so a batch that can't run again skips it.
             attempt = _Attempt(remaining, len(items)) if tries or self._retries() else None
             self._pool.begin(member, size)
+            used: LoadedModel | None = None
             try:
+                if model is not None and self._models is not None:
+                    used = await self._models.loaded(member, model)
                 steps = member.replica.run_stream(self._method, [items[i] for i in remaining])
                 async with aclosing(steps):
                     async for step in steps:
@@ -207,18 +235,20 @@ class BatchDispatcher:
                 if attempt.begun:
                     yield attempt.failed(death)
             finally:
+                if used is not None:
+                    used.batches -= 1
                 self._pool.end(member, size)
             remaining = attempt.untouched()
             tries += 1
 
-    def _note(self, member: Member, death: ReplicaDied) -> bool:
+    def _note(self, member: PoolMember, death: ReplicaDied) -> bool:
         """Withdraws a replica that died; returns whether it was the one that died."""
         if death.replica not in ("", member.replica.tag):
             return False
         self._pool.withdraw(member)
         return True
 
-    def _runs_again(self, member: Member, death: ReplicaDied, tries: int) -> bool:
+    def _runs_again(self, member: PoolMember, death: ReplicaDied, tries: int) -> bool:
         # The replica that died may be another one, which the code has called.
         is_own = self._note(member, death)
         if not is_own or tries >= self._retries():

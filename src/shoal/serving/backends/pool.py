@@ -1,69 +1,42 @@
 """The pool: the replicas of a backend that can take work, and the choice among them.
 
 A batch is dispatched only when a replica can take it: through `PoolCapacity`, the pool is the
-batchers' `Capacity`. The batch goes to the replica with the fewest batches; among equals, to the
-least recently used one. Replicas have no queues of their own, so no request waits for a busy
-replica while another one is idle.
+batchers' `Capacity`. `Members` chooses the replica. Replicas have no queues of their own, so no
+request waits for a busy replica while another one is idle, unless it prefers the busy one.
 
 A batcher reads its free capacity several times per batch, so the pool computes it at each change.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
+from shoal.core.replicas.members import Member, Members
 from shoal.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.core.request import RequestBatch
     from shoal.replicas.contract import Replica
 
 
-@dataclass(eq=False)
-class Member:
-    replica: Replica
-    slots: float  # the most batches at once; infinity for no limit
-    most: int | None = None  # the most requests at once, beside `slots`
-    batches: int = 0
-    # Requests in its batches, used to compute its free capacity: an open batch counts as one.
-    ongoing: int = 0
-    total: int = 0
-    open: list[RequestBatch] = field(default_factory=list["RequestBatch"])
-    # called when it gets no more work
-    on_withdrawn: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])
-    # set when its last batch ends; None while no task waits for that
-    idle: anyio.Event | None = None
+PoolMember: TypeAlias = "Member[Replica]"
 
-    @property
-    def requests(self) -> int:
-        """The number of requests that it runs now."""
-        return self.ongoing - len(self.open) + sum([batch.active for batch in self.open])
 
-    async def wait_idle(self) -> None:
-        while self.batches:
-            self.idle = self.idle or anyio.Event()
-            await self.idle.wait()
-
-    def room(self, size: int) -> float:
-        """Returns how many more batches of a size fit; at least 1 if it is idle."""
-        slots = self.slots - self.batches
-        if self.most is not None:
-            slots = min(slots, (self.most - self.ongoing) // size)
-        return max(0 if self.batches else 1, slots)
+async def wait_idle(member: PoolMember) -> None:
+    while member.batches:
+        member.idle = member.idle or anyio.Event()
+        await member.idle.wait()
 
 
 class Pool:
     def __init__(self, name: str, on_wait: Callable[[], None] = lambda: None) -> None:
         self._name = name
         self._on_wait = on_wait  # called when a due batch finds no room
-        # The least recently used one comes first.
-        self._members: dict[Replica, Member] = {}
+        self.members: Members[Replica] = Members()
         self._capacities: list[PoolCapacity] = []
         # The batchers with a due batch, in the order in which they found no room.
         self.queue: dict[PoolCapacity, None] = {}
@@ -71,23 +44,24 @@ class Pool:
         self._change: anyio.Event | None = None  # set only while a task waits for it
         # Why there is no replica and none is expected soon.
         self.failure: BaseException | None = None
-        self.on_batch: Callable[[Member], None] | None = None  # called after each batch
+        self.on_batch: Callable[[PoolMember], None] | None = None  # called after each batch
 
-    def add(self, replica: Replica, slots: float, most: int | None = None) -> Member:
-        member = self._members[replica] = Member(replica, slots, most)
+    def add(self, replica: Replica, slots: float, most: int | None = None) -> PoolMember:
+        member = Member(replica.tag, replica, slots, most)
+        self.members.add(member)
         self.failure = None
         self.changed()
         return member
 
-    def withdraw(self, member: Member) -> None:
+    def withdraw(self, member: PoolMember) -> None:
         """Stops assigning work to a replica; its batches go on. Idempotent."""
-        if self._members.pop(member.replica, None) is not None:
+        if self.members.discard(member):
             for notify in tuple(member.on_withdrawn):
                 notify()
             self.changed()
 
     def resize(self, slots: float, most: int | None) -> None:
-        for member in self._members.values():
+        for member in self.members:
             member.slots, member.most = slots, most
         self.changed()
 
@@ -96,20 +70,17 @@ class Pool:
         self.failure = failure
         self.changed()
 
-    def choose(self, size: int) -> Member | None:
+    def choose(
+        self, size: int, home: PoolMember | None = None, model: str | None = None
+    ) -> PoolMember | None:
         """Chooses a replica with room for a batch of a size, if any; withdraws dead ones."""
         while True:
-            best: Member | None = None
-            for member in self._members.values():
-                if member.room(size) and (best is None or member.batches < best.batches):
-                    best = member
-                    if not best.batches:
-                        break
+            best = self.members.choose(size, home, model)
             if best is None or best.replica.takes_work:
                 return best
             self.withdraw(best)
 
-    async def wait(self, size: int) -> Member:
+    async def wait(self, size: int) -> PoolMember:
         """Waits for a replica with room for a batch of a size."""
         self._run_again += 1
         if self._run_again == 1:
@@ -133,18 +104,13 @@ class Pool:
                 f"the backend {self._name} has no replica: {self.failure}"
             ) from self.failure
 
-    def begin(self, member: Member, requests: int) -> None:
+    def begin(self, member: PoolMember, requests: int) -> None:
         """Counts a batch as running; no ``await`` may come after `choose` or `wait`."""
-        member.batches += 1
-        member.ongoing += requests
-        member.total += 1
-        if len(self._members) > 1 and self._members.pop(member.replica, None) is not None:
-            self._members[member.replica] = member  # most recently used: last
+        self.members.begin(member, requests)
         self.changed()
 
-    def end(self, member: Member, requests: int) -> None:
-        member.batches -= 1
-        member.ongoing -= requests
+    def end(self, member: PoolMember, requests: int) -> None:
+        self.members.end(member, requests)
         if not member.batches and member.idle is not None:
             member.idle.set()
             member.idle = None
@@ -180,11 +146,10 @@ class Pool:
             self._change = None
         for capacity in tuple(self._capacities):
             free: float = 0
-            if self.failure is not None and not self._members:
+            if self.failure is not None and not self.members:
                 free = 1
             elif not self._run_again and (not self.queue or next(iter(self.queue)) is capacity):
-                for member in self._members.values():
-                    free += member.room(capacity.size)
+                free = self.members.room(capacity.size)
             capacity.free = free
             capacity.on_change()
 
@@ -194,6 +159,7 @@ class PoolCapacity:
 
     def __init__(self, pool: Pool, size: int) -> None:
         self._pool = pool
+        self.members = pool.members
         self.size = size  # of its largest batches; changes apply from the pool's next change
         self.free: float = 0  # further batches that the replicas can take; 0 before `subscribe`
         self.on_change: Callable[[], None] = lambda: None

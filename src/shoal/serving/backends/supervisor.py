@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Replica
     from shoal.serving.backend_config import BackendConfig
-    from shoal.serving.backends.pool import Member, Pool
+    from shoal.serving.backends.pool import Pool, PoolMember
     from shoal.serving.devices import Devices
 
 
@@ -141,7 +141,7 @@ class Supervisor:
             if managed.member is not None:
                 managed.notify_draining()
 
-    def _batch_ended(self, member: Member) -> None:
+    def _batch_ended(self, member: PoolMember) -> None:
         managed = next((k for k in self.managed if k.member is member), None)
         if managed is None or managed.is_worn_out or not managed.life.takes_work:
             return

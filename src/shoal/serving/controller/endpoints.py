@@ -111,7 +111,7 @@ class EndpointHandle(Handle):
         metadata: dict[str, Any] = {"context": "python", "endpoint": self.endpoint}
         options = self.handle_options.changed()
         metadata |= {
-            name: options[name] for name in ("method_name", "shard_key") if name in options
+            name: options[name] for name in ("method_name", "shard_key", "model") if name in options
         }
         method, headers = self.handle_options.http_method, self.handle_options.http_headers
         if method is not None or headers is not None:

@@ -59,7 +59,9 @@ function replicas({ replicas: there, wanted }) {
     dot.dataset.state = replica.state;
     const memory = bytes(replica.memory_bytes);
     const batches = `${replica.batches} ${replica.batches === 1 ? "batch" : "batches"}`;
-    dot.title = `${replica.name}: ${replica.state}, ${replica.running} running, ${batches}${memory && `, ${memory}`}`;
+    const models = Object.entries(replica.models).map(([name, state]) => `\n${name} (${state})`).join("");
+    dot.title = `${replica.name}: ${replica.state}, ${replica.running} running, ${batches}${memory && `, ${memory}`}${models}`;
+    if (models.includes("(loading)")) dot.dataset.state = "starting";
     dots.append(dot);
   }
   const ready = there.filter((replica) => replica.state === "ready").length;

@@ -101,6 +101,8 @@ def _all_extras(requests: Sequence[Request], now: float) -> list[_Extras | None]
         # Calls through one handle share their metadata, which is converted once.
         if options.metadata is not shared:
             shared, parts = options.metadata, _parts(options.metadata)
+        if (model := getattr(options, "model", None)) is not None:
+            parts = ({**parts[0], "model": model}, parts[1], parts[2])
         left_s = None if options.deadline is None else options.deadline - now
         extras.append(_Extras(left_s, options.priority, *parts))
     return extras if any(extras) else None

@@ -1,0 +1,244 @@
+"""The replicas that take batches: how many fit on each, and which one a shard key prefers.
+
+The pool of a backend and the simulation use the same `Members`, so they choose the same replicas.
+
+The preferred replica of a key, its *home*, is found by rendezvous hashing: of all replicas, it is
+the one with the highest number drawn from its name and the key. A new replica takes its share of
+the keys from each of the others, and the keys of one that has ended spread over the rest. All other
+keys keep their homes.
+
+A request waits for its home only while the loads stay balanced ("consistent hashing with bounded
+loads"). The load of a replica is the number of its requests, running and waiting. If the home has
+more than ``sticky_load_factor`` times the average, its requests go to the next replica with room.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from shoal.core.traffic import drawn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from shoal.core.request import Batch, RequestBatch
+
+
+ReplicaT = TypeVar("ReplicaT")
+
+
+class LoadedModel:
+    """A model that a replica has loaded, or is loading."""
+
+    __slots__ = ("batches", "flight", "ready_at")
+
+    def __init__(self) -> None:
+        self.batches = 0  # that run with it or wait for it
+        # What loads it; None when that is done. Its batches wait for it.
+        self.flight: Any = None
+        self.ready_at = 0.0  # for simulations
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.batches and self.flight is None
+
+
+@dataclass(eq=False)
+class Member(Generic[ReplicaT]):
+    name: str
+    replica: ReplicaT
+    slots: float  # the most batches at once; infinity for no limit
+    most: int | None = None  # the most requests at once, beside `slots`
+    batches: int = 0
+    # Requests in its batches, used to compute its free capacity: an open batch counts as one.
+    ongoing: int = 0
+    total: int = 0
+    open: list[RequestBatch] = field(default_factory=list["RequestBatch"])
+    # called when it gets no more work
+    on_withdrawn: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])
+
+    # An event that is set when its last batch ends; None while no task waits for that.
+    idle: Any = None
+    # The least recently used one comes first.
+    models: dict[str, LoadedModel] = field(default_factory=dict[str, LoadedModel])
+
+    @property
+    def requests(self) -> int:
+        """The number of requests that it runs now."""
+        return self.ongoing - len(self.open) + sum([batch.active for batch in self.open])
+
+    def room(self, size: int) -> float:
+        """Returns how many more batches of a size fit; at least 1 if it is idle."""
+        slots = self.slots - self.batches
+        if self.most is not None:
+            slots = min(slots, (self.most - self.ongoing) // size)
+        return max(0 if self.batches else 1, slots)
+
+    def use_model(self, model: str, most: int, wanted: Mapping[str, int]) -> list[str] | None:
+        """Counts a batch that uses a model; returns which models to unload for it.
+
+        None if it is loaded, or being loaded.
+        """
+        known = self.models.pop(model, None)
+        unloaded: list[str] = []
+        while known is None and len(self.models) >= most:
+            victim = self._victim(wanted) or self._victim({})
+            if victim is None:  # a batch that runs again may find all in use
+                break
+            unloaded.append(victim)
+            del self.models[victim]
+        used = self.models[model] = known or LoadedModel()  # most recently used: last
+        used.batches += 1
+        return unloaded if known is None else None
+
+    def model_rank(self, model: str, most: int, wanted: Mapping[str, int]) -> int:
+        """Returns how well the replica suits a model's batch; the lowest is the best."""
+        if model in self.models:
+            return LOADED
+        if len(self.models) < most:
+            return HAS_PLACE
+        if self._victim(wanted) is not None:
+            return UNLOADS_UNWANTED
+        return UNLOADS_WANTED if self._victim({}) is not None else ALL_IN_USE
+
+    def _victim(self, wanted: Mapping[str, int]) -> str | None:
+        """Returns the least recently used model that no batch uses, and that is not wanted."""
+        models = self.models.items()
+        return next((name for name, one in models if one.is_idle and not wanted.get(name)), None)
+
+
+LOADED, HAS_PLACE, UNLOADS_UNWANTED, UNLOADS_WANTED, ALL_IN_USE = range(5)
+
+
+class Members(Generic[ReplicaT]):
+    def __init__(self) -> None:
+        # The least recently used one comes first.
+        self._all: dict[Member[ReplicaT], None] = {}
+        self.version = 0  # changes whenever keys may have other homes
+        # How many models a replica may have loaded, and how many requests wait for each.
+        self.most_models = 1
+        self.wanted: Mapping[str, int] = {}
+
+    def __iter__(self) -> Iterator[Member[ReplicaT]]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, member: Member[ReplicaT]) -> None:
+        self._all[member] = None
+        self.version += 1
+
+    def discard(self, member: Member[ReplicaT]) -> bool:
+        """Removes a member; returns whether it was there."""
+        if member not in self._all:
+            return False
+        del self._all[member]
+        self.version += 1
+        return True
+
+    def begin(self, member: Member[ReplicaT], requests: int) -> None:
+        member.batches += 1
+        member.ongoing += requests
+        member.total += 1
+        if len(self._all) > 1 and member in self._all:
+            del self._all[member]
+            self._all[member] = None  # most recently used: last
+
+    def end(self, member: Member[ReplicaT], requests: int) -> None:
+        member.batches -= 1
+        member.ongoing -= requests
+
+    def room(self, size: int) -> float:
+        return sum([member.room(size) for member in self._all])
+
+    def choose(
+        self, size: int, home: Member[ReplicaT] | None = None, model: str | None = None
+    ) -> Member[ReplicaT] | None:
+        """Chooses the replica for a batch of a size, if any has room.
+
+        That is the home of its requests, or the next in the order of that home; or a replica that
+        has their model loaded, or else can load it. Without a home and a model it is the replica
+        with the fewest batches; among equals, the least recently used one.
+        """
+        if model is not None:
+            with_room = [member for member in self._all if member.room(size)]
+            return min(
+                with_room, key=lambda one: (self._model_rank(one, model), one.batches), default=None
+            )
+        if home is not None:
+            in_order = sorted(self._all, key=lambda one: self._rank(one, home), reverse=True)
+            return next((member for member in in_order if member.room(size)), None)
+        best: Member[ReplicaT] | None = None
+        for member in self._all:
+            if member.room(size) and (best is None or member.batches < best.batches):
+                best = member
+                if not best.batches:
+                    break
+        return best
+
+    def model_held_until(
+        self, model: str, arrived_at: float, now: float, size: int, max_wait_s: float
+    ) -> float:
+        """Returns until when a batch that is due waits for a replica that has its model.
+
+        That is infinity if it waits until a batch has ended.
+        """
+        ranks = [self._model_rank(one, model) for one in self._all if one.room(size)]
+        best = min(ranks, default=LOADED)
+        if best == LOADED:
+            return now
+        if best == ALL_IN_USE:
+            return math.inf
+        until = arrived_at + max_wait_s
+        if best == UNLOADS_WANTED or any(model in member.models for member in self._all):
+            return max(now, until)
+        return now
+
+    def _model_rank(self, member: Member[ReplicaT], model: str) -> int:
+        return member.model_rank(model, self.most_models, self.wanted)
+
+    def home(self, key: str) -> Member[ReplicaT] | None:
+        """Returns the replica that a shard key prefers; None if there is no replica."""
+        encoded = key.encode("utf-8", "surrogatepass")
+        return max(self._all, key=lambda one: drawn(one.name, encoded), default=None)
+
+    def holds(
+        self, home: Member[ReplicaT], waiting: int, all_waiting: int, size: int, load_factor: float
+    ) -> bool:
+        """Returns whether a batch that is due waits for its home, though another has room.
+
+        Args:
+            home: The home of its requests.
+            waiting: How many requests wait for that home.
+            all_waiting: How many requests wait, whatever their homes are.
+            size: The size for which a replica must have room.
+            load_factor: The option ``sticky_load_factor``.
+        """
+        if home not in self._all or home.room(size):
+            return False
+        total = sum([member.ongoing for member in self._all]) + all_waiting
+        most = load_factor * total / len(self._all)
+        if home.ongoing + waiting - 1 >= most:  # it is above the bound, rounded up
+            return False
+        return any(member.room(size) for member in self._all)
+
+    def _rank(self, member: Member[ReplicaT], home: Member[ReplicaT]) -> tuple[bool, float]:
+        return member is home, drawn(member.name, home.name.encode())
+
+
+NO_MEMBERS: Final[Members[Any]] = Members()
+"""The replicas of a batcher that runs its handler itself."""
+
+
+def model_of(batch: Batch) -> str | None:
+    """Returns the model that a batch needs; None for none."""
+    return getattr(batch.members[0].options, "model", None)  # set only with the option `models`
+
+
+def home_of(batch: Batch) -> Member[Any] | None:
+    """Returns the replica that a batch prefers; None for no preference."""
+    asked = batch.members[0].options
+    return getattr(asked, "home", None)  # set only with the option `sticky_load_factor`

@@ -1,0 +1,145 @@
+"""Loads and unloads the models of a backend's replicas, by methods of its code.
+
+`Members` decides which model is loaded where. A load is a task of the backend and not of the batch
+that needs it: it goes on if the callers of that batch leave, and all batches that need the model
+wait for the same load. A load that fails fails the batches that wait for it; the next batch tries
+again.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextvars import Context
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from shoal.batching.current import running_batch
+from shoal.core.request import Batch, DispatchReason, Request, RequestOptions, State
+from shoal.errors import HandlerTimeout, ReplicaDied
+from shoal.failures.exceptions import goes_on, own_copy
+from shoal.loops.this_loop import parking_of_this_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.core.options.records import Models
+    from shoal.core.replicas.members import LoadedModel
+    from shoal.serving.backends.pool import Pool, PoolMember
+    from shoal.serving.status import ModelState
+
+LOAD: Final = "load_model"
+UNLOAD: Final = "unload_model"
+
+logger: Final = logging.getLogger("shoal.serving")
+
+
+class _Flight:
+    def __init__(self) -> None:
+        self.ended = anyio.Event()
+        self.error: BaseException | None = None
+
+
+class ModelLoader:
+    def __init__(
+        self,
+        pool: Pool,
+        start_task: Callable[..., None],
+        unloads: Callable[[], bool],
+        options: Callable[[], Models | None],
+    ) -> None:
+        self.loads = self.failures = self.unloads = 0
+        self.load_s = 0.0  # of all loads
+        self._pool = pool
+        self._start_task = start_task
+        self._code_unloads = unloads
+        self._options = options  # read at each load: they may change
+
+    async def loaded(self, member: PoolMember, model: str) -> LoadedModel:
+        """Waits until a model is loaded; the caller releases it with `release`, however this ends.
+
+        The model is taken into use before the first wait.
+        """
+        members = self._pool.members
+        victims = member.use_model(model, members.most_models, members.wanted)
+        used = member.models[model]
+        if victims is not None:
+            used.flight = _Flight()
+            self._start_task(self._load, member, model, used, victims)
+        flight: _Flight | None = used.flight
+        try:
+            if flight is not None:
+                await flight.ended.wait()
+                if flight.error is not None:
+                    raise own_copy(flight.error)
+        except BaseException:
+            used.batches -= 1
+            raise
+        return used
+
+    async def _load(
+        self, member: PoolMember, model: str, used: LoadedModel, victims: list[str]
+    ) -> None:
+        flight: _Flight = used.flight
+        options = self._options()
+        limit_s = None if options is None else options.load_timeout_s
+        began_at = anyio.current_time()
+        self.loads += 1
+        try:
+            with anyio.move_on_after(limit_s) as scope:
+                for victim in victims:
+                    await self._unload(member, victim)
+                await _run(member, LOAD, model)
+            if scope.cancelled_caught:
+                flight.error = HandlerTimeout(
+                    f"{member.name}: loading the model {model!r} took longer than "
+                    f"load_timeout_s={limit_s}"
+                )
+        except BaseException as error:
+            if goes_on(error, parking_of_this_loop()):
+                flight.error = ReplicaDied(f"{member.name}: its backend has ended")
+                raise
+            flight.error = error
+        finally:
+            used.flight = None
+            self.load_s += anyio.current_time() - began_at
+            if flight.error is not None:
+                self.failures += 1
+                if member.models.get(model) is used:
+                    del member.models[model]
+                logger.warning(
+                    "%s: the model %r was not loaded", member.name, model, exc_info=flight.error
+                )
+            flight.ended.set()
+            self._pool.changed()
+
+    async def _unload(self, member: PoolMember, model: str) -> None:
+        self.unloads += 1
+        if not self._code_unloads():
+            return
+        try:
+            await _run(member, UNLOAD, model)
+        except BaseException as error:
+            if goes_on(error, parking_of_this_loop()):
+                raise
+            logger.warning("%s: unload_model(%r) raised", member.name, model, exc_info=error)
+
+
+def model_states(member: PoolMember) -> dict[str, ModelState]:
+    return {
+        name: "loaded" if one.flight is None else "loading" for name, one in member.models.items()
+    }
+
+
+async def _run(member: PoolMember, method: str, model: str) -> None:
+    """Runs a method with the name of a model, in a batch of its own."""
+    request = Request()
+    request.item, request.context, request.state = model, Context(), State.RUNNING
+    request.arrived_at = anyio.current_time()
+    request.options = RequestOptions(metadata={"model": model})
+    request.batch = request.waiter = request.value = request.error = None
+    token = running_batch.set(Batch(0, DispatchReason.FULL, [request]))
+    try:
+        await member.replica.run(method, [model])
+    finally:
+        running_batch.reset(token)
