@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from shoal.batching.open_batch import OpenBatch, OpenRequest
     from shoal.batching.options import of_list
     from shoal.core.options.options import BatchOptions
-    from shoal.core.options.records import Cache, LatencyTarget, QueuePolicy
+    from shoal.core.options.records import Cache, LatencyTarget, Limit, QueuePolicy
     from shoal.core.replicas.autoscaling import AutoscalingOptions
     from shoal.core.request import Batch, DispatchReason, Request
+    from shoal.errors import RetryLater
+    from shoal.failures.retry_after import raise_for_retry
     from shoal.http.app.app import App
     from shoal.replicas.code.definition import accept_batch
     from shoal.serving.backend_config import BackendConfig
@@ -60,6 +62,7 @@ __all__ = [
     "Handle",
     "HttpOptions",
     "LatencyTarget",
+    "Limit",
     "Loader",
     "Mark",
     "OpenBatch",
@@ -67,6 +70,7 @@ __all__ = [
     "QueuePolicy",
     "Request",
     "ResultStream",
+    "RetryLater",
     "StreamCall",
     "ThreadStream",
     "UnaryCall",
@@ -82,6 +86,7 @@ __all__ = [
     "of_list",
     "open_batchers",
     "policies",
+    "raise_for_retry",
     "replicas",
     "retrying",
     "serve",
@@ -112,6 +117,7 @@ _WHERE: Final = {
     "HttpOptions": "shoal.asgi.http_options",
     "Cache": "shoal.core.options.records",
     "LatencyTarget": "shoal.core.options.records",
+    "Limit": "shoal.core.options.records",
     "Loader": "shoal.batching.loader",
     "Mark": "shoal.batching.calls.stream",
     "OpenBatch": "shoal.batching.open_batch",
@@ -119,6 +125,7 @@ _WHERE: Final = {
     "QueuePolicy": "shoal.core.options.records",
     "Request": "shoal.core.request",
     "ResultStream": "shoal.batching.calls.stream",
+    "RetryLater": "shoal.errors",
     "SKIP": "shoal.batching.calls.stream",
     "StreamCall": "shoal.batching.calls.call",
     "ThreadStream": "shoal.batching.calls.threads",
@@ -134,6 +141,7 @@ _WHERE: Final = {
     "of_list": "shoal.batching.options",
     "open_batchers": "shoal.batching.decorator.decorator",
     "policies": "shoal.policies",
+    "raise_for_retry": "shoal.failures.retry_after",
     "replicas": "shoal.replicas",
     "retrying": "shoal.batching.calls.call",
     "serve": "shoal.starting",

@@ -36,6 +36,7 @@ from shoal.batching.open_batch import OpenRun
 from shoal.batching.open_slots import OpenSlots
 from shoal.batching.options import manager_of, refuse_change
 from shoal.batching.running.closed_slots import ClosedSlots
+from shoal.batching.running.requeueing import Requeueing
 from shoal.batching.running.run import TimeLimits, UnaryRun
 from shoal.batching.running.stream import StreamRun
 from shoal.core.counters import NO_LEVELS, ClosingCounts
@@ -89,7 +90,7 @@ class Session:
         self._parking = parking_of_this_loop()
         self._bell = Bell(self._parking)
         batches: dict[Batch, float] = {}
-        self._former = Former(options, batches)
+        self._former = Former(options, batches, None if capacity is None else capacity.limiter)
         self._intake = Intake(
             name,
             self._former,
@@ -294,7 +295,11 @@ class Session:
     def _new_slots(self, batches: dict[Batch, float]) -> ClosedSlots | OpenSlots:
         handler, parking, counters = self._handler, self._parking, self._counters
         hold_log = HoldLog(f"the handler {self._name}")
-        made_of = (self._name, handler, self._options, parking, counters, self._limits, hold_log)
+        requeueing = Requeueing(self._intake, counters)
+        made_of = (
+            *(self._name, handler, self._options, parking, counters, self._limits, hold_log),
+            requeueing,
+        )
         queue = (self._intake, batches, self._bell)
         if handler.fill != "closed":
             return OpenSlots(*queue, OpenRun(*made_of), self._task_died, self._capacity)

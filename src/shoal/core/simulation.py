@@ -217,6 +217,8 @@ class SimulatedBatcher:
         while self._idle:
             if not former.live:  # whatever the policy waits for: a trace ends, and its time too
                 former.wake_at = 1
+                former.pressures.asleep_until = _NEVER
+                former.pressures.urgent_before = _NEVER if self._since else None
                 self._listens, self._listens_until = True, _NEVER
                 return
             decision = former.decide(now)

@@ -27,7 +27,7 @@ from shoal.core.options.option import (
     record,
     records_by_level,
 )
-from shoal.core.options.records import Cache, LatencyTarget, QueuePolicy
+from shoal.core.options.records import Cache, LatencyTarget, Limit, QueuePolicy
 from shoal.core.policy import BatchPolicy
 
 Overload = Literal["reject", "wait", "shed_oldest", "shed_lowest"]
@@ -80,6 +80,7 @@ class OptionKeywords(ValueKeywords, total=False):
     policy: Callable[[Any], BatchPolicy] | None
     dedupe: bool | Callable[[Any], Hashable]
     cache: Cache | None
+    limit: Limit | None
     open: Opens | None
 
 
@@ -194,6 +195,8 @@ class BatchOptions:
             A function returns the key of an item; True compares the items and the calling users.
         cache: How many results are kept for later equal calls, and for how long; None for none. It
             also shares requests.
+        limit: How many batches may start, and how much they may cost, over time; None for no limit.
+            A batch that is due waits until the limit allows it.
         open: Returns the async context manager that is entered in the batcher's event loop before
             its first batch, and left after its last: for connections that the handler uses. Context
             variables that it sets are set for the handler. A context manager serves one opening.
@@ -265,6 +268,9 @@ class BatchOptions:
     )
     cache: Cache | None = record(
         Cache, _made_by(Cache, "shoal.Cache(max_size=1000, ttl_s=60)"), at_once=True
+    )
+    limit: Limit | None = record(
+        Limit, _made_by(Limit, "shoal.Limit(batches_per_s=5)"), at_once=True
     )
     open: Opens | None = option(None, _opens, is_function=True)
     stream_buffer: int = option(16, partial(whole, least=1), at_once=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from shoal.core.forming.limiter import Limiter
 from shoal.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Pool:
     def __init__(self, name: str, on_wait: Callable[[], None] = lambda: None) -> None:
         self._name = name
         self._on_wait = on_wait  # called when a due batch finds no room
+        self.limiter = Limiter()
         # The least recently used one comes first.
         self._members: dict[Replica, Member] = {}
         self._capacities: list[PoolCapacity] = []
@@ -197,6 +199,10 @@ class PoolCapacity:
         self.size = size  # of its largest batches; changes apply from the pool's next change
         self.free: float = 0  # further batches that the replicas can take; 0 before `subscribe`
         self.on_change: Callable[[], None] = lambda: None
+
+    @property
+    def limiter(self) -> Limiter:
+        return self._pool.limiter
 
     def is_full(self) -> bool:
         if self.free:
