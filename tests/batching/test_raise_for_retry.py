@@ -38,7 +38,7 @@ def test_a_date_in_the_past_asks_for_no_time() -> None:
     assert asked_s(503, "Sun, 06 Nov 1994 08:49:37 GMT") == 0
 
 
-@pytest.mark.parametrize("retry_after", [None, "", "soon", "-5", "1.5", "nan", "9" * 400, "\xe4"])
+@pytest.mark.parametrize("retry_after", [None, "", "soon", "-5", "1.5", "nan", "9" * 400])
 def test_what_is_no_time_does_not_count(retry_after: str | None) -> None:
     assert asked_s(429, retry_after) is None
     assert asked_s(429, retry_after, otherwise_s=2) == 2
