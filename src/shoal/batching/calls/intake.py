@@ -390,8 +390,8 @@ class Deadlines:
         # When the next request runs out of time; infinity if none does.
         self.asleep_until = math.inf
 
-    def watch(self, request: Request) -> None:
-        until = self._overdue.watch(request)
+    def watch(self, request: Request, *, again: bool = False) -> None:
+        until = self._overdue.watch_again(request) if again else self._overdue.watch(request)
         if until < self.asleep_until:
             self.asleep_until = until
             self._bell.ring()

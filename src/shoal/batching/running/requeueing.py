@@ -61,7 +61,6 @@ class Requeueing:
             error = None
             if asked is None or asked.options_factory is not intake.options_factory:
                 error = intake.options_factory.renew(request)  # options have changed
-                asked = request.options
             if error is None:
                 intake.former.insert(request)
         except Exception as raised:  # by a user's policy
@@ -75,9 +74,7 @@ class Requeueing:
             intake.fail_one(request, error)
             return
         self._counters.retried += 1
-        if asked is not None and asked.delayed_at is None:  # it is delayed only once
-            intake.former.overdue.forget(request)
-            intake.deadlines.watch(request)
+        intake.deadlines.watch(request, again=True)
 
 
 def _pause_s(error: RetryLater) -> float:
