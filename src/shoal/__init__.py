@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from shoal.batching.open_batch import OpenBatch, OpenRequest
     from shoal.batching.options import of_list
     from shoal.core.options.options import BatchOptions
-    from shoal.core.options.records import Cache, LatencyTarget, Models, QueuePolicy
+    from shoal.core.options.records import Cache, LatencyTarget, Limit, Models, QueuePolicy
     from shoal.core.replicas.autoscaling import AutoscalingOptions
     from shoal.core.request import Batch, DispatchReason, Request
+    from shoal.errors import RetryLater
+    from shoal.failures.retry_after import raise_for_retry
     from shoal.http.app.app import App
     from shoal.replicas.code.definition import accept_batch
     from shoal.serving.backend_config import BackendConfig
@@ -65,6 +67,7 @@ __all__ = [
     "Handle",
     "HttpOptions",
     "LatencyTarget",
+    "Limit",
     "Loader",
     "Mark",
     "Models",
@@ -73,6 +76,7 @@ __all__ = [
     "QueuePolicy",
     "Request",
     "ResultStream",
+    "RetryLater",
     "StreamCall",
     "ThreadStream",
     "UnaryCall",
@@ -89,6 +93,7 @@ __all__ = [
     "of_list",
     "open_batchers",
     "policies",
+    "raise_for_retry",
     "replicas",
     "retrying",
     "serve",
@@ -120,6 +125,7 @@ _WHERE: Final = {
     "Cache": "shoal.core.options.records",
     "LatencyTarget": "shoal.core.options.records",
     "Models": "shoal.core.options.records",
+    "Limit": "shoal.core.options.records",
     "Loader": "shoal.batching.loader",
     "Mark": "shoal.batching.calls.stream",
     "OpenBatch": "shoal.batching.open_batch",
@@ -127,6 +133,7 @@ _WHERE: Final = {
     "QueuePolicy": "shoal.core.options.records",
     "Request": "shoal.core.request",
     "ResultStream": "shoal.batching.calls.stream",
+    "RetryLater": "shoal.errors",
     "SKIP": "shoal.batching.calls.stream",
     "StreamCall": "shoal.batching.calls.call",
     "ThreadStream": "shoal.batching.calls.threads",
@@ -143,6 +150,7 @@ _WHERE: Final = {
     "of_list": "shoal.batching.options",
     "open_batchers": "shoal.batching.decorator.decorator",
     "policies": "shoal.policies",
+    "raise_for_retry": "shoal.failures.retry_after",
     "replicas": "shoal.replicas",
     "retrying": "shoal.batching.calls.call",
     "serve": "shoal.starting",

@@ -11,6 +11,7 @@ class that takes more than a message. `ShoalError.__reduce__` calls no construct
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -70,6 +71,40 @@ class SlowReader(ShoalError, TimeoutError):
 
 
 # Service errors: the service is overloaded, failed, or is shutting down.
+
+
+class RetryLater(ShoalError, RuntimeError):
+    """A handler asks for its batch again later, because a service behind it is busy.
+
+    Raise it in a handler. The requests of the batch go back to the head of the queue, in their
+    order, and their deadlines and queue timeouts still apply. No batch starts for that time, or for
+    a hundredth of a second if it is shorter. A request is put back at most 100 times; then its call
+    raises this error. A stream that has had an item raises it at once, as does a request of an open
+    batch.
+
+    Args:
+        after_s: For how long no batch may start, in seconds: at least 0, and finite.
+
+    Attributes:
+        after_s: The same.
+
+    Raises:
+        TypeError: `after_s` is not a number.
+        ValueError: It is out of its range.
+    """
+
+    after_s: float
+
+    def __init__(self, after_s: float = 1.0) -> None:
+        if isinstance(after_s, bool) or not isinstance(after_s, (int, float)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"after_s must be a number of seconds, not {after_s!r}; for a response of httpx "
+                "call shoal.raise_for_retry(response)"
+            )
+        if not 0 <= after_s < math.inf:
+            raise ValueError(f"after_s must be at least 0 seconds, and finite, not {after_s!r}")
+        super().__init__(f"a service behind the handler asked to be called {after_s:g} s later")
+        self.after_s = float(after_s)
 
 
 class Overloaded(ShoalError, RuntimeError):

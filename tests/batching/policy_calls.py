@@ -34,6 +34,39 @@ class Run:
     broke_at: float = math.inf  # the step at which it raised, or gave the wrong number of slots
 
 
+class LimitOf:
+    """When the next batch may start, as the limits in force and the batches so far say."""
+
+    def __init__(self) -> None:
+        self.paused_until = -math.inf
+        self._levels = [0.0, 0.0]
+        self._at = -math.inf
+
+    def opens_at(self, options: BatchOptions) -> float:
+        opens_at = self.paused_until
+        for level, rate in zip(self._levels, rates_of(options), strict=True):
+            if rate is not None and level < 0:
+                opens_at = max(opens_at, self._at - level / rate)
+        return opens_at
+
+    def spend(self, options: BatchOptions, cost: float, now: float) -> None:
+        burst_s = 0.0 if options.limit is None else options.limit.burst_s
+        for place, rate in enumerate(rates_of(options)):
+            if rate is None:
+                continue
+            saved = rate * burst_s
+            level = min(saved, self._levels[place] + rate * (now - self._at))
+            self._levels[place] = level - (1, cost)[place]
+        self._at = now
+
+
+def rates_of(options: BatchOptions) -> tuple[float | None, float | None]:
+    limit = options.limit
+    if limit is None:
+        return None, None
+    return limit.batches_per_s, None if limit.cost_per_min is None else limit.cost_per_min / 60
+
+
 @dataclass(eq=False, kw_only=True, repr=False)
 class Call(Item):
     """One call, or one part of it; it is the item that the handler is given."""
@@ -49,6 +82,8 @@ class Call(Item):
     parts: list[Call] = field(default_factory=list)
     dues: list[float] = field(default_factory=list)  # by when it was made and by when it entered
     place: int = -1  # in the order in which calls entered the queue
+    refusals: int = 0  # how often its run raised `RetryLater`
+    went_back: bool = False  # whether it went back into the queue
     made_at: int = 0  # which options were in force when it was made
 
     @property

@@ -17,6 +17,7 @@ from batching import policy_programs as ops
 from batching.policy_calls import Call, InSlot, Raised, Run
 from batching.policy_promises import Promises
 from batching.programs import Configure, Op, Program
+from shoal.batching.running.requeueing import LEAST_PAUSE_S
 from shoal.core.request import State
 
 if TYPE_CHECKING:
@@ -222,11 +223,29 @@ class PolicyWorld(Promises):
             if len(self.running) == self.options.max_concurrent_batches - 1:
                 self.free_since = anyio.current_time()
 
+    def _refuse(self, calls: list[Call]) -> None:
+        """Raises `RetryLater` if a call is one of those whose first runs do."""
+        later = [call for call in calls if call.shape.kind == "later" and not call.refusals]
+        if not later:
+            return
+        for call in later:
+            call.refusals += 1
+        for call in calls:
+            call.went_back = True
+            (call.whole or call).went_back = True
+        self.unbound = True  # the queue takes them back, however long it is
+        after_s = later[0].number % 3 / 4
+        self.limit.paused_until = max(
+            self.limit.paused_until, anyio.current_time() + max(after_s, LEAST_PAUSE_S)
+        )
+        raise shoal.RetryLater(after_s)
+
     async def _unary_handler(self, items: list[Any]) -> list[Any]:
         self.given = items
         calls: list[Any] = [request.item for request in shoal.current_batch().requests]
         with self._run(calls) as run:
             await self._work(max(call.run_s for call in calls))
+            self._refuse(calls)
             kinds = [call.shape.kind for call in calls]
             if "raise" in kinds:
                 run.broke_at = 0
@@ -246,6 +265,8 @@ class PolicyWorld(Promises):
         with self._run(calls) as run:
             for step in range(max(len(call.script) for call in calls) + 1):
                 await self._work(max(call.run_s for call in calls))
+                if step == 0:
+                    self._refuse(calls)
                 kinds = [c.script[step] if step < len(c.script) else "end" for c in calls]
                 if "raise" in kinds:
                     run.broke_at = step

@@ -36,7 +36,8 @@ class Padding:
 class Shape:
     """What an item is like; no cost or key means that the function which says it raises."""
 
-    # ok, slot (an exception in the slot), raise or short (of the whole batch), join (which raises)
+    # ok, slot (an exception in the slot), raise or short (of the whole batch), join (which raises),
+    # later (the first runs raise `RetryLater`)
     kind: str = "ok"
     cost: float | None = 1
     key: str | None = "a"
@@ -136,6 +137,8 @@ FEATURES = (
     "isolated errors",
     "time-outs",
     "abandoned",
+    "limit",
+    "limit",
 )
 NOT_DRAWN = {"policy", "dedupe", "cache", "open", "regather", "graceful_shutdown_timeout_s"}
 PLAIN = {name: getattr(shoal.BatchOptions(), name) for name in OPTIONS if name not in NOT_DRAWN}
@@ -197,6 +200,15 @@ def options_of(random: Random, *, streams: bool) -> dict[str, Any]:
         options |= {"batch_wait_timeout_s": 0.0, "idle_timeout_s": None}
         if any(policy.batch_wait_timeout_s is not SAME for policy in _policies_of(options)):
             options |= {"queue_policies": {}, "default_queue_policy": None}
+    if "limit" in features:
+        options["limit"] = shoal.Limit(
+            batches_per_s=one([0.5, 2, 4]),
+            cost_per_min=one([None, 60, 240]),
+            burst_s=one([0, 0, 1]),
+        )
+        options["isolate_errors"] = False
+        if options["max_queued_requests"] == 0:
+            options["max_queued_requests"] = 1
     if "time-outs" in features:
         options["handler_timeout_s"] = one([None, 1.0])
         options["request_timeout_s"] = one([None, 1.0, 2.0])
@@ -224,7 +236,7 @@ def _queue_policy(random: Random, *, has_windows: bool) -> shoal.QueuePolicy:
 def shape_of(random: Random) -> Shape:
     one = random.choice
     return Shape(
-        one(["ok"] * 8 + ["slot", "raise", "short", "join"]),
+        one(["ok"] * 8 + ["slot", "raise", "short", "join", "later"]),
         one([1, 1, 1, 2, 2, 3, 0.5, 0, 7] * 4 + [None]),
         one(["a", "a", "a", "b", "c"] * 8 + [None]),
         one(["ok"] * 16 + ["raise", "empty", "large"]),

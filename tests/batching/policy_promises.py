@@ -15,7 +15,7 @@ import anyio
 
 import shoal
 from batching import policy_programs as ops
-from batching.policy_calls import Call, InSlot, Raised, Run
+from batching.policy_calls import Call, InSlot, LimitOf, Raised, Run
 from batching.program_world import EPSILON, Watched, World
 from core.former_scenes import check
 from shoal.core.options.option import SAME
@@ -45,6 +45,7 @@ class Promises(World):
         super().__init__(program, tasks, watched, batcher)
         self.running: dict[int, Run] = {}
         self.batches: dict[int, Run] = {}
+        self.limit = LimitOf()
         self.unbound = False  # the queue may hold more than the bound that was set meanwhile
         self.free_since = self.changed_at = anyio.current_time()
         self.history = [self.options]
@@ -79,6 +80,9 @@ class Promises(World):
             self.batches[batch.id] = run
             assert len(self.running) < run.options.max_concurrent_batches
             self._check_calls(calls, run)
+            assert run.started_at > self.limit.opens_at(self.options) - EPSILON, "beyond its limit"
+            costs = [call.cost if run.options.batch_size_fn else 1 for call in calls]
+            self.limit.spend(self.options, sum(costs), run.started_at)
             self._check_order(batch.requests, run.options)
         self._check_size(calls, run.options)
 
@@ -90,7 +94,7 @@ class Promises(World):
             assert not whole.ends, "the handler was given a request that had ended"
             assert now <= max(whole.dues) + EPSILON, "the handler was given an expired request"
             ends = whole.queue_ends()
-            if all(action == "reject" for _until, action in ends):
+            if not whole.went_back and all(action == "reject" for _until, action in ends):
                 assert now <= max(ends)[0] + EPSILON, "it has been in the queue for too long"
         if options.bucket_by is not None:
             assert len({call.key for call in calls}) == 1, "two keys share a batch"
@@ -145,6 +149,8 @@ class Promises(World):
         """Checks that one request may be ahead of another."""
         if any(r.options is not None and r.options.delayed_at is not None for r in (before, after)):
             return  # those that were delayed have other places
+        if len(self.history) > 1 and (before.item.went_back or after.item.went_back):
+            return  # the options may have changed while it was out, and so its rank
         ranks = self._rank(before, options), self._rank(after, options)
         assert ranks[0] <= ranks[1], "it is not its turn"
         if ranks[0] == ranks[1] and before.priority == after.priority:
@@ -181,7 +187,12 @@ class Promises(World):
     def _latest(self, request: Request, options: BatchOptions) -> float:
         """When a request must be on its way that was never parked, at the latest."""
         due = request.arrived_at + self._window_s(request, options)
-        return max(due, self.free_since, self.changed_at)
+        return max(due, self.free_since, self.changed_at, self.opened_at)
+
+    @property
+    def opened_at(self) -> float:
+        """Until when the limit, or a `RetryLater`, held batches back."""
+        return self.limit.opens_at(self.options)
 
     # What must hold of an end
 
@@ -277,7 +288,7 @@ class Promises(World):
             case ops.Broken(args=("join", call.number)):
                 return call.shape.kind == "join" and len(call.parts) > 1
             case _:
-                return run is None and self._is_misfit(call, error)
+                return (run is None or call.went_back) and self._is_misfit(call, error)
 
     def _is_out_of_time(self, call: Call, now: float) -> bool:
         self._check_got(call, complete=False)
@@ -288,7 +299,7 @@ class Promises(World):
                 self._check_that_it_could_not_leave(call)
             return True
         ends = (call.whole or call).queue_ends()
-        return not call.runs and any(
+        return (not call.runs or call.went_back) and any(
             action == "reject" and now >= until - EPSILON for until, action in ends
         )
 
@@ -298,13 +309,12 @@ class Promises(World):
         if not mine or self.was_parked.intersection(mine):
             return
         free = len(self.running) < self.options.max_concurrent_batches
-        assert not free or max(self.free_since, self.changed_at) > call.arrived_at - EPSILON, (
-            "it has not left in time"
-        )
+        since = max(self.free_since, self.changed_at, self.opened_at)
+        assert not free or since > call.arrived_at - EPSILON, "it has not left in time"
 
     def _is_overload(self, call: Call, error: Exception, now: float) -> bool:
         options = self.options
-        if call.runs:
+        if call.runs and not call.went_back:
             return False
         if "shed" in str(error):
             return options.overload.startswith("shed") or any(
@@ -357,7 +367,7 @@ class Promises(World):
             assert statistics.queued <= bound + slots * options.max_batch_size
         assert bound is not None or statistics.parked == 0
         self.flushed = {request for request in self.flushed if request.state is State.QUEUED}
-        if statistics.batches_running >= slots:
+        if statistics.batches_running >= slots or now < self.opened_at + EPSILON:
             return
         assert not self.flushed, "a flush has not sent all that it covers"
         assert not (self.drained or self.closing) or not queued, "who drains does not wait"

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
+import shoal
 from shoal.testing import settle as settle
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 
     from anyio.abc import TaskGroup, TaskStatus
-
-    import shoal
 
 PENDING: Any = "pending"
 LEFT: Any = "left"
@@ -117,6 +116,30 @@ class Recorder:
         self.started_at.append(anyio.current_time())
 
 
+class Refusing(Recorder):
+    """A handler that raises each of some errors, or runs for a while where there is none."""
+
+    def __init__(self, errors: Iterable[Exception | None], run_s: float = 0.0) -> None:
+        super().__init__()
+        self.errors = iter(errors)
+        self.run_s = run_s
+        self.began_at = anyio.current_time()
+        self.reasons: list[str] = []
+
+    @property
+    def starts(self) -> list[float]:
+        return [round(at - self.began_at, 6) for at in self.started_at]
+
+    async def __call__(self, items: list[Any]) -> list[Any]:
+        self.note(items)
+        self.reasons.append(shoal.current_batch().reason.value)
+        error = next(self.errors, None)
+        await anyio.sleep(self.run_s)
+        if error is not None:
+            raise error
+        return items
+
+
 class Held(Recorder):
     """An async handler that answers when its gate is opened."""
 
@@ -164,10 +187,8 @@ class Steps:
         self._receive.close()
 
     async def handler(self, items: list[Any]) -> AsyncIterator[list[Any]]:
-        from shoal import current_batch
-
         self.batches.append(list(items))
-        self.requests = list(current_batch().requests)
+        self.requests = list(shoal.current_batch().requests)
         try:
             while (slots := await self._receive.receive()) is not None:
                 if isinstance(slots, Exception):

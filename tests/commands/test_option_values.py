@@ -13,7 +13,7 @@ from shoal.commands.support.values import (
     value_of,
     weights_of,
 )
-from shoal.core.options.records import LatencyTarget, QueuePolicy
+from shoal.core.options.records import LatencyTarget, Limit, QueuePolicy
 from shoal.core.simulation_results import Linear
 
 
@@ -33,6 +33,7 @@ from shoal.core.simulation_results import Linear
         ("allowed_batch_sizes=8,16", "allowed_batch_sizes", [8, 16]),
         ("allowed_batch_sizes=[8,16]", "allowed_batch_sizes", [8, 16]),
         ('adaptive={"p99_s": 0.1}', "adaptive", LatencyTarget(p99_s=0.1)),
+        ('limit={"batches_per_s": 5}', "limit", Limit(batches_per_s=5)),
         ('default_queue_policy={"timeout_s": 1}', "default_queue_policy", QueuePolicy(timeout_s=1)),
         (
             'queue_policies={"2": {"timeout_s": 1}}',
@@ -55,6 +56,7 @@ def test_an_option_of_a_batcher_is_read(text, name, value):
         ("levels=3", "'levels' is not an option of a batcher; did you mean 'priority_levels'"),
         ("bucket_by=x", "bucket_by is a function"),
         ('adaptive={"p98_s": 1}', "adaptive has no 'p98_s'"),
+        ('limit={"batches_per_s": 0}', "limit: batches_per_s must be above 0"),
         ('queue_policies={"1": {"p": 1}}', r"queue_policies\[1\] has no 'p'"),
     ],
 )

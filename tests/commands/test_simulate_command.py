@@ -48,6 +48,15 @@ def test_callers_may_call_again_and_again(told):
     assert re.search(r"regather \d\d%", reasons)
 
 
+def test_batches_may_be_limited(told):
+    data = told(
+        *("--rate", "20", "--traffic", "constant", "--duration", "10", "--run-time", "0.01"),
+        *("--max-batch-size", "96", "--option", 'limit={"batches_per_s": 2}', "--json"),
+    )
+    assert data["reasons"]["limit"] >= 18
+    assert sum(data["reasons"].values()) <= 21
+
+
 def test_callers_may_have_priorities(told):
     data = told(
         *("--callers", "2", "--duration", "1", "--run-time", "0.01", "--json"),

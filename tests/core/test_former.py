@@ -291,3 +291,16 @@ def test_a_delayed_request_is_behind_the_others_of_its_level_whatever_its_deadli
     assert waiting(former) == [delayed, other]
     assert expire(former, 2.0) == []
     assert waiting(former) == [other, delayed]
+
+
+def test_a_request_that_comes_back_is_no_other_call() -> None:
+    former = queue(*(new(n) for n in range(3)), max_batch_size=2)
+    calls = former.calls
+    taken = take(former)
+    assert former.calls == calls
+    for request in reversed(taken):
+        request.state = State.QUEUED
+        former.insert(request)
+    assert former.calls == calls
+    assert waiting(former)[:2] == taken
+    check(former)

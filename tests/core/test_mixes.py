@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal import BatchOptions, Cache, LatencyTarget, Models, QueuePolicy
+from shoal import BatchOptions, Cache, LatencyTarget, Limit, Models, QueuePolicy
 from shoal.core.options import mixes
 
 TARGET = LatencyTarget(p99_s=1)
@@ -69,6 +69,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"policy": print, "adaptive": TARGET}, "the policy alone decides"),
     ({"policy": print, "order": "deadline"}, "the policy alone decides"),
     ({"policy": print, **ISOLATED}, "the policy alone decides"),
+    ({"limit": Limit(cost_per_min=60), "max_queued_requests": 0}, "waits in the queue"),
+    ({"limit": Limit(cost_per_min=60), "isolate_errors": True}, "beyond any limit"),
 ]
 
 
@@ -83,6 +85,7 @@ def test_the_message_names_both_options_and_their_values() -> None:
         BatchOptions(padding="down")
 
 
+LIMIT = Limit(batches_per_s=5)
 ACCEPTED: list[dict[str, Any]] = [
     {"adaptive": TARGET, "bucket_by": len, "batch_size_fn": len},
     {"adaptive": TARGET, "default_queue_policy": QueuePolicy(timeout_s=1)},
@@ -91,6 +94,8 @@ ACCEPTED: list[dict[str, Any]] = [
     {"split": divmod, "join": sum, "batch_size_fn": len, "bucket_by": len},
     {"max_batch_cost": 8, "batch_size_fn": len, "adaptive": TARGET},
     {"overload": "wait"},
+    {"limit": LIMIT, "adaptive": TARGET, "bucket_by": len, "max_queued_requests": 1},
+    {"limit": LIMIT, "policy": print},
     {"policy": print, "priority_levels": 2, "batch_wait_timeout_s": None},
     {"priority_mixing": "isolate", "priority_levels": 2, "order": "deadline", "bucket_by": len},
 ]
@@ -119,6 +124,7 @@ FILLS: list[tuple[dict[str, Any], str]] = [
     ({"sticky_load_factor": 2}, "on whichever replica"),
     ({"models": MODELS}, "one model, which would keep the others"),
     ({"isolate_errors": True}, "answers each request by itself"),
+    ({"limit": LIMIT}, "no start of one could be put off"),
     ({"refuse_late": True}, "does not tell how long a request takes"),
     ({"default_queue_policy": WAITS}, "leave it out of the queue policies"),
     ({"priority_levels": 2, "priority_mixing": "isolate"}, "keep the others waiting"),

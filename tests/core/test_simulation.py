@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from core.played_traces import LOAD_S, Item, assert_the_same, played, played_by_callers
 from shoal.core.options.options import BatchOptions
-from shoal.core.options.records import LatencyTarget, Models, QueuePolicy
+from shoal.core.options.records import LatencyTarget, Limit, Models, QueuePolicy
 from shoal.core.policy import Dispatch, Pressure, Wait, WholeQueuePolicy
 from shoal.core.request import DispatchReason
 from shoal.core.simulation import simulate
@@ -98,6 +98,7 @@ OF_FIVE = {**FOUR, "max_queued_requests": 5}
 SIZES = {**EIGHT, "allowed_batch_sizes": (2, 4, 8)}
 LEVELS = {**FOUR, "priority_levels": 3, "priority_aging_s": 0.05}
 WAITS = {"batch_wait_timeout_s": 0.0207}
+LIMITED = {"limit": Limit(batches_per_s=33, burst_s=0.05)}
 TARGET = {"max_batch_size": 16, "adaptive": LatencyTarget(p99_s=0.08)}
 OF_EACH_LEVEL = {
     1: QueuePolicy(batch_wait_timeout_s=0.0),
@@ -134,16 +135,28 @@ SCENES: dict[str, dict[str, Any]] = {
     "a handler that goes on alone": {**EIGHT, "cancel_abandoned": False},
     "a latency target": TARGET,
     "a latency target for two slots": {**TARGET, "max_concurrent_batches": 2},
+    "a limited number of batches": {**FOUR, "limit": Limit(batches_per_s=30)},
+    "a limited cost": (
+        {"max_batch_size": 9, **WAITS, "batch_size_fn": cost, "max_concurrent_batches": 3}
+        | {"limit": Limit(cost_per_min=12_000, burst_s=0.1)}
+    ),
+    "a limit and a bounded line": {**OF_FIVE, "max_concurrent_batches": 2, **LIMITED},
+    "a limit and a line outside": {**OF_FIVE, "overload": "wait", **LIMITED},
+    "a limit and buckets": {**EIGHT, **WAITS, "bucket_by": bucket, **LIMITED},
+    "a limit and deadlines": {**FOUR, "batch_wait_timeout_s": 0.0301, **LIMITED},
+    "a limit and a rule of one's own": {**FOUR, "policy": lambda _options: Pairs(), **LIMITED},
     "a rule of one's own": {**FOUR, "policy": lambda _options: Pairs()},
     "nearly everything": (
         {**LEVELS, **WAITS, "max_batch_size": 9, "max_concurrent_batches": 2}
         | {"max_queued_requests": 12, "overload": "shed_lowest", "order": "deadline"}
         | {"batch_size_fn": cost, "bucket_by": bucket}
         | {"idle_timeout_s": 0.0071, "request_timeout_s": 0.2003}
+        | {"limit": Limit(batches_per_s=40, cost_per_min=20_000)}
     ),
 }
 TIMEOUTS_S: dict[str, Sequence[float | None]] = {
     "deadlines": (None, 0.0, 0.0237, 0.0601),
+    "a limit and deadlines": (None, 0.0, 0.0237, 0.0601),
     "deadlines and a bounded line": (None, 0.0, 0.0601),
     "the earliest deadline": (None, 0.0437, 0.0871),
     "nobody late": (None, 0.0237, 0.0601),
@@ -159,6 +172,7 @@ ON_ASYNCIO_TOO = (
     "a line outside",
     "until idle",
     "deadlines and a bounded line",
+    "a limit and deadlines",
     "a handler that is cut short",
     "nearly everything",
 )
@@ -244,8 +258,6 @@ def test_a_simulation_loads_the_models_that_the_engine_loads_at_random(
     scene, models, replicas, seed
 ):
     options = {**SCENES[scene], "models": models}
-    # A request close to its deadline may be noticed some milliseconds earlier or later.
-    assume("adaptive" not in options and "request_timeout_s" not in options)
     assume(options.get("max_queued_requests") != 0 and "policy" not in options)
     assume(options.get("max_concurrent_batches", 1) is not None)
     asked = {"priority": (None, 1, 2, 3)} if "priority_levels" in options else {}

@@ -84,6 +84,25 @@ async def test_what_a_batcher_did_to_its_calls_is_counted():
     assert ("shoal_batch_cost_total", CALL, "a") not in samples
 
 
+async def test_waits_for_a_limit_and_requests_that_go_back_are_counted():
+    runs = 0
+
+    async def refused_once(items: list[int]) -> list[int]:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise shoal.RetryLater(5)
+        return items
+
+    batcher = shoal.Batcher(refused_once, max_batch_size=2, limit=shoal.Limit(batches_per_s=1))
+    async with batcher as call:
+        await call.map(range(4))
+    samples = samples_of(registry_of(batcher))
+    assert samples["shoal_retried_requests_total", CALL, "a"] == 2
+    assert samples["shoal_batches_total", CALL, "a", "limit"] == 2
+    assert samples["shoal_requests_total", CALL, "a", "failed"] == 0
+
+
 async def test_costs_and_splits_are_counted():
     async def lengths(texts: list[str]) -> list[int]:
         return [len(text) for text in texts]

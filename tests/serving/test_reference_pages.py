@@ -9,7 +9,7 @@ import pytest
 
 from shoal.core.options.option import defaults_of
 from shoal.core.options.options import BatchOptions
-from shoal.core.options.records import Cache, LatencyTarget, Models, QueuePolicy
+from shoal.core.options.records import Cache, LatencyTarget, Limit, Models, QueuePolicy
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.serving.backend_config import BackendConfig
 
@@ -60,6 +60,6 @@ def test_autoscaling_options(name):
 def test_no_page_has_an_option_that_does_not_exist():
     autoscaling, ours = AUTOSCALING.keys(), {*BATCH, *BACKEND}
     assert documented("backend-config.md").keys() <= autoscaling | ours
-    records = (QueuePolicy, LatencyTarget, Cache, Models)
+    records = (QueuePolicy, LatencyTarget, Cache, Limit, Models)
     fields = {one.name for record in records for one in dataclasses.fields(record)}
     assert documented("options.md").keys() <= fields | ours

@@ -324,7 +324,7 @@ class Batcher(Generic[C_co]):
         A batch that is filling keeps its options, also for calls that join it: its first request
         waits with a free slot, or it is an open batch that still takes requests. These change at
         once: ``max_concurrent_batches``, ``max_queued_requests``, ``overload``, ``refuse_late``,
-        ``request_timeout_s``, ``dedupe``, ``cache``, ``sticky_load_factor``,
+        ``request_timeout_s``, ``dedupe``, ``cache``, ``limit``, ``sticky_load_factor``,
         ``stream_buffer``, ``graceful_shutdown_timeout_s`` and ``drop_queued_on_shutdown``; for
         continuous batches all options do.
 

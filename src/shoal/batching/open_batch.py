@@ -361,6 +361,9 @@ class OpenRun(Run):
         Run._end(self, request, state)
         self.joinings[cast("Batch", batch)].ended(request)
 
+    def _may_run_again(self, request: Request) -> bool:
+        return False  # its handler may have answered it in part, and can wait by itself
+
     async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
         joining = self.joinings[batch]
         try:

@@ -36,13 +36,13 @@ from shoal.batching.open_batch import OpenRun
 from shoal.batching.open_slots import OpenSlots
 from shoal.batching.options import manager_of, refuse_change
 from shoal.batching.running.closed_slots import ClosedSlots
+from shoal.batching.running.requeueing import Requeueing
 from shoal.batching.running.run import TimeLimits, UnaryRun
 from shoal.batching.running.stream import StreamRun
 from shoal.core.counters import NO_LEVELS, ClosingCounts
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.forming.former import Former
 from shoal.core.options.options import OPTIONS
-from shoal.core.replicas.members import NO_MEMBERS
 from shoal.failures.exceptions import ends_the_program, is_cancellation, own_copy
 from shoal.failures.hints import with_hint
 from shoal.loops.parking import Bell
@@ -90,8 +90,10 @@ class Session:
         self._parking = parking_of_this_loop()
         self._bell = Bell(self._parking)
         batches: dict[Batch, float] = {}
-        members = NO_MEMBERS if capacity is None else capacity.members
-        self._former = Former(options, batches, members)
+        if capacity is None:
+            self._former = Former(options, batches)
+        else:
+            self._former = Former(options, batches, capacity.members, capacity.limiter)
         self._intake = Intake(
             name,
             self._former,
@@ -296,7 +298,11 @@ class Session:
     def _new_slots(self, batches: dict[Batch, float]) -> ClosedSlots | OpenSlots:
         handler, parking, counters = self._handler, self._parking, self._counters
         hold_log = HoldLog(f"the handler {self._name}")
-        made_of = (self._name, handler, self._options, parking, counters, self._limits, hold_log)
+        requeueing = Requeueing(self._intake, counters)
+        made_of = (
+            *(self._name, handler, self._options, parking, counters, self._limits, hold_log),
+            requeueing,
+        )
         queue = (self._intake, batches, self._bell)
         if handler.fill != "closed":
             return OpenSlots(*queue, OpenRun(*made_of), self._task_died, self._capacity)

@@ -140,6 +140,8 @@ class BatcherStatistics:
         split_calls: Calls that were split into several requests.
         split_requests: The requests that these calls were split into.
         isolating_runs: Runs of the handler with a part of a batch that had failed.
+        retried: How often a request went back into the queue because the handler raised
+            `RetryLater`.
         occupancy: The occupancy of open and continuous batches; None for other handlers.
         max_batch_size: The option in force.
         batch_wait_timeout_s: The option in force, in seconds.
@@ -177,6 +179,7 @@ class BatcherStatistics:
     split_calls: int
     split_requests: int
     isolating_runs: int
+    retried: int
     occupancy: OccupancyStatistics | None
     max_batch_size: int
     batch_wait_timeout_s: float | None
@@ -188,7 +191,7 @@ class BatcherStatistics:
 
 _COUNTS: Final = (
     *("finished", "failed", "declined", "cancelled", "expired", "rejected", "shed", "shared"),
-    *("cache_hits", "padding", "split_calls", "split_requests", "isolating_runs"),
+    *("cache_hits", "padding", "split_calls", "split_requests", "isolating_runs", "retried"),
 )
 
 
@@ -198,6 +201,7 @@ class Counters:
         self.finished = self.failed = self.declined = self.cancelled = self.expired = 0
         self.rejected = self.shed = self.shared = self.cache_hits = 0
         self.split_calls = self.split_requests = self.isolating_runs = 0
+        self.retried = 0
         self.padding: float = 0
         self.load: float = 0
         self.batches = dict.fromkeys(DispatchReason, 0)

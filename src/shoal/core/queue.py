@@ -10,6 +10,7 @@ There are two queues: by arrival, which is a deque; and by any rank, which is a 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shoal.core.amount import Amount
+    from shoal.core.request import Returned
 
 QUEUED = State.QUEUED
 LEFTOVERS_WORTH_A_SWEEP: Final = 64
@@ -49,6 +51,15 @@ class ArrivalQueue:
 
     def put_back(self, requests: Sequence[Request]) -> None:
         self.entries.extendleft(reversed(requests))
+
+    def insert(self, request: Request) -> None:
+        """Adds a request of an earlier batch at its place in the order of arrival."""
+        entries, place = self.entries, _place(request)
+        ahead: list[Request] = []  # of batches that were put back before
+        while entries and _place(entries[0]) < place:
+            ahead.append(entries.popleft())
+        entries.appendleft(request)
+        entries.extendleft(reversed(ahead))
 
     def sweep(self) -> None:
         waiting = list(self)
@@ -99,6 +110,10 @@ class RankedQueue:
         for request in requests:
             self.push(request)
 
+    def insert(self, request: Request) -> None:
+        """Adds a request of an earlier batch at its place, which its number says."""
+        self.push(request)
+
     def sweep(self) -> None:
         self._heap = [entry for entry in self._heap if _waits(entry)]
         heapq.heapify(self._heap)
@@ -134,6 +149,14 @@ def take_from(queue: Queue, room: Amount) -> list[Request]:
 def is_worth_a_sweep(queue: Queue, live: int) -> bool:
     """Returns whether the leftovers of a queue outnumber its `live` requests."""
     return len(queue) - live > max(live, LEFTOVERS_WORTH_A_SWEEP)
+
+
+def _place(request: Request) -> tuple[float, float, int]:
+    # Those that no batch has had are behind all others that arrived at that time.
+    returned: Returned | None = getattr(request, "returned", None)
+    if returned is None:
+        return request.arrived_at, math.inf, 0
+    return request.arrived_at, returned.batch, returned.place
 
 
 def _waits(entry: tuple[Any, int, Request]) -> bool:

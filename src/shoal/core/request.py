@@ -8,6 +8,8 @@ this is on the hot path; the tests check every change against the table::
       │          │           └──────> cancelled
       └──────────┴──────────────────> failed, cancelled
 
+A handler's `RetryLater` puts the running requests of its batch back into the queue.
+
 A request that has ended stays in its final state. A later event (a result for a caller that has
 left, a caller that leaves after its result) then has no effect, so every accepted call ends exactly
 once.
@@ -27,7 +29,7 @@ from __future__ import annotations
 import sys
 from enum import Enum, StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from shoal.errors import ItemTooLarge
 
@@ -66,7 +68,7 @@ TRANSITIONS: Final[Mapping[State | None, frozenset[State]]] = {
     None: frozenset({State.PARKED, State.QUEUED}),
     State.PARKED: frozenset({State.QUEUED, State.FAILED, State.CANCELLED}),
     State.QUEUED: frozenset({State.RUNNING, State.FAILED, State.CANCELLED}),
-    State.RUNNING: _ENDS,
+    State.RUNNING: _ENDS | {State.QUEUED},  # after a `RetryLater`
     State.FINISHED: frozenset(),
     State.FAILED: frozenset(),
     State.DECLINED: frozenset(),
@@ -152,6 +154,14 @@ class RequestOptions:
         self.waits_for_room = False
 
 
+class Returned(NamedTuple):
+    """The batch in which a request's handler first raised `RetryLater`, and its place there."""
+
+    batch: int
+    place: int
+    times: int  # how often it has been put back
+
+
 class Request:
     """The request of one call: what the caller passed, and where its result goes.
 
@@ -174,6 +184,7 @@ class Request:
         "error",
         "item",
         "options",
+        "returned",
         "state",
         "value",
         "waiter",
@@ -183,6 +194,7 @@ class Request:
     arrived_at: float
     context: Context
     options: RequestOptions | None
+    returned: Returned  # only of a request that was put back
     state: State
     waiter: Any
     batch: RequestBatch | None
@@ -244,6 +256,8 @@ class DispatchReason(StrEnum):
     """No request had arrived for ``idle_timeout_s``."""
     REGATHER = "regather"
     """The callers of the last batch were waited for: those expected are back, or late."""
+    LIMIT = "limit"
+    """It was due before, and waited for the option ``limit``, or after a `RetryLater`."""
     DEADLINE = "deadline"
     """One of its requests would have missed its deadline by waiting longer."""
     FLUSH = "flush"

@@ -248,6 +248,8 @@ class SimulatedBatcher:
         while self._idle or self._looks_always:
             if not former.live:  # whatever the policy waits for: a trace ends, and its time too
                 former.wake_at = 1
+                former.pressures.asleep_until = _NEVER
+                former.pressures.urgent_before = _NEVER if self._since else None
                 self._listens, self._listens_until = True, _NEVER
                 return
             decision = former.decide(now)
@@ -272,6 +274,8 @@ class SimulatedBatcher:
         assert replica is not None  # a slot is idle
         self._members.begin(replica, batch.size)
         self._places[batch] = replica
+        self._since[batch] = now
+        self._report_idle(now)  # the requests that it admits count as waiting for their models
         run_s = self._run_time(load)
         if not 0 <= run_s < _NEVER:
             raise ValueError(
@@ -288,8 +292,6 @@ class SimulatedBatcher:
         self.batches.append(
             SimulatedBatch(now, reason, places, load, run_s, replica.replica, is_spilled)
         )
-        self._since[batch] = now
-        self._report_idle(now)
 
     def _load_time(self, replica: Member[int], model: str, now: float) -> float:
         """Returns how long a batch waits for its model, which it loads if need be."""

@@ -7,12 +7,10 @@ raises it, as a call in the server's process would. Any other error response is 
 from __future__ import annotations
 
 import json
-import re
-import time
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal import errors
+from shoal.failures.retry_after import seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +51,7 @@ def failure_of(url: str, status: int, retry_after: str, body: bytes) -> FailedRe
     except (ValueError, RecursionError):
         problem = None
     error = error_of(url, status, problem)
-    retry_after_s = _seconds(retry_after)
+    retry_after_s = seconds_of(retry_after)
     was_refused = isinstance(error, errors.Overloaded)
     # For proxies and other servers: whether a Shoal server has begun the call is known.
     if isinstance(error, errors.HttpProblem) and not error.kind:
@@ -91,13 +89,3 @@ def outcomes_of(body: bytes, media_type: str, url: str) -> list[Any]:
         ]
     except (ValueError, RecursionError, TypeError, KeyError) as error:
         raise ConnectionError(f"{url} did not answer with JSON lines of results: {error}") from None
-
-
-def _seconds(retry_after: str) -> float | None:
-    """Returns the seconds that ``Retry-After`` asks for, as a number or as a date."""
-    if re.fullmatch(r"[0-9]{1,9}", retry_after):
-        return float(retry_after)
-    try:
-        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return None

@@ -16,7 +16,7 @@ from shoal.core.options.checks import function
 from shoal.core.options.mixes import refused_fill
 from shoal.core.options.names import suggested
 from shoal.core.options.options import OPTIONS, BatchOptions, Opens, ValueKeywords
-from shoal.core.options.records import Cache, LatencyTarget, Models, QueuePolicy
+from shoal.core.options.records import Cache, LatencyTarget, Limit, Models, QueuePolicy
 from shoal.core.policy import BatchPolicy
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.replicas.code.definition import imported, split_import_path
@@ -59,6 +59,7 @@ class BackendKeywords(ValueKeywords, PlacementKeywords, total=False):
     dedupe: bool | Callable[[Any], Hashable] | str
     cache: Cache | Mapping[str, Any] | None
     models: Models | Mapping[str, Any] | None
+    limit: Limit | Mapping[str, Any] | None
     open: Opens | str | None
 
     # names from Ray Serve, of any version

@@ -73,6 +73,8 @@ class Intake:
         self._batches = former.batches
         self._now = parking.now
         self.park = parking.park
+        # Whether requests in the handler may be queued again; False once the queue was dropped.
+        self.takes_back = True
 
     def configure(self, options: BatchOptions) -> None:
         self.options_factory = RequestOptionsFactory(self.name, options)
@@ -271,6 +273,7 @@ class Intake:
 
     def drop_queue(self) -> None:
         """Fails the queued requests because the batcher will stop; calls are still accepted."""
+        self.takes_back = False
         for request in self.former.parked_and_queued():
             if self.former.leave(request, State.FAILED):
                 self.ring()
@@ -279,6 +282,7 @@ class Intake:
     def fail(self, requests: Iterable[Request], failure: BaseException | None) -> None:
         """Fails requests, and all later calls, because the batcher has stopped."""
         self.refusals.failure = failure
+        self.takes_back = False
         self.stop(requests)
 
     def stop(self, requests: Iterable[Request]) -> None:
@@ -386,8 +390,8 @@ class Deadlines:
         # When the next request runs out of time; infinity if none does.
         self.asleep_until = math.inf
 
-    def watch(self, request: Request) -> None:
-        until = self._overdue.watch(request)
+    def watch(self, request: Request, *, again: bool = False) -> None:
+        until = self._overdue.watch_again(request) if again else self._overdue.watch(request)
         if until < self.asleep_until:
             self.asleep_until = until
             self._bell.ring()

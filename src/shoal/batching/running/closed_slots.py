@@ -57,7 +57,7 @@ class ClosedSlots(Slots[Run]):
                     return False
                 in_a_row, turn_at = 0, self.batches[batch]
             if not in_a_row or former.parked:
-                self._report_idle()
+                self._report_idle(begun=1)
             calls = former.calls
             ended_at = await self._run(batch, scope)
             batch = None  # an idle slot must not keep items and results alive

@@ -31,6 +31,7 @@ from shoal.errors import (
     DeadlineExceeded,
     HandlerFailed,
     HandlerTimeout,
+    RetryLater,
     SlowReader,
     WrongBatchSize,
     WrongResultType,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from shoal.batching.handlers.handler import Handler, HoldLog
+    from shoal.batching.running.requeueing import Requeueing
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
@@ -72,6 +74,7 @@ class Run(ABC):
     counters: Counters
     limits: TimeLimits
     hold_log: HoldLog
+    requeueing: Requeueing
 
     async def run(self, batch: Batch, scope: Scope) -> None:
         """Runs the handler on a batch, and ends each of its requests."""
@@ -170,7 +173,10 @@ class Run(ABC):
     async def _failed(
         self, batch: Batch, requests: Sequence[Request], scope: Scope, failure: BaseException
     ) -> None:
-        """Fails the requests for which the handler raised, or runs them again in halves."""
+        """Fails the requests for which the handler raised, or runs them again."""
+        if issubclass(type(failure), RetryLater):
+            self._run_later(batch, requests, cast("RetryLater", failure))
+            return
         if not self.options.isolate_errors or len(requests) < 2:
             self._fail_with(batch, requests, failure)
             return
@@ -197,6 +203,12 @@ class Run(ABC):
                     running_batch.reset(token)
                     batch.on_overdue = None
                     part_batch.members = []
+
+    def _run_later(self, batch: Batch, requests: Sequence[Request], failure: RetryLater) -> None:
+        again = [r for r in still_running(requests) if self._may_run_again(r)]
+        self.requeueing.put_back(batch, again, failure)
+        if rest := still_running(requests):
+            self._fail_with(batch, rest, failure)
 
     def _may_run_again(self, request: Request) -> bool:
         """Returns whether a request can be answered by another run of the handler."""

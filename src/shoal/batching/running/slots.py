@@ -39,6 +39,7 @@ from shoal.core.amount import NOTHING, Amount
 from shoal.core.events import BatchRecord, Outcomes
 from shoal.core.policies.sizing import load_of
 from shoal.core.request import Batch, DispatchReason, Request, State
+from shoal.errors import RetryLater
 from shoal.failures.exceptions import is_cancellation
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from shoal.batching.calls.intake import Intake
+    from shoal.core.forming.limiter import Limiter
     from shoal.core.options.options import BatchOptions
     from shoal.core.replicas.members import Members
     from shoal.loops.parking import Bell, Scope
@@ -60,6 +62,11 @@ class Capacity(Protocol):
     @property
     def members(self) -> Members[Any]:
         """The replicas that take its batches."""
+        ...
+
+    @property
+    def limiter(self) -> Limiter:
+        """When batches may start, for all batchers of the handler."""
         ...
 
     @property
@@ -288,7 +295,10 @@ class Slots(ABC, Generic[RunT]):
         if not self._are_endless:
             self._counters.run_s.gather((run_s,))
         interrupted = scope.cancel_called
-        former.ended(batch, run_s, now, interrupted=interrupted)
+        failure = batch.failure
+        # A service that refuses a batch does so sooner than it would have run it.
+        if failure is None or not issubclass(type(failure), RetryLater):
+            former.ended(batch, run_s, now, interrupted=interrupted)
         observers = self._counters.observers
         if observers.all or (batch.failure is not None and observers.of_failures):
             self._notify_ended(batch, started, now)
@@ -298,6 +308,8 @@ class Slots(ABC, Generic[RunT]):
 
     def _notify_ended(self, batch: Batch, began_at: float, now: float) -> None:
         outcomes = self._outcomes(batch)
+        retried = 0 if self._are_open else batch.size - len(batch.members)
+        ended = outcomes.finished + outcomes.failed + outcomes.declined
         record = BatchRecord(
             batcher=self.run.name,
             id=batch.id,
@@ -312,9 +324,10 @@ class Slots(ABC, Generic[RunT]):
             finished=outcomes.finished,
             failed=outcomes.failed,
             declined=outcomes.declined,
-            cancelled=batch.size - outcomes.finished - outcomes.failed - outcomes.declined,
+            cancelled=batch.size - retried - ended,
             error=batch.failure,
             trace=batch.trace,
+            retried=retried,
         )
         requests = batch.requests
         self._counters.observers.notify(
@@ -392,8 +405,12 @@ class Slots(ABC, Generic[RunT]):
             self._counters.observers.notify(lambda each: each.batch_began(name, batch, now))
         return batch
 
-    def _report_idle(self) -> None:
-        idle = self._most - len(self.batches) if self._capacity is None else self._capacity.free
+    def _report_idle(self, begun: int = 0) -> None:
+        # `begun`: how many batches have begun and have not taken up their capacity yet.
+        if self._capacity is None:
+            idle = self._most - len(self.batches)
+        else:
+            idle = self._capacity.free - begun
         if idle < 0:  # fewer are allowed than run
             idle = 0
         open_room = self._open_room() if self._are_open else NOTHING

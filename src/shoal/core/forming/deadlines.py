@@ -205,6 +205,17 @@ class Overdue:
             return min(until, self._watch_queued(request, asked))
         return until
 
+    def watch_again(self, request: Request) -> float:
+        """Starts a timer again that ended while a request was in the handler; returns its time."""
+        asked = request.options
+        timer = None if asked is None else asked.queue_timer
+        if asked is None or timer is None or timer[2] is not None or asked.delayed_at is not None:
+            return math.inf
+        policy = self._options.queue_policy(asked.priority)
+        delays = policy is not None and policy.timeout_action == "delay"
+        asked.queue_timer = self.timers.add(timer[0], (request, delays))
+        return float(timer[0])
+
     def forget(self, request: Request) -> None:
         asked = request.options
         if asked is None:

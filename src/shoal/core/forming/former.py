@@ -2,7 +2,8 @@
 
 A policy decides which requests form a batch (`policies`). Other decisions have modules of their
 own: which requests are refused or shed though there is room (`admission`), which must be dispatched
-now or have timed out (`deadlines`), and which wait for callers that may call again (`regathering`).
+now or have timed out (`deadlines`), which wait for callers that may call again (`regathering`), and
+when a batch may start that a service behind the handler limits (`limiter`).
 
 `Former` only decides, and its callers act: they ask again at the time that `Wait` names, end
 requests that are overdue, and report how many slots are idle. So the engine and the simulation use
@@ -28,21 +29,21 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.core.amount import NOTHING, Amount, cost_of
 from shoal.core.forming.admission import QUIET, RINGING, Admission, AdmissionControl
 from shoal.core.forming.deadlines import Overdue, PressureTracker
+from shoal.core.forming.limiter import Limiter
 from shoal.core.forming.regathering import WORTH_S, Regathering
 from shoal.core.latency_model import LatencyModel
 from shoal.core.policies.factory import adaptive_of, distinguishes_requests, policy_of
 from shoal.core.policies.rule import SizeOrWait
-from shoal.core.policy import Dispatch
+from shoal.core.policy import Dispatch, Wait
 from shoal.core.queue import ArrivalQueue, is_worth_a_sweep
 from shoal.core.replicas.members import NO_MEMBERS
-from shoal.core.request import Request, State
+from shoal.core.request import DispatchReason, Request, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shoal.core.options.options import BatchOptions
     from shoal.core.policies.rule import Rule
-    from shoal.core.policy import Wait
     from shoal.core.replicas.members import Members
     from shoal.core.request import Batch, RequestOptions
 
@@ -57,9 +58,14 @@ class Former:
         options: BatchOptions,
         batches: Mapping[Batch, float] = NONE,
         members: Members[Any] = NO_MEMBERS,
+        limiter: Limiter | None = None,
     ) -> None:
         self._members = members
         self.model = LatencyModel()
+        self.limiter = Limiter() if limiter is None else limiter
+        # Whether a due batch may wait for the limiter.
+        self._is_limited = False
+        self._decided_at = -math.inf
         self.batches = batches
         self.closed = False
         # The option `max_queued_requests`; infinity for None, 0 once it is `closed`.
@@ -152,6 +158,8 @@ class Former:
     @property
     def _at_once(self) -> Amount:
         """Returns how much of the queue idle slots and open batches are about to take."""
+        if self._is_limited:
+            return NOTHING
         return self.limit.times(self._idle_slots).plus(*self._open_room)
 
     def reform(self, *, idle_slots: float | None = None, open_room: Amount = NOTHING) -> bool:
@@ -167,6 +175,8 @@ class Former:
         self.append = self._append_and_wake
 
     def decide(self, now: float) -> Dispatch | Wait:
+        if self.limiter.is_active and (limited := self._decide_within_limit(now)) is not None:
+            return limited
         pressures, regathering = self.pressures, self.regathering
         pressure = None
         if not self.live:
@@ -193,10 +203,32 @@ class Former:
         self.wake_at = decision.wake_at
         return decision
 
+    def _decide_within_limit(self, now: float) -> Dispatch | Wait | None:
+        """Decides while the limiter makes a difference; returns None if it makes none."""
+        limiter, pressures = self.limiter, self.pressures
+        self._decided_at = now
+        if self.live and now < limiter.opens_at:
+            # As while all slots are busy: no arrival wakes the slot, and requests accumulate.
+            self._is_limited = True
+            self.wake_at = 0
+            pressures.asleep_until = pressures.urgent_before = -math.inf
+            return Wait(limiter.opens_at)
+        if not self._is_limited:
+            return None
+        self._is_limited = False
+        if self.parked:
+            self._admit_parked()
+        decision = self.decide(now)
+        if isinstance(decision, Dispatch):
+            return decision._replace(reason=DispatchReason.LIMIT)
+        return decision
+
     def take(self, dispatch: Dispatch) -> list[Request]:
-        # They stay QUEUED; the caller changes their state. The next `reform` admits parked
-        # requests, and reports that the slot of the caller is no longer idle.
-        return self._handed_out(self._policy.take(dispatch))
+        # They stay QUEUED; the caller changes their state. The next `reform` admits parked ones.
+        taken = self._handed_out(self._policy.take(dispatch))
+        if self.limiter.is_active:
+            self.limiter.spend(cost_of(taken), self._decided_at)
+        return taken
 
     def take_within(self, room: Amount) -> list[Request]:
         taken = self._handed_out(self._policy.take_within(room))
@@ -208,6 +240,7 @@ class Former:
         """Undoes the last `take`, except for requests that are no longer QUEUED."""
         waiting = [request for request in requests if request.state is QUEUED]
         self._policy.put_back(waiting)
+        self.limiter.refund()
         self.pressures.put_back()
         self.live += len(waiting)
         self._left -= len(waiting)
@@ -215,6 +248,15 @@ class Former:
             for request in requests:
                 if request.state is QUEUED:
                     self._control.note_returned(request)
+
+    def insert(self, request: Request) -> None:
+        """Queues a request of an earlier batch again, at its place; it does not wait for others."""
+        self._policy.insert(request)  # first, since a user's policy may raise
+        self.live += 1
+        self._left -= 1
+        self.pressures.covered.add(request)
+        if self._control is not None:
+            self._control.note_added(request, self.live)
 
     def ended(self, batch: Batch, run_s: float, now: float, *, interrupted: bool) -> None:
         """Records that a batch has ended and was removed from `batches`, before its callers run."""
@@ -307,6 +349,7 @@ class Former:
         self.overdue.change(options)
         self.pressures.change(options)
         self.regathering.change(options)
+        self.limiter.change(options.limit)
         self._control = AdmissionControl.for_options(options, self.model)
         self.admits_freely = self._control is None
         self.takes_anyone = self.admits_freely and not distinguishes_requests(options)

@@ -141,6 +141,17 @@ _REFUSED: Final[tuple[Mix, ...]] = (
         "a replica takes its own keys' requests, so how many can start now depends on their keys",
         lambda o: o.max_queued_requests == 0 and is_set(o, "sticky_load_factor"),
     ),
+    (
+        "max_queued_requests",
+        "limit",
+        "a batch that waits for the limit waits in the queue; pass max_queued_requests=1 or more",
+        lambda o: o.max_queued_requests == 0 and is_set(o, "limit"),
+    ),
+    _with(
+        "isolate_errors",
+        "limit",
+        "parts of a failed batch run again at once, beyond any limit",
+    ),
     *(
         _with("policy", other, "the policy alone decides how batches are formed")
         for other in (
@@ -161,6 +172,7 @@ _REFUSED_FOR_OPEN: Final = {
     "split": "all parts could join the same open batch, so no size limits them",
     "adaptive": "the run time of a batch that grows while it runs can't be predicted",
     "policy": "an open batch takes the next request that fits, so no policy forms it",
+    "limit": "requests join the batch while it runs, and no start of one could be put off",
     "refuse_late": "how long a batch is open does not tell how long a request takes",
     "isolate_errors": "the handler answers each request by itself, so errors are isolated already",
     "priority_mixing": (

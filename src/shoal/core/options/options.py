@@ -35,7 +35,7 @@ from shoal.core.options.option import (
     record,
     records_by_level,
 )
-from shoal.core.options.records import Cache, LatencyTarget, Models, QueuePolicy
+from shoal.core.options.records import Cache, LatencyTarget, Limit, Models, QueuePolicy
 from shoal.core.policy import BatchPolicy
 
 Overload = Literal["reject", "wait", "shed_oldest", "shed_lowest"]
@@ -90,6 +90,7 @@ class OptionKeywords(ValueKeywords, total=False):
     dedupe: bool | Callable[[Any], Hashable]
     cache: Cache | None
     models: Models | None
+    limit: Limit | None
     open: Opens | None
 
 
@@ -212,6 +213,8 @@ class BatchOptions:
             also shares requests.
         models: Lets the requests of a backend name a model, in a header or by ``options(model=)``.
             A batch has requests of one model, and prefers a replica that has it loaded.
+        limit: How many batches may start, and how much they may cost, over time; None for no limit.
+            A batch that is due waits until the limit allows it.
         open: Returns the async context manager that is entered in the batcher's event loop before
             its first batch, and left after its last: for connections that the handler uses. Context
             variables that it sets are set for the handler. A context manager serves one opening.
@@ -286,6 +289,9 @@ class BatchOptions:
         Cache, _made_by(Cache, "shoal.Cache(max_size=1000, ttl_s=60)"), at_once=True
     )
     models: Models | None = record(Models, _made_by(Models, "shoal.Models(most=4)"))
+    limit: Limit | None = record(
+        Limit, _made_by(Limit, "shoal.Limit(batches_per_s=5)"), at_once=True
+    )
     open: Opens | None = option(None, _opens, is_function=True)
     stream_buffer: int = option(16, partial(whole, least=1), at_once=True)
     slow_reader_timeout_s: float | None = option(10.0, seconds, may_be_none=True)

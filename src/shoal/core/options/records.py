@@ -1,4 +1,4 @@
-"""Options that are records: queue policies, the cache, the latency target, and models.
+"""Options that are records: queue policies, a cache, a latency target, models, and a rate limit.
 
 The queue policy, modelled on Triton's, sets how the requests of one level may wait. With a latency
 target a batcher chooses its batch sizes and waits by itself.
@@ -101,6 +101,39 @@ class Models:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """How many batches may start, and how much they may cost, over time.
+
+    It is for a service behind the handler that refuses requests above such a rate. It applies to
+    all worker slots and replicas together. At least one of the two rates must be given.
+
+    Attributes:
+        batches_per_s: The most batches a second, above 0; None for no limit.
+        cost_per_min: The most cost a minute, above 0, by ``batch_size_fn``; without it each request
+            costs 1. Padding costs nothing. None for no limit.
+        burst_s: For how many seconds unused rate is saved up, to be spent at once. With 0 only one
+            batch starts at once, and each is paid for before the next one starts: services often
+            enforce a rate a minute within seconds.
+    """
+
+    batches_per_s: float | None = None
+    cost_per_min: float | None = None
+    burst_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__  # the record is frozen
+        for name in ("batches_per_s", "cost_per_min"):
+            rate = getattr(self, name)
+            if rate is not None:
+                put(self, name, above_0(name, rate, wanted="a number, such as 100"))
+        put(self, "burst_s", seconds("burst_s", self.burst_s))
+        if math.isinf(self.burst_s):
+            raise ValueError("burst_s must be finite, or all that is unused is saved for ever")
+        if self.batches_per_s is None and self.cost_per_min is None:
+            raise ValueError("a limit needs batches_per_s, cost_per_min, or both")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,6 +94,16 @@ class Buckets(Rule):
             return False
         return self._plan(bucket, request.arrived_at) < self._asleep_until
 
+    def insert(self, request: Request) -> None:
+        key = self._key(request.options)
+        bucket = self._buckets.setdefault(key, _Bucket(key, self._make()))
+        bucket.rule.insert(request)
+        self.cost += request.cost
+        if bucket.head is not None:
+            self._make_ready(bucket)
+        elif bucket.due_at != NOBODY_WAITS:
+            self._plan_at(bucket, NOBODY_WAITS)
+
     def remove(self, request: Request) -> None:
         bucket = self._buckets[self._key(request.options)]
         bucket.rule.remove(request)

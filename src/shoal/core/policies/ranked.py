@@ -172,6 +172,17 @@ class Ranked(Rule):
         self.count += len(requests)
         self.cost += cost_of(requests)
 
+    def insert(self, request: Request) -> None:
+        asked = request.options
+        assert asked is not None
+        if not asked.number:  # options have changed, and its record was made again
+            asked.number = -next(self._numbers)
+        self.queue.insert(request)
+        if self._has_two_queues:
+            self._by_due.insert(request)
+        self.count += 1
+        self.cost += asked.cost
+
     def waiting(self) -> Iterable[Request]:
         return self.queue
 

@@ -61,6 +61,11 @@ class Rule(BatchPolicy):
         """Makes `add` report a full batch until the next `decide`, though one is due already."""
         # Not needed where the number of requests shows that a batch is full.
 
+    def insert(self, request: Request) -> None:
+        """Puts a request of an earlier batch back to its place in the order."""
+        # A user's policy need not know that such requests exist.
+        self.add(request)
+
     def by_arrival(self) -> list[Request]:
         return sorted(self.waiting(), key=_arrival)
 
@@ -195,6 +200,9 @@ class SizeOrWait(Rule):
 
     def put_back(self, requests: Sequence[Request]) -> None:
         self._queue.put_back(requests)
+
+    def insert(self, request: Request) -> None:
+        self._queue.insert(request)
 
     def waiting(self) -> Iterable[Request]:
         return self._queue

@@ -25,6 +25,7 @@ from shoal.errors import (
     ItemTooLarge,
     Overloaded,
     ReplicaDied,
+    RetryLater,
     ShutDown,
     SlowReader,
 )
@@ -195,6 +196,8 @@ def problem_of(error: Exception, settings: HttpOptions) -> Problem:
             detail = "Too many requests wait for it already; try again later."
             problem = Problem.of("overloaded", detail, retry)
             return replace(problem, status=settings.overload_status)
+        case RetryLater():
+            return Problem.of("overloaded", "A service that it needs is busy.", retry)
         case BatcherClosed() | ShutDown():
             return Problem.of("closed", "It accepts no more calls in this process.", retry)
         case BackendUnavailable():

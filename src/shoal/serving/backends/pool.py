@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
+from shoal.core.forming.limiter import Limiter
 from shoal.core.replicas.members import Member, Members
 from shoal.errors import BackendUnavailable
 
@@ -36,6 +37,7 @@ class Pool:
     def __init__(self, name: str, on_wait: Callable[[], None] = lambda: None) -> None:
         self._name = name
         self._on_wait = on_wait  # called when a due batch finds no room
+        self.limiter = Limiter()
         self.members: Members[Replica] = Members()
         self._capacities: list[PoolCapacity] = []
         # The batchers with a due batch, in the order in which they found no room.
@@ -163,6 +165,10 @@ class PoolCapacity:
         self.size = size  # of its largest batches; changes apply from the pool's next change
         self.free: float = 0  # further batches that the replicas can take; 0 before `subscribe`
         self.on_change: Callable[[], None] = lambda: None
+
+    @property
+    def limiter(self) -> Limiter:
+        return self._pool.limiter
 
     def is_full(self) -> bool:
         if self.free:

@@ -20,6 +20,7 @@ export const REASONS = {
   timer: "its oldest request had waited long enough",
   idle: "no further request arrived",
   regather: "the callers of the last batch were back",
+  limit: "the limit allowed it, or the time of a RetryLater was over",
   deadline: "a deadline was near",
   flush: "flush() was called",
   drain: "the server ends",

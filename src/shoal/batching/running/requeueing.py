@@ -1,0 +1,86 @@
+"""Puts the requests of a batch back into the queue when its handler raises `RetryLater`.
+
+They are queued in front, in the order in which they arrived, and no batch starts for the time that
+the error names. Their callers do not notice; a request that is out of time fails as any other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.core.request import Returned, State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.batching.calls.intake import Intake
+    from shoal.core.counters import Counters
+    from shoal.core.request import Batch, Request
+    from shoal.errors import RetryLater
+
+QUEUED = State.QUEUED
+MOST_RETURNS: Final = 100
+"""How often one request is put back, so that a handler that always raises comes to an end."""
+
+LEAST_PAUSE_S: Final = 0.01
+"""The shortest pause, in seconds, so that such a handler leaves time for other tasks."""
+
+
+class Requeueing:
+    def __init__(self, intake: Intake, counters: Counters) -> None:
+        self._intake = intake
+        self._counters = counters
+
+    def put_back(self, batch: Batch, requests: Sequence[Request], error: RetryLater) -> None:
+        """Queues running requests again; those that were put back too often stay RUNNING."""
+        intake = self._intake
+        intake.former.limiter.pause(intake.parking.now() + _pause_s(error))
+        if batch.failure is None:
+            batch.failure = error
+        if not intake.takes_back:
+            intake.stop(requests)
+            return
+        back: set[Request] = set()
+        # Backwards, so that each is put in front of those that are back already.
+        for place, request in reversed([*enumerate(requests)]):
+            returned: Returned = getattr(request, "returned", Returned(batch.id, place, 0))
+            if returned.times < MOST_RETURNS:
+                request.returned = returned._replace(times=returned.times + 1)
+                back.add(request)
+                self._put_back(batch, request)
+        # It may soon be in another batch, which this one must not end.
+        batch.members = [request for request in batch.members if request not in back]
+        intake.ring()
+
+    def _put_back(self, batch: Batch, request: Request) -> None:
+        intake = self._intake
+        request.batch, request.state = None, QUEUED
+        batch.active -= 1
+        asked = request.options
+        try:
+            error = None
+            if asked is None or asked.options_factory is not intake.options_factory:
+                error = intake.options_factory.renew(request)  # options have changed
+            if error is None:
+                intake.former.insert(request)
+        except Exception as raised:  # by a user's policy
+            error = raised
+        except BaseException:
+            request.batch, request.state = batch, State.RUNNING  # so that it is found, and failed
+            batch.active += 1
+            raise
+        if error is not None:
+            request.state = State.FAILED
+            intake.fail_one(request, error)
+            return
+        self._counters.retried += 1
+        intake.deadlines.watch(request, again=True)
+
+
+def _pause_s(error: RetryLater) -> float:
+    # A subclass of the user's may lack it, or have it as any value.
+    fields: dict[str, Any] = BaseException.__getattribute__(error, "__dict__")
+    after_s: object = fields.get("after_s")
+    if type(after_s) is float and LEAST_PAUSE_S < after_s < float("inf"):
+        return after_s
+    return LEAST_PAUSE_S

@@ -1,0 +1,48 @@
+"""``Retry-After`` of HTTP responses: the time it names, and the error that a handler raises."""
+
+from __future__ import annotations
+
+import re
+import time
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+from shoal.errors import RetryLater
+
+_REFUSALS: Final = (429, 503)
+
+
+def raise_for_retry(
+    response: Any, *, otherwise_s: float | None = None, most_s: float = 600.0
+) -> None:
+    """Raises `RetryLater` for a response 429 or 503 that says when to try again.
+
+    Call it in a handler, before ``response.raise_for_status()``. ``Retry-After`` may be a number of
+    seconds or a date.
+
+    Args:
+        response: A response of httpx or requests; any object with ``status_code`` and ``headers``.
+        otherwise_s: The time for such a response without a valid ``Retry-After``, in seconds. None
+            does not raise for it.
+        most_s: The longest time, in seconds, which is used if the server asks for more.
+
+    Raises:
+        RetryLater: The response is a 429 or 503, with a time.
+    """
+    if response.status_code not in _REFUSALS:
+        return
+    after_s = seconds_of(response.headers.get("retry-after", ""))
+    if after_s is None:
+        after_s = otherwise_s
+    if after_s is not None:
+        raise RetryLater(min(after_s, most_s))
+
+
+def seconds_of(retry_after: str) -> float | None:
+    """Returns the seconds that ``Retry-After`` asks for, as a number or as a date; None if none."""
+    if re.fullmatch(r"[0-9]{1,9}", retry_after):
+        return float(retry_after)
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
