@@ -6,44 +6,35 @@ import base64
 import math
 import sys
 from array import array
-from functools import cache
 from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NotRequired
 
-from pydantic import ConfigDict, Field, with_config
-from typing_extensions import TypedDict, override
+from pydantic import Field, with_config
+from typing_extensions import override
 
 from shoal.errors import ItemTooLarge
 from shoal.http.json.endpoint import call_headers
-from shoal.http.json.validation import JsonType, adapter_of
-from shoal.http.openai.errors import of_invalid_item, refused, too_long
+from shoal.http.openai.bodies import OPEN, Body, read_body
+from shoal.http.openai.errors import refused, too_long
+from shoal.http.openai.items import TextMaker, prompts_of
 from shoal.http.openai.models import OpenAIRoute
-from shoal.http.openai.text import count_words
-from shoal.http.openai.text_request import LONGEST_NAME
 from shoal.http.requests.call import EndpointCall
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.plain import encoded
-from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shoal.http.openai.models import Models
     from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.problem import Refused
 
 
-@with_config(ConfigDict(extra="allow", strict=True))
-class _Embeddings(TypedDict):
-    model: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+@with_config(OPEN)
+class _Embeddings(Body):
     input: str | list[Any]
     encoding_format: NotRequired[Literal["float", "base64"] | None]
     dimensions: NotRequired[Annotated[int, Field(ge=1)] | None]
-
-
-@cache
-def _type() -> JsonType:
-    # Once for all applications: it takes milliseconds to build.
-    return JsonType(adapter_of(_Embeddings))
 
 
 class EmbeddingsRoute(OpenAIRoute):
@@ -51,44 +42,34 @@ class EmbeddingsRoute(OpenAIRoute):
         super().__init__()
         self._models = models
         self._most = most_inputs
-        self._type = _type()
 
     @override
     async def answer(self, exchange: Exchange) -> None:
-        body = await exchange.body()
-        try:
-            params: dict[str, Any] = self._type.parsed(exchange, body)
-        except Refused as refusal:
-            raise of_invalid_item(refusal) from None
-        inputs = self._inputs(params["input"])
-        model = self._models.of(params["model"])
+        params = read_body(_Embeddings, exchange, await exchange.body())
+        inputs = prompts_of(params["input"], "input")
+        if len(inputs) > self._most:
+            detail = f"There must be 1 to {self._most} inputs, and there are {len(inputs)}"
+            raise refused(detail, param="input")
+        model = self._models.of(params.get("model"), TextMaker)
         exchange.counted = model.counted
         with EndpointCall(model.calls, exchange) as call:
             batcher = await call.find(call_headers(exchange.headers))
             if call.streams:
                 raise refused("The model gives texts, no embeddings", param="model")
-            maker = model.maker(batcher)
+            maker = model.maker(batcher, TextMaker)
             if params.get("dimensions") is not None and "dimensions" not in maker.fields:
                 raise refused(
                     "The model does not take dimensions", param="dimensions", code="unsupported"
                 )
+            fitting = [model.fitting(maker, one, "input") for one in inputs]
             try:
-                results = await call.results([maker.item(text, params) for text in inputs])
+                results = await call.results([maker.item(one, params, "input") for one in fitting])
             except ItemTooLarge as error:
                 raise too_long("An input", error, param="input") from None
             written = _in_base64 if params.get("encoding_format") == "base64" else _in_json
             data = b",".join([_ONE % (nth, written(result)) for nth, result in enumerate(results)])
-            tokens = sum(map(model.count or count_words, inputs))
+            tokens = sum(map(model.tokens_in, inputs))
             await exchange.answer(200, JSON, _ANSWER % (data, model.name_json, tokens, tokens))
-
-    def _inputs(self, value: str | list[Any]) -> Sequence[str]:
-        inputs = [value] if isinstance(value, str) else value
-        if not inputs or len(inputs) > self._most:
-            detail = f"There must be 1 to {self._most} inputs, and there are {len(inputs)}"
-            raise refused(detail, param="input")
-        if not all(isinstance(one, str) for one in inputs):
-            raise refused("Inputs must be texts; tokens are not supported", param="input")
-        return inputs
 
 
 _ONE: Final = b'{"object":"embedding","index":%d,"embedding":%b}'

@@ -13,12 +13,13 @@ import orjson
 from typing_extensions import override
 
 from shoal.http.openai.errors import error_json
-from shoal.http.requests.plain import one_line_json, whole_text
+from shoal.http.requests.plain import encoded, one_line_json, whole_text
 from shoal.http.requests.protocol import StreamForm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from shoal.http.openai.results import Output
     from shoal.http.openai.text import TextEnd
     from shoal.http.requests.problem import Problem
 
@@ -60,22 +61,7 @@ _PARTS: Final = {
 }
 
 _ROLE: Final = b'"delta":{"role":"assistant","content":""}'
-_REASONS: Final = {"stop": b"stop", "length": b"length", None: b"stop"}
 _GOES_ON: Final = b',"logprobs":null,"finish_reason":null}]'
-
-
-class NotText(TypeError):
-    """A result of a model is not text; perhaps the client named the wrong model."""
-
-    def __init__(self, result: object) -> None:
-        super().__init__(f"the model gives no text, but results of {type(result).__name__}")
-
-
-def text_of(result: Any) -> str:
-    """Returns a result without halves of surrogate pairs; raises `NotText` if it is not text."""
-    if not isinstance(result, str):
-        raise NotText(result)
-    return whole_text(result)
 
 
 class AnswerForms:
@@ -87,27 +73,59 @@ class AnswerForms:
         about = b'","created":%d,"model":' + one_line_json(orjson.dumps(model)).replace(b"%", b"%%")
         head = b'{"id":"' + parts.id + b'%b","object":"'
         self._head = head + parts.chunk + about
-        self._choice = (
-            b'{"index":%d,' + b"%b".join(parts.text) + b',"logprobs":null,"finish_reason":"%b"}'
-        )
         head += parts.object + about + b',"choices":['
         self._whole = head + b"%b" + _END
 
+    def stream(
+        self,
+        request_id: bytes,
+        output: Output,
+        prompt_tokens: Callable[[], int],
+        *,
+        with_usage: bool,
+    ) -> OneText:
+        return OneText(self.messages(request_id), output, prompt_tokens, with_usage=with_usage)
+
     def messages(self, request_id: bytes) -> MessageForm:
-        """Returns the form of a stream's messages; the id has safe characters only."""
         return MessageForm(self._parts, self._head % (request_id, time.time()), self._chat)
 
-    def whole(
-        self, request_id: bytes, texts: Sequence[tuple[str, TextEnd]], prompt_tokens: int
-    ) -> bytes:
-        choices: list[bytes] = []
-        tokens = 0
-        for text, end in texts:
-            reason = _REASONS[end.reason]
-            choices.append(self._choice % (len(choices), orjson.dumps(text), reason))
-            tokens += end.tokens
+    def whole(self, request_id: bytes, outputs: Sequence[Output], prompt_tokens: int) -> bytes:
+        choices = [self._choice(nth, output) for nth, output in enumerate(outputs)]
+        tokens = sum([output.end.tokens for output in outputs])
         counts = (prompt_tokens, tokens, prompt_tokens + tokens)
         return self._whole % (request_id, time.time(), b",".join(choices), *counts)
+
+    def _choice(self, index: int, output: Output) -> bytes:
+        text, fields = output.text, output.fields
+        if self._chat and fields:
+            given = {"role": "assistant", "content": text or None, "refusal": None, **fields}
+            part = b'"message":' + encoded(given)
+        else:
+            part = orjson.dumps(text).join(self._parts.text)
+        logprobs = _logprobs_json(output.logprobs, chat=self._chat)
+        reason = _reason_json(output.end)
+        return b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b}' % (index, part, logprobs, reason)
+
+
+def _reason_json(end: TextEnd) -> bytes:
+    return orjson.dumps(end.reason or "stop")
+
+
+def _logprobs_json(logprobs: Mapping[str, Any] | None, *, chat: bool) -> bytes:
+    """Writes log probabilities; a list of tokens becomes the lists that completions have."""
+    if logprobs is None:
+        return b"null"
+    if chat or "content" not in logprobs:
+        return encoded(logprobs)
+    entries: Sequence[Mapping[str, Any]] = logprobs["content"]
+    tops = [{top["token"]: top["logprob"] for top in one["top_logprobs"]} for one in entries]
+    return encoded(
+        {
+            "tokens": [one["token"] for one in entries],
+            "token_logprobs": [one["logprob"] for one in entries],
+            "top_logprobs": tops if any(tops) else None,
+        }
+    )
 
 
 class MessageForm(NamedTuple):
@@ -121,32 +139,46 @@ class MessageForm(NamedTuple):
 class ChoiceMessages:
     """The messages with the pieces of one text of a stream."""
 
-    __slots__ = ("_first", "_last", "after", "before", "end")
+    __slots__ = ("_chat", "_first", "_head", "_last", "_tail", "after", "before", "output")
 
-    def __init__(self, form: MessageForm, index: int, end: TextEnd, *, with_usage: bool) -> None:
+    def __init__(self, form: MessageForm, index: int, output: Output, *, with_usage: bool) -> None:
         parts = form.parts
         head = b'data: %b,"choices":[{"index":%d,' % (form.head, index)
         tail = (b',"usage":null}' if with_usage else b"}") + b"\n\n"
-        self.end = end
+        self.output = output
+        self._chat = form.chat
+        self._head, self._tail = head, tail
         self._first = head + _ROLE + _GOES_ON + tail if form.chat else b""
         self.before = head + parts.piece[0]
         self.after = parts.piece[1] + _GOES_ON + tail
-        self._last = head + parts.no_piece + b',"logprobs":null,"finish_reason":"%b"}]' + tail
+        self._last = head + parts.no_piece + b',"logprobs":null,"finish_reason":%b}]' + tail
 
     def piece(self, piece: Any) -> bytes:
         """Returns the message with a piece, and with the first or the last message if due."""
-        return self._message(self.end.take(text_of(piece)))
+        if isinstance(piece, str):
+            return self._message(self.output.end.take(whole_text(piece)))
+        text, fields, logprobs = self.output.take(piece)
+        if logprobs is None and not (fields and self._chat):
+            return self._message(text)
+        if self._chat:
+            delta = {"content": text, **fields} if text else fields
+            part = b'"delta":' + encoded(delta)
+        else:
+            part = b'"text":' + orjson.dumps(text)
+        given = _logprobs_json(logprobs, chat=self._chat)
+        more = one_line_json(b'%b,"logprobs":%b,"finish_reason":null}]' % (part, given))
+        return self._message("", self._head + more + self._tail)
 
     def ended(self) -> bytes:
         """Returns the rest of the messages, once the model has ended the text."""
-        return b"" if self.end.reason is not None else self._message(self.end.rest())
+        return b"" if self.output.end.reason is not None else self._message(self.output.rest())
 
-    def _message(self, text: str) -> bytes:
-        message, self._first = self._first, b""
+    def _message(self, text: str, more: bytes = b"") -> bytes:
+        message, self._first = self._first + more, b""
         if text:
             message += self.before + one_line_json(orjson.dumps(text)) + self.after
-        reason = self.end.reason
-        return message if reason is None else message + self._last % _REASONS[reason]
+        end = self.output.end
+        return message if end.reason is None else message + self._last % _reason_json(end)
 
 
 class _Events(StreamForm):
@@ -194,10 +226,16 @@ class OneText(_Events):
     """The form of a stream with one text, whose items are its pieces."""
 
     def __init__(
-        self, form: MessageForm, end: TextEnd, prompt_tokens: Callable[[], int], *, with_usage: bool
+        self,
+        form: MessageForm,
+        output: Output,
+        prompt_tokens: Callable[[], int],
+        *,
+        with_usage: bool,
     ) -> None:
+        end = output.end
         super().__init__(form, (end,), prompt_tokens, with_usage=with_usage)
-        self._choice = choice = ChoiceMessages(form, 0, end, with_usage=with_usage)
+        self._choice = choice = ChoiceMessages(form, 0, output, with_usage=with_usage)
         self.runs_users_code = end.counts
         self._text = end
         self._before = choice.before

@@ -10,7 +10,7 @@ from shoal.core.options.checks import whole
 from shoal.http.openai.completions import TextRoute
 from shoal.http.openai.embeddings import EmbeddingsRoute
 from shoal.http.openai.errors import PREFIX, no_such_path
-from shoal.http.openai.models import Models, ModelsPage, OpenAIRoute
+from shoal.http.openai.models import Models, ModelsPage, OpenAIRoute, Tokens
 from shoal.http.openai.text_request import TextReader
 from shoal.http.requests.dispatch import ProblemRoute
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
@@ -51,9 +51,12 @@ class OpenAI(HttpProtocol):
         chat_template: Makes a prompt from the messages of a chat: dicts with ``role`` and
             ``content``, which is text, and other keys of the client. If it raises an
             exception, the client gets its text with status 400. It is not used where the handler's
-            record has a field ``messages``.
+            record has a field ``messages``. Further parameters get the request's parameters of
+            their names, such as ``tools``.
         count_tokens: Returns the number of tokens of a text. By default a piece of a stream is a
             token, and in prompts and whole texts words and marks are counted.
+        decode_tokens: Returns the text of tokens, for clients that send lists of integers to a
+            model of texts. A handler of ``list[list[int]]`` takes them as they are.
         max_choices: The most texts of an answer: ``n`` for each prompt.
         max_messages: The most messages of a chat.
         max_inputs: The most inputs of a request for embeddings.
@@ -70,28 +73,33 @@ class OpenAI(HttpProtocol):
         self,
         *,
         models: Mapping[str, str] | None = None,
-        chat_template: Callable[[Sequence[Mapping[str, Any]]], str] = chat_prompt,
+        chat_template: Callable[..., str] = chat_prompt,
         count_tokens: Callable[[str], int] | None = None,
+        decode_tokens: Callable[[Sequence[int]], str] | None = None,
         max_choices: int = 128,
         max_messages: int = 1024,
         max_inputs: int = 2048,
     ) -> None:
-        for name, function in (("chat_template", chat_template), ("count_tokens", count_tokens)):
+        functions = {
+            "chat_template": chat_template,
+            "count_tokens": count_tokens,
+            "decode_tokens": decode_tokens,
+        }
+        for name, function in functions.items():
             if function is not None and not callable(function):
                 raise TypeError(f"{name} must be a function, not {function!r}")
         names: Sequence[Any] = () if models is None else [*models, *models.values()]
         if not all(isinstance(name, str) for name in names):
             raise TypeError(f"models must map names of models to those of endpoints, not {models}")
         self._names = None if models is None else dict(models)
-        self._template = chat_template
-        self._count = count_tokens
+        self._tokens = Tokens(chat_template, count_tokens, decode_tokens)
         self._max_choices = whole("max_choices", max_choices, least=1)
         self._max_messages = whole("max_messages", max_messages, least=1)
         self._max_inputs = whole("max_inputs", max_inputs, least=1)
 
     @override
     def routes(self, controller: Controller, options: HttpOptions) -> ProtocolRoutes:
-        models = Models(controller, options, self._names, self._template, self._count)
+        models = Models(controller, options, self._names, self._tokens)
         page = ModelsPage(models)
         embeddings = EmbeddingsRoute(models, self._max_inputs)
         routes: list[tuple[str, str, Route]] = [
