@@ -19,6 +19,8 @@ NAMES = [
     "embed",
     "numbers",
     "writer",
+    "rank",
+    "records",
     "x",
 ]
 TEXTS = st.text(max_size=20) | st.sampled_from(["", "a b c", "\ud800", "\x00", "a" * 300, "\u2028"])
@@ -30,7 +32,7 @@ JSON = st.recursive(
 )
 ROLES = st.sampled_from(["user", "system", "assistant", "tool", "developer"])
 PARTS = st.fixed_dictionaries(
-    {"type": st.sampled_from(["text", "image_url"])}, optional={"text": TEXTS}
+    {"type": st.sampled_from(["text", "image_url"]) | JSON}, optional={"text": TEXTS | JSON}
 )
 MESSAGES = st.lists(
     st.fixed_dictionaries(
@@ -43,7 +45,7 @@ ASKED = st.fixed_dictionaries(
     optional={
         "prompt": TEXTS | st.lists(TEXTS, max_size=3) | JSON,
         "messages": MESSAGES | JSON,
-        "input": TEXTS | st.lists(TEXTS, max_size=3) | JSON,
+        "input": TEXTS | st.lists(TEXTS, max_size=3) | st.lists(st.lists(NUMBERS)) | JSON,
         "n": st.integers(1, 4) | JSON,
         "max_tokens": st.integers(1, 5) | JSON,
         "max_completion_tokens": st.integers(1, 5) | JSON,
@@ -52,7 +54,13 @@ ASKED = st.fixed_dictionaries(
         "stream_options": st.fixed_dictionaries({"include_usage": st.booleans()}) | JSON,
         "temperature": st.floats(0, 2) | JSON,
         "seed": NUMBERS | JSON,
-        "tools": JSON,
+        "tools": st.lists(st.fixed_dictionaries({"type": TEXTS}), max_size=3) | JSON,
+        "tool_choice": st.sampled_from(["none", "auto"]) | JSON,
+        "query": TEXTS | JSON,
+        "documents": st.lists(TEXTS | st.fixed_dictionaries({"text": TEXTS}), max_size=3) | JSON,
+        "text_1": TEXTS | st.lists(TEXTS, max_size=3) | JSON,
+        "text_2": TEXTS | st.lists(TEXTS, max_size=3) | JSON,
+        "top_n": NUMBERS | JSON,
         "logprobs": JSON,
         "response_format": JSON,
         "best_of": JSON,
@@ -67,7 +75,17 @@ BODIES = (
     | JSON.map(lambda value: json.dumps(value).encode())
     | st.binary(max_size=50)
 )
-PATHS = st.sampled_from(["/v1/completions", "/v1/chat/completions", "/v1/embeddings"])
+PATHS = st.sampled_from(
+    [
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/embeddings",
+        "/v1/classify",
+        "/v1/score",
+        "/v1/rerank",
+        "/v1/audio/transcriptions",
+    ]
+)
 
 
 CASES = st.builds(

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.http.openai.messages import AnswerForms, OneText
-from shoal.http.openai.results import Output
 from shoal.http.openai.text import TextEnd
+from shoal.http.openai.texts.messages import AnswerForms, OneText
+from shoal.http.openai.texts.results import Output
 
 TEXTS = st.text("abc", max_size=6)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)

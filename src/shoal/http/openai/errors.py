@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "/v1"
 # The paths below the prefix.
-PATHS: Final = ("models", "completions", "chat/completions", "embeddings")
+PATHS: Final = (
+    *("models", "completions", "chat/completions", "embeddings"),
+    *("classify", "score", "rerank", "audio/transcriptions"),
+)
 
 # OpenAI's codes, by kinds of problems.
 _CODES: Final[Mapping[str, str]] = {

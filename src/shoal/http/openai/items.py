@@ -60,6 +60,8 @@ class ItemMaker:
 
     # Items that the handler takes without a check.
     unchecked: Collection[Any] = ()
+    # Whether the annotations are only those of a model.
+    is_listed = True
 
     def __init__(self, signature: Signature) -> None:
         parameters = list(signature.parameters.values())
@@ -109,7 +111,14 @@ class ItemMaker:
             return made
         return tuple(made.get(p.name, p.default) for p in self._parameters)
 
-    def value_in(self, item: Any, field: str) -> Any:
+    def limit(self, item: Any) -> int | None:
+        """Returns the ``max_tokens`` of an item, which may be a default."""
+        if "max_tokens" not in self.fields:
+            return None
+        limit = self._value_in(item, "max_tokens")
+        return limit if type(limit) is int and limit > 0 else None
+
+    def _value_in(self, item: Any, field: str) -> Any:
         """Returns the value of a field of an item, which may be a default."""
         if self._parameters is not None:
             return item[[one.name for one in self._parameters].index(field)]
@@ -155,12 +164,51 @@ class TextMaker(ItemMaker):
             values = {self._prompt: prompt}
         return self.made(self._validator, self.with_params(values, params), names)
 
-    def limit(self, item: Any) -> int | None:
-        """Returns the ``max_tokens`` of an item, which may be a default."""
-        if "max_tokens" not in self.fields:
-            return None
-        limit = self.value_in(item, "max_tokens")
-        return limit if type(limit) is int and limit > 0 else None
+
+class PairMaker(ItemMaker):
+    """Makes items of a query and a document; raises TypeError if the handler takes no pairs."""
+
+    def __init__(self, signature: Signature) -> None:
+        super().__init__(signature)
+        self._query = self.named(("query", "text_1"))
+        self._document = self.named(("document", "text_2", "passage", "text"))
+        kind = bare(self.annotation)
+        is_pair = get_origin(kind) is tuple and len(get_args(kind)) == 2
+        if not is_pair and (self._query is None or self._document is None):
+            raise TypeError(f"{signature} takes no pairs of a query and a document")
+        self._validator = self.validator()
+
+    def item(self, pair: tuple[str, str], params: Mapping[str, Any], names: tuple[str, str]) -> Any:
+        """Returns the item of a pair; `names` are the client's for its members."""
+        assert self._validator is not None
+        query, document = names
+        if not self.fields:
+            return self.made(self._validator, pair, {None: document})
+        values = self.with_params({str(self._query): pair[0], str(self._document): pair[1]}, params)
+        return self.made(
+            self._validator, values, {None: document, self._query: query, self._document: document}
+        )
+
+
+class AudioMaker(ItemMaker):
+    """Makes items of the bytes of a file; raises TypeError if the handler takes none."""
+
+    unchecked = (bytes,)
+
+    def __init__(self, signature: Signature) -> None:
+        super().__init__(signature)
+        self._file = self.named(("file", "audio"))
+        if self._file is None and self.annotation is not bytes:
+            raise TypeError(f"{signature} takes no file: bytes, or a field 'file' or 'audio'")
+        self._validator = self.validator()
+        # Bytes may be of anything.
+        self.is_listed = self._file is not None
+
+    def item(self, content: bytes, params: Mapping[str, Any]) -> Any:
+        if self._validator is None or self._file is None:
+            return content
+        values = self.with_params({self._file: content}, params)
+        return self.made(self._validator, values, {None: "file", self._file: "file"})
 
 
 def _fields_of(annotation: Any) -> Mapping[str, Any]:

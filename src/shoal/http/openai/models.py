@@ -12,8 +12,7 @@ from typing_extensions import override
 
 from shoal.batching.handlers.annotations import read_signature
 from shoal.http.openai.errors import PREFIX, error_json, no_such_path, refused
-from shoal.http.openai.items import ItemMaker, TextMaker
-from shoal.http.openai.messages import AnswerForms
+from shoal.http.openai.items import AudioMaker, ItemMaker, PairMaker, TextMaker
 from shoal.http.openai.text import count_words
 from shoal.http.requests.call import EndpointCalls
 from shoal.http.requests.dispatch import Route
@@ -71,8 +70,6 @@ class OpenAIModel:
         self.endpoint = endpoint
         self.calls = EndpointCalls(endpoint, options)
         self.counted = Counted(endpoint.name, OpenAIRoute.protocol)
-        self.chats = AnswerForms(name, chat=True)
-        self.completions = AnswerForms(name, chat=False)
 
     def maker(self, batcher: MethodBatcher, make: type[Maker]) -> Maker:
         """Raises `Refused` if the batcher's handler takes other items."""
@@ -112,15 +109,19 @@ class OpenAIModel:
             raise _refusal(error, "The chat template refused the messages", "messages") from None
         return _text_from("The chat template", prompt)
 
-    def takes(self, make: type[ItemMaker]) -> bool:
-        """Returns whether its code is known, and takes such items."""
+    def known(self, make: type[Maker]) -> Maker | None:
+        """Returns the maker of its items; None if its code is not known, or takes others."""
         if (known := self.endpoint.known()) is None:
-            return False
+            return None
         try:
-            known[1].made_by(make)
+            return known[1].made_by(make)
         except TypeError:
-            return False
-        return True
+            return None
+
+    @property
+    def is_listed(self) -> bool:
+        makers = [self.known(make) for make in (TextMaker, PairMaker, AudioMaker)]
+        return any(maker is not None and maker.is_listed for maker in makers)
 
 
 def unknown(name: str) -> Exception:
@@ -161,15 +162,13 @@ class Models:
     # The endpoint of each model; None makes all endpoints that take text models.
     names: Mapping[str, str] | None
     tokens: Tokens
-    # What the items of a model may be made of.
-    makers: Sequence[type[ItemMaker]] = (TextMaker,)
     _models: dict[str, OpenAIModel] = field(default_factory=dict[str, "OpenAIModel"])
 
     def of(self, name: str | None, make: type[ItemMaker]) -> OpenAIModel:
         """Returns a model; without a name the only one that takes such items."""
         if name is not None:
             return self._named(name)
-        fitting = [model for model in self._all() if model.takes(make)]
+        fitting = [model for model in self._all() if model.known(make)]
         if len(fitting) != 1:
             raise refused(f"There are {len(fitting)} models: send the name of one", param="model")
         return fitting[0]
@@ -191,16 +190,13 @@ class Models:
 
     def __iter__(self) -> Iterator[OpenAIModel]:
         """Yields the models that take requests now."""
-        return (model for model in self._all() if self.is_model(model))
+        return (model for model in self._all() if model.is_listed)
 
     def _all(self) -> Iterator[OpenAIModel]:
         names = self.controller.endpoints if self.names is None else self.names
         for name in list(names):
             if self.names is None or self.names[name] in self.controller.endpoints:
                 yield self._named(name)
-
-    def is_model(self, model: OpenAIModel) -> bool:
-        return any(map(model.takes, self.makers))
 
 
 class OpenAIRoute(Route):
@@ -231,7 +227,7 @@ class ModelsPage(OpenAIRoute):
             raise no_such_path(f"{PREFIX}/models/") or unknown(name)
         else:
             model = self._models.of(name, TextMaker)
-            if not self._models.is_model(model):
+            if not model.is_listed:
                 raise unknown(name)
             body = orjson.dumps(self._described(model))
         await exchange.answer(200, JSON, body)

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from shoal.core.options.checks import whole
-from shoal.http.openai.completions import TextRoute
+from shoal.http.openai.classify import ClassifyRoute
 from shoal.http.openai.embeddings import EmbeddingsRoute
 from shoal.http.openai.errors import PREFIX, no_such_path
 from shoal.http.openai.models import Models, ModelsPage, OpenAIRoute, Tokens
-from shoal.http.openai.text_request import TextReader
+from shoal.http.openai.pairs import RerankRoute, ScoreRoute
+from shoal.http.openai.texts.completions import TextRoute
+from shoal.http.openai.texts.text_request import TextReader
+from shoal.http.openai.texts.transcriptions import TranscriptionReader
 from shoal.http.requests.dispatch import ProblemRoute
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 
@@ -43,7 +46,8 @@ class OpenAI(HttpProtocol):
     A model is an endpoint by its name. Its handler takes prompts (``list[str]``), or records with a
     field ``prompt``, ``text`` or ``input``, and fields for those parameters of a request that it
     knows, such as ``max_tokens`` or ``temperature``. A model of texts gives a text, or a stream of
-    its pieces; one of embeddings gives a vector.
+    its pieces; one of embeddings or classes gives a vector. A model that ranks documents takes
+    pairs of texts, and gives a number. One that transcribes takes the bytes of a file.
 
     Args:
         models: The name of the endpoint of each model, if only some endpoints are models, or
@@ -59,7 +63,8 @@ class OpenAI(HttpProtocol):
             model of texts. A handler of ``list[list[int]]`` takes them as they are.
         max_choices: The most texts of an answer: ``n`` for each prompt.
         max_messages: The most messages of a chat.
-        max_inputs: The most inputs of a request for embeddings.
+        max_inputs: The most inputs of a request for embeddings, classes or scores, such as the
+            documents to rank.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -101,17 +106,27 @@ class OpenAI(HttpProtocol):
     def routes(self, controller: Controller, options: HttpOptions) -> ProtocolRoutes:
         models = Models(controller, options, self._names, self._tokens)
         page = ModelsPage(models)
-        embeddings = EmbeddingsRoute(models, self._max_inputs)
+        most = self._max_inputs
         routes: list[tuple[str, str, Route]] = [
             (f"{PREFIX}/models", "GET", page),
             (f"{PREFIX}/models/{{model:path}}", "GET", page),
-            (f"{PREFIX}/embeddings", "POST", embeddings),
+            (f"{PREFIX}/embeddings", "POST", EmbeddingsRoute(models, most)),
+            (f"{PREFIX}/classify", "POST", ClassifyRoute(models, most)),
+            (f"{PREFIX}/score", "POST", ScoreRoute(models, most)),
+            (f"{PREFIX}/rerank", "POST", RerankRoute(models, most, returns_documents=True)),
+            # Cohere's second version, whose client has a base URL without a version.
+            ("/v2/rerank", "POST", RerankRoute(models, most, returns_documents=False)),
+            (
+                f"{PREFIX}/audio/transcriptions",
+                "POST",
+                TextRoute(TranscriptionReader(models).read, options),
+            ),
         ]
         for path, chat in (("/completions", False), ("/chat/completions", True)):
             reader = TextReader(
                 models, chat=chat, most_messages=self._max_messages, most_choices=self._max_choices
             )
-            route = TextRoute(reader, options)
+            route = TextRoute(reader.read, options)
             routes.append((PREFIX + path, "POST", route))
         return _Routes(routes)
 

@@ -7,21 +7,36 @@ costs about as much as in Shoal's own form.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from abc import ABC, abstractmethod
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import orjson
 from typing_extensions import override
 
 from shoal.http.openai.errors import error_json
+from shoal.http.openai.texts.results import OF_MESSAGES
+from shoal.http.requests.exchange import JSON
 from shoal.http.requests.plain import encoded, one_line_json, whole_text
 from shoal.http.requests.protocol import StreamForm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from shoal.http.openai.results import Output
     from shoal.http.openai.text import TextEnd
+    from shoal.http.openai.texts.results import Output
     from shoal.http.requests.problem import Problem
+
+
+# Parameters that change the response, so that a model must take them itself.
+SPECIAL: Final = frozenset(
+    {
+        *("tools", "tool_choice", "functions", "function_call", "logprobs", "top_logprobs"),
+        *("response_format", "logit_bias", "suffix", "prediction", "echo", "best_of"),
+        *("audio", "modalities", "web_search_options"),
+    }
+)
+_CHOICES_OF: Final = {"tool_choice": "tools", "function_call": "functions"}
 
 
 class Parts(NamedTuple):
@@ -64,7 +79,47 @@ _ROLE: Final = b'"delta":{"role":"assistant","content":""}'
 _GOES_ON: Final = b',"logprobs":null,"finish_reason":null}]'
 
 
-class AnswerForms:
+class Forms(ABC):
+    """The forms of the responses of one model in one protocol."""
+
+    # Parameters that change the response, so that a model must take them itself.
+    special: ClassVar[frozenset[str]] = SPECIAL
+    # Fields of a result that its message has as well.
+    passes: ClassVar[Sequence[str]] = OF_MESSAGES
+    media_type: bytes = JSON
+
+    def changes_nothing(self, name: str, params: Mapping[str, Any], n: int) -> bool:
+        """Returns whether a response without the parameter is what the client wants."""
+        value = params[name]
+        if value is None:  # not given
+            return True
+        if name == "response_format":
+            return bool(value == {"type": "text"})
+        if name == "modalities":
+            return bool(value == ["text"])
+        if name in _CHOICES_OF:
+            return bool(value == "auto" or (value == "none" and not params.get(_CHOICES_OF[name])))
+        if name == "best_of":
+            return type(value) is int and value == n
+        # A completion's `logprobs: 0` still asks for log probabilities.
+        return value is False or value in ("", [], {}) or (name == "top_logprobs" and value == 0)
+
+    @abstractmethod
+    def stream(
+        self,
+        request_id: bytes,
+        output: Output,
+        prompt_tokens: Callable[[], int],
+        *,
+        with_usage: bool,
+    ) -> StreamForm:
+        """Returns the form of a stream with one text; the id has safe characters only."""
+
+    @abstractmethod
+    def whole(self, request_id: bytes, outputs: Sequence[Output], prompt_tokens: int) -> bytes: ...
+
+
+class AnswerForms(Forms):
     """The forms of the responses of one model, to chats or to completions."""
 
     def __init__(self, model: str, *, chat: bool) -> None:
@@ -76,6 +131,7 @@ class AnswerForms:
         head += parts.object + about + b',"choices":['
         self._whole = head + b"%b" + _END
 
+    @override
     def stream(
         self,
         request_id: bytes,
@@ -89,6 +145,7 @@ class AnswerForms:
     def messages(self, request_id: bytes) -> MessageForm:
         return MessageForm(self._parts, self._head % (request_id, time.time()), self._chat)
 
+    @override
     def whole(self, request_id: bytes, outputs: Sequence[Output], prompt_tokens: int) -> bytes:
         choices = [self._choice(nth, output) for nth, output in enumerate(outputs)]
         tokens = sum([output.end.tokens for output in outputs])
@@ -105,6 +162,11 @@ class AnswerForms:
         logprobs = _logprobs_json(output.logprobs, chat=self._chat)
         reason = _reason_json(output.end)
         return b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b}' % (index, part, logprobs, reason)
+
+
+@lru_cache
+def forms_of(model: str, *, chat: bool) -> AnswerForms:
+    return AnswerForms(model, chat=chat)
 
 
 def _reason_json(end: TextEnd) -> bytes:
@@ -181,11 +243,17 @@ class ChoiceMessages:
         return message if end.reason is None else message + self._last % _reason_json(end)
 
 
-class _Events(StreamForm):
-    """The end and the errors of a stream."""
-
+class EventStream(StreamForm):
     media_type = b"text/event-stream; charset=utf-8"
     heartbeat = b":\n"
+
+
+def error_event(problem: Problem) -> bytes:
+    return b"data: " + one_line_json(error_json(problem)) + b"\n\n"
+
+
+class _Events(EventStream):
+    """The end and the errors of a stream."""
 
     def __init__(
         self,
@@ -219,7 +287,7 @@ class _Events(StreamForm):
 
     @override
     def error(self, problem: Problem, request_id: str) -> bytes:
-        return b"data: " + one_line_json(error_json(problem)) + b"\n\n"
+        return error_event(problem)
 
 
 class OneText(_Events):

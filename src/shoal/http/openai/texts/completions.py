@@ -18,9 +18,9 @@ from shoal.batching.calls.leaving import run_unless_left
 from shoal.errors import DeadlineExceeded, ItemTooLarge
 from shoal.http.json.endpoint import call_headers
 from shoal.http.openai.errors import refused, too_long
-from shoal.http.openai.messages import ChoiceMessages, SeveralTexts
 from shoal.http.openai.models import OpenAIRoute
-from shoal.http.openai.results import NotText
+from shoal.http.openai.texts.messages import AnswerForms, ChoiceMessages, SeveralTexts
+from shoal.http.openai.texts.results import NotText
 from shoal.http.requests.call import EndpointCall, unwatched
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.problem import explained
@@ -29,17 +29,19 @@ from shoal.loops.this_loop import parking_of_this_loop
 from shoal.serving.shadow import ComparedStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.openai.messages import MessageForm
-    from shoal.http.openai.results import Output
     from shoal.http.openai.text import TextEnd
-    from shoal.http.openai.text_request import TextJob, TextReader
+    from shoal.http.openai.texts.messages import MessageForm
+    from shoal.http.openai.texts.results import Output
+    from shoal.http.openai.texts.text_request import TextJob
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
     from shoal.http.requests.streaming import ItemStream
     from shoal.serving.backends.method_batcher import MethodBatcher
+
+    ReadJob = Callable[[Exchange, bytes], Awaitable[TextJob]]
 
 
 @dataclass(slots=True)
@@ -268,14 +270,14 @@ class MergedTexts:
 
 
 class TextRoute(OpenAIRoute):
-    def __init__(self, reader: TextReader, options: HttpOptions) -> None:
+    def __init__(self, read: ReadJob, options: HttpOptions) -> None:
         super().__init__()
-        self._reader = reader
+        self._read = read
         self._options = options
 
     @override
     async def answer(self, exchange: Exchange) -> None:
-        job = self._reader.read(exchange, await exchange.body())
+        job = await self._read(exchange, await exchange.body())
         exchange.counted = job.model.counted
         if job.texts > 1:
             await self._answer_with_several(exchange, job)
@@ -296,13 +298,14 @@ class TextRoute(OpenAIRoute):
                 whole = await run_unless_left(exchange.when_left, text.collected)
             else:
                 whole = await text.collected()
-            await exchange.answer(200, JSON, job.whole([whole]))
+            await exchange.answer(200, job.forms.media_type, job.whole([whole]))
 
     async def _answer_with_several(self, exchange: Exchange, job: TextJob) -> None:
         if not job.streams:
             texts = await run_unless_left(exchange.when_left, partial(gathered, job))
             await exchange.answer(200, JSON, job.whole(texts))
             return
+        assert isinstance(job.forms, AnswerForms)  # other protocols have one text
         merged = MergedTexts(job, job.forms.messages(exchange.id))
         form = SeveralTexts(merged.form, merged.ends, job.prompt_tokens, with_usage=job.with_usage)
         name, request_id = job.model.endpoint.name, exchange.request_id

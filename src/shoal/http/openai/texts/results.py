@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from shoal.http.openai.text import TextEnd
 
 _TEXTS: Final = ("content", "text")
-# They are passed on.
-_OF_MESSAGES: Final = (
+# Fields that messages have as well.
+OF_MESSAGES: Final = (
     *("refusal", "reasoning_content", "reasoning", "annotations", "audio", "function_call"),
 )
-_KNOWN: Final = (*_TEXTS, *_OF_MESSAGES, "tool_calls", "finish_reason", "logprobs")
+_KNOWN: Final = (*_TEXTS, "tool_calls", "finish_reason", "logprobs")
 _OF_CALLS: Final = ("function", "name", "arguments", "index", "id")
 
 
@@ -63,14 +63,15 @@ class Output:
     # The number of tool calls that have begun.
     _begun = 0
 
-    def __init__(self, end: TextEnd) -> None:
+    def __init__(self, end: TextEnd, passes: Sequence[str] = OF_MESSAGES) -> None:
         self.end = end
+        self._passes = passes
         self.texts: list[str] = []
         self._pieces: list[Piece] = []
 
     def take(self, result: Any) -> Piece:
         """Takes a piece of a stream that is no text; returns the part that is certain."""
-        given = _given(result)
+        given = _given(result, self._passes)
         fields = self._fields_of(given)
         end = self.end
         text = end.take(_text_of(given, result), _arguments_in(fields))
@@ -84,7 +85,7 @@ class Output:
         if isinstance(result, str):
             self.texts.append(self.end.whole(result))
             return
-        given = _given(result)
+        given = _given(result, self._passes)
         fields, text = self._fields_of(given), _text_of(given, result)
         taken = self.end.whole(text)
         self.end.count_also(_arguments_in(fields))
@@ -129,7 +130,7 @@ class Output:
         return fields
 
     def _fields_of(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        found = {name: one for name in _OF_MESSAGES if (one := given.get(name)) is not None}
+        found = {name: one for name in self._passes if (one := given.get(name)) is not None}
         if calls := given.get("tool_calls"):
             found["tool_calls"] = [self._delta(_known_in(call, _OF_CALLS)) for call in calls]
         return found
@@ -194,10 +195,11 @@ def _whole_calls(deltas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return calls
 
 
-def _given(result: Any) -> Mapping[str, Any]:
+def _given(result: Any, passes: Sequence[str]) -> Mapping[str, Any]:
     """Returns the fields of a result; raises `NotText` if it has none that are known."""
-    given = _known_in(result, _KNOWN)
-    if given.keys().isdisjoint(_KNOWN):
+    known = (*_KNOWN, *passes)
+    given = _known_in(result, known)
+    if given.keys().isdisjoint(known):
         raise NotText(result)
     return given
 
