@@ -99,14 +99,16 @@ class OpenAIModel:
             raise _refusal(error, "The tokens can't be decoded", param) from None
         return _text_from("decode_tokens", text)
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> str:
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any], param: str
+    ) -> str:
         """Returns the prompt of a chat, made by the user's template."""
         # Raises `Refused` if the template fails, or gives no text, which could fail a batch.
         given = {name: params[name] for name in self.template_fields & params.keys()}
         try:
             prompt: Any = self._tokens.template(messages, **given)
         except Exception as error:
-            raise _refusal(error, "The chat template refused the messages", "messages") from None
+            raise _refusal(error, "The chat template refused the messages", param) from None
         return _text_from("The chat template", prompt)
 
     def known(self, make: type[Maker]) -> Maker | None:

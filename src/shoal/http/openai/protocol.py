@@ -13,6 +13,7 @@ from shoal.http.openai.errors import PREFIX, no_such_path
 from shoal.http.openai.models import Models, ModelsPage, OpenAIRoute, Tokens
 from shoal.http.openai.pairs import RerankRoute, ScoreRoute
 from shoal.http.openai.texts.completions import TextRoute
+from shoal.http.openai.texts.responses_request import ResponsesReader
 from shoal.http.openai.texts.text_request import TextReader
 from shoal.http.openai.texts.transcriptions import TranscriptionReader
 from shoal.http.requests.dispatch import ProblemRoute
@@ -128,6 +129,8 @@ class OpenAI(HttpProtocol):
             )
             route = TextRoute(reader.read, options)
             routes.append((PREFIX + path, "POST", route))
+        responses = ResponsesReader(models, self._max_messages)
+        routes.append((f"{PREFIX}/responses", "POST", TextRoute(responses.read, options)))
         return _Routes(routes)
 
 

@@ -58,11 +58,14 @@ class Prompts(Source):
 class Chat(Source):
     """The messages of a chat; raises `Refused` if a part is malformed, or there are too many."""
 
-    def __init__(self, messages: Sequence[dict[str, Any]], most: int) -> None:
+    def __init__(
+        self, messages: Sequence[dict[str, Any]], most: int, param: str = "messages"
+    ) -> None:
         if (count := len(messages)) > most:
             detail = f"A chat has {most} messages at most, and there are {count}"
-            raise refused(detail, param="messages")
+            raise refused(detail, param=param)
         self._messages = messages
+        self._param = param  # the client's name of them
         self._prompt: str | None = None
         # Where a message has a part that is no text.
         self._other: str | None = None
@@ -71,28 +74,28 @@ class Chat(Source):
             content = message.get("content")
             if isinstance(content, str):
                 continue
-            param = f"messages.{nth}.content"
+            place = f"messages.{nth}.content" if param == "messages" else param
             parts += len(content or ())
             if parts > MOST_PARTS:
                 detail = f"The messages of a chat have {MOST_PARTS} parts at most"
-                raise refused(detail, param=param)
-            if _are_texts(content or (), param):
+                raise refused(detail, param=place)
+            if _are_texts(content or (), place):
                 message["content"] = _text_in(content)
             else:
-                self._other = self._other or param
+                self._other = self._other or place
 
     @override
     def item(
         self, model: OpenAIModel, maker: TextMaker, params: Mapping[str, Any], which: int
     ) -> Any:
         if maker.takes_messages:
-            return maker.item(None, {**params, "messages": self._messages}, "messages")
+            return maker.item(None, {**params, "messages": self._messages}, self._param)
         if self._other is not None:
             detail = "The model takes texts only: its items have no field 'messages'"
             raise refused(detail, param=self._other, code="unsupported")
         if self._prompt is None:
-            self._prompt = model.prompt(self._messages, params)
-        return maker.item(model.fitting(maker, self._prompt, "messages"), params, "messages")
+            self._prompt = model.prompt(self._messages, params, self._param)
+        return maker.item(model.fitting(maker, self._prompt, self._param), params, self._param)
 
     @override
     def fields(self, model: OpenAIModel, maker: ItemMaker) -> Collection[str]:

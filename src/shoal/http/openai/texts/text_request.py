@@ -111,8 +111,8 @@ MOST_TOOLS: Final = 128
 _IN_ORDER: Final = Field(union_mode="left_to_right")  # faster than comparing all fits
 _Count = Annotated[int, Field(ge=1, le=2**31)]
 # -1 is no limit.
-_Limit = Annotated[int, Field(ge=-1, le=2**31)]
-_Tools = Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)]
+Limit = Annotated[int, Field(ge=-1, le=2**31)]
+Tools = Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)]
 
 
 class _StreamOptions(TypedDict, total=False):
@@ -121,7 +121,7 @@ class _StreamOptions(TypedDict, total=False):
 
 @with_config(OPEN)
 class _Text(Body):
-    max_tokens: NotRequired[_Limit | None]
+    max_tokens: NotRequired[Limit | None]
     n: NotRequired[_Count | None]
     stop: NotRequired[str | list[str] | None]
     stream: NotRequired[bool | None]
@@ -145,9 +145,9 @@ class _Message(TypedDict):
 @with_config(OPEN)
 class _Chat(_Text):
     messages: Annotated[list[_Message], Field(min_length=1)]
-    max_completion_tokens: NotRequired[_Limit | None]
-    tools: NotRequired[_Tools | None]
-    functions: NotRequired[_Tools | None]
+    max_completion_tokens: NotRequired[Limit | None]
+    tools: NotRequired[Tools | None]
+    functions: NotRequired[Tools | None]
 
 
 @dataclass(frozen=True)
@@ -188,11 +188,11 @@ class TextReader:
         return texts
 
 
-def check_limit(params: dict[str, Any]) -> None:
-    """Checks ``max_tokens``, of which -1 is no limit."""
+def check_limit(params: dict[str, Any], param: str = "max_tokens") -> None:
+    """Checks ``max_tokens``, of which -1 is no limit; `param` is its name for the client."""
     most = params.get("max_tokens")
     if most == 0:
-        raise refused("max_tokens must be at least 1, or -1 for no limit", param="max_tokens")
+        raise refused(f"{param} must be at least 1, or -1 for no limit", param=param)
     if most == -1:
         params["max_tokens"] = None
 
