@@ -143,6 +143,10 @@ async def steps(items: list[Everything]):
                 yield [word + " "]
 
 
+async def classes(texts: list[str]) -> list[dict[str, float]]:
+    return [{"good": 0.75, "bad": 0.25} for _ in texts]
+
+
 async def speech(files: list[bytes]):
     for piece in ["hello ", "world"]:
         yield [piece for _ in files]
@@ -164,14 +168,12 @@ async def breaks(prompts: list[str]):
 def openai_app(*protocols, models=None, **settings):
     """Returns an application with these models; by default with all, which takes 20 ms longer."""
     app = shoal.App(protocols=protocols or ["openai"], **settings)
-    handlers = (words, upper, options, narrow, talk, columns, embed, numbers, broken, breaks)
-    if models is not None:
-        handlers += (rank, records, speech)
-        if "steps" in models:
-            app.endpoint("/steps", name="steps", batch=True, max_batch_size=1)(steps)
+    texts = (words, upper, options, narrow, talk, columns, broken, breaks, records, steps)
+    handlers = (*texts, embed, numbers, rank, classes, speech)
     for handler in handlers:
         if models is None or handler.__name__ in models:
-            app.endpoint(f"/{handler.__name__}", name=handler.__name__)(handler)
+            more = {"max_batch_size": 1} if handler is steps else {}
+            app.endpoint(f"/{handler.__name__}", name=handler.__name__, **more)(handler)
     if models is None or "writer" in models:
         app.writer = Writer()
         app.endpoint("/writer", name="writer", fill="continuous", streams=True, max_batch_size=2)(
