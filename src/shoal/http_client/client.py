@@ -11,27 +11,32 @@ import itertools
 import math
 import random
 import re
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
 
+from shoal.batching.calls.mapping import MapCall, map_blocking
+from shoal.batching.calls.window import MapPlan
 from shoal.batching.current import trace_headers
 from shoal.core.options.checks import checked_token, one_of, seconds, whole
-from shoal.errors import DeadlineExceeded
-from shoal.http_client.bodies import ACCEPTED, JSON_LINES, RESULT_TYPES, body_of, result_of
+from shoal.errors import DeadlineExceeded, ShutDown
+from shoal.failures.exceptions import own_copy
+from shoal.http_client.bodies import ACCEPTED, JSON, JSON_LINES, RESULT_TYPES, body_of, result_of
 from shoal.http_client.connection import SILENCE_S, Connection
-from shoal.http_client.problems import FailedResponse, error_of, failure_of
+from shoal.http_client.problems import FailedResponse, error_of, failure_of, outcomes_of
 from shoal.http_client.stream import HttpStream
 from shoal.replicas.portal import PortalThread, blocking_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from typing import Unpack
 
     import httpx
 
+    from shoal.batching.calls.mapping import Items, MapKeywords
     from shoal.batching.calls.threads import ThreadStream
     from shoal.http_client.bodies import ResultType
     from shoal.http_client.connection import StreamingAnswer
@@ -41,6 +46,7 @@ T = TypeVar("T")
 NO_ITEM: Final[Any] = ...
 _FIRST_DELAY_S: Final = 0.1
 _MAX_DELAY_S: Final = 10.0
+_MOST_LINES: Final = 256
 _SKEW_S: Final = 0.1  # how far the clock of a server may be ahead
 
 
@@ -211,6 +217,75 @@ class HttpClient:
 
         return HttpStream(open_, partial(error_of, f"{self.url}{path}"))
 
+    def map(
+        self,
+        path: str,
+        items: Items[Any],
+        *,
+        timeout_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        **options: Unpack[MapKeywords],
+    ) -> MapCall[Any]:
+        """Calls an endpoint for each item: ``await client.map("/embed", texts)``, all results.
+
+        ``async for result in client.map("/embed", texts): ...`` gives one after the other, and
+        takes items as there is room for them. Up to 256 items are sent in one request, as JSON
+        lines; bytes and arrays in requests of their own.
+
+        Args:
+            path: The path of the endpoint; may have a query.
+            items: The items, an iterable or async iterable; each as for `call`.
+            timeout_s: How long each request may take, as for `call`.
+            headers: More headers of each request.
+            **options: As for `UnaryCall.map`; by default `window` is 1,024.
+
+        Raises:
+            ValueError: An argument can't be sent.
+            Exception: The error of an item, as for `call`; see `UnaryCall.map`.
+
+        Cancellation: closes the connections, and the server cancels the calls.
+        """
+        method, path, sent, _ = _request(path, NO_ITEM, headers, "POST", JSON_LINES)
+        sent.setdefault("content-type", JSON_LINES)
+        limit_s = self._timeout_s if timeout_s is None else seconds("timeout_s", timeout_s)
+
+        async def read(answer: StreamingAnswer) -> list[Any]:
+            return outcomes_of(await answer.read(), answer.media_type, answer.url)
+
+        async def call_each(chunk: list[Any]) -> list[Any]:
+            outcomes: list[Any] = [None] * len(chunk)
+
+            async def call_one(number: int) -> None:
+                try:
+                    outcomes[number] = await self.call(
+                        path, chunk[number], timeout_s=timeout_s, headers=headers
+                    )
+                except Exception as error:
+                    outcomes[number] = error
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(len(chunk)):
+                    tasks.start_soon(call_one, number)
+            return outcomes
+
+        async def call_all(chunk: list[Any]) -> list[Any]:
+            outcomes = list[Any]()
+            try:
+                bodies = [body_of(item) for item in chunk]
+                if any(media_type != JSON for _, media_type in bodies):
+                    return await call_each(chunk)
+                content = b"\n".join(body for body, _ in bodies)
+                until = anyio.current_time() + limit_s
+                outcomes = await self._made((method, path, sent, content), until, None, read)
+                if len(outcomes) != len(chunk):
+                    raise ConnectionError(f"{self.url}{path} left results out")
+            except Exception as error:
+                return [own_copy(error) for _ in chunk]
+            return outcomes
+
+        plan = MapPlan(path, call_all, chunk=_MOST_LINES, window=4 * _MOST_LINES)
+        return MapCall((items,), options, lambda _: plan)
+
     async def _made(
         self,
         request: tuple[str, str, dict[str, str], bytes | None],
@@ -292,6 +367,25 @@ class SyncHttpClient:
         """Makes a call with one result; see `HttpClient.call`."""
         call = partial(self._client.call, path, item, **options)
         return self._thread.run(call, "await client.call(...)")
+
+    def map(self, path: str, items: Iterable[Any], **options: Any) -> Any:
+        """Calls an endpoint for each item; see `HttpClient.map`.
+
+        Returns:
+            All results, as a list. With a `window`, an iterator of them, which reads items in this
+            thread as there is room for them.
+        """
+        mine = {name: options.pop(name) for name in ("timeout_s", "headers") if name in options}
+
+        def run(function: Callable[[], Awaitable[T]]) -> T:
+            return self._thread.run(function, "await client.map(...)")
+
+        def leave(call: MapCall[Any]) -> None:
+            with suppress(ShutDown):  # then the calls have ended
+                run(call.aclose)
+
+        make = partial(self._client.map, path, **mine)
+        return map_blocking(make, (items,), cast("Any", options), run, leave, path)
 
     def stream(self, path: str, item: Any = NO_ITEM, **options: Any) -> ThreadStream[Any]:
         """Returns the stream of a call: ``with ... as stream``; see `HttpClient.stream`."""

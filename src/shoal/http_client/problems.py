@@ -80,6 +80,19 @@ def error_of(url: str, status: int, problem: object) -> Exception:
     return errors.HttpProblem(text, status=status, kind=kind, members=members)
 
 
+def outcomes_of(body: bytes, media_type: str, url: str) -> list[Any]:
+    """Returns the results and errors in the lines of a response."""
+    if media_type != "application/x-ndjson":
+        raise TypeError(f"{url} answered with {media_type or 'no media type'}, not with JSON lines")
+    try:
+        lines: list[Any] = [json.loads(line) for line in body.splitlines() if line]
+        return [
+            one["result"] if "result" in one else error_of(url, 500, one["error"]) for one in lines
+        ]
+    except (ValueError, RecursionError, TypeError, KeyError) as error:
+        raise ConnectionError(f"{url} did not answer with JSON lines of results: {error}") from None
+
+
 def _seconds(retry_after: str) -> float | None:
     """Returns the seconds that ``Retry-After`` asks for, as a number or as a date."""
     if re.fullmatch(r"[0-9]{1,9}", retry_after):

@@ -19,6 +19,7 @@ import threading
 from concurrent.futures import CancelledError as ConcurrentCancelled
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import copy_context
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -92,6 +93,10 @@ def loop_ended() -> tuple[type[BaseException], ...]:
     return ConcurrentCancelled, *(kind for kind in kinds if kind is not None)
 
 
+_started: Final[set[asyncio.Task[None]]] = set()
+"""What `EventLoop.start` started on asyncio, which itself would let them be collected."""
+
+
 class EventLoop(NamedTuple):
     """An event loop, compared by identity; none if both fields are None."""
 
@@ -141,6 +146,20 @@ class EventLoop(NamedTuple):
                 self.trio_run.run_sync_soon(function)
             elif self.loop is not None:
                 self.loop.call_soon_threadsafe(function)
+
+    def start(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Starts a task outside of all nurseries, in the caller's loop and context.
+
+        It is cancelled when the loop ends, and must raise nothing else.
+        """
+        if self.trio_run is not None:
+            start: Any = sys.modules["trio.lowlevel"].spawn_system_task
+            start(function, context=copy_context())
+        else:
+            assert self.loop is not None
+            task = self.loop.create_task(function())
+            _started.add(task)
+            task.add_done_callback(_started.discard)
 
     def described(self) -> str:
         """Describes the loop for messages; call it in the loop's thread."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, ove
 import anyio
 
 from shoal.batching.calls.intake import result_of
+from shoal.batching.calls.mapping import MapCall, map_in_thread
 from shoal.batching.calls.stream import ResultStream
 from shoal.batching.calls.threads import LoopOfThread, ThreadStream
 from shoal.core.forming.call_options import NO_CALL_OPTIONS
@@ -30,11 +31,13 @@ from shoal.core.options.checks import seconds
 from shoal.errors import Overloaded
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
     from typing import Unpack
 
     from shoal.batching.calls.entry import Entry
     from shoal.batching.calls.intake import Intake
+    from shoal.batching.calls.mapping import Items, MapKeywords
+    from shoal.batching.calls.progress import Progress
     from shoal.core.forming.call_options import CallKeywords, CallOptions
     from shoal.core.request import Request
     from shoal.loops.event_loop import EventLoop
@@ -116,42 +119,108 @@ class UnaryCall(Generic[P, R]):
         raise intake.refusals.elsewhere()
 
     @overload
-    async def map(
-        self: UnaryCall[[T], R], items: Iterable[T], /, *, return_exceptions: Literal[False] = False
-    ) -> list[R]: ...
+    def map(
+        self: UnaryCall[[T], R],
+        items: Items[T],
+        /,
+        *,
+        as_completed: Literal[False] = False,
+        return_exceptions: Literal[False] = False,
+        window: int | None = None,
+        progress: Progress = False,
+    ) -> MapCall[R]: ...
     @overload
-    async def map(
-        self: UnaryCall[[T], R], items: Iterable[T], /, *, return_exceptions: bool
-    ) -> list[R | Exception]: ...
+    def map(
+        self: UnaryCall[[T], R],
+        items: Items[T],
+        /,
+        *,
+        as_completed: Literal[False] = False,
+        return_exceptions: bool,
+        window: int | None = None,
+        progress: Progress = False,
+    ) -> MapCall[R | Exception]: ...
     @overload
-    async def map(
-        self, *columns: Iterable[Any], return_exceptions: Literal[False] = False
-    ) -> list[R]: ...
+    def map(
+        self,
+        *columns: Items[Any],
+        as_completed: Literal[False] = False,
+        return_exceptions: Literal[False] = False,
+        window: int | None = None,
+        progress: Progress = False,
+    ) -> MapCall[R]: ...
     @overload
-    async def map(
-        self, *columns: Iterable[Any], return_exceptions: bool
-    ) -> list[R | Exception]: ...
-    async def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
-        """Makes many calls at once and waits for all of them, with one wake-up.
+    def map(
+        self,
+        *columns: Items[Any],
+        as_completed: Literal[False] = False,
+        return_exceptions: bool,
+        window: int | None = None,
+        progress: Progress = False,
+    ) -> MapCall[R | Exception]: ...
+    @overload
+    def map(
+        self,
+        *columns: Items[Any],
+        as_completed: Literal[True],
+        return_exceptions: bool = False,
+        window: int | None = None,
+        progress: Progress = False,
+    ) -> MapCall[tuple[int, Any]]: ...
+    def map(self, *columns: Any, **options: Unpack[MapKeywords]) -> MapCall[Any]:
+        """Calls every item of an iterable: ``results = await call.map(items)`` returns all results.
+
+        ``async for result in call.map(items): ...`` gives one after the other, in the order of the
+        items, and takes items only as there is room for them: for data sets of any size. Items may
+        also be an async iterable. See `MapCall`.
+
+        Awaited without options, all calls of a list are made at once, with one wake-up, if queue
+        and slots can hold them. Otherwise, and iterated, at most `window` items are under way. An
+        item that is refused as `Overloaded` is then called again, for up to 60 s.
 
         Args:
             *columns: The items; for a handler with several parameters one iterable for each.
-            return_exceptions: Whether errors of calls, including refused ones, are returned in
-                their places of the list instead of being raised.
-
-        Returns:
-            The results, in the order of the items.
+            window: The most items that are under way: called, with a result that was not taken yet.
+                None for three batches of each slot, at most `max_queued_requests`.
+            as_completed: Whether results come as they are completed, each as a tuple of the number
+                of its item, from 0, and the result.
+            return_exceptions: Whether errors of calls, including refused ones, are given in their
+                places instead of being raised.
+            progress: True for a bar at a terminal (with the extra ``progress``) and lines on stderr
+                elsewhere; or a function of the number of results that were taken and the number of
+                items, None if it is not known.
 
         Raises:
-            Overloaded: The queue has no room for all calls; then none is made, and none is shed.
+            Overloaded: The queue has no room for all calls of a list; then none is made.
             ValueError: The columns have different lengths.
-            Exception: The first error in the order of the items, after all calls have ended.
+            Exception: The first error in the order of the items: awaited, after all calls have
+                ended; iterated, in its place, and calls that are under way are dropped. What the
+                iterable raises, after the results of the items before.
 
-        Cancellation: all of the calls are dropped. Checkpoint: always.
+        Cancellation: all of the calls are dropped. Checkpoint: always; iterated, at least once for
+        each batch.
         """
-        return await self._find().map(
-            columns, self._call_options, return_exceptions=return_exceptions
+        find, asked = self._find, self._call_options
+        return MapCall(
+            columns,
+            options,
+            lambda by_end: find().map_plan(asked, as_completed=by_end),
+            lambda returns: find().map_at_once(columns, asked, return_exceptions=returns),
         )
+
+    def map_from_thread(
+        self, *columns: Iterable[Any], **options: Unpack[MapKeywords]
+    ) -> Generator[Any]:
+        """Calls every item from a thread: ``for result in f.map_from_thread(items): ...``.
+
+        The items are read in the thread. The options are those of `map`.
+
+        Raises:
+            NotOpen: As for `from_thread`.
+            Exception: As for `map`.
+        """
+        loop = LoopOfThread(_name(self), self._loops)
+        return map_in_thread(self.map, columns, options, loop.run, loop.leave, _name(self))
 
     def options(self, **options: Unpack[CallKeywords]) -> UnaryCall[P, R]:
         """Returns the same call with other options: ``call.options(timeout_s=0.5)(item)``.

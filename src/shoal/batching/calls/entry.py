@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -15,6 +16,7 @@ from shoal.batching.calls.intake import result_of
 from shoal.batching.calls.leaving import CallerLeft, leave, run_unless_left
 from shoal.batching.calls.sharing import Sharing
 from shoal.batching.calls.stream import ResultStream
+from shoal.batching.calls.window import MapPlan
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions
 from shoal.core.request import State
 from shoal.failures.exceptions import own_copy
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 CANCELLED = State.CANCELLED
 FINISHED = State.FINISHED
+_LARGEST_CHUNK: Final = 256
+_MOST_SLOTS: Final = 8
+"""For how many slots a `map` has items under way by default."""
 
 
 class Entry:
@@ -117,7 +122,40 @@ class Entry:
                 when_left(None)
         raise intake.refusals.elsewhere()
 
-    async def map(
+    def map_plan(self, call_options: CallOptions | None, *, as_completed: bool) -> MapPlan:
+        async def call_all(*columns: Sequence[Any]) -> list[Any]:
+            return await self._map_columns(columns, call_options, return_exceptions=True)
+
+        options = self._options
+        bound = options.max_queued_requests
+        most = math.inf if bound is None or options.overload == "wait" else max(bound, 1)
+        # Items of a chunk end together if they are of one batch, as consecutive ones usually are.
+        is_apart = as_completed and (options.bucket_by or options.batch_size_fn) is not None
+        return MapPlan(
+            self.intake.name,
+            call_all,
+            chunk=1 if is_apart else int(min(options.max_batch_size, most, _LARGEST_CHUNK)),
+            window=3 * options.max_batch_size * int(min(options.slots, _MOST_SLOTS)),
+            most=most,
+        )
+
+    def map_at_once(
+        self,
+        columns: tuple[Any, ...],
+        call_options: CallOptions | None,
+        *,
+        return_exceptions: bool,
+    ) -> Coroutine[Any, Any, list[Any]] | None:
+        """Makes the calls of lists at once; returns None if queue and slots can't hold them."""
+        options = self._options
+        bound = options.max_queued_requests
+        if bound is not None and options.overload != "wait" and columns:
+            most = bound + options.slots * options.batch_limit.requests
+            if len(columns[0]) > most:
+                return None
+        return self._map_columns(columns, call_options, return_exceptions=return_exceptions)
+
+    async def _map_columns(
         self,
         columns: tuple[Iterable[Any], ...],
         call_options: CallOptions | None,

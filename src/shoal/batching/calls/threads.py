@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from types import TracebackType
 
+    from shoal.batching.calls.mapping import MapCall
     from shoal.batching.calls.stream import ResultIterator, ResultStream
 
 T = TypeVar("T")
@@ -70,7 +71,7 @@ class LoopOfThread:
         finally:
             calls_from_thread.reset(token)
 
-    def leave(self, stream: ResultStream[Any]) -> None:
+    def leave(self, stream: ResultStream[Any] | MapCall[Any]) -> None:
         """Leaves a stream; does nothing if the event loop has ended."""
         # Not awaited: the stream is left even if every wait is cancelled.
         if self._loop is None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cas
 
 from shoal.batching.batcher import Batcher
 from shoal.batching.calls.call import StreamCall, UnaryCall
+from shoal.batching.calls.mapping import map_blocking
 from shoal.batching.calls.threads import ThreadStream
 from shoal.batching.current import calls_from_thread, setting, waiting_batches
 from shoal.batching.decorator.block import BatcherBlock
@@ -23,7 +24,7 @@ from shoal.loops.kept import KeptBlock
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
     from concurrent.futures import Future
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from types import TracebackType
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
     from anyio.from_thread import BlockingPortal
 
+    from shoal.batching.calls.mapping import MapCall
+    from shoal.batching.calls.progress import Progress
     from shoal.batching.calls.stream import ResultStream
     from shoal.core.counters import BatcherStatistics
     from shoal.core.forming.call_options import CallKeywords
@@ -139,22 +142,48 @@ class BlockingCall(BlockingFace, Generic[P, R]):
         /,
         *,
         return_exceptions: Literal[False] = False,
+        progress: Progress = False,
     ) -> list[R]: ...
     @overload
     def map(
-        self: BlockingCall[[T], R], items: Iterable[T], /, *, return_exceptions: bool
+        self: BlockingCall[[T], R],
+        items: Iterable[T],
+        /,
+        *,
+        return_exceptions: bool,
+        progress: Progress = False,
     ) -> list[R | Exception]: ...
     @overload
     def map(
-        self, *columns: Iterable[Any], return_exceptions: Literal[False] = False
+        self,
+        *columns: Iterable[Any],
+        window: int,
+        as_completed: bool = False,
+        return_exceptions: bool = False,
+        progress: Progress = False,
+    ) -> Generator[Any]: ...
+    @overload
+    def map(
+        self,
+        *columns: Iterable[Any],
+        return_exceptions: Literal[False] = False,
+        progress: Progress = False,
     ) -> list[R]: ...
     @overload
-    def map(self, *columns: Iterable[Any], return_exceptions: bool) -> list[R | Exception]: ...
-    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
-        """Makes many calls at once, and blocks until all are answered; see `UnaryCall.map`."""
-        lists = [list(column) for column in columns]  # in this thread: they may block
-        call: UnaryCall[..., R] = self._call
-        return self._run(partial(call.map, *lists, return_exceptions=return_exceptions))
+    def map(
+        self, *columns: Iterable[Any], return_exceptions: bool, progress: Progress = False
+    ) -> list[R | Exception]: ...
+    def map(self, *columns: Iterable[Any], **options: Any) -> Any:
+        """Calls every item of an iterable; see `UnaryCall.map`.
+
+        Returns:
+            All results, as a list. With a `window`, an iterator of them, which reads items in this
+            thread as there is room for them: for data sets of any size. Only that one takes
+            `as_completed`.
+        """
+        run = self._run
+        name = self._batcher.name
+        return map_blocking(self._call.map, columns, cast("Any", options), run, run.leave, name)
 
 
 class BlockingStreamCall(BlockingFace, Generic[P, R]):
@@ -238,7 +267,7 @@ class _PortalRun:
         except RuntimeError as error:
             raise self._closed(error) from error
 
-    def leave(self, stream: ResultStream[Any]) -> None:
+    def leave(self, stream: ResultStream[Any] | MapCall[Any]) -> None:
         if os.getpid() != self._process:
             return
         try:

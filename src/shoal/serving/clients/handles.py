@@ -12,65 +12,62 @@ write instead.
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
-from contextlib import closing
+from contextlib import closing, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self
-
-import anyio
-import anyio.lowlevel
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self, TypeVar
 
 from shoal.batching.calls.groups import all_results
+from shoal.batching.calls.mapping import DelegatingCoroutine, MapCall, map_blocking
+from shoal.batching.calls.progress import checked_progress, reporter
+from shoal.batching.calls.window import MapPlan
 from shoal.batching.current import time_left
+from shoal.errors import ShutDown
 from shoal.replicas.code.definition import makes_handles
 from shoal.replicas.code.endpoint_call import CallOut, HandleOptions, parent_channel
 from shoal.replicas.portal import blocking_stream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
-    from types import TracebackType
+    from collections.abc import (
+        AsyncGenerator,
+        Awaitable,
+        Callable,
+        Coroutine,
+        Generator,
+        Iterable,
+        Sequence,
+    )
     from typing import Unpack
 
     from shoal.batching.calls.groups import Outcome
+    from shoal.batching.calls.mapping import Items, MapKeywords
     from shoal.batching.calls.stream import ResultIterator
     from shoal.batching.calls.threads import ThreadStream
     from shoal.replicas.code.endpoint_call import HandleKeywords
     from shoal.replicas.portal import Bridge
     from shoal.replicas.process.child.endpoints import ParentChannel
 
+T = TypeVar("T")
+
+_MOST_ONCE: Final = 1024
+
 running_controller: Final[ContextVar[Any]] = ContextVar("shoal.running_controller")
 """The controller to which the running code belongs."""
 
 
-class CallCoroutine(Coroutine[Any, Any, Any]):
+class CallCoroutine(DelegatingCoroutine[Any]):
     """A call's coroutine; its ``result()`` and repr show users of Ray what to write instead."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], endpoint: str) -> None:
-        self._coroutine = coroutine
+        self._called = coroutine
         self._endpoint = endpoint
 
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return self._coroutine.__await__()
-
-    def send(self, value: Any, /) -> Any:
-        return self._coroutine.send(value)
-
-    def throw(
-        self,
-        kind: Any,
-        value: BaseException | object = None,
-        traceback: TracebackType | None = None,
-        /,
-    ) -> Any:
-        if value is None and traceback is None:
-            return self._coroutine.throw(kind)
-        return self._coroutine.throw(kind, value, traceback)
-
-    def close(self) -> None:
-        self._coroutine.close()
+    @property
+    def _coroutine(self) -> Coroutine[Any, Any, Any]:
+        return self._called
 
     def result(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._coroutine.close()
@@ -78,10 +75,6 @@ class CallCoroutine(Coroutine[Any, Any, Any]):
             f"a call of the endpoint {self._endpoint!r} has no result() to wait for; write\n"
             f"    {_INSTEAD}"
         )
-
-    def __getattr__(self, name: str) -> Any:
-        # For attributes that event loops read, such as whether the coroutine runs.
-        return getattr(self._coroutine, name)
 
     def __repr__(self) -> str:
         return f"<a call of the endpoint {self._endpoint!r}, to be awaited: {_INSTEAD}>"
@@ -128,8 +121,8 @@ class Handle(_Hinting, ABC):
     """
 
     _HOW = "await handle.options(method_name={name!r}).call(...)"
-    _MAX_CONCURRENT: ClassVar[int | None] = None
-    """The largest number of calls of a `map` at a time; None for no limit."""
+    _WINDOW: ClassVar[int] = 1024
+    """How many calls of a `map` are made at a time by default."""
 
     endpoint: str
     handle_options: HandleOptions = field(default=HandleOptions(), kw_only=True)
@@ -149,27 +142,33 @@ class Handle(_Hinting, ABC):
             Exception: As for any batched call.
         """
 
-    async def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
-        """Makes a call for each item at once; await all results, in the order of the items.
+    def map(self, *columns: Items[Any], **options: Unpack[MapKeywords]) -> MapCall[Any]:
+        """Makes a call for each item: ``await handle.map(items)`` returns all results.
 
-        Each has the options of the handle, and is routed by itself: its traffic is split.
+        ``async for result in handle.map(items): ...`` gives one after the other, and takes items as
+        there is room for them. Each call has the options of the handle, and is routed by itself:
+        its traffic is split. In a list of up to 1,024 items that is awaited without options, an
+        item that is refused as `Overloaded` is not called again.
 
         Args:
             *columns: The items; for a method with several parameters one iterable for each.
-            return_exceptions: Whether errors are returned in the list instead of being raised.
+            **options: As for `UnaryCall.map`; by default `window` is 1,024, and 64 over HTTP.
 
         Raises:
             ValueError: The columns have different lengths.
-            Exception: As for a single call: the first in the order of the items, after all ended.
+            Exception: As for `UnaryCall.map`.
 
         Cancellation: all of the calls are cancelled.
         """
-        return await _call_each(
-            self.call,
-            list(zip(*columns, strict=True)),
-            max_concurrent=self._MAX_CONCURRENT,
-            return_exceptions=return_exceptions,
-        )
+
+        async def outcome_of(*one_of_each: Sequence[Any]) -> list[Any]:
+            try:
+                return [await self.call(*(column[0] for column in one_of_each))]
+            except Exception as error:
+                return [error]
+
+        plan = MapPlan(self.endpoint, outcome_of, 1, self._WINDOW, once=_MOST_ONCE)
+        return MapCall(columns, options, lambda _: plan)
 
     def remote(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Does the same as `call`; Ray Serve's name for it."""
@@ -218,8 +217,8 @@ class SyncHandle(_Hinting, ABC):
         """Makes a call, and blocks until it is answered."""
 
     @abstractmethod
-    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
-        """Makes many calls at once, and blocks until all have ended."""
+    def map(self, *columns: Iterable[Any], **options: Unpack[MapKeywords]) -> Any:
+        """Makes a call for each item; returns a list, or with a `window` an iterator of results."""
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Does the same as `call`; Ray Serve's name for it."""
@@ -247,12 +246,15 @@ class BridgedHandle(SyncHandle):
             lambda: self._handle.call(*args, **kwargs), "await handle.call(...)"
         )
 
-    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
-        lists = [list(column) for column in columns]  # in this thread: they may block
-        return self._bridge.run(
-            lambda: self._handle.map(*lists, return_exceptions=return_exceptions),
-            "await handle.map(...)",
-        )
+    def map(self, *columns: Iterable[Any], **options: Unpack[MapKeywords]) -> Any:
+        def run(function: Callable[[], Awaitable[T]]) -> T:
+            return self._bridge.run(function, "await handle.map(...)")
+
+        def leave(call: MapCall[Any]) -> None:
+            with suppress(ShutDown):  # then the calls have ended
+                run(call.aclose)
+
+        return map_blocking(self._handle.map, columns, options, run, leave, self.endpoint)
 
     def stream(self, *args: Any, **kwargs: Any) -> ThreadStream[Any]:
         return blocking_stream(lambda: self._handle.stream(*args, **kwargs), self._bridge, "handle")
@@ -314,11 +316,27 @@ class ChildSyncHandle(SyncHandle):
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return self._handle.channel.call(self._handle.call_out(args, kwargs, stream=False))
 
-    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
-        calls = [
+    def map(self, *columns: Iterable[Any], **options: Unpack[MapKeywords]) -> Any:
+        calls = (
             self._handle.call_out(args, {}, stream=False) for args in zip(*columns, strict=True)
-        ]
-        return self._handle.channel.call_all(calls, return_exceptions=return_exceptions)
+        )
+        window, returns = options.get("window"), options.get("return_exceptions", False)
+        outcomes = self._handle.channel.call_each(calls, window or math.inf)
+        if window is None:
+            return all_results(list(outcomes), return_exceptions=returns)
+        return self._in_turns(outcomes, options)
+
+    def _in_turns(self, outcomes: Iterable[Outcome], options: MapKeywords) -> Generator[Any]:
+        """Yields results in the order of the items, which is also one to complete them in."""
+        report = reporter(checked_progress(options.get("progress", False)), None, self.endpoint)
+        number = 0
+        for number, (result, error) in enumerate(outcomes, 1):
+            if error is not None and not options.get("return_exceptions"):
+                raise error
+            outcome = result if error is None else error
+            yield (number - 1, outcome) if options.get("as_completed") else outcome
+            report(number, False)
+        report(number, True)
 
     def stream(self, *args: Any, **kwargs: Any) -> closing[Generator[Any]]:
         call = self._handle.call_out(args, kwargs, stream=True)
@@ -370,33 +388,8 @@ class DeferredSyncHandle(SyncHandle):
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return self._handle.now().sync.call(*args, **kwargs)
 
-    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> Any:
-        return self._handle.now().sync.map(*columns, return_exceptions=return_exceptions)
+    def map(self, *columns: Iterable[Any], **options: Unpack[MapKeywords]) -> Any:
+        return self._handle.now().sync.map(*columns, **options)
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:
         return self._handle.now().sync.stream(*args, **kwargs)
-
-
-async def _call_each(
-    call: Callable[..., Awaitable[Any]],
-    arguments: Sequence[tuple[Any, ...]],
-    *,
-    max_concurrent: int | None = None,
-    return_exceptions: bool,
-) -> list[Any]:
-    """Returns the results in the order of the arguments; raises the first error in that order."""
-    waiting = iter(enumerate(arguments))
-    outcomes: list[Outcome] = [(None, None)] * len(arguments)
-
-    async def make_calls() -> None:
-        for number, args in waiting:
-            try:
-                outcomes[number] = await call(*args), None
-            except Exception as error:
-                outcomes[number] = None, error
-
-    await anyio.lowlevel.checkpoint()
-    async with anyio.create_task_group() as tasks:
-        for _ in arguments[:max_concurrent]:
-            tasks.start_soon(make_calls)
-    return all_results(outcomes, return_exceptions=return_exceptions)

@@ -261,7 +261,7 @@ _LEAST_S = 0.001
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RemoteHandle(Handle):
-    _MAX_CONCURRENT = 64
+    _WINDOW = 64
 
     connection: AdminConnection
     to_sync: Callable[[RemoteHandle], BridgedHandle]

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import anyio
 import anyio.lowlevel
 
-from shoal.batching.calls.groups import all_results
 from shoal.replicas.process.wire.errors import ErrorAsData
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
@@ -88,16 +87,19 @@ class ParentChannel:
         finally:
             answers.leave()
 
-    def call_all(self, calls: Iterable[CallOut], *, return_exceptions: bool) -> list[Any]:
-        """Makes calls at once, and blocks until all have ended."""
-        begun: list[_BlockingAnswers | TypeError] = []
+    def call_each(self, calls: Iterable[CallOut], most: float) -> Generator[Outcome]:
+        """Makes calls, up to `most` at a time; blocks for each outcome, in their order."""
+        begun = deque[_BlockingAnswers | TypeError]()
         try:
-            begun.extend(map(self._begun_or_error, calls))
-            outcomes = [_outcome(one) for one in begun]
+            for call in calls:
+                begun.append(self._begun_or_error(call))
+                if len(begun) >= most:
+                    yield _outcome(begun.popleft())
+            while begun:
+                yield _outcome(begun.popleft())
         finally:
             while begun:
                 _leave(begun.pop())
-        return all_results(outcomes, return_exceptions=return_exceptions)
 
     def _begun_or_error(self, call: CallOut) -> _BlockingAnswers | TypeError:
         try:

@@ -1,0 +1,317 @@
+"""What `map` returns: awaited, all results; iterated, one after the other in bounded memory.
+
+Items are taken from the source while results are taken, and only as many as the window has room
+for. A plain iterable is read by whoever takes the results, and an async one by a task of its own,
+since it may wait while results are ready.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Sized
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypedDict, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from shoal.batching.calls.progress import checked_progress, reporter
+from shoal.batching.calls.window import FedSource, MapPlan, PlainSource, Window
+from shoal.core.options.checks import whole, yes_or_no
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator, Iterable
+
+    from shoal.batching.calls.progress import Progress
+
+T = TypeVar("T")
+V_co = TypeVar("V_co", covariant=True)
+R_co = TypeVar("R_co", covariant=True)
+
+
+Items: TypeAlias = "Iterable[T] | AsyncIterable[T]"
+
+
+class MapKeywords(TypedDict, total=False):
+    """The options of `map`."""
+
+    window: int | None
+    as_completed: bool
+    return_exceptions: bool
+    progress: Progress
+
+
+class DelegatingCoroutine(Coroutine[Any, Any, V_co]):
+    """A coroutine object with further methods, which event loops take for the coroutine."""
+
+    @property
+    @abstractmethod
+    def _coroutine(self) -> Coroutine[Any, Any, V_co]: ...
+
+    def __await__(self) -> Generator[Any, Any, V_co]:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any, /) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(
+        self,
+        kind: Any,
+        value: BaseException | object = None,
+        traceback: Any = None,
+        /,
+    ) -> Any:
+        if value is None and traceback is None:
+            return self._coroutine.throw(kind)
+        return self._coroutine.throw(kind, value, traceback)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __getattr__(self, name: str) -> Any:
+        # For attributes that event loops read, such as whether the coroutine runs.
+        if not name.startswith(("cr_", "gi_")):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name)
+        return getattr(self._coroutine, name)
+
+
+class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_co]):
+    """Calls for all items: ``await f.map(items)``, or ``async for result in f.map(items)``.
+
+    Iterated, it takes items as there is room for them, and gives each result when all results
+    before it were given; with ``as_completed=True`` as soon as it is there, with the number of its
+    item. An error is raised in its place, and ends the calls that are under way.
+
+    Leaving the loop cancels these calls, as does cancellation. To wait until they have ended:
+    ``async with f.map(items) as results: async for result in results: ...``.
+    """
+
+    # `plan` is called in the event loop when the first item is needed, with whether results may
+    # come as completed. `at_once` makes the calls of
+    # columns that have a length; it gets whether to return errors, and returns None if there are
+    # too many.
+    def __init__(
+        self,
+        columns: tuple[Any, ...],
+        options: MapKeywords,
+        plan: Callable[[bool], MapPlan],
+        at_once: Callable[[bool], Awaitable[list[Any]] | None] = lambda _: None,
+    ) -> None:
+        # First what `__del__` looks at.
+        self._window: Window | None = None
+        self._made: Coroutine[Any, Any, list[R_co]] | None = None
+        self._is_over = True
+        self._columns = columns
+        self._plan = plan
+        self._at_once = at_once
+        window = options.get("window")
+        self._size = None if window is None else whole("window", window, least=1)
+        self._as_completed = yes_or_no("as_completed", options.get("as_completed", False))
+        self._returns = yes_or_no("return_exceptions", options.get("return_exceptions", False))
+        self._progress = checked_progress(options.get("progress", False))
+        self._report = reporter(False, None, "")
+        self._done = 0
+        # The length of a list that is awaited without options.
+        self._awaited: int | None = None
+        self._is_over = False
+
+    # As a coroutine.
+
+    @property
+    def _coroutine(self) -> Coroutine[Any, Any, list[R_co]]:
+        if self._made is None:
+            self._made = self._all_results()
+        return self._made
+
+    async def _all_results(self) -> list[R_co]:
+        is_plain = self._size is None and not self._as_completed and self._progress is False
+        if is_plain and all(isinstance(column, Sized) for column in self._columns):
+            self._awaited = _length(self._columns)
+            at_once = self._at_once(self._returns)
+            if at_once is not None:
+                return await at_once
+        returns, self._returns = self._returns, True
+        results: list[Any] = [result async for result in self]
+        try:
+            for one in () if returns else results:
+                outcome = one[1] if self._as_completed else one
+                if isinstance(outcome, Exception):
+                    raise outcome
+            return results.copy()
+        finally:
+            results.clear()  # the traceback of an error holds this frame
+
+    # As an iterator.
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> R_co:
+        if self._is_over:
+            raise StopAsyncIteration
+        try:
+            window = self._window or await self._opened()
+            if window.room >= window.chunk:
+                window.fill()
+            while not window.ready:
+                self._report(self._done, False)
+                if not await window.more():
+                    self._report(self._done, True)
+                    raise StopAsyncIteration
+            self._done += 1
+            value: R_co = self.value_of(window.take())
+            return value
+        except BaseException:
+            self.leave()
+            raise
+
+    def value_of(self, taken: tuple[int, Any]) -> Any:
+        """Returns what the user gets for the number of an item and its outcome, or raises it."""
+        outcome = taken[1]
+        if isinstance(outcome, Exception) and not self._returns:
+            raise outcome
+        return taken if self._as_completed else outcome
+
+    async def _opened(self) -> Window:
+        source: PlainSource | FedSource
+        if any(isinstance(column, AsyncIterable) for column in self._columns):
+            if len(self._columns) > 1:
+                raise TypeError("map() takes one async iterable, or several plain ones")
+            source = FedSource()
+        else:
+            source = PlainSource(_rows(self._columns))
+        window = await self.open(source)
+        if isinstance(source, FedSource):
+            window.tasks.start_soon(source.read, self._columns[0], window)
+        return window
+
+    async def open(self, source: PlainSource | FedSource) -> Window:
+        """Opens the window for calls of what a source has."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        plan = self._plan(self._as_completed)
+        if len(self._columns) != 1:
+            plan = plan._replace(call_all=partial(_call_rows, plan.call_all))
+        window = Window(
+            plan,
+            self._size,
+            source,
+            as_completed=self._as_completed,
+            retries=self._awaited is None or self._awaited > plan.once,
+        )
+        await window.open()
+        self._window = window
+        self._report = reporter(self._progress, _length(self._columns), plan.name)
+        return window
+
+    async def exchanged(
+        self, source: FedSource, items: list[Any], is_last: bool
+    ) -> tuple[list[tuple[int, Any]], int] | None:
+        """Calls items of a thread; returns what is ready, and how many items are wanted next.
+
+        Returns None after the last result.
+        """
+        window = self._window or await self.open(source)
+        source.put(items, is_last=is_last)
+        while True:
+            window.fill()
+            wanted = window.chunk if window.room >= window.chunk and not is_last else 0
+            if window.ready or wanted:
+                return [window.take() for _ in range(len(window.ready))], wanted
+            if not await window.more():
+                return None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Cancels the calls that are under way, and waits until they have ended."""
+        self.leave()
+        await anyio.lowlevel.checkpoint()
+        if self._window is not None:
+            await self._window.wait_ended()
+
+    def leave(self) -> None:
+        """Cancels the calls that are under way."""
+        self._is_over = True
+        if self._window is not None:
+            self._window.leave()
+
+    def __del__(self) -> None:
+        if self._window is not None:
+            self._window.leave()
+        elif self._made is None and not self._is_over:
+            warnings.warn("the calls of map() were never awaited", RuntimeWarning, stacklevel=2)
+
+
+def map_in_thread(
+    make: Callable[..., MapCall[Any]],
+    columns: tuple[Any, ...],
+    options: MapKeywords,
+    run: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any],
+    leave: Callable[[MapCall[Any]], object],
+    name: str,
+) -> Generator[Any]:
+    """Makes the calls of `map` for plain code: reads the iterables and yields in its thread.
+
+    Args:
+        make: Returns the call for options of `map`.
+        columns: The iterables.
+        options: The options of `map`.
+        run: Runs an async function in the event loop, and waits for it.
+        leave: Leaves a call, in the event loop.
+        name: The name in progress.
+    """
+    report = reporter(checked_progress(options.get("progress", False)), _length(columns), name)
+    own: MapKeywords = {**options, "progress": False}
+    call = make(*columns, **own)
+    source = PlainSource(_rows(columns))
+    fed = FedSource()
+    done, items = 0, list[Any]()
+    try:
+        while (got := run(partial(call.exchanged, fed, items, source.is_ended))) is not None:
+            results, wanted = got
+            for one in results:
+                value = call.value_of(one)
+                done += 1
+                yield value
+            report(done, False)
+            items = source.take(wanted) if wanted else []
+        if source.error is not None:
+            raise source.error
+        report(done, True)
+    finally:
+        leave(call)
+
+
+def map_blocking(
+    make: Callable[..., MapCall[Any]],
+    columns: tuple[Any, ...],
+    options: MapKeywords,
+    run: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any],
+    leave: Callable[[MapCall[Any]], object],
+    name: str,
+) -> Any:
+    """Returns a list, or with a `window` the iterator of `map_in_thread`."""
+    if options.keys() - {"return_exceptions"}:
+        results = map_in_thread(make, columns, options, run, leave, name)
+        return list(results) if options.get("window") is None else results
+    lists = [list(column) for column in columns]  # in this thread: they may block
+    return run(partial(make, *lists, **options))
+
+
+async def _call_rows(
+    call_all: Callable[..., Awaitable[list[Any]]], rows: list[tuple[Any, ...]]
+) -> list[Any]:
+    return await call_all(*zip(*rows, strict=True))
+
+
+def _rows(columns: tuple[Any, ...]) -> Iterable[Any]:
+    return columns[0] if len(columns) == 1 else zip(*columns, strict=True)
+
+
+def _length(columns: tuple[Any, ...]) -> int | None:
+    return len(columns[0]) if columns and isinstance(columns[0], Sized) else None
