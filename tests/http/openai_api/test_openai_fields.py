@@ -235,6 +235,13 @@ async def test_a_result_may_be_a_record_with_short_calls(app):
     }
 
 
+async def test_each_call_with_a_name_begins_and_one_without_continues_the_last(app):
+    app.results.result = {"tool_calls": [{"name": "a"}, {"name": "b"}, {"arguments": "{}"}]}
+    [choice] = (await whole(app))["choices"]
+    functions = [call["function"] for call in choice["message"]["tool_calls"]]
+    assert functions == [{"name": "a", "arguments": ""}, {"name": "b", "arguments": "{}"}]
+
+
 async def test_a_reason_of_the_model_is_kept_unless_the_text_is_cut(app):
     app.results.result = {"content": "a b c", "finish_reason": "content_filter"}
     assert (await whole(app))["choices"][0]["finish_reason"] == "content_filter"

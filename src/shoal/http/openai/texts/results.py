@@ -118,12 +118,16 @@ class Output:
 
     @property
     def logprobs(self) -> dict[str, Any] | None:
+        if not self._pieces:
+            return None
         given = [piece.logprobs for piece in self._pieces if piece.logprobs is not None]
         return _joined(given) if given else None
 
     @property
     def fields(self) -> dict[str, Any]:
         """The fields of the whole message, without its text."""
+        if not self._pieces:
+            return {}
         fields = _joined([piece.fields for piece in self._pieces])
         if "tool_calls" in fields:
             fields["tool_calls"] = _whole_calls(fields["tool_calls"])
