@@ -21,7 +21,7 @@ from shoal.http.requests.plain import encoded
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.http.openai.models import OpenAIModel
+    from shoal.http.openai.inputs import Asked
 
 
 @with_config(OPEN)
@@ -34,20 +34,14 @@ class ClassifyRoute(TextsRoute):
     gives: ClassVar[str] = "classes"
 
     @override
-    def written(
-        self,
-        model: OpenAIModel,
-        request_id: str,
-        params: Mapping[str, Any],
-        results: Sequence[Any],
-    ) -> bytes:
-        tokens = sum(map(model.tokens_in, params["input"]))
+    def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
+        tokens = sum(map(asked.model.tokens_in, asked.params["input"]))
         return encoded(
             {
-                "id": f"classify-{request_id}",
+                "id": f"classify-{asked.request_id}",
                 "object": "list",
                 "created": int(time.time()),
-                "model": model.name,
+                "model": asked.model.name,
                 "data": [{"index": nth, **_classes(one)} for nth, one in enumerate(results)],
                 "usage": usage(tokens),
             }

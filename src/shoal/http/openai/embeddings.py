@@ -15,6 +15,7 @@ from shoal.http.openai.vectors import in_base64, in_json
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shoal.http.openai.inputs import Asked
     from shoal.http.openai.items import Prompt, TextMaker
     from shoal.http.openai.models import OpenAIModel
 
@@ -40,17 +41,11 @@ class EmbeddingsRoute(TextsRoute):
         return super().item(model, maker, one, params)
 
     @override
-    def written(
-        self,
-        model: OpenAIModel,
-        request_id: str,
-        params: Mapping[str, Any],
-        results: Sequence[Any],
-    ) -> bytes:
-        written = in_base64 if params.get("encoding_format") == "base64" else in_json
+    def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
+        written = in_base64 if asked.params.get("encoding_format") == "base64" else in_json
         data = b",".join([_ONE % (nth, written(result)) for nth, result in enumerate(results)])
-        tokens = sum(map(model.tokens_in, params["input"]))
-        return _ANSWER % (data, model.name_json, tokens, tokens)
+        tokens = sum(map(asked.model.tokens_in, asked.params["input"]))
+        return _ANSWER % (data, asked.model.name_json, tokens, tokens)
 
 
 _ONE: Final = b'{"object":"embedding","index":%d,"embedding":%b}'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from typing_extensions import override
 
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from shoal.http.openai.items import Prompt
     from shoal.http.openai.models import Models, OpenAIModel
     from shoal.http.requests.exchange import Exchange
+
+
+class Asked(NamedTuple):
+    """What a request has asked for."""
+
+    model: OpenAIModel
+    request_id: str
+    params: Mapping[str, Any]
 
 
 class InputsRoute(OpenAIRoute):
@@ -56,8 +64,8 @@ class InputsRoute(OpenAIRoute):
                 results = await call.results(items)
             except ItemTooLarge as error:
                 raise too_long("An input", error, param=self.param) from None
-            request_id = exchange.request_id
-            await exchange.answer(200, JSON, self.written(model, request_id, params, results))
+            asked = Asked(model, exchange.request_id, params)
+            await exchange.answer(200, JSON, self.written(asked, results))
 
     @abstractmethod
     def inputs(self, params: dict[str, Any]) -> Sequence[Any]: ...
@@ -67,13 +75,7 @@ class InputsRoute(OpenAIRoute):
         """Returns the item of an input; `maker` is one of `make`."""
 
     @abstractmethod
-    def written(
-        self,
-        model: OpenAIModel,
-        request_id: str,
-        params: Mapping[str, Any],
-        results: Sequence[Any],
-    ) -> bytes: ...
+    def written(self, asked: Asked, results: Sequence[Any]) -> bytes: ...
 
 
 class TextsRoute(InputsRoute):

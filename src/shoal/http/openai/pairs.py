@@ -21,6 +21,7 @@ from shoal.http.requests.plain import encoded
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shoal.http.openai.inputs import Asked
     from shoal.http.openai.models import OpenAIModel
 
     Pair = tuple[str, str]
@@ -68,29 +69,24 @@ class RerankRoute(InputsRoute):
         return maker.item(one, params, ("query", "documents"))
 
     @override
-    def written(
-        self,
-        model: OpenAIModel,
-        request_id: str,
-        params: Mapping[str, Any],
-        results: Sequence[Any],
-    ) -> bytes:
+    def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
         scores = [number_of(result, "scores") for result in results]
-        order = sorted(range(len(scores)), key=lambda nth: -scores[nth])[: params.get("top_n")]
+        most = asked.params.get("top_n")
+        order = sorted(range(len(scores)), key=lambda nth: -scores[nth])[:most]
         ranked: list[dict[str, Any]] = [
             {"index": nth, "relevance_score": scores[nth]} for nth in order
         ]
-        returns = params.get("return_documents")
+        returns = asked.params.get("return_documents")
         if self._returns_documents if returns is None else returns:
             for one in ranked:
-                document = params["documents"][one["index"]]
+                document = asked.params["documents"][one["index"]]
                 one["document"] = {"text": document} if isinstance(document, str) else document
-        tokens = _tokens(model, params["pairs"])
+        tokens = _tokens(asked.model, asked.params["pairs"])
         return encoded(
             {
-                "id": f"rerank-{request_id}",
+                "id": f"rerank-{asked.request_id}",
                 "object": "list",
-                "model": model.name,
+                "model": asked.model.name,
                 "results": ranked,
                 "usage": usage(tokens),
                 "meta": {
@@ -137,25 +133,19 @@ class ScoreRoute(InputsRoute):
         return maker.item(one, params, ("text_1", "text_2"))
 
     @override
-    def written(
-        self,
-        model: OpenAIModel,
-        request_id: str,
-        params: Mapping[str, Any],
-        results: Sequence[Any],
-    ) -> bytes:
+    def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
         scores = [number_of(result, "scores") for result in results]
         return encoded(
             {
-                "id": f"score-{request_id}",
+                "id": f"score-{asked.request_id}",
                 "object": "list",
                 "created": int(time.time()),
-                "model": model.name,
+                "model": asked.model.name,
                 "data": [
                     {"index": nth, "object": "score", "score": score}
                     for nth, score in enumerate(scores)
                 ],
-                "usage": usage(_tokens(model, params["pairs"])),
+                "usage": usage(_tokens(asked.model, asked.params["pairs"])),
             }
         )
 
