@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 from pydantic import BaseModel, ConfigDict, Field
@@ -99,6 +100,58 @@ async def embed(texts: list[str]) -> list[list[float]]:
     return [[float(len(text)), 0.5] for text in texts]
 
 
+async def rank(pairs: list[tuple[str, str]]) -> list[float]:
+    return [float(len(document)) for _, document in pairs]
+
+
+class Everything(TypedDict, total=False):
+    messages: list[dict[str, Any]]
+    prompt: str
+    tools: list[dict[str, Any]]
+    tool_choice: Any
+    logprobs: Any
+    top_logprobs: int
+    response_format: dict[str, Any]
+
+
+async def records(items: list[Everything]) -> list[dict[str, Any]]:
+    """Gives a tool call for a tool, and else a text, with log probabilities if they are wanted."""
+    results = []
+    for item in items:
+        if item.get("tools") and item.get("messages", [{}])[-1].get("role") != "tool":
+            function = item["tools"][0].get("function", {})
+            call = {"name": function.get("name", "f"), "arguments": {"city": "Oslo"}}
+            results.append({"tool_calls": [call]})
+        elif item.get("response_format"):
+            results.append({"content": '{"city":"Oslo"}'})
+        else:
+            result = {"content": "it is fine"}
+            if item.get("logprobs"):
+                result["logprobs"] = [{"token": "it is fine", "logprob": -0.5}]
+            results.append(result)
+    return results
+
+
+async def steps(items: list[Everything]):
+    """Streams what `records` gives, in pieces."""
+    for result in await records(items):
+        if calls := result.get("tool_calls"):
+            yield [{"tool_calls": [{"name": calls[0]["name"], "arguments": '{"city":'}]}]
+            yield [{"tool_calls": [{"arguments": '"Oslo"}'}]}]
+        else:
+            for word in result["content"].split(" "):
+                yield [word + " "]
+
+
+async def classes(texts: list[str]) -> list[dict[str, float]]:
+    return [{"good": 0.75, "bad": 0.25} for _ in texts]
+
+
+async def speech(files: list[bytes]):
+    for piece in ["hello ", "world"]:
+        yield [piece for _ in files]
+
+
 async def numbers(items: list[int]) -> list[int]:
     return items
 
@@ -115,9 +168,12 @@ async def breaks(prompts: list[str]):
 def openai_app(*protocols, models=None, **settings):
     """Returns an application with these models; by default with all, which takes 20 ms longer."""
     app = shoal.App(protocols=protocols or ["openai"], **settings)
-    for handler in (words, upper, options, narrow, talk, columns, embed, numbers, broken, breaks):
+    texts = (words, upper, options, narrow, talk, columns, broken, breaks, records, steps)
+    handlers = (*texts, embed, numbers, rank, classes, speech)
+    for handler in handlers:
         if models is None or handler.__name__ in models:
-            app.endpoint(f"/{handler.__name__}", name=handler.__name__)(handler)
+            more = {"max_batch_size": 1} if handler is steps else {}
+            app.endpoint(f"/{handler.__name__}", name=handler.__name__, **more)(handler)
     if models is None or "writer" in models:
         app.writer = Writer()
         app.endpoint("/writer", name="writer", fill="continuous", streams=True, max_batch_size=2)(

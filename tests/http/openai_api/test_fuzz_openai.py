@@ -9,6 +9,7 @@ from openai_app import events, openai_app
 
 pytestmark = pytest.mark.slow
 
+JSON_TYPE = "application/json"
 NAMES = [
     "words",
     "upper",
@@ -19,6 +20,10 @@ NAMES = [
     "embed",
     "numbers",
     "writer",
+    "rank",
+    "records",
+    "steps",
+    "classes",
     "x",
 ]
 TEXTS = st.text(max_size=20) | st.sampled_from(["", "a b c", "\ud800", "\x00", "a" * 300, "\u2028"])
@@ -30,7 +35,7 @@ JSON = st.recursive(
 )
 ROLES = st.sampled_from(["user", "system", "assistant", "tool", "developer"])
 PARTS = st.fixed_dictionaries(
-    {"type": st.sampled_from(["text", "image_url"])}, optional={"text": TEXTS}
+    {"type": st.sampled_from(["text", "image_url"]) | JSON}, optional={"text": TEXTS | JSON}
 )
 MESSAGES = st.lists(
     st.fixed_dictionaries(
@@ -38,12 +43,30 @@ MESSAGES = st.lists(
     ),
     max_size=4,
 )
+ITEMS = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning"]),
+        "role": ROLES | JSON,
+        "content": TEXTS | st.lists(PARTS) | JSON,
+        "output": TEXTS | JSON,
+        "call_id": TEXTS | JSON,
+        "arguments": TEXTS | JSON,
+    },
+)
 ASKED = st.fixed_dictionaries(
     {"model": st.sampled_from(NAMES) | JSON},
     optional={
         "prompt": TEXTS | st.lists(TEXTS, max_size=3) | JSON,
         "messages": MESSAGES | JSON,
-        "input": TEXTS | st.lists(TEXTS, max_size=3) | JSON,
+        "instructions": TEXTS | JSON,
+        "text": st.fixed_dictionaries({"format": JSON}) | JSON,
+        "include": JSON,
+        "input": st.lists(ITEMS, max_size=4)
+        | TEXTS
+        | st.lists(TEXTS, max_size=3)
+        | st.lists(st.lists(NUMBERS))
+        | JSON,
         "n": st.integers(1, 4) | JSON,
         "max_tokens": st.integers(1, 5) | JSON,
         "max_completion_tokens": st.integers(1, 5) | JSON,
@@ -52,7 +75,13 @@ ASKED = st.fixed_dictionaries(
         "stream_options": st.fixed_dictionaries({"include_usage": st.booleans()}) | JSON,
         "temperature": st.floats(0, 2) | JSON,
         "seed": NUMBERS | JSON,
-        "tools": JSON,
+        "tools": st.lists(st.fixed_dictionaries({"type": TEXTS}), max_size=3) | JSON,
+        "tool_choice": st.sampled_from(["none", "auto"]) | JSON,
+        "query": TEXTS | JSON,
+        "documents": st.lists(TEXTS | st.fixed_dictionaries({"text": TEXTS}), max_size=3) | JSON,
+        "text_1": TEXTS | st.lists(TEXTS, max_size=3) | JSON,
+        "text_2": TEXTS | st.lists(TEXTS, max_size=3) | JSON,
+        "top_n": NUMBERS | JSON,
         "logprobs": JSON,
         "response_format": JSON,
         "best_of": JSON,
@@ -67,11 +96,39 @@ BODIES = (
     | JSON.map(lambda value: json.dumps(value).encode())
     | st.binary(max_size=50)
 )
-PATHS = st.sampled_from(["/v1/completions", "/v1/chat/completions", "/v1/embeddings"])
+PATHS = st.sampled_from(
+    [
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/embeddings",
+        "/v1/classify",
+        "/v1/score",
+        "/v1/rerank",
+        "/v1/responses",
+        "/v1/audio/transcriptions",
+    ]
+)
+SPEECH = "/v1/audio/transcriptions"
+FIELDS = st.sampled_from(["file", "model", "stream", "response_format", "include[]", "x", ""])
+VALUES = TEXTS | st.sampled_from(["speech", "steps", "true", "json", "text", "vtt"])
+FORMS = st.lists(
+    st.tuples(FIELDS, st.sampled_from(["", '; filename="a"', "; filename"]), VALUES), max_size=5
+)
+
+
+def form(parts):
+    lines = [
+        f'--b\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n{value}\r\n'
+        for name, more, value in parts
+    ]
+    return "".join([*lines, "--b--\r\n"]).encode("utf-8", "surrogatepass")
 
 
 CASES = st.builds(
     lambda path, body: Sent(path, body, (("content-type", "application/json"),)), PATHS, BODIES
+) | st.builds(
+    lambda body: Sent(SPEECH, body, (("content-type", "multipart/form-data; boundary=b"),)),
+    FORMS.map(form) | st.binary(max_size=50),
 )
 
 
@@ -86,8 +143,13 @@ def check_form(sent, answer):
     elif answer.status != 200:
         assert set(json.loads(answer.body)["error"]) == {"message", "type", "param", "code"}
     elif answer.headers["content-type"] == "text/event-stream; charset=utf-8":
-        assert events(answer.body)[-1] == "[DONE]"
-    else:
+        if sent.path == "/v1/responses":
+            assert b"event: response.completed\n" in answer.body
+        elif sent.path == SPEECH:
+            assert events(answer.body)[-1]["type"] == "transcript.text.done"
+        else:
+            assert events(answer.body)[-1] == "[DONE]"
+    elif answer.headers["content-type"] == JSON_TYPE:
         json.loads(answer.body)
 
 

@@ -1,8 +1,8 @@
 """OpenAI's HTTP API: the endpoints of an application as its models.
 
-`OpenAI` is the protocol. `text_request` and `embeddings` read the bodies, `models` finds the
-endpoint and makes its items, `text` finds where a text ends, `messages` has the forms of the
-responses, and `completions` makes the calls.
+`OpenAI` is the protocol. `models` finds the endpoint of a request, and `items` makes the items that
+its handler takes. `texts` has the paths whose results are texts. `inputs` has those of which each
+input is a call: `embeddings`, `classify` and `pairs`.
 """
 
 from shoal.http.openai.protocol import OpenAI

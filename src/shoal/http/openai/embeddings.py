@@ -2,153 +2,53 @@
 
 from __future__ import annotations
 
-import base64
-import math
-import sys
-from array import array
-from functools import cache
-from numbers import Real
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NotRequired
 
-from pydantic import ConfigDict, Field, with_config
-from typing_extensions import TypedDict, override
+from pydantic import Field, with_config
+from typing_extensions import override
 
-from shoal.errors import ItemTooLarge
-from shoal.http.json.endpoint import call_headers
-from shoal.http.json.validation import JsonType, adapter_of
-from shoal.http.openai.errors import of_invalid_item, refused, too_long
-from shoal.http.openai.models import OpenAIRoute
-from shoal.http.openai.text import count_words
-from shoal.http.openai.text_request import LONGEST_NAME
-from shoal.http.requests.call import EndpointCall
-from shoal.http.requests.exchange import JSON
-from shoal.http.requests.plain import encoded
-from shoal.http.requests.problem import Refused
+from shoal.http.openai.bodies import OPEN, Body
+from shoal.http.openai.errors import refused
+from shoal.http.openai.inputs import TextsRoute
+from shoal.http.openai.vectors import in_base64, in_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from shoal.http.openai.models import Models
-    from shoal.http.requests.exchange import Exchange
+    from shoal.http.openai.inputs import Asked
+    from shoal.http.openai.items import Prompt, TextMaker
+    from shoal.http.openai.models import OpenAIModel
 
 
-@with_config(ConfigDict(extra="allow", strict=True))
-class _Embeddings(TypedDict):
-    model: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+@with_config(OPEN)
+class _Embeddings(Body):
     input: str | list[Any]
     encoding_format: NotRequired[Literal["float", "base64"] | None]
     dimensions: NotRequired[Annotated[int, Field(ge=1)] | None]
 
 
-@cache
-def _type() -> JsonType:
-    # Once for all applications: it takes milliseconds to build.
-    return JsonType(adapter_of(_Embeddings))
-
-
-class EmbeddingsRoute(OpenAIRoute):
-    def __init__(self, models: Models, most_inputs: int) -> None:
-        super().__init__()
-        self._models = models
-        self._most = most_inputs
-        self._type = _type()
+class EmbeddingsRoute(TextsRoute):
+    body: ClassVar[type[Mapping[str, Any]]] = _Embeddings
+    gives: ClassVar[str] = "embeddings"
 
     @override
-    async def answer(self, exchange: Exchange) -> None:
-        body = await exchange.body()
-        try:
-            params: dict[str, Any] = self._type.parsed(exchange, body)
-        except Refused as refusal:
-            raise of_invalid_item(refusal) from None
-        inputs = self._inputs(params["input"])
-        model = self._models.of(params["model"])
-        exchange.counted = model.counted
-        with EndpointCall(model.calls, exchange) as call:
-            batcher = await call.find(call_headers(exchange.headers))
-            if call.streams:
-                raise refused("The model gives texts, no embeddings", param="model")
-            maker = model.maker(batcher)
-            if params.get("dimensions") is not None and "dimensions" not in maker.fields:
-                raise refused(
-                    "The model does not take dimensions", param="dimensions", code="unsupported"
-                )
-            try:
-                results = await call.results([maker.item(text, params) for text in inputs])
-            except ItemTooLarge as error:
-                raise too_long("An input", error, param="input") from None
-            written = _in_base64 if params.get("encoding_format") == "base64" else _in_json
-            data = b",".join([_ONE % (nth, written(result)) for nth, result in enumerate(results)])
-            tokens = sum(map(model.count or count_words, inputs))
-            await exchange.answer(200, JSON, _ANSWER % (data, model.name_json, tokens, tokens))
+    def item(
+        self, model: OpenAIModel, maker: TextMaker, one: Prompt, params: Mapping[str, Any]
+    ) -> Any:
+        if params.get("dimensions") is not None and "dimensions" not in maker.fields:
+            detail = "The model does not take dimensions: its items have no field 'dimensions'"
+            raise refused(detail, param="dimensions", code="unsupported")
+        return super().item(model, maker, one, params)
 
-    def _inputs(self, value: str | list[Any]) -> Sequence[str]:
-        inputs = [value] if isinstance(value, str) else value
-        if not inputs or len(inputs) > self._most:
-            detail = f"There must be 1 to {self._most} inputs, and there are {len(inputs)}"
-            raise refused(detail, param="input")
-        if not all(isinstance(one, str) for one in inputs):
-            raise refused("Inputs must be texts; tokens are not supported", param="input")
-        return inputs
+    @override
+    def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
+        written = in_base64 if asked.params.get("encoding_format") == "base64" else in_json
+        data = b",".join([_ONE % (nth, written(result)) for nth, result in enumerate(results)])
+        tokens = sum(map(asked.model.tokens_in, asked.params["input"]))
+        return _ANSWER % (data, asked.model.name_json, tokens, tokens)
 
 
 _ONE: Final = b'{"object":"embedding","index":%d,"embedding":%b}'
 _ANSWER: Final = (
     b'{"object":"list","data":[%b],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}'
 )
-
-
-def _in_json(result: Any) -> bytes:
-    """Raises `Refused` if a result is no vector, or has a number that is not finite."""
-    _check_vector(result)
-    written = encoded(result)
-    if _IN_NULL in written:  # infinity and NaN are written as null; numbers have no letter n
-        raise _not_finite()
-    return written
-
-
-def _in_base64(result: Any) -> bytes:
-    """Returns the base64 of 32-bit floats; raises `Refused` as `_in_json` does."""
-    try:
-        numbers = array("f", _check_vector(result))
-    except OverflowError:
-        raise _not_finite() from None
-    if not math.isfinite(sum(numbers)):  # the sum of finite 32-bit numbers fits into 64 bits
-        raise _not_finite()
-    if not _IS_LITTLE:
-        numbers.byteswap()
-    return b'"%b"' % base64.b64encode(numbers.tobytes())
-
-
-def _not_finite() -> Refused:
-    return refused("The model gave an embedding with a number that is not finite", status=500)
-
-
-def _check_vector(result: Any) -> Sequence[Any]:
-    """Returns the numbers of a vector; raises `Refused` if it is none."""
-    vector: object = result.tolist() if hasattr(result, "tolist") else result
-    if type(vector) in _LISTS:
-        values: Sequence[Any] = vector  # type: ignore[assignment]  # a list or a tuple
-        if all(issubclass(kind, Real) for kind in set(map(type, values))):
-            return values
-    raise refused(
-        f"The model gives no embeddings: a result must be a vector of numbers, not {_form(vector)}",
-        param="model",
-    )
-
-
-def _form(value: object) -> str:
-    """Describes a result that is not a vector."""
-    shape: list[str] = []
-    while type(value) in _LISTS:
-        values: Sequence[Any] = value  # type: ignore[assignment]  # a list or a tuple
-        shape.append(str(len(values)))
-        value = values[0] if values else 0.0
-    if shape and isinstance(value, Real):
-        return f"of shape ({', '.join(shape)}); return one row for each input"
-    return "text" if isinstance(value, str) else f"{type(value).__name__}"
-
-
-_LISTS: Final = frozenset({list, tuple})
-
-_IN_NULL: Final = ord("n")
-_IS_LITTLE: Final = sys.byteorder == "little"

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "/v1"
 # The paths below the prefix.
-PATHS: Final = ("models", "completions", "chat/completions", "embeddings")
+PATHS: Final = (
+    *("models", "completions", "chat/completions", "responses", "embeddings"),
+    *("classify", "score", "rerank", "audio/transcriptions"),
+)
 
 # OpenAI's codes, by kinds of problems.
 _CODES: Final[Mapping[str, str]] = {
@@ -47,8 +50,8 @@ def no_such_path(path: str) -> Refused | None:
     while parts[:1] == ["v1"]:
         del parts[0]
     rest = "/".join(parts)
-    if parts[:1] == ["responses"]:
-        hint = f"the Responses API is not supported; use {PREFIX}/chat/completions"
+    if parts[:1] == ["responses"] and len(parts) > 1:
+        hint = "responses are not stored"
     elif rest in PATHS:
         hint = f"it is {PREFIX}/{rest}"
         if path != f"{PREFIX}/{rest}/":

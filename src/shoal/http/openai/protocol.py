@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from shoal.core.options.checks import whole
-from shoal.http.openai.completions import TextRoute
+from shoal.http.openai.classify import ClassifyRoute
 from shoal.http.openai.embeddings import EmbeddingsRoute
 from shoal.http.openai.errors import PREFIX, no_such_path
-from shoal.http.openai.models import Models, ModelsPage, OpenAIRoute
-from shoal.http.openai.text_request import TextReader
+from shoal.http.openai.models import Models, ModelsPage, OpenAIRoute, Tokens
+from shoal.http.openai.pairs import RerankRoute, ScoreRoute
+from shoal.http.openai.texts.completions import TextRoute
+from shoal.http.openai.texts.responses_request import ResponsesReader
+from shoal.http.openai.texts.text_request import TextReader
+from shoal.http.openai.texts.transcriptions import TranscriptionReader
 from shoal.http.requests.dispatch import ProblemRoute
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 
@@ -43,7 +47,8 @@ class OpenAI(HttpProtocol):
     A model is an endpoint by its name. Its handler takes prompts (``list[str]``), or records with a
     field ``prompt``, ``text`` or ``input``, and fields for those parameters of a request that it
     knows, such as ``max_tokens`` or ``temperature``. A model of texts gives a text, or a stream of
-    its pieces; one of embeddings gives a vector.
+    its pieces; one of embeddings or classes gives a vector. A model that ranks documents takes
+    pairs of texts, and gives a number. One that transcribes takes the bytes of a file.
 
     Args:
         models: The name of the endpoint of each model, if only some endpoints are models, or
@@ -51,12 +56,16 @@ class OpenAI(HttpProtocol):
         chat_template: Makes a prompt from the messages of a chat: dicts with ``role`` and
             ``content``, which is text, and other keys of the client. If it raises an
             exception, the client gets its text with status 400. It is not used where the handler's
-            record has a field ``messages``.
+            record has a field ``messages``. Further parameters get the request's parameters of
+            their names, such as ``tools``.
         count_tokens: Returns the number of tokens of a text. By default a piece of a stream is a
             token, and in prompts and whole texts words and marks are counted.
+        decode_tokens: Returns the text of tokens, for clients that send lists of integers to a
+            model of texts. A handler of ``list[list[int]]`` takes them as they are.
         max_choices: The most texts of an answer: ``n`` for each prompt.
         max_messages: The most messages of a chat.
-        max_inputs: The most inputs of a request for embeddings.
+        max_inputs: The most inputs of a request for embeddings, classes or scores, such as the
+            documents to rank.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -70,41 +79,58 @@ class OpenAI(HttpProtocol):
         self,
         *,
         models: Mapping[str, str] | None = None,
-        chat_template: Callable[[Sequence[Mapping[str, Any]]], str] = chat_prompt,
+        chat_template: Callable[..., str] = chat_prompt,
         count_tokens: Callable[[str], int] | None = None,
+        decode_tokens: Callable[[Sequence[int]], str] | None = None,
         max_choices: int = 128,
         max_messages: int = 1024,
         max_inputs: int = 2048,
     ) -> None:
-        for name, function in (("chat_template", chat_template), ("count_tokens", count_tokens)):
+        functions = {
+            "chat_template": chat_template,
+            "count_tokens": count_tokens,
+            "decode_tokens": decode_tokens,
+        }
+        for name, function in functions.items():
             if function is not None and not callable(function):
                 raise TypeError(f"{name} must be a function, not {function!r}")
         names: Sequence[Any] = () if models is None else [*models, *models.values()]
         if not all(isinstance(name, str) for name in names):
             raise TypeError(f"models must map names of models to those of endpoints, not {models}")
         self._names = None if models is None else dict(models)
-        self._template = chat_template
-        self._count = count_tokens
+        self._tokens = Tokens(chat_template, count_tokens, decode_tokens)
         self._max_choices = whole("max_choices", max_choices, least=1)
         self._max_messages = whole("max_messages", max_messages, least=1)
         self._max_inputs = whole("max_inputs", max_inputs, least=1)
 
     @override
     def routes(self, controller: Controller, options: HttpOptions) -> ProtocolRoutes:
-        models = Models(controller, options, self._names, self._template, self._count)
+        models = Models(controller, options, self._names, self._tokens)
         page = ModelsPage(models)
-        embeddings = EmbeddingsRoute(models, self._max_inputs)
+        most = self._max_inputs
         routes: list[tuple[str, str, Route]] = [
             (f"{PREFIX}/models", "GET", page),
             (f"{PREFIX}/models/{{model:path}}", "GET", page),
-            (f"{PREFIX}/embeddings", "POST", embeddings),
+            (f"{PREFIX}/embeddings", "POST", EmbeddingsRoute(models, most)),
+            (f"{PREFIX}/classify", "POST", ClassifyRoute(models, most)),
+            (f"{PREFIX}/score", "POST", ScoreRoute(models, most)),
+            (f"{PREFIX}/rerank", "POST", RerankRoute(models, most, returns_documents=True)),
+            # Cohere's second version, whose client has a base URL without a version.
+            ("/v2/rerank", "POST", RerankRoute(models, most, returns_documents=False)),
+            (
+                f"{PREFIX}/audio/transcriptions",
+                "POST",
+                TextRoute(TranscriptionReader(models).read, options),
+            ),
         ]
         for path, chat in (("/completions", False), ("/chat/completions", True)):
             reader = TextReader(
                 models, chat=chat, most_messages=self._max_messages, most_choices=self._max_choices
             )
-            route = TextRoute(reader, options)
+            route = TextRoute(reader.read, options)
             routes.append((PREFIX + path, "POST", route))
+        responses = ResponsesReader(models, self._max_messages)
+        routes.append((f"{PREFIX}/responses", "POST", TextRoute(responses.read, options)))
         return _Routes(routes)
 
 

@@ -59,10 +59,10 @@ class TextEnd:
             return True
         return not self._held and self._firsts.isdisjoint(piece)
 
-    def take(self, piece: str) -> str:
+    def take(self, piece: str, counted_too: str = "") -> str:
         """Takes the next piece of the text; returns the part that is certain."""
         count, most = self._count, self._most
-        tokens = self.tokens + (1 if count is None else count(piece))
+        tokens = self.tokens + (1 if count is None else count(piece + counted_too))
         reason = None
         if most is not None and tokens >= most:
             reason = "length"
@@ -97,6 +97,11 @@ class TextEnd:
         if self.reason == "stop":
             self.tokens = self._count(text)
         return text + self.rest()
+
+    def count_also(self, text: str) -> None:
+        """Adds the tokens of another text, which has no limit, to those of a whole text."""
+        if text:
+            self.tokens += (self._count or count_words)(text)
 
     def rest(self) -> str:
         """Returns the text that was held back, since the model has ended the text."""

@@ -18,8 +18,9 @@ from shoal.batching.calls.leaving import run_unless_left
 from shoal.errors import DeadlineExceeded, ItemTooLarge
 from shoal.http.json.endpoint import call_headers
 from shoal.http.openai.errors import refused, too_long
-from shoal.http.openai.messages import ChoiceMessages, NotText, OneText, SeveralTexts, text_of
 from shoal.http.openai.models import OpenAIRoute
+from shoal.http.openai.texts.messages import AnswerForms, ChoiceMessages, SeveralTexts
+from shoal.http.openai.texts.results import NotText
 from shoal.http.requests.call import EndpointCall, unwatched
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.problem import explained
@@ -28,16 +29,19 @@ from shoal.loops.this_loop import parking_of_this_loop
 from shoal.serving.shadow import ComparedStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.openai.messages import MessageForm
     from shoal.http.openai.text import TextEnd
-    from shoal.http.openai.text_request import TextJob, TextReader
+    from shoal.http.openai.texts.messages import MessageForm
+    from shoal.http.openai.texts.results import Output
+    from shoal.http.openai.texts.text_request import TextJob
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
     from shoal.http.requests.streaming import ItemStream
     from shoal.serving.backends.method_batcher import MethodBatcher
+
+    ReadJob = Callable[[Exchange, bytes], Awaitable[TextJob]]
 
 
 @dataclass(slots=True)
@@ -48,7 +52,7 @@ class TextCall:
     call: EndpointCall
     batcher: MethodBatcher
     item: Any
-    end: TextEnd
+    output: Output
 
     def stream(self) -> ItemStream:
         """Returns the stream of its pieces; of one piece if the model does not stream."""
@@ -56,21 +60,22 @@ class TextCall:
             return self.call.stream(self.item)
         return _OneResult(self.call, self.item)
 
-    async def collected(self) -> str:
+    async def collected(self) -> Output:
         """Makes the call; returns the whole text."""
         if not self.call.streams:
-            result = await self.call.result(self.item)
-            return self.end.whole(text_of(result))
+            self.output.whole(await self.call.result(self.item))
+            return self.output
         limit_s = self.job.exchange.settings.answer_timeout_s
         if self.batcher.batcher.options.request_timeout_s is not None:
             limit_s = None  # the call has a deadline
         with anyio.move_on_after(limit_s):
-            return await self._read()
+            await self._read()
+            return self.output
         raise DeadlineExceeded(f"the text was not complete after {limit_s} s")
 
-    async def _read(self) -> str:
-        texts: list[str] = []
-        end = self.end
+    async def _read(self) -> None:
+        output = self.output
+        texts, end = output.texts, output.end
         stream = self.call.stream(self.item)
         results = None if isinstance(stream, ComparedStream) else stream
         tick = self.job.times.clock(parking_of_this_loop().now)
@@ -90,14 +95,16 @@ class TextCall:
                 results.pass_on(take)
             async for piece in stream:
                 for one in (piece, *stream.ready()):
-                    texts.append(end.take(text_of(one)))
+                    if isinstance(one, str):
+                        texts.append(end.take(one))
+                    else:
+                        output.keep(output.take(one))
                     tick()
                     if end.reason is not None:
                         break
                 if end.reason is not None:
                     break
-        texts.append(end.rest())
-        return text_of("".join(texts))
+        texts.append(output.rest())
 
 
 class _OneResult:
@@ -154,15 +161,15 @@ async def _one_of_several(job: TextJob, nth: int) -> AsyncGenerator[TextCall]:
                 yield text
 
 
-async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
+async def gathered(job: TextJob) -> list[Output]:
     """Makes the calls of all texts at once; the first failure cancels the others."""
-    texts: dict[int, tuple[str, TextEnd]] = {}
+    texts: dict[int, Output] = {}
     failures: list[Exception] = []
 
     async def run(nth: int) -> None:
         try:
             async with _one_of_several(job, nth) as text:
-                texts[nth] = await text.collected(), text.end
+                texts[nth] = await text.collected()
         except Exception as error:
             failures.append(error)
             tasks.cancel_scope.cancel()
@@ -244,9 +251,9 @@ class MergedTexts:
             self._send.close()
 
     async def _pass_on(self, text: TextCall, nth: int) -> None:
-        end, stream = text.end, text.stream()
+        end, stream = text.output.end, text.stream()
         self.ends.append(end)
-        messages = ChoiceMessages(self.form, nth, end, with_usage=self._job.with_usage)
+        messages = ChoiceMessages(self.form, nth, text.output, with_usage=self._job.with_usage)
         tick = self._job.times.clock(parking_of_this_loop().now)
         async with stream:
             async for piece in stream:
@@ -263,14 +270,14 @@ class MergedTexts:
 
 
 class TextRoute(OpenAIRoute):
-    def __init__(self, reader: TextReader, options: HttpOptions) -> None:
+    def __init__(self, read: ReadJob, options: HttpOptions) -> None:
         super().__init__()
-        self._reader = reader
+        self._read = read
         self._options = options
 
     @override
     async def answer(self, exchange: Exchange) -> None:
-        job = self._reader.read(exchange, await exchange.body())
+        job = await self._read(exchange, await exchange.body())
         exchange.counted = job.model.counted
         if job.texts > 1:
             await self._answer_with_several(exchange, job)
@@ -282,7 +289,7 @@ class TextRoute(OpenAIRoute):
             batcher = await (run_unless_left(exchange.when_left, find) if job.streams else find())
             text = TextCall(job, call, batcher, *job.item(call, batcher))
             if job.streams:
-                form = OneText(job.form(), text.end, job.prompt_tokens, with_usage=job.with_usage)
+                form = job.stream(text.output)
                 stream, heartbeat_s = text.stream(), self._options.heartbeat_s
                 explain = call.explained
                 await answer_with_stream(exchange, stream, form, explain, heartbeat_s, job.times)
@@ -291,14 +298,15 @@ class TextRoute(OpenAIRoute):
                 whole = await run_unless_left(exchange.when_left, text.collected)
             else:
                 whole = await text.collected()
-            await exchange.answer(200, JSON, job.whole([(whole, text.end)]))
+            await exchange.answer(200, job.forms.media_type, job.whole([whole]))
 
     async def _answer_with_several(self, exchange: Exchange, job: TextJob) -> None:
         if not job.streams:
             texts = await run_unless_left(exchange.when_left, partial(gathered, job))
             await exchange.answer(200, JSON, job.whole(texts))
             return
-        merged = MergedTexts(job, job.form())
+        assert isinstance(job.forms, AnswerForms)  # other protocols have one text
+        merged = MergedTexts(job, job.forms.messages(exchange.id))
         form = SeveralTexts(merged.form, merged.ends, job.prompt_tokens, with_usage=job.with_usage)
         name, request_id = job.model.endpoint.name, exchange.request_id
 

@@ -1,0 +1,307 @@
+"""The forms of ``/v1/responses``: whole responses, and the events of streams."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from typing_extensions import override
+
+from shoal.http.openai.texts.messages import EventStream, Forms
+from shoal.http.requests.plain import encoded, one_line_json, whole_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from shoal.http.openai.texts.results import Output
+    from shoal.http.requests.problem import Problem
+
+# Parameters of a request that its response has as well, and their defaults.
+_REPEATED: Final[Mapping[str, Any]] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": None, "summary": None},
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+    "truncation": "disabled",
+    "user": None,
+}
+_INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+class _Kind(NamedTuple):
+    """How an item of an output is made of its text."""
+
+    prefix: str
+    item: Mapping[str, Any]
+    # The type of its part, and the key of the text in that or, without a part, in the item.
+    part: str | None
+    key: str
+    events: str
+
+
+_MESSAGE: Final = {"type": "message", "role": "assistant"}
+_TEXT: Final = _Kind("msg", _MESSAGE, "output_text", "text", "response.output_text")
+_REFUSAL: Final = _Kind("msg", _MESSAGE, "refusal", "refusal", "response.refusal")
+_REASONING: Final = _Kind(
+    *("rs", {"type": "reasoning", "summary": []}, "reasoning_text", "text"),
+    "response.reasoning_text",
+)
+_CALL: Final = _Kind(
+    *("fc", {"type": "function_call"}, None, "arguments", "response.function_call_arguments"),
+)
+
+
+class _Item:
+    """One item of an output, whose text grows."""
+
+    def __init__(self, kind: _Kind, index: int, request_id: str, more: Mapping[str, Any]) -> None:
+        self.kind = kind
+        self._more = {"id": f"{kind.prefix}_{index}_{request_id}", **kind.item, **more}
+        self._place = {"item_id": self._more["id"], "output_index": index}
+        if kind.part is not None:
+            self._place["content_index"] = 0
+        self._texts: list[str] = []
+        self._logprobs: list[Any] = []
+
+    def begun(self) -> Iterator[dict[str, Any]]:
+        yield self._event("response.output_item.added", item=self.body("in_progress", begun=True))
+        if self.kind.part is not None:
+            yield self._event("response.content_part.added", part=self._part(""))
+
+    def add(self, text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+        self._texts.append(text)
+        self._logprobs += logprobs
+        more = {"logprobs": logprobs} if self.kind is _TEXT else {}
+        return self._event(f"{self.kind.events}.delta", delta=text, **more)
+
+    def ended(self, status: str) -> Iterator[dict[str, Any]]:
+        kind, text = self.kind, "".join(self._texts)
+        more: dict[str, Any] = {"logprobs": self._logprobs} if kind is _TEXT else {}
+        if kind is _CALL:
+            more["name"] = self._more["name"]
+        yield self._event(f"{kind.events}.done", **{kind.key: text}, **more)
+        if kind.part is not None:
+            yield self._event("response.content_part.done", part=self._part(text))
+        yield self._event("response.output_item.done", item=self.body(status))
+
+    def body(self, status: str, *, begun: bool = False) -> dict[str, Any]:
+        text = "".join(self._texts)
+        content: dict[str, Any] = {self.kind.key: text}
+        if self.kind.part is not None:
+            content = {"content": [] if begun else [self._part(text)]}
+        return {**self._more, **content, "status": status}
+
+    def _part(self, text: str) -> dict[str, Any]:
+        part: dict[str, Any] = {"type": self.kind.part, self.kind.key: text}
+        if self.kind is _TEXT:
+            part |= {"annotations": [], "logprobs": self._logprobs if text else []}
+        return part
+
+    def _event(self, kind: str, **more: Any) -> dict[str, Any]:
+        event = {"type": kind, **self._place, **more}
+        if "item" in event:  # it has its own place
+            del event["item_id"]
+            event.pop("content_index", None)
+        return event
+
+
+class _Items:
+    """The items of an output, and the events of what is added to them."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._items: list[_Item] = []
+        self._calls: list[_Item] = []
+
+    def add(
+        self, text: str, fields: Mapping[str, Any], logprobs: Mapping[str, Any] | None
+    ) -> list[dict[str, Any]]:
+        """Adds a piece of an output; returns its events."""
+        events: list[dict[str, Any]] = []
+        reasoning = fields.get("reasoning_content") or fields.get("reasoning")
+        if isinstance(reasoning, str):
+            events += self._add(_REASONING, reasoning)
+        if text or logprobs is not None:
+            tokens: Sequence[Mapping[str, Any]] = (logprobs or {}).get("content") or ()
+            events += self._add(_TEXT, text, [_with_bytes(one) for one in tokens])
+        if isinstance(refusal := fields.get("refusal"), str):
+            events += self._add(_REFUSAL, refusal)
+        calls: Sequence[Mapping[str, Any]] = fields.get("tool_calls", ())
+        for nth, call in enumerate(calls):
+            function = call["function"]
+            if "id" in call:
+                more = {"call_id": call["id"], "name": function["name"]}
+                self._calls.append(self._new(_CALL, more))
+                events += self._calls[-1].begun()
+            if function["arguments"]:
+                index: int = call.get("index", nth)  # a whole call has none
+                events.append(self._calls[index].add(function["arguments"]))
+        return events
+
+    def _add(
+        self, kind: _Kind, text: str, logprobs: Sequence[Any] = ()
+    ) -> Iterator[dict[str, Any]]:
+        item = self._items[-1] if self._items else None
+        if item is None or item.kind is not kind:
+            item = self._new(kind, {})
+            yield from item.begun()
+        yield item.add(text, logprobs)
+
+    def _new(self, kind: _Kind, more: Mapping[str, Any]) -> _Item:
+        self._items.append(_Item(kind, len(self._items), self._request_id, more))
+        return self._items[-1]
+
+    def ended(self, status: str) -> list[dict[str, Any]]:
+        events = [] if self._items else [*self._add(_TEXT, "")]
+        for item in self._items:
+            events += item.ended(status)
+        return events
+
+    def bodies(self, status: str) -> list[dict[str, Any]]:
+        return [item.body(status) for item in self._items]
+
+
+def _with_bytes(token: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a token in the form of responses; in that of chats its bytes may be unknown."""
+    known: Any = token.get("bytes")
+    return {**token, "bytes": known or []}
+
+
+class Responses(Forms):
+    """The forms of the response to one request."""
+
+    def __init__(self, model: str, params: Mapping[str, Any]) -> None:
+        repeated = {
+            name: default if (given := params.get(name)) is None else given
+            for name, default in _REPEATED.items()
+        }
+        self._about = {
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model,
+            "background": False,
+            "previous_response_id": None,
+            "store": False,
+            **repeated,
+        }
+
+    @override
+    def stream(
+        self,
+        request_id: bytes,
+        output: Output,
+        prompt_tokens: Callable[[], int],
+        *,
+        with_usage: bool,
+    ) -> _ResponseEvents:
+        return _ResponseEvents(self, request_id.decode(), output, prompt_tokens())
+
+    @override
+    def whole(self, request_id: bytes, outputs: Sequence[Output], prompt_tokens: int) -> bytes:
+        [output] = outputs
+        items = _Items(request_id.decode())
+        items.add(output.text, output.fields, output.logprobs)
+        items.ended("completed")
+        return encoded(self.ended(request_id.decode(), output, items, prompt_tokens))
+
+    def ended(
+        self, request_id: str, output: Output, items: _Items, prompt_tokens: int
+    ) -> dict[str, Any]:
+        """Returns the response to a request, once its output has ended."""
+        tokens = output.end.tokens
+        usage = {
+            "input_tokens": prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt_tokens + tokens,
+        }
+        status = status_of(output)
+        reason = _INCOMPLETE.get(output.end.reason or "")
+        return self.response(
+            request_id,
+            status,
+            output=items.bodies(status),
+            usage=usage,
+            incomplete_details=None if reason is None else {"reason": reason},
+        )
+
+    def response(self, request_id: str, status: str, **more: Any) -> dict[str, Any]:
+        empty: dict[str, Any] = {
+            "output": [],
+            "usage": None,
+            "error": None,
+            "incomplete_details": None,
+        }
+        return {"id": f"resp_{request_id}", "status": status, **self._about, **empty, **more}
+
+
+def status_of(output: Output) -> str:
+    return "incomplete" if output.end.reason in _INCOMPLETE else "completed"
+
+
+class _ResponseEvents(EventStream):
+    """The events of one streamed response."""
+
+    def __init__(
+        self, forms: Responses, request_id: str, output: Output, prompt_tokens: int
+    ) -> None:
+        self._forms = forms
+        self._id = request_id
+        self._output = output
+        self._prompt_tokens = prompt_tokens
+        self._items = _Items(request_id)
+        self._count = 0
+        self.runs_users_code = output.end.counts
+        begun = forms.response(request_id, "in_progress")
+        kinds = ("response.created", "response.in_progress")
+        self.start = b"".join([self._written({"type": kind, "response": begun}) for kind in kinds])
+
+    @override
+    def item(self, value: Any) -> bytes:
+        output = self._output
+        if isinstance(value, str):
+            message = self._added(output.end.take(whole_text(value)))
+        else:
+            message = self._added(*output.take(value))
+        self.is_over = output.end.reason is not None
+        return message
+
+    @override
+    def end(self) -> bytes:
+        output = self._output
+        last = b"" if output.end.reason is not None else self._added(output.rest())
+        status = status_of(output)
+        events = [self._written(event) for event in self._items.ended(status)]
+        response = self._forms.ended(self._id, output, self._items, self._prompt_tokens)
+        ended = self._written({"type": f"response.{status}", "response": response})
+        return b"".join([last, *events, ended])
+
+    @override
+    def error(self, problem: Problem, request_id: str) -> bytes:
+        code = "rate_limit_exceeded" if problem.status == 429 else "server_error"
+        failure = {"code": code, "message": problem.text}
+        output = self._items.bodies("incomplete")
+        response = self._forms.response(self._id, "failed", error=failure, output=output)
+        return self._written({"type": "response.failed", "response": response})
+
+    def _added(
+        self,
+        text: str,
+        fields: Mapping[str, Any] | None = None,
+        logprobs: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        events = self._items.add(text, fields or {}, logprobs)
+        return b"".join([self._written(event) for event in events])
+
+    def _written(self, event: Mapping[str, Any]) -> bytes:
+        numbered = {**event, "sequence_number": self._count}
+        self._count += 1
+        kind: str = event["type"]
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), one_line_json(encoded(numbered)))

@@ -1,0 +1,240 @@
+"""What a model gives: texts, or records with more of OpenAI's fields, whole or in pieces.
+
+A result is a text, or a dict, a dataclass or a pydantic model with some of these fields:
+
+==============================  =================================================================
+``content`` or ``text``         the text
+``tool_calls``                  a list of calls: ``name``, ``arguments`` (JSON, or its value), and
+                                perhaps an ``id``, as they are or under ``function``. A piece of a
+                                stream continues the last call if it has no ``name``, or else that
+                                of its ``index``
+``finish_reason``               ends the text
+``logprobs``                    a list with a dict for each token, or a dict in OpenAI's form
+``refusal``, ``audio``, ...     the same in the message
+==============================  =================================================================
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from pydantic import BaseModel
+
+from shoal.http.requests.plain import encoded, whole_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.http.openai.text import TextEnd
+
+_TEXTS: Final = ("content", "text")
+# Fields that messages have as well.
+OF_MESSAGES: Final = (
+    *("refusal", "reasoning_content", "reasoning", "annotations", "audio", "function_call"),
+)
+_KNOWN: Final = (*_TEXTS, "tool_calls", "finish_reason", "logprobs")
+_OF_CALLS: Final = ("function", "name", "arguments", "index", "id")
+
+
+class NotText(TypeError):
+    """A result of a model is not text; perhaps the client named the wrong model."""
+
+    def __init__(self, result: object) -> None:
+        super().__init__(f"the model gives no text, but results of {type(result).__name__}")
+
+
+class Piece(NamedTuple):
+    """A part of a text, or all of it, that a client can get."""
+
+    text: str
+    # Of a message, or of its delta.
+    fields: dict[str, Any]
+    logprobs: dict[str, Any] | None
+
+
+class Output:
+    """What a model gives for one text, and where that ends."""
+
+    # The number of tool calls that have begun.
+    _begun = 0
+
+    def __init__(self, end: TextEnd, passes: Sequence[str] = OF_MESSAGES) -> None:
+        self.end = end
+        self._passes = passes
+        self.texts: list[str] = []
+        self._pieces: list[Piece] = []
+
+    def take(self, result: Any) -> Piece:
+        """Takes a piece of a stream that is no text; returns the part that is certain."""
+        given = _given(result, self._passes)
+        fields = self._fields_of(given)
+        end = self.end
+        text = end.take(_text_of(given, result), _arguments_in(fields))
+        if end.reason is None and (reason := given.get("finish_reason")):
+            end.reason = str(reason)
+            text += end.rest()
+        return Piece(text, fields, _logprobs(given))
+
+    def whole(self, result: Any) -> None:
+        """Takes a whole result, and no other."""
+        if isinstance(result, str):
+            self.texts.append(self.end.whole(result))
+            return
+        given = _given(result, self._passes)
+        fields, text = self._fields_of(given), _text_of(given, result)
+        taken = self.end.whole(text)
+        self.end.count_also(_arguments_in(fields))
+        reason = given.get("finish_reason")
+        if reason and taken == text:  # no limit has ended it
+            self.end.reason = str(reason)
+        self.keep(Piece(taken, fields, _logprobs(given)))
+        self._end_with_calls(is_given=bool(reason))
+
+    def rest(self) -> str:
+        """Returns the text that was held back, since the model has ended the text."""
+        is_given = self.end.reason is not None
+        rest = self.end.rest()
+        self._end_with_calls(is_given=is_given)
+        return rest
+
+    def _end_with_calls(self, *, is_given: bool) -> None:
+        if self._begun and not is_given and self.end.reason == "stop":
+            self.end.reason = "tool_calls"
+
+    def keep(self, piece: Piece) -> None:
+        """Adds a piece to the whole."""
+        self.texts.append(piece.text)
+        if piece.fields or piece.logprobs is not None:
+            self._pieces.append(piece)
+
+    @property
+    def text(self) -> str:
+        return whole_text("".join(self.texts))
+
+    @property
+    def logprobs(self) -> dict[str, Any] | None:
+        if not self._pieces:
+            return None
+        given = [piece.logprobs for piece in self._pieces if piece.logprobs is not None]
+        return _joined(given) if given else None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the whole message, without its text."""
+        if not self._pieces:
+            return {}
+        fields = _joined([piece.fields for piece in self._pieces])
+        if "tool_calls" in fields:
+            fields["tool_calls"] = _whole_calls(fields["tool_calls"])
+        return fields
+
+    def _fields_of(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        found = {name: one for name in self._passes if (one := given.get(name)) is not None}
+        if calls := given.get("tool_calls"):
+            found["tool_calls"] = [self._delta(_known_in(call, _OF_CALLS)) for call in calls]
+        return found
+
+    def _delta(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a tool call, or its continuation, as a stream has it."""
+        inner = call.get("function")
+        function = call if inner is None else _known_in(inner, _OF_CALLS)
+        name, arguments = function.get("name"), function.get("arguments")
+        if arguments is None:
+            arguments = ""
+        elif not isinstance(arguments, str):
+            arguments = encoded(arguments).decode()
+        index = call.get("index")
+        if index is None:
+            index = self._begun if name else self._begun - 1
+        if not 0 <= index < self._begun + bool(name):
+            raise TypeError(f"a tool call begins with its name, and its index is {self._begun}")
+        if index < self._begun:
+            return {"index": index, "function": {"arguments": whole_text(arguments)}}
+        self._begun += 1
+        return {
+            "index": index,
+            "id": str(call.get("id") or f"call_{secrets.token_hex(12)}"),
+            "type": "function",
+            "function": {"name": str(name), "arguments": whole_text(arguments)},
+        }
+
+
+def _arguments_in(fields: Mapping[str, Any]) -> str:
+    return " ".join(call["function"]["arguments"] for call in fields.get("tool_calls", ()))
+
+
+def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the fields of all parts: texts and lists are joined, of others the last is kept."""
+    values: defaultdict[str, list[Any]] = defaultdict(list)
+    for part in parts:
+        for name, value in part.items():
+            values[name].append(value)
+    joined: dict[str, Any] = {}
+    for name, each in values.items():
+        kinds = set(map(type, each))
+        if kinds == {str}:
+            joined[name] = "".join(each)
+        elif kinds == {list}:
+            joined[name] = [*chain.from_iterable(each)]
+        else:
+            joined[name] = each[-1]
+    return joined
+
+
+def _whole_calls(deltas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    calls: list[dict[str, Any]] = []
+    arguments = defaultdict[int, list[str]](list)
+    for delta in deltas:
+        if "id" in delta:
+            calls.append({"id": delta["id"], "type": delta["type"]})
+            calls[-1]["function"] = {"name": delta["function"]["name"]}
+        arguments[delta["index"]].append(delta["function"]["arguments"])
+    for index, pieces in arguments.items():
+        calls[index]["function"]["arguments"] = "".join(pieces)
+    return calls
+
+
+def _given(result: Any, passes: Sequence[str]) -> Mapping[str, Any]:
+    """Returns the fields of a result; raises `NotText` if it has none that are known."""
+    known = (*_KNOWN, *passes)
+    given = _known_in(result, known)
+    if given.keys().isdisjoint(known):
+        raise NotText(result)
+    return given
+
+
+def _known_in(record: Any, names: Sequence[str]) -> Mapping[str, Any]:
+    if isinstance(record, Mapping):
+        return cast("Mapping[str, Any]", record)
+    if is_dataclass(record) or isinstance(record, BaseModel):
+        return {name: getattr(record, name) for name in names if hasattr(record, name)}
+    return {}
+
+
+def _text_of(given: Mapping[str, Any], result: Any) -> str:
+    for name in _TEXTS:
+        if (text := given.get(name)) is not None:
+            if not isinstance(text, str):
+                raise NotText(result)
+            return whole_text(text)
+    return ""
+
+
+def _logprobs(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the log probabilities of a result in the form of chats, or as they are given."""
+    logprobs: Any = given.get("logprobs")
+    if not isinstance(logprobs, list):
+        return None if logprobs is None else _as_dict(logprobs)
+    tokens: list[Any] = logprobs  # pyright: ignore[reportUnknownVariableType]
+    return {"content": [{"bytes": None, "top_logprobs": [], **_as_dict(one)} for one in tokens]}
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    return {**(value if isinstance(value, Mapping) else vars(value))}

@@ -1,0 +1,205 @@
+"""Requests for texts: their bodies, the items of their calls, and their whole responses.
+
+Unknown parameters are ignored. Parameters that would change the meaning of the response are refused
+if the model's items have no field for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired
+
+from pydantic import Field, with_config
+from typing_extensions import TypedDict
+
+from shoal.http.openai.bodies import OPEN, Body, read_body
+from shoal.http.openai.errors import refused
+from shoal.http.openai.items import TextMaker, prompts_of
+from shoal.http.openai.text import TextEnd, count_words
+from shoal.http.openai.texts.messages import forms_of
+from shoal.http.openai.texts.results import Output
+from shoal.http.openai.texts.sources import Chat, Prompts
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    import anyio
+
+    from shoal.http.openai.models import Models, OpenAIModel
+    from shoal.http.openai.texts.messages import Forms
+    from shoal.http.openai.texts.sources import Source
+    from shoal.http.requests.call import EndpointCall
+    from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.protocol import StreamForm
+    from shoal.observe.metrics import ItemTimes
+    from shoal.serving.backends.method_batcher import MethodBatcher
+
+
+@dataclass(slots=True)
+class TextJob:
+    """One request for texts, and the data that its calls share; all protocols make it."""
+
+    exchange: Exchange
+    model: OpenAIModel
+    # In the form of chats or completions; null is as if the parameter were absent.
+    params: Mapping[str, Any]
+    source: Source
+    forms: Forms
+    stops: Sequence[str] = ()
+    n: int = 1  # texts for each prompt
+    texts: int = 1  # in total
+    turns: anyio.CapacityLimiter | None = None  # for several calls
+
+    @property
+    def streams(self) -> bool:
+        return self.params.get("stream") or False
+
+    @property
+    def with_usage(self) -> bool:
+        options = self.params.get("stream_options")
+        return options is not None and bool(options.get("include_usage"))
+
+    @property
+    def times(self) -> ItemTimes:
+        return self.exchange.item_times(self.model.endpoint.name)
+
+    def prompt_tokens(self) -> int:
+        """Returns the number of tokens of the prompts, once an item was made."""
+        return self.source.tokens(self.model)
+
+    def stream(self, output: Output) -> StreamForm:
+        request_id, count = self.exchange.id, self.prompt_tokens
+        return self.forms.stream(request_id, output, count, with_usage=self.with_usage)
+
+    def whole(self, outputs: Sequence[Output]) -> bytes:
+        return self.forms.whole(self.exchange.id, outputs, self.prompt_tokens())
+
+    def item(self, call: EndpointCall, batcher: MethodBatcher, nth: int = 0) -> tuple[Any, Output]:
+        """Returns the item of the call for one of the texts, and the `Output` of that text."""
+        model, params, source = self.model, self.params, self.source
+        maker = model.maker(batcher, source.make)
+        which, sample = divmod(nth, self.n) if nth else (0, 0)
+        if not self.forms.special.isdisjoint(params):
+            self._check_supported(source.fields(model, maker))
+        if (
+            sample and (seed := params.get("seed")) is not None
+        ):  # otherwise all texts would be the same
+            params = {**params, "seed": seed + sample}
+        item = source.item(model, maker, params, which)
+        count, most = model.count, params.get("max_tokens")
+        if most is None and maker.fields:
+            most = maker.limit(item)
+        if count is None and not call.streams:
+            count = count_words
+            if "max_tokens" in maker.fields:
+                most = None  # the model counts its own tokens, which are not words
+        return item, Output(TextEnd(self.stops, most, count), self.forms.passes)
+
+    def _check_supported(self, fields: Collection[str]) -> None:
+        """Refuses special parameters, unless the model takes them (`fields`) itself."""
+        params = self.params
+        for name in sorted(self.forms.special.intersection(params)):
+            if name not in fields and not self.forms.changes_nothing(name, params, self.n):
+                detail = f"The model does not support {name}: its items have no field {name!r}"
+                raise refused(detail, param=name, code="unsupported")
+
+
+MOST_STOPS: Final = 64
+LONGEST_STOP: Final = 256
+MOST_TOOLS: Final = 128
+
+_IN_ORDER: Final = Field(union_mode="left_to_right")  # faster than comparing all fits
+_Count = Annotated[int, Field(ge=1, le=2**31)]
+# -1 is no limit.
+Limit = Annotated[int, Field(ge=-1, le=2**31)]
+Tools = Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)]
+
+
+class _StreamOptions(TypedDict, total=False):
+    include_usage: bool | None
+
+
+@with_config(OPEN)
+class _Text(Body):
+    max_tokens: NotRequired[Limit | None]
+    n: NotRequired[_Count | None]
+    stop: NotRequired[str | list[str] | None]
+    stream: NotRequired[bool | None]
+    stream_options: NotRequired[_StreamOptions | None]
+    temperature: NotRequired[Annotated[float, Field(ge=0, le=2)] | None]
+    top_p: NotRequired[Annotated[float, Field(ge=0, le=1)] | None]
+    seed: NotRequired[Annotated[int, Field(ge=-(2**63), lt=2**63)] | None]
+
+
+@with_config(OPEN)
+class _Completion(_Text):
+    prompt: Annotated[str | list[Any], _IN_ORDER]
+
+
+@with_config(OPEN)
+class _Message(TypedDict):
+    role: Annotated[str, Field(max_length=64)]
+    content: NotRequired[Annotated[str | list[dict[str, Any]], _IN_ORDER] | None]
+
+
+@with_config(OPEN)
+class _Chat(_Text):
+    messages: Annotated[list[_Message], Field(min_length=1)]
+    max_completion_tokens: NotRequired[Limit | None]
+    tools: NotRequired[Tools | None]
+    functions: NotRequired[Tools | None]
+
+
+@dataclass(frozen=True)
+class TextReader:
+    """Reads the bodies of completions or chats."""
+
+    models: Models
+    chat: bool
+    most_messages: int
+    most_choices: int
+
+    async def read(self, exchange: Exchange, body: bytes) -> TextJob:
+        """Raises `Refused` if the body is malformed or asks for too much."""
+        params = read_body(_Chat if self.chat else _Completion, exchange, body)
+        n: int = params.get("n") or 1
+        source: Source
+        if self.chat:
+            if (most := params.get("max_completion_tokens")) is not None:
+                params["max_tokens"] = most
+            source = Chat(params["messages"], self.most_messages)
+        else:
+            source = Prompts(prompts_of(params["prompt"], "prompt"))
+        check_limit(params)
+        texts = 1 if n == 1 and source.count == 1 else self._texts(n, source.count)
+        stops: Sequence[str] = ()
+        if (stop := params.get("stop")) is not None:
+            stops = params["stop"] = _stops(stop)
+        model = self.models.of(params.get("model"), TextMaker)
+        forms = forms_of(model.name, chat=self.chat)
+        return TextJob(exchange, model, params, source, forms, stops, n, texts)
+
+    def _texts(self, n: int, prompts: int) -> int:
+        texts = n * prompts
+        if texts > self.most_choices:
+            param = "n" if n > 1 else "prompt"
+            detail = f"An answer has {self.most_choices} choices at most, and {texts} are wanted"
+            raise refused(detail, param=param)
+        return texts
+
+
+def check_limit(params: dict[str, Any], param: str = "max_tokens") -> None:
+    """Checks ``max_tokens``, of which -1 is no limit; `param` is its name for the client."""
+    most = params.get("max_tokens")
+    if most == 0:
+        raise refused(f"{param} must be at least 1, or -1 for no limit", param=param)
+    if most == -1:
+        params["max_tokens"] = None
+
+
+def _stops(value: str | list[str]) -> Sequence[str]:
+    stops = [stop for stop in ([value] if isinstance(value, str) else value) if stop]
+    if len(stops) > MOST_STOPS or any(len(stop) > LONGEST_STOP for stop in stops):
+        detail = f"stop must be at most {MOST_STOPS} sequences of at most {LONGEST_STOP} characters"
+        raise refused(detail, param="stop")
+    return stops

@@ -1,0 +1,163 @@
+"""``/v1/audio/transcriptions``: the text of a file with speech, whole or streamed.
+
+Of the formats, ``json`` and ``text`` are made here. The others have times, which only a model
+knows: one whose items have a field ``response_format`` gives the text or the record of a format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException
+from typing_extensions import override
+
+from shoal.core.extras import advice
+from shoal.http.json.content_coding import decoded
+from shoal.http.json.whole_request import WholeRequest
+from shoal.http.openai.bodies import LONGEST_NAME
+from shoal.http.openai.errors import refused
+from shoal.http.openai.items import AudioMaker
+from shoal.http.openai.texts.messages import EventStream, Forms, error_event
+from shoal.http.openai.texts.sources import Audio
+from shoal.http.openai.texts.text_request import TextJob
+from shoal.http.requests.exchange import JSON
+from shoal.http.requests.plain import encoded, one_line_json, whole_text
+from shoal.http.requests.problem import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from shoal.http.openai.models import Models
+    from shoal.http.openai.texts.results import Output
+    from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.problem import Problem
+
+_MOST_FIELDS: Final = 64
+_PLAIN_TEXT: Final = b"text/plain; charset=utf-8"
+_FORMATS: Final = {
+    "json": JSON,
+    "text": _PLAIN_TEXT,
+    "srt": _PLAIN_TEXT,
+    "vtt": b"text/vtt; charset=utf-8",
+    "verbose_json": JSON,
+    "diarized_json": JSON,
+}
+_YES_OR_NO: Final = {"true": True, "1": True, "false": False, "0": False, "": False}
+
+
+@dataclass(frozen=True)
+class TranscriptionReader:
+    models: Models
+
+    async def read(self, exchange: Exchange, body: bytes) -> TextJob:
+        """Raises `Refused` if the form is malformed."""
+        params = await _read_form(exchange, body)
+        content = params.pop("file", None)
+        if not isinstance(content, bytes):
+            raise refused("There must be a file", param="file")
+        name = params.get("model") or None
+        if name is not None and (not isinstance(name, str) or len(name) > LONGEST_NAME):
+            raise refused("model must be a name", param="model")
+        form = params.get("response_format") or "json"
+        if form not in _FORMATS:
+            formats = ", ".join(_FORMATS)
+            raise refused(f"response_format must be one of {formats}", param="response_format")
+        stream = params.get("stream", "")
+        if stream not in _YES_OR_NO:
+            raise refused("stream must be true or false", param="stream")
+        params["stream"] = _YES_OR_NO[stream]
+        model = self.models.of(name, AudioMaker)
+        return TextJob(exchange, model, params, Audio(content), Transcripts(form))
+
+
+async def _read_form(exchange: Exchange, body: bytes) -> dict[str, Any]:
+    """Returns the fields of a form; those whose names end with ``[]`` are lists."""
+    media_type = exchange.headers.get(b"content-type", b"").lower()
+    if not media_type.startswith(b"multipart/form-data"):
+        raise Refused.of("unsupported-media-type", "Send a form, as multipart/form-data.")
+    whole = decoded(exchange.headers, body, exchange.settings.max_body_bytes)
+    params: dict[str, Any] = {}
+    try:
+        form = WholeRequest(exchange.scope, whole).form(max_files=1, max_fields=_MOST_FIELDS)
+        async with form as fields:
+            for name, value in fields.multi_items():
+                if isinstance(value, UploadFile):
+                    params |= {name: await value.read(), "filename": value.filename}
+                elif name.endswith("[]"):
+                    params.setdefault(name[:-2], list[str]()).append(value)
+                else:
+                    params[name] = value
+    except (MultiPartException, ValueError) as error:
+        raise refused(f"The form is not accepted: {error}") from None
+    except AssertionError:  # Starlette found no parser
+        detail = f"The server needs {advice('bodies')} for forms."
+        raise Refused.of("unsupported-media-type", detail) from None
+    return params
+
+
+class Transcripts(Forms):
+    special: ClassVar[frozenset[str]] = frozenset({"response_format"})
+    passes: ClassVar[Sequence[str]] = (
+        *("task", "language", "languages", "duration", "segments", "words", "usage"),
+    )
+
+    def __init__(self, form: str) -> None:
+        self._is_text = _FORMATS[form] is not JSON
+        self.media_type = _FORMATS[form]
+
+    @override
+    def changes_nothing(self, name: str, params: Mapping[str, Any], n: int) -> bool:
+        return params[name] in ("", "json", "text")
+
+    @override
+    def stream(
+        self,
+        request_id: bytes,
+        output: Output,
+        prompt_tokens: Callable[[], int],
+        *,
+        with_usage: bool,
+    ) -> _TranscriptEvents:
+        return _TranscriptEvents(output)
+
+    @override
+    def whole(self, request_id: bytes, outputs: Sequence[Output], prompt_tokens: int) -> bytes:
+        [output] = outputs
+        if self._is_text:
+            return output.text.encode()
+        logprobs = output.logprobs
+        more = {} if logprobs is None else {"logprobs": logprobs.get("content", logprobs)}
+        return encoded({"text": output.text, **output.fields, **more})
+
+
+class _TranscriptEvents(EventStream):
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self.runs_users_code = output.end.counts
+
+    @override
+    def item(self, value: Any) -> bytes:
+        output = self._output
+        if isinstance(value, str):
+            text = output.end.take(whole_text(value))
+            output.texts.append(text)
+        else:
+            piece = output.take(value)
+            output.keep(piece)
+            text = piece.text
+        self.is_over = output.end.reason is not None
+        return _event({"type": "transcript.text.delta", "delta": text}) if text else b""
+
+    @override
+    def end(self) -> bytes:
+        return _event({"type": "transcript.text.done", "text": self._output.text})
+
+    @override
+    def error(self, problem: Problem, request_id: str) -> bytes:
+        return error_event(problem)
+
+
+def _event(content: Mapping[str, Any]) -> bytes:
+    return b"data: %b\n\n" % one_line_json(encoded(content))
