@@ -318,14 +318,14 @@ def lines_in(path):
     ],
 )
 def test_a_stopped_job_loses_no_line_and_writes_none_twice(directory, told, loop, signum, code):
-    count = 3000
+    count = 1500
     Path("in.jsonl").write_text("".join(f"{one}\n" for one in range(1, count + 1)))
     chosen = random.Random(signum)
     command = ["jobs:steps", "in.jsonl", "out.jsonl", "--event-loop", loop]
     command += ["--max-batch-size", "8"]
     written = 0
     for _ in range(2):
-        enough = written + chosen.randrange(1, 400)
+        enough = written + chosen.randrange(1, 250)
         found, said = run_until(
             directory, lambda _, enough=enough: lines_in("out.jsonl") >= enough, signum, *command
         )

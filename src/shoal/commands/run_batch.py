@@ -44,7 +44,7 @@ from shoal.planning.measuring import NotMeasured, instance_of, opened
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from anyio import CancelScope
@@ -329,8 +329,10 @@ class _Job:
             window = _REQUESTS_AT_ONCE
         try:
             while not items.is_ended:
-                each = tee(items, size) if size > 1 else ()
-                columns = [map(itemgetter(nth), one) for nth, one in enumerate(each)] or [items]
+                columns: list[Iterable[Any]] = [items]
+                if size > 1:
+                    each = tee(items, size)
+                    columns = [map(itemgetter(nth), one) for nth, one in enumerate(each)]
                 outcomes = batcher.call.map(
                     *columns, window=window, return_exceptions=True, progress=self._landed
                 )

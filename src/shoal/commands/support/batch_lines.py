@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import anyio
 
+from shoal.asgi.http_options import HttpOptions
 from shoal.batching.batcher import Batcher
 from shoal.commands.support.mistake import CommandError
 from shoal.core.extras import is_installed
@@ -71,20 +72,20 @@ class OpenAiLines:
             request: Any = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise _refused_request(None, f"the line is not JSON: {error}") from None
-        request = cast("dict[str, Any]", request) if isinstance(request, dict) else {}
-        custom_id = request.get("custom_id")
+        known = cast("dict[str, Any]", request if isinstance(request, dict) else {})
+        custom_id = known.get("custom_id")
         if not isinstance(custom_id, str):
             raise _refused_request(None, "the line is no object with a text as custom_id")
-        if request.get("method") != "POST":
+        if known.get("method") != "POST":
             raise _refused_request(custom_id, "method must be POST")
-        url = request.get("url")
+        url = known.get("url")
         if not isinstance(url, str) or not url.startswith("/"):
             raise _refused_request(custom_id, "url must be a path, such as /v1/embeddings")
-        if not isinstance(request.get("body"), dict):
+        if not isinstance(known.get("body"), dict):
             raise _refused_request(custom_id, "body must be an object")
-        if request["body"].get("stream"):
+        if known["body"].get("stream"):
             raise _refused_request(custom_id, "stream: a batch has no streams; leave it out")
-        return request
+        return known
 
     def written(self, number: int, outcome: Any) -> tuple[bytes, bytes | None]:
         if isinstance(outcome, Exception):
@@ -191,7 +192,6 @@ def _not_json(value: Any) -> Any:
 def _checked_line(signature: Signature) -> Callable[[bytes], Any]:
     from starlette.requests import Request
 
-    from shoal.asgi.http_options import HttpOptions
     from shoal.http.json.payload import reader_for
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Refused

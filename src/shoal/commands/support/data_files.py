@@ -124,7 +124,7 @@ class Results:
     """The output of a job and its errors, where it goes on after the last line that has an end.
 
     Errors are written before the lines in whose places they are. A process that is killed at any
-    point leaves a line without an end, or errors of lines that are not in the output: both are
+    point has half a line at its end, or errors of results that are not written yet. Both are
     dropped here, and those lines are computed again.
     """
 
