@@ -76,6 +76,8 @@ OF_OTHERS = {
     "fastapi": [
         "http/json/test_refused_items.py",
         "http/test_mounting.py",
+        "integrations/test_cancel_on_disconnect.py",
+        "integrations/test_under_servers.py",
     ],
     "jsonschema": ["http/openapi/test_openapi_forms.py"],
     "limits": ["examples/test_access.py"],

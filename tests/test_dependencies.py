@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
+# It is loaded by the package itself.
+LOADED_BY = {"shoal.integrations.pytest": {"pytest"}}
+
 # What a part of the library may import beside the dependencies; the longest prefix of a name wins.
 EXTRAS_OF = {
     "shoal": set[str](),
@@ -41,6 +44,7 @@ EXTRAS_OF = {
     "shoal.http.json.msgpack": {"serve", "bodies"},
     "shoal.http.json.whole_request": {"serve", "bodies"},
     "shoal.http_client": {"client"},
+    "shoal.integrations": {"serve"},
     "shoal.observe.collector": {"serve"},
     "shoal.observe.machine": {"serve"},
     "shoal.observe.otel": {"otel"},
@@ -80,7 +84,7 @@ def undeclared_imports(modules: Mapping[str, str]) -> Iterator[str]:
         declared = declared_by(PROJECT["dependencies"]).union(
             *(declared_by(PROJECT["optional-dependencies"][extra]) for extra in extras)
         )
-        for package in sorted(packages_imported(source)):
+        for package in sorted(packages_imported(source) - LOADED_BY.get(module, set())):
             if declared.isdisjoint(map(normal, distributions.get(package, ()))):
                 yield f"{module} imports {package}; extras: {sorted(extras)}"
 

@@ -51,6 +51,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "starting": _SERVED | {"observe", "http", "server", "embedded_server"},
     "commands": _SERVED - {"http_client"}
     | {"observe", "http", "server", "front_ends", "planning", "starting"},
+    # for other frameworks, each of which it knows
+    "integrations": _SERVED - {"http_client"} | {"observe", "http", "testing"},
     # public names of the folders below
     "policies": frozenset({"core"}),
     "statistics": frozenset({"core"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import os
 import threading
 from contextlib import suppress
@@ -33,6 +34,10 @@ async def test_calls_and_streams_block():
         with SyncHttpClient(url) as client:
             assert client.url == url
             assert client.call("/doubled", 4) == 8
+            assert client.map("/doubled", iter([1, 2]), timeout_s=9) == [2, 4]
+            results = client.map("/doubled", itertools.count(), window=8)
+            assert list(itertools.islice(results, 20)) == list(range(0, 40, 2))
+            results.close()
             with client.stream("/three", 1) as stream:
                 assert list(stream) == [0, 1, 2]
             with pytest.raises(RuntimeError, match=r"with client\.stream"):

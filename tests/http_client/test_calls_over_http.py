@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import io
+import itertools
 from contextlib import suppress
 
 import anyio
@@ -16,10 +17,11 @@ import pytest
 from servers import raw_server, served
 from simple_app import Held, Steps, app_with, headers_of
 from starlette.applications import Starlette
-from starlette.requests import Request  # noqa: TC002 (handlers are read at run time)
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Mount
+from starlette.routing import Mount, Route
 
+import shoal
 from certificates import new_certificate
 from shoal import errors
 from shoal.http_client import HttpClient
@@ -65,6 +67,77 @@ def npy(array):
     file = io.BytesIO()
     np.save(file, array)
     return Response(file.getvalue(), media_type="application/x-npy")
+
+
+# Data sets
+
+
+def thirds(items: list[int]) -> list[int | Exception]:
+    return [ValueError(item) if item % 3 else item // 3 for item in items]
+
+
+class Spy:
+    """Forwards requests, and notes their media types."""
+
+    def __init__(self, app):
+        self.app = app
+        self.types = []
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] == "http":
+            self.types.append(Request(scope).headers.get("content-type"))
+        await self.app(scope, receive, send)
+
+
+async def test_a_data_set_is_sent_as_lines_and_bytes_in_requests_of_their_own():
+    app = shoal.App()
+    app.endpoint("/echo", name="echo")(echo)
+    app.endpoint("/thirds", name="thirds")(thirds)
+    app.endpoint("/lengths", name="lengths")(lengths)
+    spy = Spy(app)
+    async with served(spy) as url, HttpClient(url) as client:
+        assert await client.map("/echo", range(600)) == list(range(600))
+        assert spy.types == ["application/x-ndjson"] * 3
+        results = client.map("/echo", itertools.count(), window=8)
+        assert [await anext(results) for _ in range(30)] == list(range(30))
+        await results.aclose()
+        texts = ["a\nb", "", None, {"a": [1.5]}]
+        assert [one async for one in client.map("/echo", iter(texts))] == texts
+        results = await client.map("/thirds", range(4), return_exceptions=True)
+        assert results[::3] == [0, 1]
+        assert {type(one) for one in results[1:3]} == {errors.HttpProblem}
+        with pytest.raises(errors.HttpProblem, match="422"):
+            await client.map("/thirds", [3, "eel"])
+        spy.types.clear()
+        assert await client.map("/lengths", [b"a" * n for n in range(5)]) == list(range(5))
+        assert spy.types == ["application/octet-stream"] * 5
+        with pytest.raises(errors.HttpProblem, match="404"):
+            await client.map("/nowhere", [1])
+        with pytest.raises(ValueError, match="slash"):
+            client.map("nowhere", [1])
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"result": 1}', "left results out"),
+        (b'{"result": 1}\n{"result": 2}\n{"result": 3}', "left results out"),
+        (b"what", "did not answer with JSON lines"),
+        (b'{"answer": 1}\n{"answer": 2}', "did not answer with JSON lines"),
+        (b"[]\n[]", "did not answer with JSON lines"),
+    ],
+)
+async def test_a_server_that_does_not_answer_each_line_fails_all(body, said):
+    def answer(_: Request) -> Response:
+        return Response(body, media_type="application/x-ndjson")
+
+    app = Starlette(routes=[Route("/", answer, methods=["POST"])])
+    async with served(app) as url, HttpClient(url) as client:
+        results = await client.map("/", [1, 2], return_exceptions=True)
+        assert [type(one) for one in results] == [ConnectionError] * 2
+        assert results[0] is not results[1]
+        with pytest.raises(ConnectionError, match=said):
+            await client.map("/", [1, 2])
 
 
 # Items and results

@@ -48,7 +48,8 @@ class Calling:
         return await self.handle.call(item)
 
     async def mapped(self, count):
-        made = await self.handle.map(range(count), return_exceptions=True)
+        made = [one async for one in self.handle.map(iter(range(count)), window=7)]
+        assert made == await self.handle.map(range(count), return_exceptions=True)
         unsent = await self.handle.options(timeout_s=9).map([1, _unsent], return_exceptions=True)
         return made, [type(one).__name__ for one in unsent]
 
@@ -67,7 +68,8 @@ class PlainCalling:
         return self.handle.sync.call(item)
 
     def mapped(self, count):
-        made = self.handle.sync.map(range(count), return_exceptions=True)
+        made = list(self.handle.sync.map(range(count), window=7, return_exceptions=True))
+        assert made == self.handle.sync.map(range(count), return_exceptions=True)
         asking = self.handle.sync.options(timeout_s=9)
         unsent = asking.map([1, _unsent], return_exceptions=True)
         try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import httpx
 import pytest
@@ -118,11 +120,54 @@ async def test_many_calls_are_made_at_once(opened):
             await handle.map([1, None, 2])
 
 
+async def test_a_data_set_is_worked_through(opened):
+    taken = []
+
+    def source():
+        for number in itertools.count():
+            taken.append(number)
+            yield number
+
+    async def in_turns():
+        for number in range(10):
+            await anyio.lowlevel.checkpoint()
+            yield number
+
+    async with opened() as client:
+        handle = await handle_of(client, "Scaled", 3)
+        async with handle.map(source(), window=4) as results:
+            assert [await anext(results) for _ in range(50)] == [3 * n for n in range(50)]
+        assert len(taken) <= 54
+        results = [one async for one in handle.map(in_turns(), as_completed=True)]
+        assert sorted(results) == [(n, 3 * n) for n in range(10)]
+        results = handle.map(iter([1, None, 2]), return_exceptions=True)
+        assert [type(one) async for one in results] == [int, TypeError, int]
+
+
+async def test_items_that_a_full_queue_refuses_are_called_again():
+    async with Controller() as client:
+        config = {"max_queued_requests": 8}
+        await client.create_backend("s", f"{CODE}:double", config=config)
+        await client.create_endpoint("e", backend="s")
+        handle = await client.get_handle("e")
+        assert [one async for one in handle.map(range(200))] == [2 * n for n in range(200)]
+        results = await handle.map(range(200), return_exceptions=True)
+        assert {type(one) for one in results} == {int, errors.Overloaded}
+        assert await handle.map(range(1100)) == [2 * n for n in range(1100)]
+
+
 async def test_plain_code_makes_many_calls_at_once():
     async with Controller() as client:
         handle = (await handle_of(client, "Scaled", 3)).sync
 
         def block():
+            results = handle.map(itertools.count(), window=4)
+            assert list(itertools.islice(results, 20)) == [3 * n for n in range(20)]
+            results.close()
+            results = handle.map([1, None], window=4)
+            assert next(results) == 3
+            with pytest.raises(TypeError):
+                next(results)
             return handle.map(iter([1, 2])), handle.options(priority=1).map([3])
 
         assert await anyio.to_thread.run_sync(block) == ([3, 6], [9])

@@ -283,8 +283,8 @@ class HttpClient:
                 return [own_copy(error) for _ in chunk]
             return outcomes
 
-        plan = MapPlan(call_all, chunk=_MOST_LINES, window=4 * _MOST_LINES)
-        return MapCall((items,), options, lambda _: plan, path)
+        plan = MapPlan(path, call_all, chunk=_MOST_LINES, window=4 * _MOST_LINES)
+        return MapCall((items,), options, lambda _: plan)
 
     async def _made(
         self,

@@ -205,7 +205,6 @@ class UnaryCall(Generic[P, R]):
             columns,
             options,
             lambda by_end: find().map_plan(asked, as_completed=by_end),
-            _name(self),
             lambda returns: find().map_at_once(columns, asked, return_exceptions=returns),
         )
 

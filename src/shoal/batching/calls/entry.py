@@ -132,6 +132,7 @@ class Entry:
         # Items of a chunk end together if they are of one batch, as consecutive ones usually are.
         is_apart = as_completed and (options.bucket_by or options.batch_size_fn) is not None
         return MapPlan(
+            self.intake.name,
             call_all,
             chunk=1 if is_apart else int(min(options.max_batch_size, most, _LARGEST_CHUNK)),
             window=3 * options.max_batch_size * int(min(options.slots, _MOST_SLOTS)),

@@ -87,34 +87,41 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
     ``async with f.map(items) as results: async for result in results: ...``.
     """
 
+    _size: int | None = None
+    _as_completed = False
+    _returns = False
+    _progress: Progress = False
+    _window: Window | None = None
+    _made: Coroutine[Any, Any, list[R_co]] | None = None
+    _is_over = False
+    _done = 0
+    _awaited: int | None = None
+    """The length of a list that is awaited without options."""
+
     # `plan` is called in the event loop when the first item is needed, with whether results may
-    # come as completed. `at_once` makes the calls of
-    # columns that have a length; it gets whether to return errors, and returns None if there are
-    # too many.
+    # come as completed. `at_once` makes the calls of columns that have a length; it gets whether to
+    # return errors, and returns None if there are too many.
     def __init__(
         self,
         columns: tuple[Any, ...],
         options: MapKeywords,
         plan: Callable[[bool], MapPlan],
-        name: str,
         at_once: Callable[[bool], Awaitable[list[Any]] | None] = lambda _: None,
     ) -> None:
         self._columns = columns
         self._plan = plan
-        self._name = name
         self._at_once = at_once
+        if options:
+            self._take(options)
+
+    def _take(self, options: MapKeywords) -> None:
+        self._is_over = True  # if one of them is refused
         window = options.get("window")
         self._size = None if window is None else whole("window", window, least=1)
         self._as_completed = yes_or_no("as_completed", options.get("as_completed", False))
         self._returns = yes_or_no("return_exceptions", options.get("return_exceptions", False))
         self._progress = checked_progress(options.get("progress", False))
-        self._report = reporter(False, None, name)
-        self._window: Window | None = None
-        self._is_left = False
-        self._made: Coroutine[Any, Any, list[R_co]] | None = None
-        self._done = 0
-        # The length of a list that is awaited without options.
-        self._awaited: int | None = None
+        self._is_over = False
 
     # As a coroutine.
 
@@ -148,6 +155,8 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
         return self
 
     async def __anext__(self) -> R_co:
+        if self._is_over:
+            raise StopAsyncIteration
         try:
             window = self._window or await self._opened()
             if window.room >= window.chunk:
@@ -172,23 +181,17 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
         return taken if self._as_completed else outcome
 
     async def _opened(self) -> Window:
-        source: PlainSource | FedSource
-        if any(isinstance(column, AsyncIterable) for column in self._columns):
-            if len(self._columns) > 1:
-                raise TypeError("map() takes one async iterable, or several plain ones")
-            source = FedSource()
-        else:
-            source = PlainSource(_rows(self._columns))
-        window = await self.open(source)
-        if isinstance(source, FedSource):
-            window.tasks.start_soon(source.read, self._columns[0], window)
-        self._report = reporter(self._progress, _length(self._columns), self._name)
+        if not any(isinstance(column, AsyncIterable) for column in self._columns):
+            return await self._open(PlainSource(_rows(self._columns)))
+        if len(self._columns) > 1:
+            raise TypeError("map() takes one async iterable, or several plain ones")
+        source = FedSource()
+        window = await self._open(source)
+        window.tasks.start_soon(source.read, self._columns[0], window)
         return window
 
-    async def open(self, source: PlainSource | FedSource) -> Window:
+    async def _open(self, source: PlainSource | FedSource) -> Window:
         """Opens the window for calls of what a source has."""
-        if self._is_left:
-            raise StopAsyncIteration
         await anyio.lowlevel.checkpoint_if_cancelled()
         plan = self._plan(self._as_completed)
         if len(self._columns) != 1:
@@ -202,17 +205,19 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
         )
         await window.open()
         self._window = window
+        self._report = reporter(self._progress, _length(self._columns), plan.name)
         return window
 
     async def exchanged(
-        self, source: FedSource, items: list[Any], is_last: bool
+        self, items: list[Any], *, is_last: bool
     ) -> tuple[list[tuple[int, Any]], int] | None:
         """Calls items of a thread; returns what is ready, and how many items are wanted next.
 
         Returns None after the last result.
         """
-        window = self._window or await self.open(source)
-        source.put(items, is_last=is_last)
+        window = self._window or await self._open(FedSource())
+        assert isinstance(window.source, FedSource)
+        window.source.put(items, is_last=is_last)
         while True:
             window.fill()
             wanted = window.chunk if window.room >= window.chunk and not is_last else 0
@@ -236,16 +241,15 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
 
     def leave(self) -> None:
         """Cancels the calls that are under way."""
-        self._is_left = True
+        self._is_over = True
         if self._window is not None:
             self._window.leave()
 
     def __del__(self) -> None:
         if self._window is not None:
             self._window.leave()
-        elif self._made is None and not self._is_left:
-            said = f"the calls of {self._name}.map() were never awaited"
-            warnings.warn(said, RuntimeWarning, stacklevel=2)
+        elif self._made is None and not self._is_over:
+            warnings.warn("the calls of map() were never awaited", RuntimeWarning, stacklevel=2)
 
 
 def map_in_thread(
@@ -270,10 +274,9 @@ def map_in_thread(
     own: MapKeywords = {**options, "progress": False}
     call = make(*columns, **own)
     source = PlainSource(_rows(columns))
-    fed = FedSource()
     done, items = 0, list[Any]()
     try:
-        while (got := run(partial(call.exchanged, fed, items, source.is_ended))) is not None:
+        while (got := run(partial(call.exchanged, items, is_last=source.is_ended))) is not None:
             results, wanted = got
             for one in results:
                 value = call.value_of(one)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import AsyncGenerator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -31,6 +32,7 @@ _MAX_REFUSED_S: Final = 60.0
 class MapPlan(NamedTuple):
     """How the items of a map are called."""
 
+    name: str
     call_all: Callable[[list[Any]], Awaitable[list[Any]]]
     """Returns the results of items, with errors in their places."""
     chunk: int
@@ -72,7 +74,7 @@ class FedSource:
     def __init__(self) -> None:
         self._read = deque[Any]()
         self._has_last = False
-        self._was_taken = anyio.Event()
+        self._was_taken: anyio.Event | None = None
 
     def put(self, items: Iterable[Any] = (), *, is_last: bool = False) -> None:
         self._read.extend(items)
@@ -82,7 +84,8 @@ class FedSource:
     def take(self, most: int) -> list[Any]:
         taken = [self._read.popleft() for _ in range(min(most, len(self._read)))]
         self.put()
-        self._was_taken.set()
+        if self._was_taken is not None:
+            self._was_taken.set()
         return taken
 
     async def read(self, items: AsyncIterable[Any], window: Window) -> None:
@@ -93,8 +96,13 @@ class FedSource:
                 while len(self._read) >= window.chunk:
                     self._was_taken = anyio.Event()
                     await self._was_taken.wait()
-        except Exception as error:
+        except BaseException as error:
+            if is_cancellation(error):
+                raise
             self.error = error
+        finally:
+            if isinstance(items, AsyncGenerator):  # nobody else may have it
+                await items.aclose()
         self.put(is_last=True)
         window.notify()
 
@@ -137,7 +145,7 @@ class Window:
         self._waiting: deque[_Chunk] = deque()  # for their tasks
         self._failure: BaseException | None = None
         self._changed = anyio.Event()
-        self._landed = anyio.Event()
+        self._refused: deque[anyio.Event] = deque()  # of chunks that wait to be called again
         self._ended = anyio.Event()
         self._loop = EventLoop.here()
         self.tasks: TaskGroup
@@ -222,8 +230,10 @@ class Window:
                 self._give(chunk)
             while self._running and self._running[0].outcomes is not None:
                 self._give(self._running.popleft())
-            self._landed.set()
-            self._landed = anyio.Event()
+            while self._refused and self._refused[0].is_set():
+                self._refused.popleft()
+            if self._refused:  # one for one: all of them at once would be refused again
+                self._refused.popleft().set()
         self.notify()
 
     def _give(self, chunk: _Chunk) -> None:
@@ -237,8 +247,11 @@ class Window:
         left = _refused(range(len(items)), outcomes)
         delay_s, give_up_at = _FIRST_DELAY_S, anyio.current_time() + _MAX_REFUSED_S
         while left and self._retries and anyio.current_time() < give_up_at:
+            is_worth_it = anyio.Event()
+            self._refused.append(is_worth_it)
             with anyio.move_on_after(delay_s):
-                await self._landed.wait()
+                await is_worth_it.wait()
+            is_worth_it.set()
             delay_s = min(2 * delay_s, _MAX_DELAY_S)
             again = await self._called([items[number] for number in left], deadline)
             for number, outcome in zip(left, again, strict=True):

@@ -136,6 +136,11 @@ class BatcherBlock:
                 task_status.started()
                 await self._closing.wait()
 
+    @property
+    def batchers(self) -> list[Batcher[Any]]:
+        """The batchers that are open in it."""
+        return [one.batcher for one, _ in list(self._opened.values())]
+
     def opened_at(self, place: Place) -> OpenedBatcher | None:
         there = self._opened.get(place)
         return None if there is None else there[0]
@@ -166,9 +171,7 @@ class BatcherBlock:
         return opened
 
     def runs(self, batch: Batch | None) -> bool:
-        return batch is not None and any(
-            one.batcher.runs(batch) for one, _ in list(self._opened.values())
-        )
+        return batch is not None and any(batcher.runs(batch) for batcher in self.batchers)
 
     def _close(self) -> None:
         self.is_closing = True
@@ -192,8 +195,7 @@ class BatcherBlock:
 
     def _look_at_all(self) -> None:
         # Requests that arrived since their batcher last reported are not recorded yet.
-        batchers = [one.batcher for one, _ in list(self._opened.values())]
-        self._busy.update([batcher for batcher in batchers if not batcher.is_at_rest])
+        self._busy.update([batcher for batcher in self.batchers if not batcher.is_at_rest])
         if not self._busy:
             self._at_rest.set()
 
@@ -228,7 +230,7 @@ def block_here() -> BatcherBlock | None:
                 return block
         if own in blocks and not own.is_closing:
             return own
-        public = [block for block in blocks if not block.is_private]
+        public = public_blocks()
         for block in reversed(public):
             if not block.is_closing:
                 return block
@@ -236,6 +238,11 @@ def block_here() -> BatcherBlock | None:
             return None
         raise BatcherClosed("the block of shoal.open_batchers() is being left")
     return None
+
+
+def public_blocks() -> list[BatcherBlock]:
+    """Returns the blocks of this event loop that are not private, in the order of entering."""
+    return [block for block in _blocks.get() if not block.is_private]
 
 
 def loops_of_context() -> list[EventLoop]:

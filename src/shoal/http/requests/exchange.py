@@ -45,7 +45,7 @@ WITHOUT_BODY: Final = (204, 304)
 
 _FREE_PIECES: Final = 1024
 _LEAST_BYTES_PER_PIECE: Final = 64
-_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
+REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
 
 
 class Counted(NamedTuple):
@@ -90,7 +90,7 @@ class Exchange:
         self.method: str = scope["method"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         given_id = self.headers.get(b"x-request-id")
-        if given_id is None or not _REQUEST_ID.fullmatch(given_id):
+        if given_id is None or not REQUEST_ID.fullmatch(given_id):
             given_id = shared.new_id()
         self.id = given_id
         extensions = scope.get("extensions")

@@ -167,8 +167,8 @@ class Handle(_Hinting, ABC):
             except Exception as error:
                 return [error]
 
-        plan = MapPlan(outcome_of, chunk=1, window=self._WINDOW, once=_MOST_ONCE)
-        return MapCall(columns, options, lambda _: plan, self.endpoint)
+        plan = MapPlan(self.endpoint, outcome_of, 1, self._WINDOW, once=_MOST_ONCE)
+        return MapCall(columns, options, lambda _: plan)
 
     def remote(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Does the same as `call`; Ray Serve's name for it."""

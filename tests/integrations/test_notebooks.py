@@ -1,0 +1,39 @@
+"""The page about notebooks, run cell by cell in a kernel of Jupyter."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "use-notebooks.md"
+
+
+def test_the_page_does_in_a_kernel_what_it_says(tmp_path, monkeypatch):
+    import nbformat
+    from nbclient import NotebookClient
+
+    for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    fences = re.findall(
+        r"^```(py|text)\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    cells: list[list[str]] = []
+    for language, text in fences:
+        if language == "py":
+            cells.append([text, ""])
+        else:
+            cells[-1][1] = text
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code, _ in cells])
+    NotebookClient(book, timeout=30, kernel_name="python3").execute()
+    printed = [
+        "".join(output.text for output in cell.outputs if output.get("name") == "stdout")
+        for cell in book.cells
+    ]
+    assert printed == [wanted for _, wanted in cells]
