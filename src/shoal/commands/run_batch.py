@@ -327,6 +327,19 @@ class _Job:
         window = self._arguments.window
         if window is None and self._is_app:
             window = _REQUESTS_AT_ONCE
+        # Results that were taken since the last write: no more than the window has.
+        landed: list[Any] = []
+
+        def write(*_: object) -> None:
+            """Writes the results that are there, whenever no more are."""
+            for outcome in landed:
+                if items.refused:
+                    self._add_refused(items, form)
+                self._add(form, outcome)
+            landed.clear()
+            self._results.flush()
+            self._report(self._results.done - self._first, False)
+
         try:
             while not items.is_ended:
                 columns: list[Iterable[Any]] = [items]
@@ -334,26 +347,20 @@ class _Job:
                     each = tee(items, size)
                     columns = [map(itemgetter(nth), one) for nth, one in enumerate(each)]
                 outcomes = batcher.call.map(
-                    *columns, window=window, return_exceptions=True, progress=self._landed
+                    *columns, window=window, return_exceptions=True, progress=write
                 )
                 async for outcome in outcomes:
-                    if items.refused:
-                        self._add_refused(items, form)
-                    self._add(form, outcome)
+                    landed.append(outcome)  # noqa: PERF401 - `write` reads it during the loop
+                write()
                 self._add_refused(items, form)
-                self._landed()
+                write()
                 if not items.is_ended and self._source.pipe is not None:
                     await self._source.pipe.wait()
         finally:
-            self._results.flush()
+            write()
             self._report(self._results.done - self._first, True)
         total = self._source.total
         self.is_complete = items.is_ended if total is None else self._results.done == total
-
-    def _landed(self, *_: object) -> None:
-        """Writes what is there, whenever no more is."""
-        self._results.flush()
-        self._report(self._results.done - self._first, False)
 
     def _add_refused(self, items: _Items, form: OpenAiLines | ItemLines) -> None:
         while items.refused and items.refused[0][0] == self._results.done + 1:

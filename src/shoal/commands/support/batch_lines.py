@@ -6,14 +6,13 @@ import json
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib import import_module
+from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import uuid4
 
 import anyio
 
-from shoal.asgi.http_options import HttpOptions
 from shoal.batching.batcher import Batcher
-from shoal.commands.support.mistake import CommandError
 from shoal.core.extras import is_installed
 from shoal.core.json_text import json_bytes
 from shoal.failures.exceptions import in_one_line
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
     from inspect import Signature
 
-    from starlette.types import ASGIApp, Message
+    from starlette.types import ASGIApp
 
 _NULL: Final = b"null"
 _INVALID: Final = "urn:shoal:problem:invalid-json"
@@ -51,8 +50,10 @@ class ItemLines:
         self.item: Callable[[Any], Any] = partial(_plain if are_values else _plain_line, signature)
         self._encoded: Callable[[Any], bytes] = _encoded_plainly
         if checks:
-            self.item = (_checked_value if are_values else _checked_line)(signature)
-            self._encoded = _encoder()
+            from shoal.http.requests.plain import encoded, one_line_json
+
+            self.item = _checked(signature, are_values=are_values)
+            self._encoded = lambda value: one_line_json(encoded(value))
 
     def written(self, number: int, outcome: Any) -> tuple[bytes, bytes | None]:
         """Returns the line of a result, and of its error."""
@@ -172,12 +173,6 @@ def _described(error: Exception) -> Mapping[str, Any]:
     }
 
 
-def _encoder() -> Callable[[Any], bytes]:
-    from shoal.http.requests.plain import encoded, one_line_json
-
-    return lambda value: one_line_json(encoded(value))
-
-
 def _encoded_plainly(value: Any) -> bytes:
     try:
         return json_bytes(value, _not_json)
@@ -189,32 +184,8 @@ def _not_json(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} can't be written as JSON")
 
 
-def _checked_line(signature: Signature) -> Callable[[bytes], Any]:
-    from starlette.requests import Request
-
-    from shoal.http.json.payload import reader_for
-    from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.problem import Refused
-    from shoal.http.requests.shared_parts import SharedParts
-
-    if any(one.annotation is Request for one in signature.parameters.values()):
-        raise CommandError("the handler takes whole HTTP requests, which lines are not")
-    read = reader_for(signature).read
-    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
-    exchange = Exchange(SharedParts(HttpOptions()), scope, _receive, _send)
-
-    def item(line: bytes) -> Any:
-        try:
-            return read(exchange, line)
-        except Refused as refused:
-            members = refused.problem.members("")
-            del members["status"], members["instance"]  # there is no request
-            raise LineRefused(members) from None
-
-    return item
-
-
-def _checked_value(signature: Signature) -> Callable[[Any], Any]:
+def _checked(signature: Signature, *, are_values: bool) -> Callable[[Any], Any]:
+    """Returns what makes the item of a line, or of a value."""
     from pydantic import ValidationError
 
     from shoal.http.json.payload import fields_adapter
@@ -223,29 +194,26 @@ def _checked_value(signature: Signature) -> Callable[[Any], Any]:
     parameters = list(signature.parameters.values())
     is_single = len(parameters) == 1
     annotation = parameters[0].annotation if is_single else None
-    if annotation is parameters[0].empty:
+    if annotation is bytes and not are_values:
+        return bytes
+    if annotation is Parameter.empty:
         annotation = Any
     adapter = adapter_of(annotation) if is_single else fields_adapter(parameters)
-    check = finite_validator(adapter).validate_python
+    validator = finite_validator(adapter)
+    check: Callable[[Any], Any]
+    check = validator.validate_python if are_values else validator.validate_json
 
-    def item(value: Any) -> Any:
+    def item(line: Any) -> Any:
         try:
-            found: Any = check(value)
+            found = check(line)
         except ValidationError as error:
-            members = problem_of_validation(error, value).members("")
-            del members["status"], members["instance"]
+            given = {"value": line} if are_values else {"body": line}
+            members = problem_of_validation(error, **given).members("")
+            del members["status"], members["instance"]  # there is no request
             raise LineRefused(members) from None
         return found if is_single else tuple(found.get(one.name, one.default) for one in parameters)
 
     return item
-
-
-async def _receive() -> Message:
-    raise RuntimeError("a line has no messages")
-
-
-async def _send(_message: Message) -> None:
-    raise RuntimeError("a line has no response")
 
 
 def _plain(signature: Signature, value: Any) -> Any:

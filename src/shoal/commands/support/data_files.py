@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 NOT_YET: Final = object()
 _BLOCK_BYTES: Final = 2**20
 _ERROR_BEGINS: Final = b'{"line":'
-# How many lines are written at once, at most.
-_MOST_HELD: Final = 4096
 _ROWS_AT_ONCE: Final = 4096
 _NOTHING: Final[dict[str, Any]] = {}
 
@@ -155,21 +153,21 @@ class Results:
         if error is not None:
             self._failures.append(error)
             self.failed += 1
-        if len(self._lines) >= _MOST_HELD:
-            self.flush()
 
     def flush(self) -> None:
-        for path, file, lines in (
-            (self.errors_path, self._errors, self._failures),
-            (self.path, self._output, self._lines),
+        # What can't be written is dropped: to write the rest later would leave a gap.
+        failures, self._failures = self._failures, []
+        lines, self._lines = self._lines, []
+        for path, file, added in (
+            (self.errors_path, self._errors, failures),
+            (self.path, self._output, lines),
         ):
-            if lines:
+            if added:
                 try:
-                    file.write(b"\n".join((*lines, b"")))
+                    file.write(b"\n".join((*added, b"")))
                     file.flush()
                 except OSError as error:
                     raise CommandError(f"can't write {path}: {error.strerror}", 1) from None
-                lines.clear()
 
     def close(self) -> None:
         """Closes the files, and removes that of errors if there are none."""
