@@ -274,6 +274,10 @@ def test_it_goes_on_from_whatever_a_kill_leaves(job):
         Path("out.jsonl").write_bytes(left)
         Path("out.errors.jsonl").write_bytes(errors[:size])
         Path("calls.txt").unlink()
+        done = left.count(b"\n") + 1
+        job("jobs:double", range(1, 41), "--limit", "1", code=int(done >= 7))
+        assert Path("out.jsonl").read_bytes() == b"".join(output.splitlines(True)[:done])
+        assert lines_in("out.errors.jsonl") == done // 7
         job("jobs:double", range(1, 41), code=1)
         assert Path("out.jsonl").read_bytes() == output
         assert Path("out.errors.jsonl").read_bytes() == errors

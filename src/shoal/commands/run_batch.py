@@ -354,7 +354,7 @@ class _Job:
                 write()
                 self._add_refused(items, form)
                 write()
-                if not items.is_ended and self._source.pipe is not None:
+                if self._source.pipe is not None and not items.is_ended:
                     await self._source.pipe.wait()
         finally:
             write()
