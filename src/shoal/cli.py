@@ -35,6 +35,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "call": ("call an endpoint", "call:add_arguments"),
     "top": ("watch a server in the terminal", "top:add_arguments"),
     "trace": ("record a server's arrivals for a simulation", "trace:add_arguments"),
+    "run-batch": ("call a handler with each line of a file", "run_batch:add_arguments"),
     "simulate": ("simulate batching options under given traffic", "simulate:add_arguments"),
     "tune": ("measure a handler and find options for it", "tune:add_arguments"),
 }

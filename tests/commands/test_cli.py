@@ -404,6 +404,7 @@ def test_an_application_that_does_not_start_shows_its_traceback(terminal, direct
     ("name", "example"),
     [
         ("serve", "shoal serve my_module:app"),
+        ("run-batch", "shoal run-batch my_module:embed texts.jsonl vectors.jsonl --limit 1000"),
         ("simulate", "shoal simulate --rate 1000 --run-time 0.002+0.00005n --max-batch-size 64"),
         ("tune", "shoal tune my_module:embed --item"),
     ],
@@ -420,10 +421,10 @@ def test_help_names_every_command(capsys):
         main(["--help"])
     assert ended.value.code == 0
     told = capsys.readouterr().out
-    assert re.findall(r"^    (\w+)", told, re.MULTILINE) == [
+    assert re.findall(r"^    ([\w-]+)", told, re.MULTILINE) == [
         *("serve", "check", "start", "stop", "status", "logs"),
         *("backends", "endpoints", "traffic", "shadow", "scale", "call"),
-        *("top", "trace", "simulate", "tune"),
+        *("top", "trace", "run-batch", "simulate", "tune"),
     ]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import sys
-import traceback
 from contextlib import redirect_stdout
 from functools import partial
 from itertools import cycle
@@ -27,7 +26,7 @@ from shoal.commands.support.arguments import (
     more_than_0,
 )
 from shoal.commands.support.loading import named
-from shoal.commands.support.mistake import CommandError, as_mistakes, say
+from shoal.commands.support.mistake import CommandError, as_mistakes, failed_code, say
 from shoal.commands.support.output import keywords, save_plot, show, table
 from shoal.commands.support.values import init_arguments_of, json_of, option_pairs
 from shoal.planning.figures import duration, percent, percentiles, three_digits
@@ -275,7 +274,7 @@ def run(arguments: Namespace) -> int:
         except NotMeasured as failure:
             if failure.__cause__ is None:
                 raise CommandError(str(failure), 1) from None
-            raise _failed(str(failure), failure.__cause__) from None
+            raise failed_code(str(failure), failure.__cause__) from None
         except BaseExceptionGroup as group:
             if group.subgroup(KeyboardInterrupt) is None:
                 raise
@@ -290,12 +289,6 @@ def run(arguments: Namespace) -> int:
     if arguments.plot is not None:
         save_plot(partial(plot_tuning, measured, search, candidates), arguments.plot)
     return 0 if candidates[0].meets_target else 1
-
-
-def _failed(what: str, error: BaseException) -> CommandError:
-    """Prints the traceback of the user's code; returns the error of the command."""
-    traceback.print_exception(error)
-    return CommandError(f"{what}, see above", 1)
 
 
 async def _measured(handler: Any, arguments: Namespace) -> tuple[MeasuredRunTimes, BatchOptions]:
@@ -338,7 +331,7 @@ def _items(arguments: Namespace) -> Callable[[], Any]:
             try:
                 return function()
             except Exception as error:
-                raise _failed(f"{arguments.item_from}() failed", error) from None
+                raise failed_code(f"{arguments.item_from}() failed", error) from None
 
         return make
     if arguments.item is not None:

@@ -25,6 +25,7 @@ from shoal.planning.recordings import measured_run_times
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from shoal.planning.recordings import MeasuredRunTimes
 
@@ -66,22 +67,32 @@ def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         raise NotMeasured(f"{handler.__qualname__} could not be instantiated") from error
 
 
-@asynccontextmanager
-async def opened(handler: Any) -> AsyncGenerator[Batcher[Any]]:
-    """Opens a batcher for a handler, decorated or not."""
+def opened(handler: Any, **options: Any) -> AbstractAsyncContextManager[Batcher[Any]]:
+    """Opens a batcher for a handler, decorated or not; options change those of the decorator."""
     if isinstance(handler, Decorated):
-        async with open_batchers(handler):
-            yield handler.batcher
-        return
+        return _opened_decorated(handler, options)
     if callable(handler) and not inspect.isclass(handler) and not takes_lists(handler):
         raise TypeError(
-            f"{handler!r:.100} takes one item at a time, and tune measures batches: annotate its "
-            "parameters as lists, mark it with @shoal.accept_batch, or decorate it with "
+            f"{handler!r:.100} takes one item at a time, and it is called with batches: annotate "
+            "its parameters as lists, mark it with @shoal.accept_batch, or decorate it with "
             "@shoal.batch"
         )
-    batcher: Batcher[Any] = Batcher(handler)
+    return _opened(Batcher(handler, **options))
+
+
+@asynccontextmanager
+async def _opened(batcher: Batcher[Any]) -> AsyncGenerator[Batcher[Any]]:
     async with batcher:
         yield batcher
+
+
+@asynccontextmanager
+async def _opened_decorated(
+    handler: Decorated, options: dict[str, Any]
+) -> AsyncGenerator[Batcher[Any]]:
+    async with open_batchers(handler):
+        handler.batcher.configure(**options)
+        yield handler.batcher
 
 
 async def measure(

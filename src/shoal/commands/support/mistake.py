@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import traceback
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +34,12 @@ def as_mistakes() -> Generator[None]:
         raise CommandError(in_one_line(error)) from None
     except ModuleNotFoundError as error:
         raise CommandError(in_one_line(error), 1) from None
+
+
+def failed_code(what: str, error: BaseException) -> CommandError:
+    """Prints the traceback of the user's code; returns the error of the command."""
+    traceback.print_exception(error)
+    return CommandError(f"{what}, see above", 1)
 
 
 def in_one_line(error: BaseException) -> str:
