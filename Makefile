@@ -15,7 +15,7 @@ SOAK_PROGRAMS ?= 20000
 FUZZ_CONNECTIONS ?= 400000
 
 # Every extra but `ray`: Ray takes 240 MB, and is late for each new CPython.
-EXTRAS := serve,client,bodies,uvloop,reload,cache,plot,gpu,otel
+EXTRAS := serve,client,bodies,uvloop,reload,cache,parquet,plot,progress,gpu,otel
 DEMO_EXTRAS := serve,plot,client,reload
 
 # Two workers for each core, since many tests wait for processes; each worker takes seconds to import all tests, so no

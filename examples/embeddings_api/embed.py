@@ -1,6 +1,6 @@
 """Embeds 5,000 texts with an API that limits its callers; see api.py, which stands for the API.
 
-pip install 'shoal[client]'
+pip install 'shoal[cache,client,progress]'
 python -m examples.embeddings_api.embed
 """
 
@@ -27,7 +27,7 @@ async def embed_all(url: str, texts: Iterable[str]) -> list[list[float]]:
             batch_size_fn=tokens,
             max_concurrent_batches=3,  # requests at a time
             limit=shoal.Limit(cost_per_min=1_000_000),  # tokens a minute
-            dedupe=True,  # equal texts once
+            cache=shoal.Cache(max_size=100_000, ttl_s=3600),  # equal texts once
         )
         async def embed(texts: list[str]) -> list[list[float]]:
             response = await client.post("/embeddings", json={"input": texts})
@@ -36,7 +36,7 @@ async def embed_all(url: str, texts: Iterable[str]) -> list[list[float]]:
             return [one["embedding"] for one in response.json()["data"]]
 
         async with shoal.open_batchers(embed):
-            return await embed.map(texts)
+            return await embed.map(texts, progress=True)
 
 
 async def main() -> None:

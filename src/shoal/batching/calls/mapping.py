@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from shoal.batching.calls.progress import Progress
 
 T = TypeVar("T")
-V_co = TypeVar("V_co", covariant=True)
-R_co = TypeVar("R_co", covariant=True)
+V = TypeVar("V")
+R = TypeVar("R")
 
 
 Items: TypeAlias = "Iterable[T] | AsyncIterable[T]"
@@ -42,14 +42,14 @@ class MapKeywords(TypedDict, total=False):
     progress: Progress
 
 
-class DelegatingCoroutine(Coroutine[Any, Any, V_co]):
+class DelegatingCoroutine(Coroutine[Any, Any, V]):
     """A coroutine object with further methods, which event loops take for the coroutine."""
 
     @property
     @abstractmethod
-    def _coroutine(self) -> Coroutine[Any, Any, V_co]: ...
+    def _coroutine(self) -> Coroutine[Any, Any, V]: ...
 
-    def __await__(self) -> Generator[Any, Any, V_co]:
+    def __await__(self) -> Generator[Any, Any, V]:
         return self._coroutine.__await__()
 
     def send(self, value: Any, /) -> Any:
@@ -76,7 +76,7 @@ class DelegatingCoroutine(Coroutine[Any, Any, V_co]):
         return getattr(self._coroutine, name)
 
 
-class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_co]):
+class MapCall(DelegatingCoroutine["list[R]"], AsyncIterator[R], Generic[R]):
     """Calls for all items: ``await f.map(items)``, or ``async for result in f.map(items)``.
 
     Iterated, it takes items as there is room for them, and gives each result when all results
@@ -92,7 +92,7 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
     _returns = False
     _progress: Progress = False
     _window: Window | None = None
-    _made: Coroutine[Any, Any, list[R_co]] | None = None
+    _made: Coroutine[Any, Any, list[R]] | None = None
     _is_over = False
     _done = 0
     _awaited: int | None = None
@@ -126,12 +126,12 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
     # As a coroutine.
 
     @property
-    def _coroutine(self) -> Coroutine[Any, Any, list[R_co]]:
+    def _coroutine(self) -> Coroutine[Any, Any, list[R]]:
         if self._made is None:
             self._made = self._all_results()
         return self._made
 
-    async def _all_results(self) -> list[R_co]:
+    async def _all_results(self) -> list[R]:
         is_plain = self._size is None and not self._as_completed and self._progress is False
         if is_plain and all(isinstance(column, Sized) for column in self._columns):
             self._awaited = _length(self._columns)
@@ -154,7 +154,7 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> R_co:
+    async def __anext__(self) -> R:
         if self._is_over:
             raise StopAsyncIteration
         try:
@@ -167,7 +167,7 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
                     self._report(self._done, True)
                     raise StopAsyncIteration
             self._done += 1
-            value: R_co = self.value_of(window.take())
+            value: R = self.value_of(window.take())
             return value
         except BaseException:
             self.leave()
@@ -183,11 +183,12 @@ class MapCall(DelegatingCoroutine["list[R_co]"], AsyncIterator[R_co], Generic[R_
     async def _opened(self) -> Window:
         if not any(isinstance(column, AsyncIterable) for column in self._columns):
             return await self._open(PlainSource(_rows(self._columns)))
-        if len(self._columns) > 1:
+        items, *others = self._columns
+        if others:
             raise TypeError("map() takes one async iterable, or several plain ones")
         source = FedSource()
         window = await self._open(source)
-        window.tasks.start_soon(source.read, self._columns[0], window)
+        window.tasks.start_soon(source.read, items, window)
         return window
 
     async def _open(self, source: PlainSource | FedSource) -> Window:
