@@ -29,7 +29,7 @@ from shoal.commands.support.arguments import (
 from shoal.commands.support.batch_lines import ItemLines, LineRefused, OpenAiLines, open_app
 from shoal.commands.support.data_files import (
     NOT_YET,
-    Results,
+    ResultFiles,
     failures_in,
     open_lines,
     open_rows,
@@ -146,7 +146,7 @@ def run(arguments: Namespace) -> int:
         source = _source(arguments, is_app)
     with (
         source as lines,
-        closing(Results(journal, errors, overwrite=arguments.overwrite)) as results,
+        closing(ResultFiles(journal, errors, overwrite=arguments.overwrite)) as results,
     ):
         job = _Job(arguments, lines, results, is_app=is_app)
         if job.left != 0:
@@ -253,7 +253,7 @@ class _Job:
     """The lines of one run: read, called, and written in their order."""
 
     def __init__(
-        self, arguments: Namespace, source: Input, results: Results, *, is_app: bool
+        self, arguments: Namespace, source: Input, results: ResultFiles, *, is_app: bool
     ) -> None:
         self.stopped_by: int | None = None
         self.is_complete = False

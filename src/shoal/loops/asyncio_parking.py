@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
     from shoal.core.request import Request
-    from shoal.loops.parking import Limit, Parked, Scope
+    from shoal.loops.parking import Parked, Scope, TimeLimit
 
 FINISHED = State.FINISHED
 
@@ -78,7 +78,7 @@ class AsyncioParking(Parking):
         parked.waiter = waiter
         return waiter
 
-    def limit(self, limit_s: float, entered: set[Any]) -> Limit | None:
+    def limit(self, limit_s: float, entered: set[Any]) -> TimeLimit | None:
         try:
             task: asyncio.Task[Any] | None = asyncio.current_task()
         except RuntimeError:  # it is called in another kind of loop

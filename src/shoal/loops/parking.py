@@ -43,7 +43,7 @@ class Parked(Protocol):
     waiter: Any
 
 
-class Limit(Protocol):
+class TimeLimit(Protocol):
     """A block that is cancelled at a time."""
 
     @property
@@ -86,7 +86,7 @@ class Parking(ABC):
         # call, since an object that is not a coroutine is awaited with two more calls.
 
     @abstractmethod
-    def limit(self, limit_s: float, entered: set[Any]) -> Limit | None:
+    def limit(self, limit_s: float, entered: set[Any]) -> TimeLimit | None:
         """Returns a limit for the calling task, for work that nearly always takes much less."""
         # The limit is in `entered` while the task is in it; another task checks the clock, and
         # calls its `end`. None where only a cancel scope can do it.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
 
     from shoal.core.request import Request
-    from shoal.loops.parking import Limit, Parked, Scope
+    from shoal.loops.parking import Parked, Scope, TimeLimit
 
 FINISHED = State.FINISHED
 
@@ -88,7 +88,7 @@ class TrioParking(Parking):
         waiter.task = current_task()
         return wait_task_rescheduled(waiter)
 
-    def limit(self, limit_s: float, entered: set[Any]) -> Limit | None:
+    def limit(self, limit_s: float, entered: set[Any]) -> TimeLimit | None:
         return None
 
     def wake(self, waiter: Any) -> None:

@@ -17,7 +17,7 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.calls.progress import checked_progress, reporter
-from shoal.batching.calls.window import FedSource, MapPlan, PlainSource, Window
+from shoal.batching.calls.window import FedSource, MapPlan, MapWindow, PlainSource
 from shoal.core.options.checks import whole, yes_or_no
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class MapCall(DelegatingCoroutine["list[R]"], AsyncIterator[R], Generic[R]):
     _as_completed = False
     _returns = False
     _progress: Progress = False
-    _window: Window | None = None
+    _window: MapWindow | None = None
     _made: Coroutine[Any, Any, list[R]] | None = None
     _is_over = False
     _done = 0
@@ -180,7 +180,7 @@ class MapCall(DelegatingCoroutine["list[R]"], AsyncIterator[R], Generic[R]):
             raise outcome
         return taken if self._as_completed else outcome
 
-    async def _opened(self) -> Window:
+    async def _opened(self) -> MapWindow:
         if not any(isinstance(column, AsyncIterable) for column in self._columns):
             return await self._open(PlainSource(_rows(self._columns)))
         items, *others = self._columns
@@ -191,13 +191,13 @@ class MapCall(DelegatingCoroutine["list[R]"], AsyncIterator[R], Generic[R]):
         window.tasks.start_soon(source.read, items, window)
         return window
 
-    async def _open(self, source: PlainSource | FedSource) -> Window:
+    async def _open(self, source: PlainSource | FedSource) -> MapWindow:
         """Opens the window for calls of what a source has."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         plan = self._plan(self._as_completed)
         if len(self._columns) != 1:
             plan = plan._replace(call_all=partial(_call_rows, plan.call_all))
-        window = Window(
+        window = MapWindow(
             plan,
             self._size,
             source,

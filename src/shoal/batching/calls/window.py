@@ -88,7 +88,7 @@ class FedSource:
             self._was_taken.set()
         return taken
 
-    async def read(self, items: AsyncIterable[Any], window: Window) -> None:
+    async def read(self, items: AsyncIterable[Any], window: MapWindow) -> None:
         try:
             async for item in items:
                 self.put([item])
@@ -118,7 +118,7 @@ class _Chunk:
         self.outcomes: list[Any] | None = None
 
 
-class Window:
+class MapWindow:
     """The items that are under way: started, and their results not taken yet."""
 
     def __init__(

@@ -118,7 +118,7 @@ def _rows(table: Any, only: str | None) -> Iterator[Any]:
         yield from rows if only is None else (row[only] for row in rows)
 
 
-class Results:
+class ResultFiles:
     """The output of a job and its errors, where it goes on after the last line that has an end.
 
     Errors are written before the lines in whose places they are. A process that is killed at any

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shoal.http.openai.items import Prompt
-    from shoal.http.openai.models import Models, OpenAIModel
+    from shoal.http.openai.models import OpenAIModel, OpenAIModels
     from shoal.http.requests.exchange import Exchange
 
 
@@ -40,7 +40,7 @@ class InputsRoute(OpenAIRoute):
     # What the results are.
     gives: ClassVar[str]
 
-    def __init__(self, models: Models, most: int) -> None:
+    def __init__(self, models: OpenAIModels, most: int) -> None:
         super().__init__()
         self._models = models
         self._most = most

@@ -156,7 +156,7 @@ def _refusal(error: Exception, what: str, param: str) -> Refused:
 
 
 @dataclass
-class Models:
+class OpenAIModels:
     """The models of one controller."""
 
     controller: Controller
@@ -214,7 +214,7 @@ class OpenAIRoute(Route):
 class ModelsPage(OpenAIRoute):
     """Lists the models, or describes the one that the path names."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: OpenAIModels) -> None:
         super().__init__()
         self._models = models
         self._created = int(time.time())

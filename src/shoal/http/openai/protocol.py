@@ -10,7 +10,7 @@ from shoal.core.options.checks import whole
 from shoal.http.openai.classify import ClassifyRoute
 from shoal.http.openai.embeddings import EmbeddingsRoute
 from shoal.http.openai.errors import PREFIX, no_such_path
-from shoal.http.openai.models import Models, ModelsPage, OpenAIRoute, Tokens
+from shoal.http.openai.models import ModelsPage, OpenAIModels, OpenAIRoute, Tokens
 from shoal.http.openai.pairs import RerankRoute, ScoreRoute
 from shoal.http.openai.texts.completions import TextRoute
 from shoal.http.openai.texts.responses_request import ResponsesReader
@@ -105,7 +105,7 @@ class OpenAI(HttpProtocol):
 
     @override
     def routes(self, controller: Controller, options: HttpOptions) -> ProtocolRoutes:
-        models = Models(controller, options, self._names, self._tokens)
+        models = OpenAIModels(controller, options, self._names, self._tokens)
         page = ModelsPage(models)
         most = self._max_inputs
         routes: list[tuple[str, str, Route]] = [

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from starlette.types import Receive
 
-    from shoal.loops.parking import Limit, Parking
+    from shoal.loops.parking import TimeLimit, Parking
 
     Registry = dict["Watched", Callable[[], object]]
 
@@ -86,7 +86,7 @@ class Departures:
             self._new[client] = callback
             self._start_looking()
 
-    def limit(self, limit_s: float) -> Limit:
+    def limit(self, limit_s: float) -> TimeLimit:
         """Returns a time limit, in seconds, for a block of the calling task."""
         limit = None if self._parking is None else self._parking.limit(limit_s, self._limits)
         if limit is None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.openai.text import TextEnd
     from shoal.http.openai.texts.messages import MessageForm
-    from shoal.http.openai.texts.results import Output
+    from shoal.http.openai.texts.results import TextOutput
     from shoal.http.openai.texts.text_request import TextJob
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
@@ -52,7 +52,7 @@ class TextCall:
     call: EndpointCall
     batcher: MethodBatcher
     item: Any
-    output: Output
+    output: TextOutput
 
     def stream(self) -> ItemStream:
         """Returns the stream of its pieces; of one piece if the model does not stream."""
@@ -60,7 +60,7 @@ class TextCall:
             return self.call.stream(self.item)
         return _OneResult(self.call, self.item)
 
-    async def collected(self) -> Output:
+    async def collected(self) -> TextOutput:
         """Makes the call; returns the whole text."""
         if not self.call.streams:
             self.output.whole(await self.call.result(self.item))
@@ -161,9 +161,9 @@ async def _one_of_several(job: TextJob, nth: int) -> AsyncGenerator[TextCall]:
                 yield text
 
 
-async def gathered(job: TextJob) -> list[Output]:
+async def gathered(job: TextJob) -> list[TextOutput]:
     """Makes the calls of all texts at once; the first failure cancels the others."""
-    texts: dict[int, Output] = {}
+    texts: dict[int, TextOutput] = {}
     failures: list[Exception] = []
 
     async def run(nth: int) -> None:

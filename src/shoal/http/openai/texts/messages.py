@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from shoal.http.openai.text import TextEnd
-    from shoal.http.openai.texts.results import Output
+    from shoal.http.openai.texts.results import TextOutput
     from shoal.http.requests.problem import Problem
 
 
@@ -108,7 +108,7 @@ class Forms(ABC):
     def stream(
         self,
         request_id: bytes,
-        output: Output,
+        output: TextOutput,
         prompt_tokens: Callable[[], int],
         *,
         with_usage: bool,
@@ -116,7 +116,9 @@ class Forms(ABC):
         """Returns the form of a stream with one text; the id has safe characters only."""
 
     @abstractmethod
-    def whole(self, request_id: bytes, outputs: Sequence[Output], prompt_tokens: int) -> bytes: ...
+    def whole(
+        self, request_id: bytes, outputs: Sequence[TextOutput], prompt_tokens: int
+    ) -> bytes: ...
 
 
 class AnswerForms(Forms):
@@ -135,7 +137,7 @@ class AnswerForms(Forms):
     def stream(
         self,
         request_id: bytes,
-        output: Output,
+        output: TextOutput,
         prompt_tokens: Callable[[], int],
         *,
         with_usage: bool,
@@ -146,13 +148,13 @@ class AnswerForms(Forms):
         return MessageForm(self._parts, self._head % (request_id, time.time()), self._chat)
 
     @override
-    def whole(self, request_id: bytes, outputs: Sequence[Output], prompt_tokens: int) -> bytes:
+    def whole(self, request_id: bytes, outputs: Sequence[TextOutput], prompt_tokens: int) -> bytes:
         choices = [self._choice(nth, output) for nth, output in enumerate(outputs)]
         tokens = sum([output.end.tokens for output in outputs])
         counts = (prompt_tokens, tokens, prompt_tokens + tokens)
         return self._whole % (request_id, time.time(), b",".join(choices), *counts)
 
-    def _choice(self, index: int, output: Output) -> bytes:
+    def _choice(self, index: int, output: TextOutput) -> bytes:
         text, fields = output.text, output.fields
         if self._chat and fields:
             given = {"role": "assistant", "content": text or None, "refusal": None, **fields}
@@ -203,7 +205,9 @@ class ChoiceMessages:
 
     __slots__ = ("_chat", "_first", "_head", "_last", "_tail", "after", "before", "output")
 
-    def __init__(self, form: MessageForm, index: int, output: Output, *, with_usage: bool) -> None:
+    def __init__(
+        self, form: MessageForm, index: int, output: TextOutput, *, with_usage: bool
+    ) -> None:
         parts = form.parts
         head = b'data: %b,"choices":[{"index":%d,' % (form.head, index)
         tail = (b',"usage":null}' if with_usage else b"}") + b"\n\n"
@@ -296,7 +300,7 @@ class OneText(_Events):
     def __init__(
         self,
         form: MessageForm,
-        output: Output,
+        output: TextOutput,
         prompt_tokens: Callable[[], int],
         *,
         with_usage: bool,

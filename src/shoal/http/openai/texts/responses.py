@@ -13,7 +13,7 @@ from shoal.http.requests.plain import encoded, one_line_json, whole_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from shoal.http.openai.texts.results import Output
+    from shoal.http.openai.texts.results import TextOutput
     from shoal.http.requests.problem import Problem
 
 # Parameters of a request that its response has as well, and their defaults.
@@ -195,7 +195,7 @@ class Responses(Forms):
     def stream(
         self,
         request_id: bytes,
-        output: Output,
+        output: TextOutput,
         prompt_tokens: Callable[[], int],
         *,
         with_usage: bool,
@@ -203,7 +203,7 @@ class Responses(Forms):
         return _ResponseEvents(self, request_id.decode(), output, prompt_tokens())
 
     @override
-    def whole(self, request_id: bytes, outputs: Sequence[Output], prompt_tokens: int) -> bytes:
+    def whole(self, request_id: bytes, outputs: Sequence[TextOutput], prompt_tokens: int) -> bytes:
         [output] = outputs
         items = _Items(request_id.decode())
         items.add(output.text, output.fields, output.logprobs)
@@ -211,7 +211,7 @@ class Responses(Forms):
         return encoded(self.ended(request_id.decode(), output, items, prompt_tokens))
 
     def ended(
-        self, request_id: str, output: Output, items: _Items, prompt_tokens: int
+        self, request_id: str, output: TextOutput, items: _Items, prompt_tokens: int
     ) -> dict[str, Any]:
         """Returns the response to a request, once its output has ended."""
         tokens = output.end.tokens
@@ -242,7 +242,7 @@ class Responses(Forms):
         return {"id": f"resp_{request_id}", "status": status, **self._about, **empty, **more}
 
 
-def status_of(output: Output) -> str:
+def status_of(output: TextOutput) -> str:
     return "incomplete" if output.end.reason in _INCOMPLETE else "completed"
 
 
@@ -250,7 +250,7 @@ class _ResponseEvents(EventStream):
     """The events of one streamed response."""
 
     def __init__(
-        self, forms: Responses, request_id: str, output: Output, prompt_tokens: int
+        self, forms: Responses, request_id: str, output: TextOutput, prompt_tokens: int
     ) -> None:
         self._forms = forms
         self._id = request_id

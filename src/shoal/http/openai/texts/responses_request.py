@@ -21,7 +21,7 @@ from shoal.http.openai.texts.text_request import Limit, TextJob, Tools, check_li
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shoal.http.openai.models import Models
+    from shoal.http.openai.models import OpenAIModels
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Refused
 
@@ -58,7 +58,7 @@ class _Request(Body):
 
 @dataclass(frozen=True)
 class ResponsesReader:
-    models: Models
+    models: OpenAIModels
     most_messages: int
 
     async def read(self, exchange: Exchange, body: bytes) -> TextJob:

@@ -57,7 +57,7 @@ class Piece(NamedTuple):
     logprobs: dict[str, Any] | None
 
 
-class Output:
+class TextOutput:
     """What a model gives for one text, and where that ends."""
 
     # The number of tool calls that have begun.

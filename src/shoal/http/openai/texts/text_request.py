@@ -17,7 +17,7 @@ from shoal.http.openai.errors import refused
 from shoal.http.openai.items import TextMaker, prompts_of
 from shoal.http.openai.text import TextEnd, count_words
 from shoal.http.openai.texts.messages import forms_of
-from shoal.http.openai.texts.results import Output
+from shoal.http.openai.texts.results import TextOutput
 from shoal.http.openai.texts.sources import Chat, Prompts
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import anyio
 
-    from shoal.http.openai.models import Models, OpenAIModel
+    from shoal.http.openai.models import OpenAIModel, OpenAIModels
     from shoal.http.openai.texts.messages import Forms
     from shoal.http.openai.texts.sources import Source
     from shoal.http.requests.call import EndpointCall
@@ -67,15 +67,17 @@ class TextJob:
         """Returns the number of tokens of the prompts, once an item was made."""
         return self.source.tokens(self.model)
 
-    def stream(self, output: Output) -> StreamForm:
+    def stream(self, output: TextOutput) -> StreamForm:
         request_id, count = self.exchange.id, self.prompt_tokens
         return self.forms.stream(request_id, output, count, with_usage=self.with_usage)
 
-    def whole(self, outputs: Sequence[Output]) -> bytes:
+    def whole(self, outputs: Sequence[TextOutput]) -> bytes:
         return self.forms.whole(self.exchange.id, outputs, self.prompt_tokens())
 
-    def item(self, call: EndpointCall, batcher: MethodBatcher, nth: int = 0) -> tuple[Any, Output]:
-        """Returns the item of the call for one of the texts, and the `Output` of that text."""
+    def item(
+        self, call: EndpointCall, batcher: MethodBatcher, nth: int = 0
+    ) -> tuple[Any, TextOutput]:
+        """Returns the item of the call for one of the texts, and the `TextOutput` of that text."""
         model, params, source = self.model, self.params, self.source
         maker = model.maker(batcher, source.make)
         which, sample = divmod(nth, self.n) if nth else (0, 0)
@@ -93,7 +95,7 @@ class TextJob:
             count = count_words
             if "max_tokens" in maker.fields:
                 most = None  # the model counts its own tokens, which are not words
-        return item, Output(TextEnd(self.stops, most, count), self.forms.passes)
+        return item, TextOutput(TextEnd(self.stops, most, count), self.forms.passes)
 
     def _check_supported(self, fields: Collection[str]) -> None:
         """Refuses special parameters, unless the model takes them (`fields`) itself."""
@@ -154,7 +156,7 @@ class _Chat(_Text):
 class TextReader:
     """Reads the bodies of completions or chats."""
 
-    models: Models
+    models: OpenAIModels
     chat: bool
     most_messages: int
     most_choices: int

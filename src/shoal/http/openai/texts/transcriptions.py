@@ -29,8 +29,8 @@ from shoal.http.requests.problem import Refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from shoal.http.openai.models import Models
-    from shoal.http.openai.texts.results import Output
+    from shoal.http.openai.models import OpenAIModels
+    from shoal.http.openai.texts.results import TextOutput
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
 
@@ -49,7 +49,7 @@ _YES_OR_NO: Final = {"true": True, "1": True, "false": False, "0": False, "": Fa
 
 @dataclass(frozen=True)
 class TranscriptionReader:
-    models: Models
+    models: OpenAIModels
 
     async def read(self, exchange: Exchange, body: bytes) -> TextJob:
         """Raises `Refused` if the form is malformed."""
@@ -115,7 +115,7 @@ class Transcripts(Forms):
     def stream(
         self,
         request_id: bytes,
-        output: Output,
+        output: TextOutput,
         prompt_tokens: Callable[[], int],
         *,
         with_usage: bool,
@@ -123,7 +123,7 @@ class Transcripts(Forms):
         return _TranscriptEvents(output)
 
     @override
-    def whole(self, request_id: bytes, outputs: Sequence[Output], prompt_tokens: int) -> bytes:
+    def whole(self, request_id: bytes, outputs: Sequence[TextOutput], prompt_tokens: int) -> bytes:
         [output] = outputs
         if self._is_text:
             return output.text.encode()
@@ -133,7 +133,7 @@ class Transcripts(Forms):
 
 
 class _TranscriptEvents(EventStream):
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: TextOutput) -> None:
         self._output = output
         self.runs_users_code = output.end.counts
 
