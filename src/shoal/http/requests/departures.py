@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from starlette.types import Receive
 
-    from shoal.loops.parking import TimeLimit, Parking
+    from shoal.loops.parking import Parking, TimeLimit
 
     Registry = dict["Watched", Callable[[], object]]
 
