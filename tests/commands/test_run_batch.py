@@ -528,6 +528,7 @@ MISTAKES = [
     (["jobs:double", "in.jsonl", "no/where.jsonl"], "can't write no/where.jsonl"),
     (["jobs:double", "in.jsonl", "out.jsonl", "--column", "a"], "--column is for a Parquet file"),
     (["jobs:streams", "in.jsonl", "out.jsonl"], "answers with streams"),
+    (["jobs:sizes", "in.jsonl", "out.jsonl", "--option", "max_batch_size=-1"], "at least 1"),
     (["jobs:one_item", "in.jsonl", "out.jsonl"], "takes one item at a time"),
     (["jobs:double", "in.jsonl", "out.jsonl", "--option", "size=3"], "size"),
     (["jobs:double", "in.jsonl", "out.jsonl", "--arg", "3"], "arguments are only for a class"),

@@ -70,7 +70,8 @@ def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 def opened(handler: Any, **options: Any) -> AbstractAsyncContextManager[Batcher[Any]]:
     """Opens a batcher for a handler, decorated or not; options change those of the decorator."""
     if isinstance(handler, Decorated):
-        return _opened_decorated(handler, options)
+        handler.configure(**options)
+        return _opened_decorated(handler)
     if callable(handler) and not inspect.isclass(handler) and not takes_lists(handler):
         raise TypeError(
             f"{handler!r:.100} takes one item at a time, and it is called with batches: annotate "
@@ -87,11 +88,8 @@ async def _opened(batcher: Batcher[Any]) -> AsyncGenerator[Batcher[Any]]:
 
 
 @asynccontextmanager
-async def _opened_decorated(
-    handler: Decorated, options: dict[str, Any]
-) -> AsyncGenerator[Batcher[Any]]:
+async def _opened_decorated(handler: Decorated) -> AsyncGenerator[Batcher[Any]]:
     async with open_batchers(handler):
-        handler.batcher.configure(**options)
         yield handler.batcher
 
 
