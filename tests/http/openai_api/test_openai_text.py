@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from shoal.http.openai.text import TextEnd
 from shoal.http.openai.texts.messages import AnswerForms, OneText
-from shoal.http.openai.texts.results import Output
+from shoal.http.openai.texts.results import TextOutput
 
 TEXTS = st.text("abc", max_size=6)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
@@ -72,5 +72,5 @@ def test_a_whole_text_ends_before_its_first_stop_sequence(text, stops):
 def test_a_function_that_counts_tokens_is_not_called_in_the_task_of_the_handler():
     form = AnswerForms("m", chat=False).messages(b"1")
     for count, runs_users_code in ((None, False), (len, True)):
-        text = OneText(form, Output(TextEnd((), None, count)), lambda: 0, with_usage=False)
+        text = OneText(form, TextOutput(TextEnd((), None, count)), lambda: 0, with_usage=False)
         assert text.runs_users_code is runs_users_code
