@@ -56,7 +56,6 @@ first steps:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
     # 1 is a failure, or that no options meet the target of `tune`; 2 a mistake in the command.
     if isinstance(stdout := sys.stdout, TextIOWrapper):
         # As Python does for stderr. The cast: isinstance leaves its type parameter unknown.

@@ -49,7 +49,6 @@ async def _serve(
     task_status: TaskStatus[str],
 ) -> None:
     async def shutdown() -> None:
-        """Waits until the block ends, or the controller shuts down."""
         async with anyio.create_task_group() as tasks:
 
             async def end_with_controller() -> None:

@@ -48,8 +48,6 @@ class ConnectionTotals(NamedTuple):
 
 
 class CountedConnections(Protocol):
-    """The connections of one listener, in any process."""
-
     async def refresh(self) -> None:
         """Asks processes that have connections for their counts."""
         ...
@@ -64,8 +62,6 @@ class CountedConnections(Protocol):
 
 
 class ConnectionCounts:
-    """Counts the connections of one listener."""
-
     __slots__ = ("_accepted", "_limit", "_open", "_received", "_sent", "_tells")
 
     def __init__(self, limit: int) -> None:

@@ -111,8 +111,6 @@ def _is_loopback(host: str) -> bool:
 
 
 class BadRequest(Exception):
-    """A request that is refused with a status and a reason."""
-
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
         self.status = status

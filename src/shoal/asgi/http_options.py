@@ -39,8 +39,6 @@ _MODE: Final = re.compile("0?[67][0-7][0-7]")
 
 
 class AppKeywords(TypedDict, total=False):
-    """The options of `HttpOptions` that an `App` takes."""
-
     allowed_hosts: Sequence[str]
     allowed_origins: Sequence[str]
     max_body_bytes: int
@@ -66,8 +64,6 @@ class AppKeywords(TypedDict, total=False):
 
 
 class ServerKeywords(TypedDict, total=False):
-    """The options of `HttpOptions` for a server of any application."""
-
     host: str
     port: int
     uds: str | None

@@ -44,7 +44,6 @@ class AppLifespan:
         self._ended = anyio.Event()
 
     async def run(self) -> None:
-        """Runs the lifespan from start to end, as a task."""
         scope = {
             "type": "lifespan",
             "asgi": {"version": "3.0", "spec_version": "2.0"},

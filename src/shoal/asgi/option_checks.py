@@ -40,7 +40,6 @@ def network(text: str) -> Network:
 
 
 def is_prefix(text: str) -> bool:
-    """Returns whether a text is a valid path prefix."""
     return _PREFIX.fullmatch(text) is not None and not {".", ".."} & set(text.split("/"))
 
 

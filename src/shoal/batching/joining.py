@@ -235,7 +235,6 @@ class OpenJoining(Joining):
         pass  # such a batch is counted as a whole
 
     def _closing(self) -> tuple[float, DispatchReason]:
-        """Returns when the batch must be closed, and why."""
         former = self._queue.former
         if former.live or self.room.is_used_up:
             return -math.inf, DispatchReason.FULL

@@ -70,8 +70,6 @@ _BOUNDS: Final = ["max_concurrent_batches", "max_queued_requests"]
 
 
 class Session:
-    """The queue, the worker slots and the shutdown of one open batcher."""
-
     def __init__(
         self,
         name: str,

@@ -103,7 +103,6 @@ def add_status_arguments(parser: ArgumentParser) -> None:
 def _add_verb_of_one(
     commands: Any, name: str, run: Callable[[Namespace], int], description: str, example: str
 ) -> ArgumentParser:
-    """Adds a command about one backend."""
     parser = add_verb(commands, name, run, description, example)
     _add_tag(parser)
     return parser

@@ -163,7 +163,6 @@ def _delete(arguments: Namespace) -> int:
 
 
 def _shown(arguments: Namespace) -> Mapping[str, EndpointStatus]:
-    """Returns the endpoints to show: the named one, or all."""
     name: str | None = arguments.endpoint
     endpoints = ask(arguments, lambda client: client.status()).endpoints
     if name is None:

@@ -197,7 +197,6 @@ def run(arguments: Namespace) -> int:
 
 
 def _handler(arguments: Namespace, recording: Recording | None) -> Linear | MeasuredRunTimes:
-    """Returns the run times that are given, or else recorded."""
     if arguments.run_time is not None:
         return run_time(arguments.run_time, jitter=arguments.jitter, seed=arguments.seed)
     batcher = None if recording is None else recording.batcher

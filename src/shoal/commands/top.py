@@ -138,7 +138,6 @@ async def _show(client: RemoteClient, view: ServerView, source: str, screen: Exi
 
 
 def _draw(view: ServerView, source: str, status: str) -> None:
-    """Writes the picture over the last one."""
     width, height = shutil.get_terminal_size(_PIPED_SIZE)
     lines = picture(view, source, status, width, height).split("\n")[:height]
     _write("\x1b[H" + "\n".join([f"{line}\x1b[K" for line in lines]) + "\x1b[J")

@@ -114,7 +114,6 @@ class Recorded:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the recording has ended as it should."""
         return self._last.get("why") in ("time", "full", "interrupted")
 
     def add(self, line: bytes) -> None:
@@ -139,7 +138,6 @@ class Recorded:
             raise CommandError(self._cant_write(error), 1) from None
 
     def interrupt(self) -> None:
-        """Notes that the user has ended the recording."""
         if self._file is not None:
             self._last = {**self._last, "record": "end", "why": "interrupted"}
             self.add(json.dumps(self._last, separators=(",", ":")).encode())
@@ -191,7 +189,6 @@ class Recorded:
 
 
 async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded) -> None:
-    """Records until the time is over, or the user ends it."""
     async with ungrouped() as tasks:
 
         async def interrupt(*, task_status: TaskStatus[None]) -> None:

@@ -49,7 +49,6 @@ _SHOWN: Final = 10
 def tuned_as_text(
     measured: MeasuredRunTimes, search: Search, candidates: Sequence[Candidate]
 ) -> str:
-    """Returns the result of a search as text; the best candidate is first."""
     parts = [_run_times(measured)]
     fitting = [candidate for candidate in candidates if candidate.meets_target]
     asked = f"{search.rate:,g} requests a second, 99% of them within {duration(search.p99_s)}"
@@ -76,7 +75,6 @@ def tuned_as_text(
 def tuned_as_data(
     measured: MeasuredRunTimes, search: Search, candidates: Sequence[Candidate]
 ) -> dict[str, Any]:
-    """Returns the result of a search for JSON; times in seconds."""
     return {
         "rate": search.rate,
         "p99_target_s": search.p99_s,
@@ -321,7 +319,6 @@ def _sizes(largest: int | None, batcher: Batcher[Any], handler: Any) -> list[int
 
 
 def _items(arguments: Namespace) -> Callable[[], Any]:
-    """Returns a function that makes an item."""
     if arguments.item_from is not None:
         function = named(arguments.item_from, "my_module:random_text")
         if not callable(function):

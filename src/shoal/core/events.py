@@ -82,8 +82,6 @@ class BatchRecord:
 
 @dataclass(slots=True)
 class Outcomes:
-    """The number of requests of one batch by outcome."""
-
     finished: int = 0
     failed: int = 0
     declined: int = 0

@@ -53,7 +53,6 @@ class ArrivalQueue:
         self.entries.extendleft(reversed(requests))
 
     def insert(self, request: Request) -> None:
-        """Adds a request of an earlier batch at its place in the order of arrival."""
         entries, place = self.entries, _place(request)
         ahead: list[Request] = []  # of batches that were put back before
         while entries and _place(entries[0]) < place:
@@ -111,7 +110,6 @@ class RankedQueue:
             self.push(request)
 
     def insert(self, request: Request) -> None:
-        """Adds a request of an earlier batch at its place, which its number says."""
         self.push(request)
 
     def sweep(self) -> None:

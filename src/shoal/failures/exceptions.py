@@ -195,7 +195,6 @@ def _members(error: object) -> tuple[BaseException, ...]:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Returns the class and the message of an exception."""
     return " ".join("".join(traceback.format_exception_only(type(error), error)[:1]).split())
 
 

@@ -219,7 +219,6 @@ class PassedRequest:
                     self._queue(name, content)
 
     def lose(self) -> None:
-        """Ends the request, since the server's process is gone."""
         if not self._is_over:
             self._queue("cut off")
             self._is_over = True

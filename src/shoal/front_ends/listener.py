@@ -41,8 +41,6 @@ class FrontEndOptions:
 
 
 class FrontEnds:
-    """The front ends at the public address, as the server's `FrontEndListener`."""
-
     def __init__(
         self,
         options: FrontEndOptions,
@@ -144,7 +142,6 @@ class FrontEnds:
             await self._handle_end(how, began_at, was_ready=was_ready, was_killed=was_killed)
 
     def _is_ending(self) -> bool:
-        """Returns whether no front end is started any more."""
         return self._draining.is_set() or self.failure is not None
 
     async def _serve_by(self, front_end: RemoteFrontEnd) -> None:

@@ -247,14 +247,12 @@ class RemoteCall(ServedCall):
         self._post("trace", tuple(map(str, ids)))
 
     def heartbeat(self, after_s: float, data: bytes) -> None:
-        """Sends data whenever the response was silent for a time."""
         self._post("heartbeat", (float(after_s), bytes(data)))
 
     def has_room(self) -> bool:
         return self._unread < WINDOW
 
     def put(self, data: bytes) -> None:
-        """Sends a part of a body at once."""
         if not self.is_over:
             part = {"type": _BODY, "body": bytes(data), "more_body": True}
             self._post("send", (part,), len(data))
@@ -269,7 +267,6 @@ class RemoteCall(ServedCall):
         return self._decoded
 
     def teach(self, number: int, description: bytes) -> None:
-        """Has the front end decode the requests with this method and path."""
         key = self._head["method"], self._head["path"]
         self._calls.teach(key, int(number), bytes(description))
 
@@ -286,7 +283,6 @@ class RemoteCall(ServedCall):
     # Extensions for WebSockets.
 
     def when_draining(self, callback: Callable[[], object] | None) -> None:
-        """Sets a callback that closes the WebSocket when the server drains."""
         self._on_drain = callback
         if callback is None:
             return
@@ -296,7 +292,6 @@ class RemoteCall(ServedCall):
             self._post("watch drain")
 
     async def send_texts(self, texts: Iterable[bytes]) -> None:
-        """Sends several messages at once, each valid UTF-8."""
         if self.is_over:
             await anyio.lowlevel.checkpoint()
             return

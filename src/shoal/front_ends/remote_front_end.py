@@ -120,7 +120,6 @@ class RemoteFrontEnd:
         self.kill()
 
     def how_it_ended(self) -> str:
-        """Returns how its process ended, for messages."""
         code = self._process.returncode
         if code is not None and code < 0:
             with suppress(ValueError):
@@ -129,7 +128,6 @@ class RemoteFrontEnd:
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal has ended its process."""
         code = self._process.returncode
         return code is not None and code < 0
 

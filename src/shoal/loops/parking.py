@@ -44,8 +44,6 @@ class Parked(Protocol):
 
 
 class TimeLimit(Protocol):
-    """A block that is cancelled at a time."""
-
     @property
     def cancelled_caught(self) -> bool: ...
 

@@ -67,11 +67,9 @@ class BatcherHistory:
         return [row for row in self.rows if row[0] > number]
 
     def now(self, *, is_open: bool) -> list[Row]:
-        """Returns the batches that run now, or the requests in open batches.
-
-        Rows are ``(id, reason, size, began_at, waited_s)``, or of open batches ``(batch, place,
-        joined_at, waited_s, request_id)``.
-        """
+        """Returns the batches that run now, or the requests in open batches."""
+        # Rows are (id, reason, size, began_at, waited_s), or of open batches (batch, place,
+        # joined_at, waited_s, request_id).
         if is_open:
             return [
                 (batch, *stay)

@@ -14,8 +14,6 @@ NO_ENDPOINT = "-"
 
 
 class ItemTimes:
-    """The times of the items of one endpoint's streams."""
-
     def __init__(self) -> None:
         self.first = Histogram(TIME_BOUNDS_S)  # from the request, once its body was read
         self.between = Histogram(TIME_BOUNDS_S)  # from each item to the next one

@@ -124,7 +124,6 @@ async def measure(
 
 
 async def _one_run(batcher: Batcher[Any], items: list[Any]) -> float:
-    """Runs one batch of items; returns the run time of the handler."""
     if batcher.fill != "closed":
         raise NotMeasured(
             f"{batcher.name} fills its batches while they run (fill={batcher.fill!r}), so there is "

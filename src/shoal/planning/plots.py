@@ -50,7 +50,6 @@ def plot(simulation: Simulation, path: str | PathLike[str]) -> None:
 
 
 def _new_figure(width: float) -> Any:
-    """Returns an empty figure of a width in inches."""
     with needing("a plot", "plot"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

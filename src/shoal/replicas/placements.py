@@ -77,8 +77,6 @@ def number_of_gpus(name: str, value: Any) -> float:
 
 
 class PlacementKeywords(TypedDict, total=False):
-    """The options of Shoal's placements as keywords."""
-
     python: str | None
     env: Mapping[str, str]
     cpu_affinity: Sequence[Sequence[int]] | None

@@ -43,8 +43,6 @@ _log: Final = logging.getLogger(LOGGER)
 
 
 class AccessLog:
-    """Logs each request to an application."""
-
     # `is_answered_for`: a server other than Shoal's answers 500 if the application fails to answer.
     def __init__(self, app: ASGIApp, *, is_answered_for: bool = False) -> None:
         self._app = app
@@ -87,8 +85,6 @@ class AccessLog:
 
 
 class AccessLogLine:
-    """One line of the log."""
-
     trace_ids: tuple[str, str] | None = None
 
     def __init__(self, took_s: float = 0.0) -> None:

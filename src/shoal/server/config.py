@@ -47,8 +47,6 @@ LIFESPAN_MARGIN_S: Final = 2.0
 
 @dataclass
 class ServerRun:
-    """The state of one run of a server."""
-
     lifespan: AppLifespan | None
     is_up: bool = False  # the application has started, and clients could connect
     refused: OSError | None = None  # why the server can't listen at an address

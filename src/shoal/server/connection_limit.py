@@ -71,8 +71,6 @@ def check_descriptors(max_connections: int) -> None:
 
 
 class LimitedListener:
-    """A bound socket that accepts connections up to a limit."""
-
     def __init__(self, bound: BoundSocket, max_connections: int, exhaustion: Exhaustion) -> None:
         self._exhaustion = exhaustion
         self.bound_socket = bound

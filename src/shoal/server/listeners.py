@@ -54,8 +54,6 @@ Address: TypeAlias = Tcp | Unix | Inherited
 
 @dataclass(frozen=True, kw_only=True)
 class AppListener:
-    """An address to listen at, and the application that is served there."""
-
     address: Address
     app: ASGIApp  # the lifespan of an extra listener's application is not run
     started: Callable[[str], object] = lambda _: None  # called with the URL

@@ -39,8 +39,6 @@ def time_to_receive_s(received: int, body_timeout_s: float) -> float:
 
 
 class Timeouts:
-    """All time-outs of a server."""
-
     def __init__(self, parking: Parking) -> None:
         self.now = parking.now
         self.timers = Timers()
@@ -66,8 +64,6 @@ class Timeouts:
 
 
 class Timeout:
-    """The deadline of one connection."""
-
     __slots__ = ("_call", "_deadline", "_now", "_timeouts", "_timer", "_timer_at")
 
     def __init__(self, timeouts: Timeouts, call: Callable[[], object]) -> None:

@@ -238,7 +238,6 @@ class Transport:
         self.receiver.all_sent()
 
     def lose(self) -> None:
-        """Closes the socket, and notifies the receiver."""
         receiver = self.receiver
         self.abort()
         receiver.connection_lost()

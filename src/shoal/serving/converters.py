@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 
 class Converters(NamedTuple):
-    """The functions of one backend, imported."""
-
     decode: Callable[[Any], Any] | None
     encode: Callable[[Any, Any], Any] | None
 
@@ -41,7 +39,6 @@ def checked_converter(name: str, value: Any) -> Any:
 
 
 def loaded_converters(decode: Any, encode: Any) -> Converters | None:
-    """Returns the functions of a backend; None if it has none."""
     if decode is None and encode is None:
         return None
     decode, encode = _loaded("decode", decode), _loaded("encode", encode)

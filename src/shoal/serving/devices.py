@@ -46,8 +46,6 @@ def exact_part(wanted: float) -> Fraction:
 
 
 class DeviceLedger:
-    """Records which holder has which devices."""
-
     def __init__(self, devices: Iterable[str]) -> None:
         self.devices = tuple(dict.fromkeys(devices))
         self._holders: dict[str, dict[str, Fraction]] = {device: {} for device in self.devices}

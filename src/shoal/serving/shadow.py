@@ -224,6 +224,5 @@ class ComparedStream:
         await self._stream.aclose()
 
     def leave(self) -> None:
-        """Leaves the stream without a checkpoint, for code that can't wait."""
         self._stream.leave()
         self._answer.end()

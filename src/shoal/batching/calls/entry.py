@@ -162,7 +162,6 @@ class Entry:
         *,
         return_exceptions: bool,
     ) -> list[Any]:
-        """Binds and makes many calls, one for each element of the columns."""
         try:
             if self._binding.single and len(columns) == 1:
                 items = list(columns[0])
@@ -176,7 +175,6 @@ class Entry:
     def begin_all(
         self, items: list[Any], call_options: CallOptions | None, *, return_exceptions: bool
     ) -> Coroutine[Any, Any, list[Any]]:
-        """Returns the coroutine of many calls with bound arguments."""
         if call_options is None and not self.needs_options:
             return self._map_alike(items, return_exceptions=return_exceptions)
         sharing = self._shared_for(call_options)

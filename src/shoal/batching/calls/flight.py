@@ -110,7 +110,6 @@ class SharedBuffer:
         self._fail = fail
 
     def buffer_of_new_reader(self) -> StreamBuffer:
-        """Returns a buffer with the items so far."""
         assert self.history is not None
         return filled_buffer(self.parking, self.capacity, self.history)
 

@@ -87,8 +87,6 @@ class Part(NamedTuple):
 
 
 class Splitting:
-    """Splits the items of one batcher and joins their results."""
-
     def __init__(
         self, name: str, options: BatchOptions, options_factory: RequestOptionsFactory
     ) -> None:

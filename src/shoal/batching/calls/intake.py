@@ -150,7 +150,6 @@ class Intake:
         return requests
 
     def enter_parts(self, parts: Sequence[Part]) -> list[Request]:
-        """Adds the requests of parts of items, with one waiter."""
         return self.enter_group([part.item for part in parts], [part.options for part in parts])
 
     def _enter_alike(self, items: list[Any], waiter: Any) -> list[Request]:
@@ -286,7 +285,6 @@ class Intake:
         self.stop(requests)
 
     def stop(self, requests: Iterable[Request]) -> None:
-        """Fails requests of a task that was stopped."""
         for request in requests:
             request.state = State.FAILED
             if (batch := request.batch) is not None:

@@ -34,8 +34,6 @@ Items: TypeAlias = "Iterable[T] | AsyncIterable[T]"
 
 
 class MapKeywords(TypedDict, total=False):
-    """The options of `map`."""
-
     window: int | None
     as_completed: bool
     return_exceptions: bool
@@ -192,7 +190,6 @@ class MapCall(DelegatingCoroutine["list[R]"], AsyncIterator[R], Generic[R]):
         return window
 
     async def _open(self, source: PlainSource | FedSource) -> MapWindow:
-        """Opens the window for calls of what a source has."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         plan = self._plan(self._as_completed)
         if len(self._columns) != 1:
@@ -212,10 +209,7 @@ class MapCall(DelegatingCoroutine["list[R]"], AsyncIterator[R], Generic[R]):
     async def exchanged(
         self, items: list[Any], *, is_last: bool
     ) -> tuple[list[tuple[int, Any]], int] | None:
-        """Calls items of a thread; returns what is ready, and how many items are wanted next.
-
-        Returns None after the last result.
-        """
+        """Calls items of a thread; returns results and the number of wanted items, or None."""
         window = self._window or await self._open(FedSource())
         assert isinstance(window.source, FedSource)
         window.source.put(items, is_last=is_last)
@@ -261,16 +255,7 @@ def map_in_thread(
     leave: Callable[[MapCall[Any]], object],
     name: str,
 ) -> Generator[Any]:
-    """Makes the calls of `map` for plain code: reads the iterables and yields in its thread.
-
-    Args:
-        make: Returns the call for options of `map`.
-        columns: The iterables.
-        options: The options of `map`.
-        run: Runs an async function in the event loop, and waits for it.
-        leave: Leaves a call, in the event loop.
-        name: The name in progress.
-    """
+    """Makes the calls of `map` for plain code: reads the iterables and yields in its thread."""
     report = reporter(checked_progress(options.get("progress", False)), _length(columns), name)
     own: MapKeywords = {**options, "progress": False}
     call = make(*columns, **own)

@@ -25,8 +25,6 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class LoopOfThread:
-    """The event loop in which a thread's calls are made."""
-
     # For an anyio worker thread it is the loop that started the thread; for any other thread, the
     # loop in which a batcher is open for the call. Raises `NotOpen` if the thread runs an event
     # loop itself, which a blocking call would stop, or if there is no such loop or more than one.

@@ -30,8 +30,6 @@ _MAX_REFUSED_S: Final = 60.0
 
 
 class MapPlan(NamedTuple):
-    """How the items of a map are called."""
-
     name: str
     call_all: Callable[[list[Any]], Awaitable[list[Any]]]
     """Returns the results of items, with errors in their places."""

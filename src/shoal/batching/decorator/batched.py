@@ -52,7 +52,6 @@ class Decorated:
         self.__signature__ = opening.call_signature if receiver is None else opening.bound_signature
 
     def bound_to(self, receiver: object) -> Self:
-        """Returns this method for one receiver, as a new object."""
         cls = type(self)
         face = cls.__new__(cls)
         face.__dict__ = self.__dict__.copy()
@@ -136,7 +135,6 @@ class Decorated:
         return None if is_bound else self._opening.watches
 
     def opened(self) -> AbstractAsyncContextManager[Batcher[Any]]:
-        """Returns the context manager that keeps a batcher open for this function."""
         return self._opening.opened(self._receiver, self)
 
     def lent(self, batcher: Batcher[Any]) -> AbstractContextManager[None]:
@@ -176,7 +174,6 @@ class Decorated:
         return self._opening.loops(self._receiver)
 
     def _found_for(self, args: tuple[Any, ...]) -> tuple[Entry, tuple[Any, ...]]:
-        """Returns the entry for a call, and its arguments without the receiver."""
         # For `Class.method(instance, item)` the receiver is the first argument.
         if self._receiver is None and self._has_receiver(args):
             return self._opening.found(args[0]).entry, args[1:]

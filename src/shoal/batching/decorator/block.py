@@ -138,7 +138,6 @@ class BatcherBlock:
 
     @property
     def batchers(self) -> list[Batcher[Any]]:
-        """The batchers that are open in it."""
         return [one.batcher for one, _ in list(self._opened.values())]
 
     def opened_at(self, place: Place) -> OpenedBatcher | None:
@@ -152,7 +151,6 @@ class BatcherBlock:
         face: Face | None,
         withdraw: Callable[[OpenedBatcher], None],
     ) -> OpenedBatcher:
-        """Opens a batcher in the block, without waiting."""
         # `withdraw` removes it from where calls find it, when it is gone or will be closed.
         stands_alone = self.convert_error is not None and not self.is_private
         on_broken = partial(self._forget, place) if stands_alone else None

@@ -250,8 +250,6 @@ async def _in_block(
 
 
 class _PortalRun:
-    """Runs functions in the portal's event loop, until it is closed."""
-
     def __init__(self, portal: BlockingPortal, closing: threading.Event, block: object) -> None:
         self._portal = portal
         self._closing = closing

@@ -86,8 +86,6 @@ class Settings:
 
 
 class Watches:
-    """The observers of one decorated handler's batchers."""
-
     def __init__(self, opened: Callable[[], Iterable[Batcher[Any]]]) -> None:
         self._opened = opened
         self._makers: dict[object, Callable[[], BatchObserver]] = {}
@@ -262,7 +260,6 @@ class Opening:
                     loop.soon(partial(_configure, there.batcher, changes))
 
     def _open_in(self, block: BatcherBlock, receiver: object) -> OpenedBatcher:
-        """Opens the batcher for a receiver in a block, without waiting."""
         key = self.key(receiver)
         place = (self, key)
         if (there := block.opened_at(place)) is not None:

@@ -62,7 +62,6 @@ Check: TypeAlias = Callable[[Any], Any]
 
 
 def is_array(annotation: Any) -> bool:
-    """Returns whether an annotation is ``numpy.ndarray``, or a ``numpy.typing.NDArray``."""
     annotation = bare(annotation)
     kind = get_origin(annotation) or annotation
     return (getattr(kind, "__module__", ""), getattr(kind, "__name__", "")) == ("numpy", "ndarray")
@@ -124,7 +123,6 @@ class ArrayType:
         return self.of_dtype(array)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raises a `ValueError` if the shape is not the declared one."""
         if self._shapes and not any(one.fits(shape) for one in self._shapes):
             declared = " or ".join(map(str, self._shapes))
             raise ValueError(f"its shape is {shape}, and it must be {declared}")
@@ -198,7 +196,6 @@ class _Shape(NamedTuple):
 
 
 def array_check(signature: Signature) -> Check | None:
-    """Returns a check of the arrays in an item; None if no parameter has an array type."""
     # The check returns the item, with arrays, and nested lists in place of them, converted to the
     # declared types. It raises a `ValueError` that names the parameter.
     parameters = list(signature.parameters.values())
@@ -225,7 +222,6 @@ def _named(name: str, check: Check | None, value: Any) -> Any:
 
 
 def _check_of(annotation: Any, known: dict[Any, Check]) -> Check | None:
-    """Returns a check of the arrays in values of an annotation; None if it has no array types."""
     # `known` has the checks of the enclosing records, for recursive types.
     annotation = unmarked(annotation)
     if is_array(annotation):

@@ -37,7 +37,6 @@ class ClosedSlots(Slots[Run]):
         return bool(self.batches)
 
     async def _serve(self, scope: Scope) -> bool:
-        """Runs batches until the scope is used up; returns False when the slot is not needed."""
         former = self._former
         innermost_scope = self._parking.innermost_scope()
         own_scope = innermost_scope()

@@ -77,7 +77,6 @@ class Run(ABC):
     requeueing: Requeueing
 
     async def run(self, batch: Batch, scope: Scope) -> None:
-        """Runs the handler on a batch, and ends each of its requests."""
         # A cancellation propagates to the handler and is raised again. If `scope` was cancelled,
         # all requests have ended; otherwise the caller must end the remaining ones.
         if self.hears_of_all or self.options.cancel_abandoned:
@@ -107,7 +106,6 @@ class Run(ABC):
             scope.cancel()
 
     async def _run_requests(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
-        """Runs the handler on some or all requests of a batch, and ends each of them."""
         failure: BaseException | None = None
         try:
             attempt = in_own_context(self._attempt(batch, requests), self.hold_log)

@@ -188,7 +188,6 @@ class StreamRun(Run):
         width: int,
         to_offer: list[StreamBuffer] | None,
     ) -> tuple[list[Request], bool]:
-        """Puts each slot of a step into its stream."""
         # `width` counts the requests and padding. `to_offer` gets the buffers with an item to pass
         # on while the next step runs; None to do so before it. Returns the requests with full
         # buffers, and whether none will be full after another step.

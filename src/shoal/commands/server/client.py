@@ -48,7 +48,6 @@ def add_server_arguments(parser: ArgumentParser) -> None:
 def add_verb(
     commands: Any, name: str, run: Callable[[Namespace], int], description: str, example: str
 ) -> ArgumentParser:
-    """Adds a command to a family, with the arguments that select its server."""
     parser: ArgumentParser = commands.add_parser(
         name, help=description.replace("%", "%%"), allow_abbrev=False
     )
@@ -64,7 +63,6 @@ def change(
     *,
     waits_for: str | None = None,
 ) -> int:
-    """Changes the server, and confirms what was done; returns the exit code."""
     ask(arguments, verb, waits_for=waits_for)
     return confirm(arguments, done)
 

@@ -272,8 +272,6 @@ class _Host:
 
 
 class _Messages:
-    """The messages of one call of the application."""
-
     # The last message of a response over HTTP/2 waits for the end of the request. Data for a closed
     # stream is an error in Hypercorn, which would end the process on trio.
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -312,7 +310,6 @@ def _first(error: Exception) -> Exception:
 
 
 async def _answer(status: int, text: str, scope: Scope, _receive: Receive, send: Send) -> None:
-    """Answers in place of the application."""
     body = text.encode()
     kind = "websocket.http" if scope["type"] == "websocket" else "http"
     headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(body))]

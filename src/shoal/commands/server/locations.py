@@ -32,8 +32,6 @@ _BETWEEN_S: Final = 0.01
 
 @dataclass(frozen=True)
 class ServerLocation:
-    """The location of one server's files."""
-
     name: str
     directory: Path
 
@@ -100,7 +98,6 @@ class ServerLocation:
 
 @contextmanager
 def being_server(location: ServerLocation) -> Generator[None]:
-    """Makes this process the server of a name for this block."""
     location.make_directory()
     try:
         file = os.open(location.process, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE)

@@ -360,7 +360,6 @@ class Signals:
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def listen(self) -> None:
-        """Installs the signal handlers, which stay until the process ends."""
         threading.Thread(target=self._watch, name="shoal-watchdog", daemon=True).start()
         # Not restored when the server has ended: a second signal must still work while the
         # interpreter waits for the application's own threads.

@@ -97,8 +97,6 @@ def serve_versions(
 
 
 class _Version:
-    """A process that serves one version of the application."""
-
     def __init__(self, argv: Sequence[str], listening: Sequence[int]) -> None:
         self._control, theirs = socket.socketpair()
         self._control.setblocking(False)
@@ -220,7 +218,6 @@ class _Versions:
 
 
 def _forget_bytecode(path: str) -> None:
-    """Removes the compiled form of a file."""
     # Python uses it if the file has the same size and was changed in the same second, so a file
     # that was saved twice within a second could be served in its first form.
     with suppress(OSError, NotImplementedError):  # there is none, or this Python keeps none

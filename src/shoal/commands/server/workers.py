@@ -21,8 +21,6 @@ _LATER_S: Final = 5.0
 
 
 class FrontEndStart(NamedTuple):
-    """The first message to a worker."""
-
     options: dict[str, Any]
     event_loop: EventLoopName
     log_level: str

@@ -56,7 +56,6 @@ class ItemLines:
             self._encoded = lambda value: one_line_json(encoded(value))
 
     def written(self, number: int, outcome: Any) -> tuple[bytes, bytes | None]:
-        """Returns the line of a result, and of its error."""
         if not isinstance(outcome, Exception):
             try:
                 return self._encoded(outcome), None

@@ -119,12 +119,10 @@ def _rows(table: Any, only: str | None) -> Iterator[Any]:
 
 
 class ResultFiles:
-    """The output of a job and its errors, where it goes on after the last line that has an end.
+    """The output of a job and its errors, where it goes on after the last line that has an end."""
 
-    Errors are written before the lines in whose places they are. A process that is killed at any
-    point has half a line at its end, or errors of results that are not written yet. Both are
-    dropped here, and those lines are computed again.
-    """
+    # Errors are written before the lines in whose places they are. A killed process leaves half
+    # a line, or errors without results: both are dropped, and those lines are computed again.
 
     def __init__(self, path: Path, errors: Path, *, overwrite: bool) -> None:
         self.path, self.errors_path = path, errors
@@ -179,7 +177,6 @@ class ResultFiles:
 
 
 def failures_in(errors: Path) -> int:
-    """Returns how many lines a file of errors has."""
     if not errors.exists():
         return 0
     with errors.open("rb") as file:
@@ -228,10 +225,7 @@ def _errors_until(file: BinaryIO, last: int, path: Path) -> tuple[int, int]:
 
 
 def write_parquet(journal: Path, path: Path) -> None:
-    """Converts lines of JSON to a Parquet file, which is there whole or not at all.
-
-    Objects become columns; if any line is something else, all are one column, ``result``.
-    """
+    """Converts lines of JSON to a Parquet file, which is there whole or not at all."""
     arrow, parquet = import_module("pyarrow"), _parquet()
     beside = path.with_name(f"{path.name}.part")
     try:

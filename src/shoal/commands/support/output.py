@@ -47,7 +47,6 @@ def show(arguments: Namespace, data: Any, text: str) -> int:
 
 
 def confirm(arguments: Namespace, done: str) -> int:
-    """Reports that a change was made; returns the exit code."""
     return show(arguments, {"done": done}, done)
 
 
@@ -156,7 +155,6 @@ def endpoints_listed(endpoints: Iterable[EndpointStatus]) -> str:
 
 
 def traffic_listed(endpoints: Iterable[EndpointStatus]) -> str:
-    """Returns the table of traffic, with a line for each endpoint and backend."""
     rows = [
         (one.name, one.route, tag, share)
         for one in endpoints
@@ -167,7 +165,6 @@ def traffic_listed(endpoints: Iterable[EndpointStatus]) -> str:
 
 
 def shadows_listed(endpoints: Iterable[EndpointStatus]) -> str:
-    """Returns the table of shadow traffic, with a line for each endpoint and backend."""
     rows = [
         (
             *(one.name, shadow.backend, _percent(shadow.proportion)),

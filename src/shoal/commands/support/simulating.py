@@ -98,7 +98,6 @@ class Comparison:
 
     @property
     def remarks(self) -> list[str]:
-        """The caveats of the result."""
         remarks = list(self._remarks)
         handler = self._handler
         if isinstance(handler, MeasuredRunTimes) and self._largest > _FAR * max(handler.runs_s):

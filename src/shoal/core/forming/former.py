@@ -132,7 +132,6 @@ class Former:
         return admission
 
     def refusal_of(self, requests: Sequence[Request]) -> str | None:
-        """Returns why requests can't be admitted together; None if they can."""
         # No other one is shed for them, because one of them might still be refused.
         waits = self.options.overload == "wait" or requests[0].waits_for_room
         if waits or self._fits(len(requests), cost_of(requests)):
@@ -286,7 +285,6 @@ class Former:
 
     @property
     def cost(self) -> float:
-        """Returns the sum of the costs of the queued requests."""
         return self._policy.cost_of_all()
 
     def cost_beside(self, asked: RequestOptions) -> float:

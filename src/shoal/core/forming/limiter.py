@@ -84,13 +84,11 @@ class Limiter:
         self._update()
 
     def spend(self, cost: float, now: float) -> None:
-        """Counts a batch that starts now."""
         self._batches.spend(1, now)
         self._cost.spend(cost, now)
         self._update()
 
     def refund(self) -> None:
-        """Undoes the last `spend`."""
         self._batches.refund()
         self._cost.refund()
         self._update()

@@ -116,7 +116,6 @@ def _as_int(value: Any) -> Any:
 
 
 def checked_token(token: Any) -> str:
-    """Checks a bearer token."""
     if not isinstance(token, str):
         raise TypeError(f"a token must be text, not {type(token).__name__}")
     if not token or not token.isascii() or not token.isprintable() or " " in token:

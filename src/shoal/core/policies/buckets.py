@@ -191,7 +191,6 @@ class Buckets(Rule):
         return key if self._homes is None else (key, self._homes.part_of_key(asked))
 
     def _refile(self, homes: Preferences) -> None:
-        """Files all requests by their new homes."""
         waiting = self.by_arrival()
         for held in (self._buckets, self._agenda, self._ready):
             held.clear()

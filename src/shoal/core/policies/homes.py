@@ -55,10 +55,7 @@ class Homes:
         return asked.home
 
     def held_until(self, request: Request, now: float) -> float:
-        """Returns until when a batch with this first request waits, though a replica has room.
-
-        Infinity: until the load of the replicas changes.
-        """
+        """Returns until when a batch waits for its home; infinity: until the load changes."""
         assert request.options is not None
         return math.inf if self._holds(request.options.home) else now
 
@@ -89,7 +86,6 @@ class LoadedModels:
         self._waiting[asked.model] += 1
 
     def count(self, request: Request, change: int) -> None:
-        """Counts requests with the model of the given one."""
         assert request.options is not None
         self._waiting[request.options.model] += change
         if not self._waiting[request.options.model]:

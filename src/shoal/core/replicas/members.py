@@ -66,7 +66,6 @@ class Member(Generic[ReplicaT]):
 
     @property
     def requests(self) -> int:
-        """The number of requests that it runs now."""
         return self.ongoing - len(self.open) + sum([batch.active for batch in self.open])
 
     def room(self, size: int) -> float:
@@ -77,10 +76,7 @@ class Member(Generic[ReplicaT]):
         return max(0 if self.batches else 1, slots)
 
     def use_model(self, model: str, most: int, wanted: Mapping[str, int]) -> list[str] | None:
-        """Counts a batch that uses a model; returns which models to unload for it.
-
-        None if it is loaded, or being loaded.
-        """
+        """Counts a batch of a model; returns the models to unload for it, None if it is loaded."""
         known = self.models.pop(model, None)
         unloaded: list[str] = []
         while known is None and len(self.models) >= most:
@@ -132,7 +128,6 @@ class Members(Generic[ReplicaT]):
         self.version += 1
 
     def discard(self, member: Member[ReplicaT]) -> bool:
-        """Removes a member; returns whether it was there."""
         if member not in self._all:
             return False
         del self._all[member]
@@ -157,12 +152,9 @@ class Members(Generic[ReplicaT]):
     def choose(
         self, size: int, home: Member[ReplicaT] | None = None, model: str | None = None
     ) -> Member[ReplicaT] | None:
-        """Chooses the replica for a batch of a size, if any has room.
-
-        That is the home of its requests, or the next in the order of that home; or a replica that
-        has their model loaded, or else can load it. Without a home and a model it is the replica
-        with the fewest batches; among equals, the least recently used one.
-        """
+        """Chooses the best replica for a batch: by its model, its home, or the fewest batches."""
+        # With a home: that replica, or the next in its order. Else the one with the fewest batches;
+        # among equals, the least recently used one.
         if model is not None:
             with_room = [member for member in self._all if member.room(size)]
             return min(
@@ -182,10 +174,7 @@ class Members(Generic[ReplicaT]):
     def model_held_until(
         self, model: str, arrived_at: float, now: float, size: int, max_wait_s: float
     ) -> float:
-        """Returns until when a batch that is due waits for a replica that has its model.
-
-        That is infinity if it waits until a batch has ended.
-        """
+        """Returns until when a due batch waits for its model; infinity: until a batch has ended."""
         ranks = [self._model_rank(one, model) for one in self._all if one.room(size)]
         best = min(ranks, default=LOADED)
         if best == LOADED:
@@ -208,15 +197,7 @@ class Members(Generic[ReplicaT]):
     def holds(
         self, home: Member[ReplicaT], waiting: int, all_waiting: int, size: int, load_factor: float
     ) -> bool:
-        """Returns whether a batch that is due waits for its home, though another has room.
-
-        Args:
-            home: The home of its requests.
-            waiting: How many requests wait for that home.
-            all_waiting: How many requests wait, whatever their homes are.
-            size: The size for which a replica must have room.
-            load_factor: The option ``sticky_load_factor``.
-        """
+        """Returns whether a batch that is due waits for its home, though another has room."""
         if home not in self._all or home.room(size):
             return False
         total = sum([member.ongoing for member in self._all]) + all_waiting
@@ -234,11 +215,9 @@ NO_MEMBERS: Final[Members[Any]] = Members()
 
 
 def model_of(batch: Batch) -> str | None:
-    """Returns the model that a batch needs; None for none."""
     return getattr(batch.members[0].options, "model", None)  # set only with the option `models`
 
 
 def home_of(batch: Batch) -> Member[Any] | None:
-    """Returns the replica that a batch prefers; None for no preference."""
     asked = batch.members[0].options
     return getattr(asked, "home", None)  # set only with the option `sticky_load_factor`

@@ -44,8 +44,6 @@ _log: Final = logging.getLogger("shoal.http")
 
 @dataclass(frozen=True)
 class AdminRoute:
-    """One method at one path below `API`."""
-
     method: str
     path: str
     # Returns the result; None if `stream` answers all clients.
@@ -58,8 +56,6 @@ class AdminRoute:
 
 
 class AdminApi:
-    """Answers the requests to the admin API."""
-
     # Without a token, mount it only where no one but the operator can connect: on a UNIX socket
     # that only the operator's user can open. `allowed_modules` are those that import paths may
     # name, with submodules; ["*"] allows all. A call may be as large here as at a route.

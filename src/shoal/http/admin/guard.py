@@ -38,7 +38,6 @@ class Guard:
         self._token = None if token is None else checked_token(token).encode("ascii")
 
     def check(self, scope: Scope, *, changes: bool, is_page: bool = False) -> None:
-        """Refuses a request that is not authorized."""
         # For a page, which is read-only, a browser asks its user for the token, as the password of
         # any name.
         if self._token is None:

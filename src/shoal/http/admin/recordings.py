@@ -91,8 +91,6 @@ class Recordings:
 
 
 class RunningRecording:
-    """One recording, of one backend or of all."""
-
     def __init__(self, controller: Controller, body: dict[str, Any]) -> None:
         members(body, {"seconds": True, "backend": False, **dict.fromkeys(_LIMITS, False)})
         self._controller = controller
@@ -158,7 +156,6 @@ class RunningRecording:
         return {"record": record, "at": at, "requests": recorder.requests, "lost": recorder.lost}
 
     def _found(self) -> Iterator[Batcher[Any]]:
-        """Yields the batchers that are recorded."""
         for tag, backend in self._controller.backends.items():
             if self._tag in (None, tag):
                 for method_batcher in backend.method_batchers.values():
@@ -172,7 +169,6 @@ class RunningRecording:
         return None if known is None else known["options"].get("request_timeout_s")
 
     def _news_of_batchers(self) -> list[Note]:
-        """Returns a note of each batcher that is new, or has new options."""
         news: list[Note] = []
         for batcher in self._found():
             before = self._batchers.get(batcher.name)

@@ -116,7 +116,6 @@ class Verbs:
         self._heartbeat_s = heartbeat_s
 
     async def answer(self, verb: Verb, request: AdminRequest) -> Any:
-        """Runs a verb of the client."""
         received: dict[str, Any] = dict(request.names)
         if verb.query is not None:
             received[verb.query] = _flag(verb.query, request)

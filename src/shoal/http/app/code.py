@@ -29,8 +29,6 @@ _AT_ONCE: Final = ("max_ongoing_requests", "max_concurrent_queries", "max_concur
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """Code of an endpoint, and the config to serve it with."""
-
     name: str
     definition: Definition
     config: BackendConfig

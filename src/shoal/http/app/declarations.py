@@ -103,7 +103,6 @@ class Declarations:
         self.endpoints[endpoint.name] = endpoint
 
     def check_free(self, path: str | None, methods: tuple[str, ...]) -> None:
-        """Checks that no endpoint answers these methods at a path yet."""
         for method in methods if path is not None else ():
             for there in self.endpoints.values():
                 if there.path is None or method not in there.methods:
@@ -119,7 +118,6 @@ class Declarations:
         return name
 
     def routed_to(self, route: Route) -> PathTable[Route]:
-        """Returns a table with one route at the paths of all endpoints."""
         table = PathTable[Route]()
         for endpoint in self.endpoints.values():
             if endpoint.path is not None:
@@ -135,7 +133,6 @@ class Declarations:
         target: object,
         documented: Documented,
     ) -> None:
-        """Declares a backend and its endpoint, both of the same name."""
         from shoal.http.json.queries import check_items
 
         for there in self.endpoints.values():

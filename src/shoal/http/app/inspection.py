@@ -38,8 +38,6 @@ class Complaint(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class BackendPlan:
-    """A backend as it would run."""
-
     tag: str
     code: str
     config: BackendConfig
@@ -51,8 +49,6 @@ class BackendPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The backends and endpoints that an application would run, and the mistakes in them."""
-
     backends: tuple[BackendPlan, ...]
     endpoints: tuple[EndpointDeclaration, ...]
     complaints: tuple[Complaint, ...]

@@ -75,7 +75,6 @@ class Mounted:
         return lifespan.failure
 
     async def stop(self) -> None:
-        """Stops it; logs a failure."""
         lifespan, self._lifespan = self._lifespan, None
         assert lifespan is not None
         await lifespan.stop(_STOPS_WITHIN_S)

@@ -80,7 +80,6 @@ class AppGuard:
             await self._dispatcher.answer(scope, receive, send, match)
 
     def _refusal(self, scope: Scope) -> BadRequest | None:
-        """Returns why a request is refused; None if it is not."""
         if not {DISCONNECT, GUARDED}.isdisjoint(scope.get("extensions") or ()):
             return None
         try:

@@ -102,7 +102,6 @@ class Pages:
         return [*self._declared.loading]
 
     def document(self) -> dict[str, Any]:
-        """Returns the OpenAPI document of the endpoints as they are now."""
         document: dict[str, Any] = orjson.loads(self._document.as_json(self._endpoints(), ""))
         return document
 

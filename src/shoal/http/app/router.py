@@ -166,7 +166,6 @@ class AppRouter:
         self._starting = ProblemRoute(starting(settings))
 
     def set_controller(self, controller: Controller | None) -> None:
-        """Sets the controller of the endpoints; None while the application is closed."""
         self.table = None
         if controller is not None:
             self._dispatcher.shared.begin()
@@ -196,7 +195,6 @@ class AppRouter:
         return table.routes.at(path, method)
 
     async def answer_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request to an application that is starting."""
         if scope["type"] == "http":
             match = PathMatch[Route]({scope["method"]: self._starting}, {})
             await self._dispatcher.answer(scope, receive, send, match)

@@ -217,7 +217,6 @@ class Feed:
                 )
 
     def _message(self, controller: Controller, seen: _Seen) -> tuple[bytes, _Seen]:
-        """Returns the message for a viewer, and what it has seen with that."""
         now = anyio.current_time()
         if now >= self._frame_at + FRAME_S / 2:
             self._frame_at = now

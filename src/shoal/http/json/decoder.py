@@ -59,7 +59,6 @@ class Decoder:
 
 @held
 def json_of(result: bytes) -> bytes:
-    """Writes a pickled result as JSON."""
     return encoded(unpickled(result))
 
 

@@ -156,7 +156,6 @@ class EndpointRoute(Route):
         converters: Converters,
         body: bytes,
     ) -> None:
-        """Answers a request with the backend's ``decode`` and ``encode``."""
         whole = decoded(exchange.headers, body, self._options.max_body_bytes)
         request = WholeRequest(exchange.scope, whole)
         decode, encode = converters
@@ -333,7 +332,6 @@ class JsonCodec(Codec):
 
 
 async def _answer_with_response(exchange: Exchange, response: Response) -> None:
-    """Sends a Starlette response that a handler has returned."""
     body: Any = getattr(response, "body", None)
     status: Any = response.status_code
     if not isinstance(status, int) or not 200 <= status <= 599:

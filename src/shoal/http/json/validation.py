@@ -177,7 +177,6 @@ def _open_adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 def finite_validator(adapter: TypeAdapter[Any]) -> SchemaValidator:
-    """Returns a validator that rejects floats which are not finite."""
     schema: Any = adapter.core_schema
     return rebuilt(SchemaValidator, _changed(schema, _make_finite))
 

@@ -79,8 +79,6 @@ def _unavailable(name: str) -> Any:
 
 
 class RequestFromElsewhere(_RequestWithBody):
-    """The request in another process."""
-
     app: Any = _unavailable("app")  # pyright: ignore[reportIncompatibleMethodOverride]
     state: Any = _unavailable("state")  # pyright: ignore[reportIncompatibleMethodOverride]
     session: Any = _unavailable("session")  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -40,8 +40,6 @@ _BY_DTYPE: Final = {
 
 
 class TensorForm(NamedTuple):
-    """The form of one row of a tensor."""
-
     # None if there may be several.
     datatype: str | None = None
     # With -1 for unknown sizes; None if the rank is unknown.
@@ -79,7 +77,6 @@ def form_of(annotation: Any) -> TensorForm:
 
 
 def fields_of(annotation: Any) -> dict[str, Any] | None:
-    """Returns the annotations of a type's named fields; None if it has none."""
     annotation = bare(annotation)
     kind: Any = get_origin(annotation) or annotation
     if is_typeddict(kind):
@@ -101,7 +98,6 @@ def is_mapping(annotation: Any) -> bool:
 
 
 def datatype_of_dtype(dtype: Any) -> str | None:
-    """Returns None if the protocol has no datatype for the dtype."""
     if dtype.kind in "OSU":
         return BYTES
     if dtype.name == "bfloat16":  # of the package ml_dtypes

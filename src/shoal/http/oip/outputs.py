@@ -52,7 +52,6 @@ class ModelOutputs:
             self._forms = {name: form_of(annotation) for name, annotation in known.items()}
 
     def metadata(self) -> list[dict[str, Any]]:
-        """Returns nothing if the outputs are not known."""
         return [form.metadata(name) for name, form in (self._forms or {}).items()]
 
     def check(self, wanted: Mapping[str, Any]) -> None:
@@ -122,7 +121,6 @@ def _check_names(wanted: Mapping[str, Any], known: Mapping[str, Any]) -> None:
 
 
 def _columns(results: list[Any]) -> dict[str, list[Any]]:
-    """Returns the results of all rows, by the name of the output."""
     if type(results[0]) in _UNNAMED and (
         len(results) == 1 or _UNNAMED.issuperset(map(type, results))
     ):

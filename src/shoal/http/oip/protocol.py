@@ -97,7 +97,6 @@ class MetadataPage(ProtocolRoute):
 
 
 def version_of(endpoint: Endpoint, version: str) -> Backend:
-    """Returns the backend that is a version of a model."""
     backends = {one.tag: one for one in endpoint.backends()}
     if version not in backends:
         there = f"its versions are {', '.join(backends)}" if backends else "it has none yet"
@@ -242,7 +241,6 @@ def _not_there(path: str) -> Problem:
 
 
 def _backends(endpoint: Endpoint, exchange: Exchange) -> list[Backend]:
-    """Returns the versions that a request is about."""
     version: str | None = exchange.scope.get("path_params", {}).get("version")
     return endpoint.backends() if version is None else [version_of(endpoint, version)]
 

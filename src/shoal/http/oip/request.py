@@ -232,7 +232,6 @@ def _filled(inputs: list[Tensor], rest: memoryview) -> list[Tensor]:
 
 
 def headers_of_call(exchange: Exchange, described: RequestHead, version: str | None) -> CallHeaders:
-    """Returns the call's options in a request's headers and parameters."""
     headers = call_headers(exchange.headers)
     if version is not None:
         headers = headers._replace(backend=version)

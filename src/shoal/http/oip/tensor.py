@@ -29,8 +29,6 @@ BF16: Final = "BF16"
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """A datatype of tensors."""
-
     name: str
     # In bytes; 0 if each element has its own size.
     size: int
@@ -126,7 +124,6 @@ class Tensor:
             )
 
     def filled(self, data: memoryview) -> Tensor:
-        """Returns the tensor with the elements in `data`."""
         made = Tensor.__new__(Tensor)
         made.name, made.datatype, made.shape = self.name, self.datatype, self.shape
         made.size, made._count, made._most_elements = self.size, self._count, self._most_elements

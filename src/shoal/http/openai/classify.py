@@ -49,7 +49,6 @@ class ClassifyRoute(TextsRoute):
 
 
 def _classes(result: Any) -> dict[str, Any]:
-    """Raises `Refused` if a result has no classes."""
     labels: list[str] = []
     given: Any = result
     if isinstance(result, Mapping):

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 
 class Asked(NamedTuple):
-    """What a request has asked for."""
-
     model: OpenAIModel
     request_id: str
     params: Mapping[str, Any]
@@ -79,8 +77,6 @@ class InputsRoute(OpenAIRoute):
 
 
 class TextsRoute(InputsRoute):
-    """The inputs are texts, or their tokens, in ``input``."""
-
     @override
     def inputs(self, params: dict[str, Any]) -> Sequence[Prompt]:
         params["input"] = prompts_of(params["input"], "input")

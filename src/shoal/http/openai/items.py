@@ -84,7 +84,6 @@ class ItemMaker:
         return finite_validator(adapter_of(self.annotation))
 
     def named(self, names: Iterable[str]) -> str | None:
-        """Returns the first of these names that is one of a field."""
         return next((name for name in names if name in self.fields), None)
 
     def with_params(self, values: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +118,6 @@ class ItemMaker:
         return limit if type(limit) is int and limit > 0 else None
 
     def _value_in(self, item: Any, field: str) -> Any:
-        """Returns the value of a field of an item, which may be a default."""
         if self._parameters is not None:
             return item[[one.name for one in self._parameters].index(field)]
         return item.get(field) if is_typeddict(self.annotation) else getattr(item, field)
@@ -145,10 +143,7 @@ class TextMaker(ItemMaker):
         self._validator = self.validator()
 
     def item(self, prompt: Prompt | None, params: Mapping[str, Any], param: str) -> Any:
-        """Returns a tuple for several parameters; `prompt` is None if the item takes messages.
-
-        `param` is the client's name of the prompt.
-        """
+        """Returns the item; `prompt` is None if it takes messages; clients call it `param`."""
         if self._validator is None:
             return prompt
         names: dict[str | None, str] = {None: param, self._prompt: param}

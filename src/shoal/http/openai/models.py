@@ -79,7 +79,6 @@ class OpenAIModel:
             raise unknown(self.name) from None
 
     def tokens_in(self, prompt: Prompt) -> int:
-        """Returns the number of tokens of a prompt."""
         return (self.count or count_words)(prompt) if isinstance(prompt, str) else len(prompt)
 
     def fitting(self, maker: TextMaker, prompt: Prompt, param: str) -> Prompt:
@@ -102,7 +101,6 @@ class OpenAIModel:
     def prompt(
         self, messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any], param: str
     ) -> str:
-        """Returns the prompt of a chat, made by the user's template."""
         # Raises `Refused` if the template fails, or gives no text, which could fail a batch.
         given = {name: params[name] for name in self.template_fields & params.keys()}
         try:
@@ -157,8 +155,6 @@ def _refusal(error: Exception, what: str, param: str) -> Refused:
 
 @dataclass
 class OpenAIModels:
-    """The models of one controller."""
-
     controller: Controller
     options: HttpOptions
     # The endpoint of each model; None makes all endpoints that take text models.
@@ -202,8 +198,6 @@ class OpenAIModels:
 
 
 class OpenAIRoute(Route):
-    """A route with OpenAI's errors."""
-
     protocol: ClassVar = "openai"
 
     @override

@@ -112,7 +112,6 @@ class TextEnd:
 
 
 def _beginning(text: str, tokens: int, count: Callable[[str], int]) -> str:
-    """Returns the longest beginning of a text with at most `tokens` tokens."""
     if count is count_words:
         last = 0
         for nth, word in enumerate(_WORD.finditer(text)):

@@ -90,7 +90,6 @@ def _not_finite(what: str) -> Refused:
 
 
 def _form(value: object) -> str:
-    """Describes a result that is not a vector."""
     shape: list[str] = []
     while type(value) in _LISTS:
         values: Sequence[Any] = value  # type: ignore[assignment]  # a list or a tuple

@@ -189,7 +189,6 @@ class Answers:
         return {"description": text, "headers": _HEADERS, "content": content}
 
     def _whole(self, schema: Schema) -> dict[str, Any]:
-        """Returns the forms of a result that is not a stream."""
         content: dict[str, Any] = {}
         if self._has_results:
             content[JSON] = {"schema": schema}
@@ -216,7 +215,6 @@ def _media_type(response: Any) -> str:
 
 
 def _streams(item: Schema, problem: Schema) -> dict[str, Any]:
-    """Returns the forms of a stream of items."""
     # The schemas are those of one message, as was usual before OpenAPI 3.2 had its itemSchema.
     events = [
         _event({"const": "message"}, item),

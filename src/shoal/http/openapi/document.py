@@ -88,8 +88,6 @@ def document_of(endpoints: Sequence[ServedEndpoint], options: HttpOptions) -> di
 
 
 class _Described:
-    """An endpoint with the forms of its requests and responses."""
-
     def __init__(
         self, endpoint: ServedEndpoint, inputs: ItemForms, answers: Answers, options: HttpOptions
     ) -> None:
@@ -100,7 +98,6 @@ class _Described:
         self._security: Any = options.security if security is None else security
 
     def operation(self, method: str, problems: Problems) -> dict[str, Any]:
-        """Returns the operation of one method, without its id."""
         endpoint, inputs = self.endpoint, self._inputs
         takes_body = inputs.takes_body(method)
         parameters = inputs.parameters(is_in_query=not takes_body)

@@ -124,11 +124,9 @@ class ItemForms:
         return {"required": True, "content": content | self._lines()}
 
     def _lines(self) -> dict[str, Any]:
-        """Returns the form of many items, each in a line."""
         return {LINES.decode(): {"schema": {"type": "string"}}} if self.takes_lines else {}
 
     def parameters(self, *, is_in_query: bool) -> list[dict[str, Any]]:
-        """Returns the parameters, first those of the path; the schemas have been made."""
         of_path = list(path_parameters(self._endpoint.path or ""))
         return [*of_path, *self._query()] if is_in_query and self._is_known else of_path
 

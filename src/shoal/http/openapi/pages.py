@@ -97,11 +97,7 @@ def landing_page(
     operations: Mapping[str, Any],
     base: tuple[str, bytes, str],
 ) -> Content:
-    """Returns the page at ``/``, with links to paths, and a ``curl`` command for each endpoint.
-
-    The ``routes`` are those of ``/-/routes``, the ``operations`` those of the OpenAPI document;
-    ``base`` is the scheme, the host and the root path of the request.
-    """
+    """Returns the page at ``/``, with links to paths, and a ``curl`` command for each endpoint."""
     scheme, host, root = base
     start = quote(root) or "."
     anchors = [

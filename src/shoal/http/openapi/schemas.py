@@ -122,7 +122,6 @@ class Schemas:
             return
 
     def make(self) -> None:
-        """Makes the schemas of all types that were added."""
         schemas, shared = TypeAdapter.json_schemas(
             [(key, mode, adapter) for key, (mode, adapter) in self._adapters.items()],
             ref_template=f"{_REF}{{model}}",
@@ -136,7 +135,6 @@ class Schemas:
         return self._found.get(key, {})
 
     def resolved(self, schema: Schema) -> Schema:
-        """Returns a schema, or the component that it refers to."""
         for _ in range(len(self.components) + 1):
             name = schema.get("$ref", "")
             if not name:

@@ -22,8 +22,6 @@ LONGEST_TEXT: Final = 8192
 
 @dataclass(frozen=True, kw_only=True)
 class Documented:
-    """A program's documentation of an endpoint, beside its code."""
-
     # None for the application's.
     security: Sequence[Mapping[str, Sequence[str]]] | None = None
     # Statuses of the code's HTTPExceptions, with their meanings.
@@ -54,8 +52,6 @@ def documented_as(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServedEndpoint:
-    """An endpoint as its callers see it."""
-
     name: str
     path: str | None
     methods: tuple[str, ...]

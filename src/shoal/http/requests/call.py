@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 
 
 class Caller(Protocol):
-    """The request that a call is made for."""
-
     @property
     def request_id(self) -> str: ...
 

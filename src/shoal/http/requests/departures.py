@@ -40,8 +40,6 @@ _log: Final = logging.getLogger("shoal.http")
 
 
 class Watched:
-    """The client of one request, to be watched."""
-
     __slots__ = ("has_left", "listener", "receive", "request_id")
 
     def __init__(self, receive: Receive, request_id: bytes) -> None:
@@ -61,8 +59,6 @@ class Watched:
 
 
 class Departures:
-    """The requests whose clients are watched."""
-
     # Invariant: a watched request is in one of the registries, or has a listener.
 
     def __init__(self) -> None:

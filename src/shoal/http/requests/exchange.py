@@ -56,8 +56,6 @@ class Counted(NamedTuple):
 
 
 class Exchange:
-    """One HTTP request, and the sending of its response."""
-
     # Most requests change none of these; an attribute of the class costs them nothing.
     # The status of the response; 0 until it has begun. A response that breaks off gets the status
     # for the metrics, or 0 to stay uncounted.

@@ -100,7 +100,6 @@ class Problem:
         headers: tuple[tuple[bytes, bytes], ...] = (),
         **more: Any,
     ) -> Problem:
-        """Makes a problem of one of the `KINDS`."""
         status, title = KINDS[kind]
         return cls(status, kind, title, detail, headers, more)
 

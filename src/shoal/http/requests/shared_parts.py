@@ -39,7 +39,6 @@ class SharedParts:
         self.now = perf_counter if parking.is_coarse else parking.now
 
     def keep_counts_of(self, endpoints: Iterable[str]) -> None:
-        """Drops the counts of deleted endpoints."""
         names = {*endpoints, NO_ENDPOINT}
         self.times.keep(names)
         self.streams.keep(names)

@@ -34,8 +34,6 @@ PLAIN: Final = frozenset({str, int, float, bool, NoneType})
 
 
 class ItemStream(Protocol):
-    """The results of a call, such as a `ResultStream`."""
-
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
         self,
@@ -90,8 +88,6 @@ async def answer_with_stream(
 
 
 class _Messages:
-    """Makes and counts the messages of a stream's items."""
-
     __slots__ = ("encode", "form", "tick")
 
     def __init__(

@@ -63,8 +63,6 @@ class TimedExchange(Exchange):
 
 
 class RequestTimer(BatchObserver):
-    """Sets the times of exchanges."""
-
     @override
     def batch_began(self, batcher: str, batch: Batch, now: float) -> None:
         for request in batch.requests:

@@ -107,8 +107,6 @@ class SocketRequest:
 
 
 class SocketConnection:
-    """Accepts one WebSocket, and answers its requests."""
-
     # It raises `Refused` if a header of the handshake can't be read.
 
     def __init__(
@@ -234,7 +232,6 @@ class SocketConnection:
         return headers._replace(priority=priority, timeout_s=new.timeout_s)
 
     def _item_of(self, codec: JsonCodec, request: SocketRequest, new: NewRequest) -> Any:
-        """Returns the item of a request, as the codec does for a request over HTTP."""
         exchange = cast("Exchange", request)  # it has all that a reader of items uses
         if new.is_binary and codec.takes == "json":
             raise Refused(_TAKES_JSON)
@@ -257,7 +254,6 @@ class SocketConnection:
         return codec.item(exchange, whole.body)
 
     async def _relay(self, request: SocketRequest, stream: ItemStream) -> None:
-        """Makes the call of a stream, and sends its items until it ends."""
         times = self._shared.streams.of(self._calls.endpoint.name)
         tick = times.clock(parking_of_this_loop().now)
         async with stream:
@@ -309,7 +305,6 @@ class SocketConnection:
             del error  # its traceback holds this frame
 
     def _end_all(self, error: Exception) -> None:
-        """Cancels all calls, and ends their requests with an error."""
         for request in tuple(self._requests.values()):
             request.scope_of_task.cancel()
             self._fail(request, error)

@@ -27,8 +27,6 @@ _METHOD: Final = "GET"
 
 
 class WebSockets:
-    """Answers the WebSockets of an application."""
-
     def __init__(self, shared: SharedParts) -> None:
         self._shared = shared
         self._controller: Controller | None = None
@@ -37,7 +35,6 @@ class WebSockets:
         self._version: object = None
 
     def set_controller(self, controller: Controller | None) -> None:
-        """Sets the controller whose endpoints are called; None while the application is closed."""
         self._controller = controller
         self._version = None
 

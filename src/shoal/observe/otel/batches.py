@@ -159,7 +159,6 @@ class BatchTracer(BatchObserver):
         span.end(spans.at(max(now, request.arrived_at)))
 
     def end(self) -> None:
-        """Ends all open spans; no more events follow."""
         while self._open:
             _, spans = self._open.popitem()
             for span in (*spans.requests.values(), spans.batch):

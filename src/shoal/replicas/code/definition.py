@@ -285,7 +285,6 @@ def handle_arguments(code: Any) -> Mapping[str, Any]:
 
 
 def with_handles(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function with its handles filled in."""
     arguments = handle_arguments(function)
     return partial(function, **arguments) if arguments else function
 

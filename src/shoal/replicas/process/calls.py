@@ -106,7 +106,6 @@ class Conversation:
             await self._leave(call, kind)
 
     async def ask_steps(self, message: Message) -> AsyncGenerator[Any, None]:
-        """Makes a call with a stream of responses."""
         call = await self._begin(FrameKind.STREAM, message)
         taken = 0
         try:

@@ -138,14 +138,12 @@ class ReplicaActor:
         return frames
 
     def put_frames(self, frames: list[RayFrame]) -> None:
-        """Forwards the frames of responses to the code's calls."""
         for one in frames:
             self.on_answer(one.frame())
 
     def begin(
         self, definition: Definition, user_config: Any
     ) -> tuple[Description | None, ErrorAsData | None]:
-        """Starts the code, and returns its description."""
         try:
             with self._code_context():
                 definition = replace(definition, target=definition.load())

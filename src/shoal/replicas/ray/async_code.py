@@ -80,13 +80,11 @@ class AsyncSteps:
         self._ended: Future[None] = portal.start_task_soon(self._serve, handler, items, work)
 
     def next(self) -> Any:
-        """Returns the next step, or `DONE`."""
         answer: Future[Any] = Future()
         self._portal.call(self._ask, answer)
         return answer.result()
 
     def close(self) -> None:
-        """Closes the generator, and waits until it is closed."""
         self._portal.call(self._ask, None)
         self._ended.result()
 

@@ -105,8 +105,6 @@ class Pump:
 
 
 class Link:
-    """The connection of a replica to its actor."""
-
     def __init__(self, tag: str, cancel_grace_s: float, on_end: Callable[[], object]) -> None:
         # How the link ended, for messages, and Ray's error, if any.
         self.end: tuple[str, BaseException | None] | None = None
@@ -254,7 +252,6 @@ class Link:
         raise error.as_exception(self._tag)
 
     async def _cancel(self, call: int, done: anyio.Event) -> None:
-        """Cancels a call in the actor, and waits for its end."""
         if self.end is not None:
             return
         self._actor.cancel.options(concurrency_group=CONTROL).remote(call)
@@ -278,7 +275,6 @@ class Link:
             raise self.died() from error
 
     def _raise(self, error: Exception) -> NoReturn:
-        """Raises an error of Ray's as one of Shoal's."""
         how = death_of(error)
         if how is not None:
             self.finish(f"died: {how}", error)

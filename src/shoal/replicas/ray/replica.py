@@ -224,7 +224,6 @@ class RayReplica(Replica):
             logger.warning("%s waits: %s%s", self.tag, self._doing, room)
 
     async def _room(self) -> str:
-        """Returns the cluster's free resources, for messages."""
         free: str | None = None
         with anyio.move_on_after(_ROOM_S):
             free = await anyio.to_thread.run_sync(free_resources, abandon_on_cancel=True)

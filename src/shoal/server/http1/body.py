@@ -102,6 +102,5 @@ class ChunkedBody:
 
 
 def check_trailer(name: bytes, value: bytes) -> None:
-    """Checks a trailer of a request; raises `BadRequest`."""
     if not is_sendable(name, value):
         raise BadRequest(400, "a malformed trailer")

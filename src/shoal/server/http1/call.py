@@ -64,8 +64,6 @@ _MONTHS: Final = (
 
 
 class CallConnection(Protocol):
-    """The part of a connection that a call uses."""
-
     received: bytes | bytearray
     shared: Shared
     changed: Change
@@ -88,8 +86,6 @@ class CallConnection(Protocol):
 
 
 class Http1Call(ServedCall):
-    """One request, its response, and the application's side of both."""
-
     offered = (*ServedCall.offered, "heartbeat", "send", "has_room", "put")
 
     _shared: Shared
@@ -233,7 +229,6 @@ class Http1Call(ServedCall):
         self._heartbeat = Heartbeat(self._shared.timeouts, after_s, partial(self._beat, data))
 
     def has_room(self) -> bool:
-        """Returns whether the client takes a part of the body at once."""
         return not self._connection.transport.unsent
 
     def put(self, data: bytes) -> None:

@@ -48,8 +48,6 @@ SwitchProtocol: TypeAlias = Callable[
 
 
 class Http1Connection(Receiver):
-    """Serves one client until either side closes the connection."""
-
     __slots__ = (
         *("_awaited", "_began_at", "_call", "_is_closed", "_is_ending", "_known_host", "_name"),
         *("_parser", "_peer", "_released", "_scope", "_switch_protocol", "_tasks", "_timeout"),
@@ -103,7 +101,6 @@ class Http1Connection(Receiver):
             self._answer_with_error(503)
 
     def abort(self) -> None:
-        """Closes by force; data that the client has not received is discarded."""
         self.transport.abort()
         self._close()
 
@@ -148,7 +145,6 @@ class Http1Connection(Receiver):
             self.limit_send()
 
     def limit_send(self) -> None:
-        """Sets the deadline of data that the kernel has not taken."""
         size = len(self.transport.unsent)
         self._timeout.set(time_to_send_s(size, self.shared.options.send_timeout_s))
 
@@ -162,14 +158,12 @@ class Http1Connection(Receiver):
         return bool(self._awaited)
 
     def refuse(self, error: BadRequest) -> None:
-        """Ends the connection of a client that sends a malformed request."""
         if self._call is not None and self._call.has_begun:
             self.abort()
         else:
             self._answer_with_error(error.status, str(error))
 
     async def continue_without(self, call: Http1Call) -> None:
-        """Continues without waiting for the application, unless it returns soon."""
         await self.shared.parking.checkpoint()  # most applications have returned after it
         if call is self._call:
             self._leave_behind(call)

@@ -75,8 +75,6 @@ _LONGEST_LINE: Final = 256
 
 
 class HeadParser:
-    """Parses the heads of one connection's requests, one at a time."""
-
     __slots__ = (
         "_allowed_host",
         "_hosts",

@@ -173,7 +173,6 @@ class AppCall(ServedCall):
         pass
 
     def _end(self) -> None:
-        """Ends a response that the application has not ended."""
         if self.has_begun:  # the client must not take it for the whole response
             self._wire.reset()
         elif self._is_cut_off:

@@ -49,8 +49,6 @@ _MOST_COST: Final = 16  # of a turn
 
 
 class RunningCall(Protocol):
-    """The part of a call that its connection uses."""
-
     def disconnected(self) -> None: ...
 
     def end_early(self) -> None: ...
@@ -61,8 +59,6 @@ class RunningCall(Protocol):
 
 
 class StreamConnection(Receiver):
-    """Serves one client until either side closes the connection."""
-
     _is_client_done = False  # the client may send more than messages of its WebSocket
 
     def __init__(
@@ -109,13 +105,11 @@ class StreamConnection(Receiver):
                 call.drain()
 
     def end_early(self) -> None:
-        """Asks all calls to end their responses."""
         if not self._finishing:
             for call in tuple(self.calls):
                 call.end_early()
 
     def abort(self) -> None:
-        """Closes the socket by force; data that the client has not received is discarded."""
         self._transport.abort()
         self.close()
 
@@ -173,7 +167,6 @@ class StreamConnection(Receiver):
         """Whether no stream is open."""
 
     def _turn_cost(self) -> int:
-        """Returns the cost of a turn that handles the received data."""
         return _MOST_COST
 
     # Methods that a protocol uses.
@@ -185,16 +178,13 @@ class StreamConnection(Receiver):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether sent data waits for the client."""
         return self._transport.is_blocked
 
     def write(self, data: bytes) -> None:
-        """Sends data; the transport keeps what the kernel does not take."""
         if data and not self._finishing and not self._transport.send(data):
             self._set_timeout()
 
     async def unblocked(self) -> None:
-        """Waits until the kernel has taken all data."""
         while self._transport.is_blocked and not self._closed:
             await self._changed.wait()
 
@@ -224,7 +214,6 @@ class StreamConnection(Receiver):
         self.shared.context.run(self._tasks.start_soon, func, *args)
 
     def request_timed_out(self) -> None:
-        """Notes that the client has let a request time out."""
         self._has_timed_out = True
 
     def finish(self) -> None:
@@ -342,7 +331,6 @@ class StreamConnection(Receiver):
     # Deadlines.
 
     def _set_timeout(self) -> None:
-        """Sets the deadline of the current state."""
         shared = self.shared
         if self._finishing:
             return

@@ -61,10 +61,9 @@ _MOST_RESETS: Final = 100
 
 
 class _Connection(H2Connection):
-    """The state of a connection, which keeps little of what is over.
+    """The state of a connection, which keeps little of what is over."""
 
-    It refers to itself, so only the garbage collector frees it.
-    """
+    # It refers to itself, so only the garbage collector frees it.
 
     # Of how many closed streams it knows the reason, for frames that were on their way.
     MAX_CLOSED_STREAMS = 2 * _MOST_STREAMS
@@ -75,8 +74,6 @@ class TooManyResets(Exception):
 
 
 class _Open(NamedTuple):
-    """An open stream, and its call."""
-
     stream: Http2Stream
     call: Http2Call | WebSocketCall
 
@@ -249,7 +246,6 @@ class Http2Connection(StreamConnection):
             self._h2.reset_stream(stream_id, code)
 
     def _stream_ended(self, stream_id: int) -> None:
-        """Handles that nothing more is sent on a stream."""
         ended = self._streams.pop(stream_id, None)
         if ended is None or self.is_closed:
             return

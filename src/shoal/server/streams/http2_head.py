@@ -78,7 +78,6 @@ def read_head(parser: HeadParser, sent: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def check_trailers(trailers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Checks the trailers of a request; raises `BadRequest`."""
     size = 0
     for name, value in trailers:
         if name != name.lower() or name in _OF_HTTP_1:

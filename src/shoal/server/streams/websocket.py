@@ -87,7 +87,6 @@ class WebSocketCall(AppCall):
 
     @property
     def is_open(self) -> bool:
-        """Whether messages can be sent."""
         frames = self._frames
         is_over = self.is_over or self.is_complete
         return frames is not None and not is_over and frames.state is ConnectionState.OPEN

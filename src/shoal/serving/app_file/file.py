@@ -107,7 +107,6 @@ def _not_toml(name: str, text: str, message: str) -> Flaw:
 
 
 def _backend(flaws: Flaws, tag: str, value: Any) -> BackendRecord | None:
-    """Returns None if it has errors."""
     path = ("backends", tag)
     before = len(flaws.found)
     flaws.checked(path, checked_tag, "a backend's tag", tag)
@@ -228,7 +227,6 @@ class _EndpointChecks:
         self._routes: dict[tuple[str, str], Keys] = {}
 
     def checked(self, name: str, value: Any) -> EndpointRecord | None:
-        """Returns None if it has errors."""
         flaws, path = self._flaws, ("endpoints", name)
         before = len(flaws.found)
         self._flaws.checked(path, checked_tag, "an endpoint's name", name)

@@ -299,7 +299,6 @@ class Backend:
         return sum([each.running for each in self.statistics()])
 
     def batch_options(self, method: Method, config: BackendConfig) -> dict[str, Any]:
-        """Returns the options of a method's batcher with a config."""
         description = self.supervisor.description
         if not method.batched and description is not None and description.method(CALL).batched:
             config = config.of_one()

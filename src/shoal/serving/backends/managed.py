@@ -166,7 +166,6 @@ class ManagedReplica:
             held(self.replica.stop)()
 
     def notify_draining(self) -> None:
-        """Notifies its code that the backend will end."""
         with noted("%s: drain() raised", self.replica.tag):
             held(self.replica.drain)()
 
@@ -260,7 +259,6 @@ def may_wear_out(config: BackendConfig) -> bool:
 
 
 def worn_out(member: PoolMember, config: BackendConfig) -> str | None:
-    """Returns why a replica is worn out; None if it is not."""
     most, cap = config.max_batches_per_replica, config.placed.get("max_memory_bytes")
     if most is not None and member.total >= most:
         return f"has run {member.total} batches"

@@ -144,7 +144,6 @@ class MethodBatcher:
                 raise passed_on from None
 
     async def close(self, *, at_once: bool) -> None:
-        """Closes the batcher, after its queued requests or by failing them."""
         if at_once:
             self.batcher.configure(graceful_shutdown_timeout_s=0)
         await self.batcher.aclose()
@@ -315,7 +314,6 @@ class _Attempt:
         return self._at({position: own_copy(death) for position in self._sent - self._over})
 
     def untouched(self) -> list[int]:
-        """Returns the positions of the requests without any result."""
         return [p for p in self._positions if p not in self._sent and p not in self._over]
 
     def _at(self, slots: dict[int, Any]) -> list[Any]:

@@ -56,10 +56,8 @@ class ModelLoader:
         self._options = options  # read at each load: they may change
 
     async def loaded(self, member: PoolMember, model: str) -> LoadedModel:
-        """Waits until a model is loaded; the caller releases it with `release`, however this ends.
-
-        The model is taken into use before the first wait.
-        """
+        """Waits until a model is loaded; the caller calls `release`, however this ends."""
+        # The model is taken into use before the first wait.
         members = self._pool.members
         victims = member.use_model(model, members.most_models, members.wanted)
         used = member.models[model]

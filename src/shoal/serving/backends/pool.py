@@ -157,8 +157,6 @@ class Pool:
 
 
 class PoolCapacity:
-    """The pool as the `Capacity` of one batcher."""
-
     def __init__(self, pool: Pool, size: int) -> None:
         self._pool = pool
         self.members = pool.members

@@ -121,7 +121,6 @@ class Supervisor:
             self._reconcile()
 
     def replace(self, config: BackendConfig) -> None:
-        """Replaces all replicas; called during a change."""
         self.config = config
         self._version = next(self._versions)
         self._reconcile()

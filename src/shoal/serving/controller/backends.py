@@ -35,8 +35,6 @@ logger: Final = logging.getLogger("shoal.serving")
 
 
 class Deletion:
-    """The deletion of a backend, which is draining."""
-
     def __init__(self, backend: Backend) -> None:
         self.done = anyio.Event()  # set when the backend's tag is free again
         self._backend = backend
@@ -111,7 +109,6 @@ class Backends:
             self._reserved.discard(tag)
 
     def add(self, backend: Backend) -> None:
-        """Adds a backend that was started, so that it can get traffic."""
         self.by_tag[backend.tag] = backend
 
     @asynccontextmanager
@@ -136,14 +133,12 @@ class Backends:
         return deletion
 
     def deletion(self, tag: str) -> Deletion | None:
-        """Returns the deletion of a backend that is still draining."""
         try:
             return self._deletions.get(tag)
         except TypeError:  # an unhashable value is not a tag
             return None
 
     def drain(self) -> None:
-        """Stops batches from waiting to fill; calls are still accepted."""
         for backend in self.by_tag.values():
             backend.drain()
 

@@ -56,7 +56,6 @@ class Endpoints:
         return [name for name, endpoint in self.by_name.items() if endpoint.uses(tag)]
 
     def check_free(self, endpoint: Endpoint) -> None:
-        """Raises `NameTaken` if the name or route is taken."""
         there = self.by_name.get(endpoint.name)
         if there is not None:
             same = (there.route, set(there.methods)) == (endpoint.route, set(endpoint.methods))

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TextCall:
-    """The call for one text."""
-
     job: TextJob
     call: EndpointCall
     batcher: MethodBatcher
@@ -61,7 +59,6 @@ class TextCall:
         return _OneResult(self.call, self.item)
 
     async def collected(self) -> TextOutput:
-        """Makes the call; returns the whole text."""
         if not self.call.streams:
             self.output.whole(await self.call.result(self.item))
             return self.output
@@ -162,7 +159,6 @@ async def _one_of_several(job: TextJob, nth: int) -> AsyncGenerator[TextCall]:
 
 
 async def gathered(job: TextJob) -> list[TextOutput]:
-    """Makes the calls of all texts at once; the first failure cancels the others."""
     texts: dict[int, TextOutput] = {}
     failures: list[Exception] = []
 

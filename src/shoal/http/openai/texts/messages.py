@@ -80,8 +80,6 @@ _GOES_ON: Final = b',"logprobs":null,"finish_reason":null}]'
 
 
 class Forms(ABC):
-    """The forms of the responses of one model in one protocol."""
-
     # Parameters that change the response, so that a model must take them itself.
     special: ClassVar[frozenset[str]] = SPECIAL
     # Fields of a result that its message has as well.
@@ -201,8 +199,6 @@ class MessageForm(NamedTuple):
 
 
 class ChoiceMessages:
-    """The messages with the pieces of one text of a stream."""
-
     __slots__ = ("_chat", "_first", "_head", "_last", "_tail", "after", "before", "output")
 
     def __init__(
@@ -274,7 +270,6 @@ class _Events(EventStream):
         self._prompt_count: int | None = None
 
     def _count_prompt(self) -> int:
-        """Counts the tokens of the prompts once."""
         # First before the end of the stream, where it must not fail.
         if self._prompt_count is None:
             self._prompt_count = self._prompt_tokens()
@@ -295,8 +290,6 @@ class _Events(EventStream):
 
 
 class OneText(_Events):
-    """The form of a stream with one text, whose items are its pieces."""
-
     def __init__(
         self,
         form: MessageForm,
@@ -336,8 +329,6 @@ class OneText(_Events):
 
 
 class SeveralTexts(_Events):
-    """The form of a stream with several texts, whose items are their messages."""
-
     @override
     def item(self, value: bytes) -> bytes:
         if self._with_usage:

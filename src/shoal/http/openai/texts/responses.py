@@ -58,8 +58,6 @@ _CALL: Final = _Kind(
 
 
 class _Item:
-    """One item of an output, whose text grows."""
-
     def __init__(self, kind: _Kind, index: int, request_id: str, more: Mapping[str, Any]) -> None:
         self.kind = kind
         self._more = {"id": f"{kind.prefix}_{index}_{request_id}", **kind.item, **more}
@@ -112,8 +110,6 @@ class _Item:
 
 
 class _Items:
-    """The items of an output, and the events of what is added to them."""
-
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
         self._items: list[_Item] = []
@@ -122,7 +118,6 @@ class _Items:
     def add(
         self, text: str, fields: Mapping[str, Any], logprobs: Mapping[str, Any] | None
     ) -> list[dict[str, Any]]:
-        """Adds a piece of an output; returns its events."""
         events: list[dict[str, Any]] = []
         reasoning = fields.get("reasoning_content") or fields.get("reasoning")
         if isinstance(reasoning, str):
@@ -174,8 +169,6 @@ def _with_bytes(token: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Responses(Forms):
-    """The forms of the response to one request."""
-
     def __init__(self, model: str, params: Mapping[str, Any]) -> None:
         repeated = {
             name: default if (given := params.get(name)) is None else given
@@ -213,7 +206,6 @@ class Responses(Forms):
     def ended(
         self, request_id: str, output: TextOutput, items: _Items, prompt_tokens: int
     ) -> dict[str, Any]:
-        """Returns the response to a request, once its output has ended."""
         tokens = output.end.tokens
         usage = {
             "input_tokens": prompt_tokens,
@@ -247,8 +239,6 @@ def status_of(output: TextOutput) -> str:
 
 
 class _ResponseEvents(EventStream):
-    """The events of one streamed response."""
-
     def __init__(
         self, forms: Responses, request_id: str, output: TextOutput, prompt_tokens: int
     ) -> None:

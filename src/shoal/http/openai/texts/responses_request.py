@@ -88,7 +88,6 @@ class ResponsesReader:
 
 
 def _tool(nth: int, tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a tool in the form of chats, which has its function in it."""
     if tool.get("type") != "function":
         raise _unsupported(f"tools.{nth}", "tool", tool.get("type"))
     function = {name: one for name, one in tool.items() if name != "type" and one is not None}
@@ -113,7 +112,6 @@ def _format(given: dict[str, Any] | None) -> Any:
 def _messages(
     given: str | Sequence[Mapping[str, Any]], instructions: str | None
 ) -> list[dict[str, Any]]:
-    """Returns the messages of a chat for the items of an input."""
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
@@ -157,7 +155,6 @@ def _content(content: Any, param: str) -> str | list[dict[str, Any]]:
 
 
 def _part(part: Any, param: str) -> dict[str, Any]:
-    """Returns a part of an item in the form of chats."""
     if not isinstance(part, dict):
         raise refused("A part of an item is an object", param=param)
     given = {**cast("dict[str, Any]", part)}

@@ -81,7 +81,6 @@ class TextOutput:
         return Piece(text, fields, _logprobs(given))
 
     def whole(self, result: Any) -> None:
-        """Takes a whole result, and no other."""
         if isinstance(result, str):
             self.texts.append(self.end.whole(result))
             return
@@ -107,7 +106,6 @@ class TextOutput:
             self.end.reason = "tool_calls"
 
     def keep(self, piece: Piece) -> None:
-        """Adds a piece to the whole."""
         self.texts.append(piece.text)
         if piece.fields or piece.logprobs is not None:
             self._pieces.append(piece)

@@ -30,7 +30,6 @@ class Source(ABC):
         """Returns the item for one of the texts; `maker` is one of `make`."""
 
     def fields(self, model: OpenAIModel, maker: ItemMaker) -> Collection[str]:
-        """Returns the names of the parameters that the model takes."""
         return maker.fields
 
     def tokens(self, model: OpenAIModel) -> int:
@@ -136,7 +135,6 @@ def _are_texts(parts: Sequence[Mapping[str, Any]], param: str) -> bool:
 
 
 def _text_in(content: str | Sequence[Mapping[str, Any]] | None) -> str:
-    """Returns the texts in the content of a message."""
     if isinstance(content, str):
         return content
     return "".join([part["text"] for part in content or () if part["type"] == "text"])

@@ -77,7 +77,6 @@ class TextJob:
     def item(
         self, call: EndpointCall, batcher: MethodBatcher, nth: int = 0
     ) -> tuple[Any, TextOutput]:
-        """Returns the item of the call for one of the texts, and the `TextOutput` of that text."""
         model, params, source = self.model, self.params, self.source
         maker = model.maker(batcher, source.make)
         which, sample = divmod(nth, self.n) if nth else (0, 0)
@@ -154,8 +153,6 @@ class _Chat(_Text):
 
 @dataclass(frozen=True)
 class TextReader:
-    """Reads the bodies of completions or chats."""
-
     models: OpenAIModels
     chat: bool
     most_messages: int

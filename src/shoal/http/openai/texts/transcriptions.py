@@ -52,7 +52,6 @@ class TranscriptionReader:
     models: OpenAIModels
 
     async def read(self, exchange: Exchange, body: bytes) -> TextJob:
-        """Raises `Refused` if the form is malformed."""
         params = await _read_form(exchange, body)
         content = params.pop("file", None)
         if not isinstance(content, bytes):

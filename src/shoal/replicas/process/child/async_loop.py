@@ -78,7 +78,6 @@ class AsyncWork:
         self._tasks: TaskGroup
 
     async def run(self) -> None:
-        """Runs calls until a message closes the worker."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             tasks.start_soon(self._connection.write)

@@ -60,8 +60,6 @@ def stacked(items: list[Any], places: Sequence[tuple[int, int]]) -> list[Any]:
 
 
 class Work:
-    """One call of a method of the code."""
-
     def __init__(
         self,
         method: str,
@@ -77,7 +75,6 @@ class Work:
         self._cancel_token = cancel_token
 
     def plain_results(self) -> Any:
-        """Calls a plain method, in this thread."""
         with self.is_running():
             return plain_results(self.handler, self.items)
 
@@ -104,8 +101,6 @@ class Work:
 
 
 class CallAnswers:
-    """Decodes calls and encodes their responses."""
-
     def __init__(self, codec: MessageCodec, instance: Instance, draining: Draining) -> None:
         self._draining = draining
         self.codec = codec

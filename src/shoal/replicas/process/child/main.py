@@ -108,7 +108,6 @@ class Child:
         self._reader = FrameReader()
 
     def run(self) -> None:
-        """Loads the code, runs calls until it is stopped, and closes the code."""
         frame = receive(self._socket, self._reader)
         if frame is None:
             os._exit(1)  # the parent is gone
@@ -214,7 +213,6 @@ def _is_plain(instance: Instance) -> bool:
 
 
 def _loaded(start_message: StartMessage) -> tuple[Definition, Any]:
-    """Loads the code; returns it and the user config."""
     if start_message.sys_path is not None:
         sys.path[:] = start_message.sys_path
     else:

@@ -45,8 +45,6 @@ class SentMetadata(dict[str, Any]):
 
 
 class BatchAsData(NamedTuple):
-    """A batch as data, for another process."""
-
     id: int
     reason: str
     load: float

@@ -38,8 +38,6 @@ def _dumps(content: object) -> bytes:
 
 
 class ErrorAsData(NamedTuple):
-    """An exception as data, for another process."""
-
     pickled: bytes | None
     type_name: str
     text: str

@@ -57,8 +57,6 @@ def fresh_memory(size: int) -> memoryview:
 
 
 class FrameKind(IntEnum):
-    """The kind of a frame."""
-
     # Parent to child, over the data channel:
     # Load the code and get ready.
     START = 1
@@ -96,8 +94,6 @@ K = TypeVar("K", bound=IntEnum, default=FrameKind)
 
 @dataclass(slots=True)
 class Frame(Generic[K]):
-    """A received frame."""
-
     kind: K
     id: int
     body: Buffer
@@ -116,7 +112,6 @@ def encoded(
     places: Sequence[tuple[int, int]] = (),
     given_back: Sequence[int] = (),
 ) -> list[Buffer]:
-    """Returns the parts of a frame to send, in order."""
     # Without `parts`, the last of the `places` is the pickle's.
     places = places or [(_INLINE, memoryview(buffer).nbytes) for buffer in buffers]
     size = sum(map(len, parts))

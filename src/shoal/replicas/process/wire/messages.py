@@ -115,7 +115,6 @@ class MessageCodec:
         )
 
     def take_back(self, frame: Frame[Any]) -> None:
-        """Frees the memory that a frame gives back."""
         if frame.given_back:
             assert self.outgoing is not None
             self.outgoing.free(frame.given_back)

@@ -81,7 +81,6 @@ class Region:
 
     @property
     def used(self) -> int:
-        """The number of reserved bytes."""
         return sum(end - start for start, end in self._reserved.items())
 
     def reserve(self, sizes: Sequence[int]) -> list[tuple[int, int]]:

@@ -154,7 +154,6 @@ class Defaults:
         }
 
     def put_into(self, items: list[Any]) -> list[Any]:
-        """Returns the items with placeholders replaced by the defaults."""
         if not self._found:
             return items
         if self._single:
