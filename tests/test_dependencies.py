@@ -33,6 +33,7 @@ EXTRAS_OF = {
     "shoal.batching.calls.sharing": {"cache"},
     "shoal.batching.current": {"otel"},
     "shoal.commands.server.client": {"client"},
+    "shoal.commands.support.batch_lines": {"serve"},
     "shoal.commands.server.hypercorn_host": {"serve"},
     "shoal.commands.server.process": {"uvloop"},
     "shoal.commands.server.reload": {"reload"},

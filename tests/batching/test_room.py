@@ -9,6 +9,7 @@ import pytest
 
 import shoal
 from batching.scenes import Held, Recorder, line_up, outcome, settle
+from shoal.core.forming.limiter import Limiter
 from shoal.core.replicas.members import Members
 from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded
 
@@ -28,6 +29,7 @@ class Places:
 
     def __init__(self, free: int) -> None:
         self.members: Members[Any] = Members()
+        self.limiter = Limiter()
         self.free = free
         self.listeners: list[Callable[[], None]] = []
 

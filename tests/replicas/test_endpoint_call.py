@@ -13,6 +13,7 @@ from shoal.serving.clients.handles import ChildHandle
 OTHERS: dict[str, Any] = {
     "method_name": "embed",
     "shard_key": "user-7",
+    "model": "en-fr",
     "http_method": "PUT",
     "http_headers": {"x-a": "b"},
     "timeout_s": 2.5,

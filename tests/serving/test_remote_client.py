@@ -147,6 +147,10 @@ def error_of(made):
         return made("its text", expected=2, got=3)
     if made is errors.ReplicaDied:
         return made("its text", exit_code=None, signal="SIGKILL", last_lines="segv")
+    if made is errors.RetryLater:
+        error = made(2.5)
+        error.args = ("its text",)
+        return error
     return made("its text")
 
 

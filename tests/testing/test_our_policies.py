@@ -11,6 +11,7 @@ from shoal.core.options.options import BatchOptions
 from shoal.core.options.records import LatencyTarget, QueuePolicy
 from shoal.core.policies.adaptive import AdaptiveRule
 from shoal.core.policies.factory import policy_of
+from shoal.core.replicas.members import NO_MEMBERS
 from shoal.testing import check_policy, make_request
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def rule(options: BatchOptions) -> BatchPolicy:
         adaptive = AdaptiveRule(
             options.adaptive, model, options.max_batch_size, options.max_concurrent_batches
         )
-    return policy_of(options, model, adaptive)
+    return policy_of(options, model, adaptive, NO_MEMBERS)
 
 
 @pytest.mark.parametrize(

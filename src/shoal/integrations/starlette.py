@@ -35,6 +35,7 @@ from shoal.asgi.extensions import DISCONNECT
 from shoal.asgi.http_options import HttpOptions
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.batching.decorator.block import BatcherBlock, public_blocks
+from shoal.batching.handlers.annotations import Annotations, read_signature
 from shoal.core.histogram import LEFT
 from shoal.errors import ShoalError, ShutDown
 from shoal.failures.exceptions import own_copy
@@ -159,7 +160,7 @@ def cancel_on_disconnect(endpoint: Callable[P, Awaitable[R]]) -> Callable[P, Awa
         except (CallerLeft, ClientDisconnect):
             return Response(status_code=LEFT)
 
-    signature = inspect.signature(endpoint)
+    signature = read_signature(endpoint)
     if not _takes_request(endpoint, signature):
         given = list(signature.parameters.values())
         at = len(given) - (bool(given) and given[-1].kind is inspect.Parameter.VAR_KEYWORD)
@@ -314,13 +315,11 @@ def _request_in(args: tuple[Any, ...], values: Mapping[str, Any]) -> Request:
 
 def _takes_request(endpoint: Callable[..., Any], signature: inspect.Signature) -> bool:
     """Returns whether FastAPI passes the request to a parameter of the endpoint."""
-    try:
-        annotations = inspect.get_annotations(endpoint, eval_str=True)
-    except Exception:  # names that only type checkers can resolve
-        annotations = {name: one.annotation for name, one in signature.parameters.items()}
+    known, parameters = Annotations(endpoint), signature.parameters.items()
+    annotations = [known.written(name, one.annotation) for name, one in parameters]
     return any(
         issubclass(one, Request)
         if isinstance(one, type)
         else isinstance(one, str) and one.rpartition(".")[2] == Request.__name__
-        for one in annotations.values()
+        for one in annotations
     )

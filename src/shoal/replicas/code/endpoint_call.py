@@ -32,8 +32,7 @@ class HandleOptions:
 
     Attributes:
         method_name: The method of the backend's code to call.
-        shard_key: Calls with equal keys go to the same backend until the traffic split changes, and
-            with ``sticky_load_factor`` to the same replica of it.
+        shard_key: Equal keys go to one backend, and with ``sticky_load_factor`` to one replica.
         model: The model that the code needs for the call, if the backend has the option ``models``.
         http_method: The value of ``"method"`` in the request's metadata.
         http_headers: The value of ``"headers"`` there.

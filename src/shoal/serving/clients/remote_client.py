@@ -63,6 +63,7 @@ class RemoteClient(Client):
 
     @property
     def url(self) -> str:
+        """The URL of the server."""
         return self._connection.url
 
     @property
@@ -110,7 +111,21 @@ class RemoteClient(Client):
         most_requests: int | None = None,
         most_a_second: int | None = None,
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Records the arrivals of requests at the server; yields the lines of a trace, in JSON."""
+        """Records the arrivals of requests at the server, for a simulation.
+
+        Yields the lines of a trace, each a JSON object, as they are recorded. Leaving the block
+        ends the recording.
+
+        Args:
+            duration_s: For how long, in seconds.
+            backend: The backend that is recorded; None for all.
+            most_requests: How many requests are recorded; None for a million.
+            most_a_second: How many requests of one second are recorded; None for 20,000.
+
+        Raises:
+            NoSuchName: There is no such backend.
+            ValueError: A number is out of its range.
+        """
         given = {
             "backend": backend,
             "most_requests": most_requests,
@@ -125,8 +140,13 @@ class RemoteClient(Client):
 
     @asynccontextmanager
     async def watching(self) -> AsyncGenerator[AsyncIterator[dict[str, Any]]]:
-        """Watches the server as its dashboard does; yields the messages of its feed."""
-        # The messages are those of this version's dashboard page, and may change with it.
+        """Watches the server as its dashboard does; yields the messages of its feed.
+
+        The messages are those of this version's dashboard page, and may change with it.
+
+        Raises:
+            ConnectionError: The server can't be reached, or has no dashboard.
+        """
         answer = await self._connection.open_feed()
         try:
             async with aclosing(_messages(answer.lines)) as messages:
@@ -169,9 +189,10 @@ class RemoteClient(Client):
 
 
 class BlockingRemoteClient:
-    """A remote client for threads and notebooks, with an event loop in its own thread."""
+    """A remote client for threads and notebooks, with an event loop in its own thread.
 
-    # The thread starts with the first verb, and does not keep the program from ending.
+    The thread starts with the first verb, and does not keep the program from ending.
+    """
 
     def __init__(self, client: RemoteClient, shut_down: Callable[[str], None]) -> None:
         self._thread = PortalThread("shoal-client")

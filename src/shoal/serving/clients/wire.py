@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import functools
 import json
+import math
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -218,6 +219,13 @@ def error_from_wire(error: WireError) -> Exception | None:
             signal=more.get("signal"),
             last_lines=str(more.get("last_lines", "")),
         )
+    if error.kind == "retry-later":
+        after_s = more.get("after_s")
+        made = errors.RetryLater()
+        if isinstance(after_s, (int, float)) and 0 <= after_s < math.inf:
+            made.after_s = float(after_s)
+        made.args = (text,)
+        return made
     found = cast("Callable[[str], Exception] | None", KINDS.get(error.kind))
     return None if found is None else found(text)
 
@@ -238,5 +246,7 @@ def _more(error: Exception) -> Mapping[str, Any]:
             return {"expected": error.expected, "got": error.got}
         case errors.ReplicaDied():
             return {name: getattr(error, name) for name in ("exit_code", "signal", "last_lines")}
+        case errors.RetryLater():
+            return {"after_s": error.after_s}
         case _:
             return {}
