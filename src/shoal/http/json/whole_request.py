@@ -11,14 +11,17 @@ short fields is as slow. Both are bounded before a parser sees the body, with fa
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, cast
 
 import anyio
 from starlette.requests import Request
+from typing_extensions import override
 
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from starlette.types import Message, Receive, Scope
 
 _DATA: Final = (
@@ -40,6 +43,12 @@ class _RequestWithBody(Request):
         super().__init__(scope, _receive_of(body))
         self._whole_body = body
 
+    @override
+    def stream(self) -> AsyncGenerator[bytes, None]:
+        """Returns the whole body as one chunk."""
+        # No async generator: older versions of Starlette leave it suspended if a parser raises.
+        return cast("AsyncGenerator[bytes, None]", _Chunks([self._whole_body]))
+
     def __reduce__(self) -> tuple[Any, ...]:
         data = {name: self.scope[name] for name in _DATA if name in self.scope}
         return RequestFromElsewhere, (data, self._whole_body)
@@ -53,6 +62,22 @@ class WholeRequest(_RequestWithBody):
             if name == b"content-type":
                 _check_form(value, body)
         super().__init__(scope, body)
+
+
+class _Chunks:
+    def __init__(self, chunks: list[bytes]) -> None:
+        self._chunks = iter(chunks)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        for chunk in self._chunks:
+            return chunk
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Does nothing; newer versions of Starlette close the stream."""
 
 
 def _receive_of(body: bytes) -> Receive:
