@@ -45,9 +45,9 @@ class _RequestWithBody(Request):
 
     @override
     def stream(self) -> AsyncGenerator[bytes, None]:
-        """Returns the whole body as one chunk."""
+        """Returns the whole body, and an empty chunk as its end."""
         # No async generator: older versions of Starlette leave it suspended if a parser raises.
-        return cast("AsyncGenerator[bytes, None]", _Chunks([self._whole_body]))
+        return cast("AsyncGenerator[bytes, None]", _Chunks([self._whole_body, b""]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         data = {name: self.scope[name] for name in _DATA if name in self.scope}
