@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 from contextlib import suppress
@@ -11,6 +12,8 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
+import sniffio
+import trio
 
 import shoal
 from batching.scenes import Held, Recorder, settle
@@ -266,6 +269,56 @@ async def test_an_async_generator_is_closed_at_the_end() -> None:
         async with call.map(source()) as results:
             assert await anext(results) == 0
         assert len(closed) == 1
+
+
+async def test_what_the_end_of_an_async_generator_raises_ends_nothing_else() -> None:
+    async def source() -> AsyncGenerator[int]:
+        try:
+            for item in itertools.count():
+                yield item
+        finally:
+            raise LookupError("while it was closed")
+
+    async with shoal.Batcher(Recorder(), max_batch_size=4) as call:
+        async with call.map(source()) as results:
+            assert await anext(results) == 0
+        assert await call(1) == 1
+
+
+def living_tasks() -> int:
+    if sniffio.current_async_library() == "trio":
+        return trio.lowlevel.current_statistics().tasks_living
+    return len(asyncio.all_tasks())
+
+
+async def test_a_map_that_is_cancelled_while_it_opens_leaves_no_task() -> None:
+    async with shoal.Batcher(Recorder(), max_batch_size=4) as call:
+        await settle()
+        before = living_tasks()
+        for passes in range(4):
+            async with anyio.create_task_group() as tasks:
+                results = call.map(itertools.count())
+                tasks.start_soon(anext, results)
+                for _ in range(passes):
+                    await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+            with pytest.raises(StopAsyncIteration):
+                await anext(results)
+            await settle()
+            assert living_tasks() == before
+
+
+async def test_one_task_at_a_time_iterates() -> None:
+    held = Held()
+    async with shoal.Batcher(held, max_batch_size=2) as call, anyio.create_task_group() as tasks:
+        results = call.map(range(4))
+        tasks.start_soon(anext, results)
+        await settle()
+        with pytest.raises(RuntimeError, match="another task waits"):
+            await anext(results)
+        held.gate.set()
+        await settle()
+        assert await some(results, 3) == [1, 2, 3]
 
 
 async def test_a_source_may_call_and_wait_for_the_batcher_itself() -> None:

@@ -92,6 +92,7 @@ class MapCall(DelegatingCoroutine["list[R]"], AsyncIterator[R], Generic[R]):
     _window: MapWindow | None = None
     _made: Coroutine[Any, Any, list[R]] | None = None
     _is_over = False
+    _is_busy = False
     _done = 0
     _awaited: int | None = None
     """The length of a list that is awaited without options."""
@@ -155,6 +156,9 @@ class MapCall(DelegatingCoroutine["list[R]"], AsyncIterator[R], Generic[R]):
     async def __anext__(self) -> R:
         if self._is_over:
             raise StopAsyncIteration
+        if self._is_busy:
+            raise RuntimeError("another task waits for the next result of this map; use one task")
+        self._is_busy = True
         try:
             window = self._window or await self._opened()
             if window.room >= window.chunk:
@@ -170,6 +174,8 @@ class MapCall(DelegatingCoroutine["list[R]"], AsyncIterator[R], Generic[R]):
         except BaseException:
             self.leave()
             raise
+        finally:
+            self._is_busy = False
 
     def value_of(self, taken: tuple[int, Any]) -> Any:
         """Returns what the user gets for the number of an item and its outcome, or raises it."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 
-from shoal.errors import DeadlineExceeded, Overloaded
+from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded
 from shoal.failures.exceptions import is_cancellation, own_copy
 from shoal.loops.event_loop import EventLoop
 
@@ -88,19 +88,20 @@ class FedSource:
 
     async def read(self, items: AsyncIterable[Any], window: MapWindow) -> None:
         try:
-            async for item in items:
-                self.put([item])
-                window.notify()
-                while len(self._read) >= window.chunk:
-                    self._was_taken = anyio.Event()
-                    await self._was_taken.wait()
+            try:
+                async for item in items:
+                    self.put([item])
+                    window.notify()
+                    while len(self._read) >= window.chunk:
+                        self._was_taken = anyio.Event()
+                        await self._was_taken.wait()
+            finally:
+                if isinstance(items, AsyncGenerator):  # nobody else may have it
+                    await items.aclose()
         except BaseException as error:
             if is_cancellation(error):
                 raise
             self.error = error
-        finally:
-            if isinstance(items, AsyncGenerator):  # nobody else may have it
-                await items.aclose()
         self.put(is_last=True)
         window.notify()
 
@@ -145,6 +146,7 @@ class MapWindow:
         self._changed = anyio.Event()
         self._refused: deque[anyio.Event] = deque()  # of chunks that wait to be called again
         self._ended = anyio.Event()
+        self._scope = anyio.CancelScope()
         self._loop = EventLoop.here()
         self.tasks: TaskGroup
 
@@ -155,14 +157,23 @@ class MapWindow:
 
         async def own_tasks() -> None:
             try:
-                async with anyio.create_task_group() as self.tasks:
-                    is_open.set()
-                    await anyio.sleep_forever()
+                with self._scope:
+                    async with anyio.create_task_group() as self.tasks:
+                        is_open.set()
+                        await anyio.sleep_forever()
+            except BaseException as error:  # of an iterable's clean-up, beside a cancellation
+                if is_cancellation(error):
+                    raise
             finally:
                 self._ended.set()
+                self.notify()
 
         self._loop.start(own_tasks)
-        await is_open.wait()
+        try:
+            await is_open.wait()
+        except BaseException:
+            self.leave()
+            raise
 
     def fill(self) -> None:
         """Starts as many items as there is room for, if the source has them."""
@@ -191,7 +202,10 @@ class MapWindow:
                 raise self.source.error
             return False
         self._changed = anyio.Event()
-        await self._changed.wait()
+        if not self._ended.is_set():
+            await self._changed.wait()
+        if self._ended.is_set():
+            raise BatcherClosed("the tasks of this map were cancelled")
         return True
 
     def take(self) -> tuple[int, Any]:
@@ -203,11 +217,10 @@ class MapWindow:
 
     def leave(self) -> None:
         """Cancels all that is under way; from any thread."""
-        cancel = self.tasks.cancel_scope.cancel
         if self._loop.is_here:
-            cancel()
+            self._scope.cancel()
         else:
-            self._loop.soon(cancel)
+            self._loop.soon(self._scope.cancel)
 
     async def wait_ended(self) -> None:
         await self._ended.wait()
@@ -220,7 +233,9 @@ class MapWindow:
         try:
             chunk.outcomes = await self._outcomes(chunk)
         except BaseException as error:
-            if is_cancellation(error):
+            if is_cancellation(error):  # of this map, or of a call by whoever answers it
+                self._failure = BatcherClosed("a call of this map was cancelled")
+                self.notify()
                 raise
             self._failure = error
         else:
