@@ -308,6 +308,20 @@ async def test_a_map_that_is_cancelled_while_it_opens_leaves_no_task() -> None:
             assert living_tasks() == before
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_map_whose_tasks_are_cancelled_from_outside_fails() -> None:
+    held = Held()
+    async with shoal.Batcher(held, max_batch_size=2) as call:
+        others = asyncio.all_tasks()
+        waiting = asyncio.ensure_future(anext(call.map(itertools.count())))
+        await settle()
+        for task in asyncio.all_tasks() - others - {waiting}:
+            task.cancel()
+        with pytest.raises(shoal.errors.BatcherClosed, match="cancelled"):
+            await waiting
+        held.gate.set()
+
+
 async def test_one_task_at_a_time_iterates() -> None:
     held = Held()
     async with shoal.Batcher(held, max_batch_size=2) as call, anyio.create_task_group() as tasks:
