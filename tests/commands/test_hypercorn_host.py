@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import signal
@@ -135,11 +136,17 @@ def test_requests_on_a_websocket_are_answered(served):
         assert json.loads(client.recv(HANG_S)) == {"id": 1, "end": True}
 
 
-def test_requests_share_a_connection_of_http2(served, http2):
-    with ThreadPoolExecutor(4) as threads:
-        answers = list(threads.map(lambda item: http2.post("/together", json=item), range(4)))
+def test_requests_share_a_connection_of_http2(served):
+    answers = asyncio.run(four_at_once_over_http2(served.url))
     assert [answer.json() for answer in answers] == [4] * 4
     assert {answer.http_version for answer in answers} == {"HTTP/2"}
+
+
+async def four_at_once_over_http2(url):
+    """By tasks: threads that share a connection of httpcore may send their heads out of order."""
+    async with httpx.AsyncClient(http1=False, http2=True, timeout=HANG_S) as client:
+        posts = [client.post(f"{url}/together", json=item) for item in range(4)]
+        return await asyncio.gather(*posts)
 
 
 def test_a_request_may_be_refused_before_its_body_has_come(served, http2):
