@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-HANG_S = 20
-SLOW_HANG_S = 60
+HANG_S = 60
+SLOW_HANG_S = 300
 # A script's background job ignores Ctrl-C, and what `nohup` starts ignores the end of its terminal.
 # So would the programs that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -66,6 +66,16 @@ class ItemTooLarge(ShoalError, ValueError):
     limit_exceeded = ""
 
 
+class NoSuchModel(ShoalError, KeyError):
+    """The request names a model that its backend does not have.
+
+    Shoal raises it for a name that is not among `shoal.Models` ``names``; ``load_model`` may raise
+    it, too. Over HTTP it is a 404.
+    """
+
+    __str__ = Exception.__str__  # KeyError's shows the repr of the message
+
+
 class SlowReader(ShoalError, TimeoutError):
     """The reader of a stream held up its batch for longer than ``slow_reader_timeout_s``."""
 

@@ -120,6 +120,7 @@ def test_outcomes_by_status(statuses, outcome):
         (shoal.errors.DeadlineExceeded("x"), "timeout"),
         (shoal.errors.HandlerTimeout("x"), "timeout"),
         (shoal.errors.ItemTooLarge("x"), "invalid"),
+        (shoal.errors.NoSuchModel("x"), "invalid"),
         (ValueError("x"), "failed"),
         (KeyboardInterrupt(), "left"),
     ],

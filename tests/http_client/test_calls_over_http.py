@@ -358,6 +358,7 @@ ERRORS = {
     "DeadlineExceeded": errors.DeadlineExceeded("x"),
     "HandlerTimeout": errors.HandlerTimeout("x"),
     "ItemTooLarge": errors.ItemTooLarge("x"),
+    "NoSuchModel": errors.NoSuchModel("x"),
     "Overloaded": errors.Overloaded("x"),
     "ReplicaDied": errors.ReplicaDied("x"),
     "SlowReader": errors.SlowReader("x"),

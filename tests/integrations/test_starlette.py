@@ -123,6 +123,7 @@ ERRORS = [
     errors.BackendUnavailable("none"),
     errors.ReplicaDied("killed", replica="embed#3", last_lines="a secret"),
     errors.ItemTooLarge("too large"),
+    errors.NoSuchModel("a secret"),
     errors.DeadlineExceeded("late"),
     errors.HandlerTimeout("slow"),
     errors.SlowReader("slow"),

@@ -11,7 +11,7 @@ import pytest
 import shoal
 from batching.scenes import outcome, outcomes, settle
 from serving.scenes import serving, serving_tasks, under_way
-from shoal.errors import HandlerTimeout, NoSuchName, ReplicaDied
+from shoal.errors import HandlerTimeout, NoSuchModel, NoSuchName, ReplicaDied
 from shoal.testing.asgi import ask
 
 if TYPE_CHECKING:
@@ -203,6 +203,37 @@ async def test_the_death_of_a_replica_fails_what_waits_for_its_load() -> None:
         assert isinstance(caller.outcome, ReplicaDied)
 
 
+async def test_a_name_that_is_not_listed_is_refused_and_unloads_nothing() -> None:
+    made = code()
+    async with serving(made, models={"most": 1, "names": ["a", "b"]}) as (controller, handle, _):
+        await of(handle, "a")
+        for name in ("made up", ""):
+            with pytest.raises(NoSuchModel, match=f"b has no model '{name}'"):
+                await of(handle, name)
+        assert await handle.call(0) == (None, 0)
+        await of(handle, "a")
+        assert [line for line in made.log if "load" in line] == ["load a"]
+        await controller.update_backend_config("b", {"models": {"most": 1, "names": ["c"]}})
+        assert await of(handle, "c") == ("c", 0)
+        with pytest.raises(NoSuchModel):
+            await of(handle, "a")
+
+
+async def test_a_model_that_does_not_exist_is_a_404() -> None:
+    app = shoal.App()
+    app.backend("listed", code(), models={"most": 1, "names": ["a"]})
+    app.backend("loads", code(fails=NoSuchModel("it has no weights")), models={"most": 1})
+    app.route("listed", backend="listed", path="/listed")
+    app.route("loads", backend="loads", path="/loads")
+    async with app.lifespan():
+        for path in ("/listed", "/loads"):
+            refused = await ask(app, path, 1, headers=[("X-Model", "b")])
+            assert refused.status == 404
+            assert refused.json()["type"] == "urn:shoal:problem:no-such-model"
+            assert "weights" not in refused.body.decode()
+        assert (await ask(app, "/listed", 1, headers=[("X-Model", "a")])).json() == ["a", 1]
+
+
 async def test_streams_load_their_model_as_well() -> None:
     class Code(Models):
         log: ClassVar[list[str]] = []
@@ -333,3 +364,12 @@ def test_a_batcher_without_replicas_refuses_it() -> None:
 def test_values_are_checked(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be at least"):
         shoal.BackendConfig(models=given)
+
+
+def test_names_are_a_list_of_text() -> None:
+    wrong: Any
+    for wrong in ("a", [], [1], 7):
+        with pytest.raises(TypeError, match="names must be names of models, such as"):
+            shoal.Models(names=wrong)
+    stored = shoal.BackendConfig(models={"names": ["a"]}).durable()
+    assert shoal.BackendConfig.restored(stored).batching["models"].names == ("a",)

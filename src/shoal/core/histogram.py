@@ -19,6 +19,7 @@ from shoal.errors import (
     DeadlineExceeded,
     HandlerTimeout,
     ItemTooLarge,
+    NoSuchModel,
     NoSuchName,
     Overloaded,
     ReplicaDied,
@@ -242,5 +243,5 @@ _OUTCOMES: Final[Mapping[int, str]] = {
 _STATUSES: Final[tuple[tuple[tuple[type[Exception], ...], int], ...]] = (
     ((Overloaded, BatcherClosed, ShutDown, BackendUnavailable, ReplicaDied), 503),
     ((DeadlineExceeded, HandlerTimeout, SlowReader), 504),
-    ((ItemTooLarge, NoSuchName), 400),
+    ((ItemTooLarge, NoSuchModel, NoSuchName), 400),
 )

@@ -31,7 +31,7 @@ from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from shoal.errors import ItemTooLarge
+from shoal.errors import ItemTooLarge, NoSuchModel
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping
@@ -397,4 +397,4 @@ def is_of_template(error: BaseException) -> bool:
 def is_declined(error: BaseException) -> bool:
     """Returns whether an error is a response below 500 that the code chose, and no failure."""
     status = chosen_status(error)
-    return status < 500 if status is not None else isinstance(error, ItemTooLarge)
+    return status < 500 if status is not None else isinstance(error, (ItemTooLarge, NoSuchModel))

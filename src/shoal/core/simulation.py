@@ -39,7 +39,7 @@ from shoal.core.simulation_results import (
     SimulatedBatch,
     Simulation,
 )
-from shoal.errors import ItemTooLarge
+from shoal.errors import ItemTooLarge, NoSuchModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -212,7 +212,7 @@ class SimulatedBatcher:
         at = request.arrived_at
         try:
             request.options = asked = self._options_factory.of(request.item, call_options, at)
-        except ItemTooLarge:
+        except (ItemTooLarge, NoSuchModel):
             self.outcomes[request.waiter] = Outcome.REJECTED
             return False
         if asked.deadline is not None and asked.deadline <= at:

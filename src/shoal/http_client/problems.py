@@ -25,6 +25,7 @@ _CLASSES: Final[Mapping[str, type[Exception]]] = {
     "deadline-exceeded": errors.DeadlineExceeded,
     "handler-timeout": errors.HandlerTimeout,
     "item-too-large": errors.ItemTooLarge,
+    "no-such-model": errors.NoSuchModel,
     "not-open": errors.NotOpen,
     "overloaded": errors.Overloaded,
     "replica-died": errors.ReplicaDied,

@@ -15,7 +15,7 @@ from shoal.core.options.checks import seconds, whole, yes_or_no
 from shoal.core.options.names import unknown_option
 from shoal.core.policies.factory import distinguishes_requests
 from shoal.core.request import NOTHING, RequestOptions
-from shoal.errors import ItemTooLarge
+from shoal.errors import ItemTooLarge, NoSuchModel
 
 if TYPE_CHECKING:
     from shoal.core.options.option import Check
@@ -77,6 +77,8 @@ class RequestOptionsFactory:
         self.has_costs = self._cost_of is not None
         self._bucket_by = options.bucket_by
         self._models = options.models
+        names = None if options.models is None else options.models.names
+        self._model_names = None if names is None else frozenset(names)
         self._priority = options.usual_priority
         # An item that is split may be larger; its parts may not.
         self._limit_cost = options.batch_limit.cost
@@ -91,7 +93,7 @@ class RequestOptionsFactory:
     def of(
         self, item: Any, call_options: CallOptions, now: float, scope_deadline: float = math.inf
     ) -> RequestOptions:
-        """Raises `ItemTooLarge`, and what the user's functions of an item raise."""
+        """Raises `ItemTooLarge`, `NoSuchModel`, and what the user's functions of an item raise."""
         asked = _new(RequestOptions)  # without the constructor: 2 % of a call
         (
             timeout_s,
@@ -186,6 +188,9 @@ class RequestOptionsFactory:
                 model = getattr(item, name, None)
         if model is not None and not isinstance(model, str):
             raise TypeError(f"the model for {self._name} must be text, not {model!r:.80}")
+        known = self._model_names
+        if known is not None and model is not None and model not in known:
+            raise NoSuchModel(f"{self._name} has no model {model!r:.80}")
         return model
 
     def _check_is_of_one(self, item: Any, error: Exception) -> None:

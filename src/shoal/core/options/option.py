@@ -131,7 +131,11 @@ def record_of(cls: type[DataclassInstance], name: str, value: Any) -> Any:
 
 def plain_record(value: DataclassInstance) -> dict[str, Any]:
     values = {one.name: getattr(value, one.name) for one in fields(value)}
-    return {name: one for name, one in values.items() if not isinstance(one, Same)}
+    plain = {name: one for name, one in values.items() if not isinstance(one, Same)}
+    return {
+        name: list(cast("Any", one)) if isinstance(one, tuple) else one
+        for name, one in plain.items()
+    }
 
 
 def _records_by_level(cls: type[DataclassInstance], name: str, value: Any) -> Any:

@@ -7,9 +7,10 @@ target a batcher chooses its batch sizes and waits by itself.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from shoal.core.options.checks import above_0, number, seconds, whole
 from shoal.core.options.option import SAME, Same, check_options, choice, option
@@ -25,6 +26,14 @@ def _field(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f'{name} must be the name of a field, such as "model", not {value!r}')
     return value
+
+
+def _names(name: str, value: Any) -> tuple[str, ...]:
+    given = cast("Iterable[Any]", value if isinstance(value, Iterable) else ())
+    names = () if isinstance(value, str) else tuple(given)
+    if not names or not all(isinstance(one, str) for one in names):
+        raise TypeError(f'{name} must be names of models, such as ["en-fr"], not {value!r:.80}')
+    return names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +101,15 @@ class Models:
             seconds; None for no limit.
         field: The field of an item, an attribute or a key, that names the model of a request which
             names none otherwise; None for no such field.
+        names: The models that requests may name; for another one a request fails at once with
+            `NoSuchModel`. None: any, so clients that make up names cause models to be unloaded.
     """
 
     most: int = option(1, partial(whole, least=1))
     max_switch_wait_s: float = option(1.0, seconds)
     load_timeout_s: float | None = option(60.0, seconds, may_be_none=True)
     field: str | None = option(None, _field)
+    names: Sequence[str] | None = option(None, _names)
 
     def __post_init__(self) -> None:
         check_options(self)

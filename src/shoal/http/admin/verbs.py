@@ -74,7 +74,7 @@ def members(body: dict[str, Any], known: Mapping[str, bool]) -> dict[str, Any]:
 # The status of all other errors is 500.
 _KINDS_BY_STATUS: Final = {
     403: ("not-allowed",),
-    404: ("no-such-name",),
+    404: ("no-such-model", "no-such-name"),
     408: ("slow-reader",),
     409: ("in-use", "name-taken", "not-durable", "not-enough-gpus"),
     413: ("item-too-large",),

@@ -24,6 +24,7 @@ PATHS: Final = (
 _CODES: Final[Mapping[str, str]] = {
     "overloaded": "rate_limit_exceeded",
     "item-too-large": "context_length_exceeded",
+    "no-such-model": "model_not_found",
     "body-too-large": "request_too_large",
     "deadline-exceeded": "timeout",
 }

@@ -23,6 +23,7 @@ from shoal.errors import (
     DeadlineExceeded,
     HandlerTimeout,
     ItemTooLarge,
+    NoSuchModel,
     Overloaded,
     ReplicaDied,
     RetryLater,
@@ -55,6 +56,7 @@ KINDS: Final[dict[str, tuple[int, str]]] = {
     "no-such-priority": (400, "There is no such priority"),
     "not-found": (404, "The path was not found"),
     "no-such-method": (404, "There is no such method"),
+    "no-such-model": (404, "There is no such model"),
     "method-not-allowed": (405, "The method is not allowed here"),
     "not-acceptable": (406, "No form of the stream is accepted"),
     "slow-reader": (408, "The stream was read too slowly"),
@@ -207,6 +209,9 @@ def problem_of(error: Exception, settings: HttpOptions) -> Problem:
         case ItemTooLarge():
             detail = error.limit_exceeded or "It does not fit into any batch."
             return Problem.of("item-too-large", detail)
+        case NoSuchModel():
+            # Does not list the models, since clients need not know them.
+            return Problem.of("no-such-model")
         case DeadlineExceeded():
             return Problem.of("deadline-exceeded")
         case HandlerTimeout():
