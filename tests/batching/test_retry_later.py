@@ -23,9 +23,10 @@ from batching.scenes import (
     using,
 )
 from shoal import RetryLater
-from shoal.batching.running.requeueing import LEAST_PAUSE_S, MOST_RETURNS
+from shoal.batching.running.requeueing import MOST_RETURNS
 from shoal.core.events import BatchObserver
 from shoal.core.request import DispatchReason
+from shoal.failures.retry_after import LEAST_PAUSE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -69,6 +70,35 @@ async def test_the_longest_time_counts() -> None:
     async with shoal.Batcher(handler, **ANY_NUMBER) as call:
         await call.map(range(4))
     assert handler.starts == [0, 0, 10, 10]
+
+
+async def test_a_handler_with_a_nursery_may_raise_it_in_several_tasks() -> None:
+    tries: list[float] = []
+
+    async def refuse(after_s: float) -> None:
+        raise RetryLater(after_s)
+
+    async def handler(items: list[int]) -> list[int]:
+        tries.append(anyio.current_time())
+        if len(tries) == 1:
+            async with anyio.create_task_group() as outer, anyio.create_task_group() as inner:
+                for after_s in (2, 5, 3):
+                    inner.start_soon(refuse, after_s)
+                outer.start_soon(anyio.sleep, 1)
+        return items
+
+    async with shoal.Batcher(handler) as call:
+        assert await call(1) == 1
+    assert tries == [0, 5]
+
+
+async def test_a_group_with_another_error_fails_its_callers() -> None:
+    raised = ExceptionGroup("both", [RetryLater(5), ValueError("mine")])
+    batcher = shoal.Batcher(Refusing([raised]))
+    async with batcher as call:
+        error = await outcome(call(1))
+    assert isinstance(error, ExceptionGroup)
+    assert batcher.statistics().retried == 0
 
 
 async def test_a_limit_goes_on_after_the_pause() -> None:

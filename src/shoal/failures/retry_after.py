@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import time
 from email.utils import parsedate_to_datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from shoal.errors import RetryLater
+
+LEAST_PAUSE_S: Final = 0.01
+"""The shortest pause, in seconds, so that a handler that always raises leaves time for others."""
 
 _REFUSALS: Final = (429, 503)
 
@@ -36,6 +39,36 @@ def raise_for_retry(
         after_s = otherwise_s
     if after_s is not None:
         raise RetryLater(min(after_s, most_s))
+
+
+def retry_of(error: BaseException) -> RetryLater | None:
+    """Returns the `RetryLater` that a handler raised; of a group of such errors, the longest."""
+    # A handler that makes several requests at once, in a nursery, raises a group.
+    longest: RetryLater | None = None
+    left = [error]
+    while left:
+        one = left.pop()
+        if isinstance(one, BaseExceptionGroup):
+            left += _members(one)
+        elif not issubclass(type(one), RetryLater):
+            return None
+        elif longest is None or pause_s(one) > pause_s(longest):
+            longest = cast("RetryLater", one)
+    return longest
+
+
+def _members(group: Any) -> tuple[BaseException, ...]:
+    return cast("tuple[BaseException, ...]", BaseExceptionGroup.exceptions.__get__(group))
+
+
+def pause_s(error: BaseException) -> float:
+    """Returns for how long no batch starts because of a `RetryLater`."""
+    # A subclass of the user's may lack it, or have it as any value.
+    fields: dict[str, Any] = BaseException.__getattribute__(error, "__dict__")
+    after_s: object = fields.get("after_s")
+    if type(after_s) is float and LEAST_PAUSE_S < after_s < float("inf"):
+        return after_s
+    return LEAST_PAUSE_S
 
 
 def seconds_of(retry_after: str) -> float | None:

@@ -6,9 +6,10 @@ the error names. Their callers do not notice; a request that is out of time fail
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from shoal.core.request import Returned, State
+from shoal.failures.retry_after import pause_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +23,6 @@ QUEUED = State.QUEUED
 MOST_RETURNS: Final = 100
 """How often one request is put back, so that a handler that always raises comes to an end."""
 
-LEAST_PAUSE_S: Final = 0.01
-"""The shortest pause, in seconds, so that such a handler leaves time for other tasks."""
-
 
 class Requeueing:
     def __init__(self, intake: Intake, counters: Counters) -> None:
@@ -34,7 +32,7 @@ class Requeueing:
     def put_back(self, batch: Batch, requests: Sequence[Request], error: RetryLater) -> None:
         """Queues running requests again; those that were put back too often stay RUNNING."""
         intake = self._intake
-        intake.former.limiter.pause(intake.parking.now() + _pause_s(error))
+        intake.former.limiter.pause(intake.parking.now() + pause_s(error))
         if batch.failure is None:
             batch.failure = error
         if not intake.takes_back:
@@ -75,12 +73,3 @@ class Requeueing:
             return
         self._counters.retried += 1
         intake.deadlines.watch(request, again=True)
-
-
-def _pause_s(error: RetryLater) -> float:
-    # A subclass of the user's may lack it, or have it as any value.
-    fields: dict[str, Any] = BaseException.__getattribute__(error, "__dict__")
-    after_s: object = fields.get("after_s")
-    if type(after_s) is float and LEAST_PAUSE_S < after_s < float("inf"):
-        return after_s
-    return LEAST_PAUSE_S

@@ -31,13 +31,13 @@ from shoal.errors import (
     DeadlineExceeded,
     HandlerFailed,
     HandlerTimeout,
-    RetryLater,
     SlowReader,
     WrongBatchSize,
     WrongResultType,
 )
 from shoal.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
 from shoal.failures.hints import with_hint
+from shoal.failures.retry_after import retry_of
 from shoal.loops.parking import Bell
 
 if TYPE_CHECKING:
@@ -172,8 +172,11 @@ class Run(ABC):
         self, batch: Batch, requests: Sequence[Request], scope: Scope, failure: BaseException
     ) -> None:
         """Fails the requests for which the handler raised, or runs them again."""
-        if issubclass(type(failure), RetryLater):
-            self._run_later(batch, requests, cast("RetryLater", failure))
+        if (retry := retry_of(failure)) is not None:
+            back = [r for r in still_running(requests) if self._may_run_again(r)]
+            self.requeueing.put_back(batch, back, retry)
+            if rest := still_running(requests):
+                self._fail_with(batch, rest, failure)
             return
         if not self.options.isolate_errors or len(requests) < 2:
             self._fail_with(batch, requests, failure)
@@ -201,12 +204,6 @@ class Run(ABC):
                     running_batch.reset(token)
                     batch.on_overdue = None
                     part_batch.members = []
-
-    def _run_later(self, batch: Batch, requests: Sequence[Request], failure: RetryLater) -> None:
-        again = [r for r in still_running(requests) if self._may_run_again(r)]
-        self.requeueing.put_back(batch, again, failure)
-        if rest := still_running(requests):
-            self._fail_with(batch, rest, failure)
 
     def _may_run_again(self, request: Request) -> bool:
         """Returns whether a request can be answered by another run of the handler."""

@@ -7,13 +7,15 @@ target a batcher chooses its batch sizes and waits by itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.core.options.checks import above_0, number, seconds, whole
 from shoal.core.options.option import SAME, Same, check_options, choice, option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 TimeoutAction = Literal["reject", "delay"]
 
@@ -29,8 +31,9 @@ def _field(name: str, value: Any) -> str:
 
 
 def _names(name: str, value: Any) -> tuple[str, ...]:
-    given = cast("Iterable[Any]", value if isinstance(value, Iterable) else ())
-    names = () if isinstance(value, str) else tuple(given)
+    names: tuple[Any, ...] = ()
+    if not isinstance(value, str) and hasattr(value, "__iter__"):
+        names = (*value,)
     if not names or not all(isinstance(one, str) for one in names):
         raise TypeError(f'{name} must be names of models, such as ["en-fr"], not {value!r:.80}')
     return names
