@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -483,6 +484,19 @@ async def test_progress_is_lines_where_there_is_no_terminal(capsys: Any) -> None
         await call.map(range(10), progress=True)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("embed: 10 of 10 items (100%)")
+
+
+async def test_progress_is_a_bar_at_a_terminal(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tqdm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    async with shoal.Batcher(Recorder(), name="embed", max_batch_size=4) as call:
+        await call.map(range(10), progress=True)
+    drawn = capsys.readouterr().err.rstrip().split("\r")
+    assert len(drawn) > 1
+    assert drawn[-1].startswith("embed: 100%")
+    assert "10/10" in drawn[-1]
 
 
 @pytest.mark.parametrize(

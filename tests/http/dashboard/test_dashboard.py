@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import shoal
+from shoal.core.request import DispatchReason
 from shoal.http.dashboard.dashboard import DASHBOARD, FILES
 from shoal.http.dashboard.feed import FRAME_S, MOST_PUBLIC, MOST_SHOWN, MOST_VIEWERS
 from shoal.http.requests.departures import UNNOTICED_S
@@ -112,6 +113,13 @@ async def test_it_works_below_a_prefix(app):
     site = Starlette(lifespan=app.lifespan, routes=[Mount("/ml", app=app)])
     assert (await ask(site, f"/ml{DASHBOARD}", method="GET")).status == 200
     assert (await ask(site, f"/ml{DASHBOARD}/feed.js", method="GET")).status == 200
+
+
+@pytest.mark.parametrize("reason", DispatchReason)
+def test_each_reason_has_a_colour_in_light_and_dark_and_words(reason):
+    assert (STATIC / "dashboard.css").read_text().count(f"\n  --{reason}: #") == 1
+    assert (STATIC / "dashboard.css").read_text().count(f"\n    --{reason}: #") == 1
+    assert f'\n  {reason}: "' in (STATIC / "timeline.js").read_text()
 
 
 @pytest.mark.parametrize("name", ["uPlot.iife.min.js.gz", "uPlot.min.css"])

@@ -76,7 +76,7 @@ class OpenAIModel:
         try:
             return batcher.made_by(make)
         except TypeError:
-            raise unknown(self.name) from None
+            raise unknown(self.name, "serves no such requests") from None
 
     def tokens_in(self, prompt: Prompt) -> int:
         return (self.count or count_words)(prompt) if isinstance(prompt, str) else len(prompt)
@@ -124,10 +124,8 @@ class OpenAIModel:
         return any(maker is not None and maker.is_listed for maker in makers)
 
 
-def unknown(name: str) -> Exception:
-    return refused(
-        f"The model {name!r} does not exist", param="model", code="model_not_found", status=404
-    )
+def unknown(name: str, why: str = "does not exist") -> Exception:
+    return refused(f"The model {name!r} {why}", param="model", code="model_not_found", status=404)
 
 
 def _text_from(function: str, text: Any) -> str:
