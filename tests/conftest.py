@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 HANG_S = 60
 SLOW_HANG_S = 300
+ONCE = "failed once"
 # A script's background job ignores Ctrl-C, and what `nohup` starts ignores the end of its terminal.
 # So would the programs that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -104,23 +105,45 @@ def pytest_configure(config: pytest.Config) -> None:
     """Has Hypothesis draw the same examples in each run, but look for others in the soak tests."""
     settings.load_profile("searching" if config.option.markexpr == "soak" else "repeatable")
     if hasattr(config, "workerinput") and config.option.durations is None:
-        config.pluginmanager.register(FewReports())
+        config.pluginmanager.register(Worker())
 
 
-class FewReports:
-    """Has a worker of pytest-xdist say of a setup or a teardown only that it failed or skipped.
+class Worker:
+    """Runs the tests of a worker of pytest-xdist.
 
-    Each report is half as much work as a test that does nothing.
+    It says of a setup or a teardown only that it failed or skipped: each report is half as much
+    work as a test that does nothing. A failed test in real time runs once more, because processes,
+    browsers and sockets may stop for seconds on a busy machine. The summary lists those that pass
+    only then; one that fails twice has failed.
     """
 
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
         names = {"nodeid": item.nodeid, "location": item.location}
         item.ihook.pytest_runtest_logstart(**names)
-        for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        failure = next((report for report in reports if report.failed), None)
+        if failure is not None and item.get_closest_marker("real_time") is not None:
+            reports = runtestprotocol(item, log=False, nextitem=nextitem)
+            if not any(report.failed for report in reports):
+                failure.outcome = ONCE
+                reports.append(failure)
+        for report in reports:
             if report.when == "call" or not report.passed:
                 item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(**names)
         return True
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    return (ONCE, "R", ONCE.upper()) if report.outcome == ONCE else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for report in terminalreporter.getreports(ONCE):
+        lines = report.longreprtext.splitlines()
+        terminalreporter.write_line(
+            f"{ONCE.upper()} {report.nodeid} - {lines[-1] if lines else ''}"
+        )
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
