@@ -13,8 +13,8 @@
   it does not. What is marked ``real_time`` runs in that laxer way as well, on uvloop, where
   ``SHOAL_TEST_UVLOOP`` is set, as `make test-lowest` does.
 * Warnings are errors, so an un-awaited coroutine or an unclosed stream fails the test that left it.
-* A test that takes 20 s hangs, and fails; one that takes seconds of a processor by itself is marked
-  ``slow``, and has a minute, since others run beside it.
+* A test that takes a minute hangs, and fails; one that takes seconds of a processor by itself is
+  marked ``slow``, and has five, since others run beside it.
 * What starts processes is marked ``real_time`` as well: `make check` runs what is neither that nor
   slow.
 * A handler that must be held waits on an event of the test.
