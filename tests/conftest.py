@@ -13,8 +13,8 @@
   it does not. What is marked ``real_time`` runs in that laxer way as well, on uvloop, where
   ``SHOAL_TEST_UVLOOP`` is set, as `make test-lowest` does.
 * Warnings are errors, so an un-awaited coroutine or an unclosed stream fails the test that left it.
-* A test that takes 20 s hangs, and fails; one that takes seconds of a processor by itself is marked
-  ``slow``, and has a minute, since others run beside it.
+* A test that takes as long as ``time_limits`` says hangs, and fails; one that takes seconds of a
+  processor by itself is marked ``slow``, and has more time, since others run beside it.
 * What starts processes is marked ``real_time`` as well: `make check` runs what is neither that nor
   slow.
 * A handler that must be held waits on an event of the test.
@@ -38,13 +38,12 @@ from _pytest.runner import runtestprotocol
 from hypothesis import settings
 
 from event_loops import backend_of
+from time_limits import SLOW_TEST_S, TEST_S
 
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-HANG_S = 20
-SLOW_HANG_S = 60
 # A script's background job ignores Ctrl-C, and what `nohup` starts ignores the end of its terminal.
 # So would the programs that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -170,7 +169,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         is_slow = item.get_closest_marker("slow") is not None
         if is_slow and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(SLOW_HANG_S))
+            item.add_marker(pytest.mark.timeout(SLOW_TEST_S))
         rank = 0 if is_slow else 1 if item.get_closest_marker("real_time") else 2
         ranks[item.path] = min(rank, ranks.get(item.path, rank))
     items.sort(key=lambda item: ranks[item.path])
@@ -201,7 +200,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     faulthandler's own is a thread for each test, whose end is waited for while others run.
     """
     marker = item.get_closest_marker("timeout")
-    limit_s = marker.args[0] if marker else HANG_S
+    limit_s = marker.args[0] if marker else TEST_S
     if not item.config.option.usepdb:
         signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:

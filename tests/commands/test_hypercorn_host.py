@@ -16,12 +16,13 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from processes import HANG_S, Terminal
+from processes import Terminal
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from certificates import new_certificate
 from shoal.serving.app_file.server import NOT_ON_HYPERCORN
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 

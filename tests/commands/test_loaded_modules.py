@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 
 import pytest
-from processes import HANG_S, ask
+from processes import ask
+
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 

@@ -11,9 +11,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from processes import HANG_S, ask, end_of
+from processes import ask, end_of
 
 from shoal.cli import main
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 

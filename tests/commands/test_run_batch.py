@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from processes import HANG_S
 
 from shoal.cli import main
+from time_limits import HANG_S
 
 COMMAND = "run-batch"
 

@@ -8,7 +8,9 @@ import socket
 import time
 
 import pytest
-from processes import HANG_S, ask, end_of
+from processes import ask, end_of
+
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 

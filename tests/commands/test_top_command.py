@@ -14,10 +14,10 @@ import time
 
 import pytest
 from driven_server import served
-from processes import HANG_S
 
 import shoal
 from shoal.commands.top import ServerView, picture
+from time_limits import HANG_S
 
 UGLY = "[red]x[/] \x1b[2J\x9b2J\r\n\u202e<b>"
 

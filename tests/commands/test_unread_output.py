@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
+from time_limits import HANG_S
+
 pytestmark = pytest.mark.real_time
 
-HANG_S = 20
 SIMULATE = ["simulate", "--rate", "100", "--run-time", "0.002+0.0001n", "--duration", "1"]
 
 

@@ -14,10 +14,11 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from processes import HANG_S, Terminal
+from processes import Terminal
 from websockets.sync.client import connect
 
 from certificates import new_certificate
+from time_limits import HANG_S
 from worker_processes import workers_of
 
 pytestmark = pytest.mark.real_time

@@ -23,12 +23,12 @@ from dockerfile_parse import DockerfileParser
 
 from progress_lines import first_line
 from schema_checks import check_schema
+from time_limits import HANG_S
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "examples" / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 SYSTEMD = DEPLOY / "systemd"
-HANG_S = 15
 
 MANIFESTS = sorted(
     path

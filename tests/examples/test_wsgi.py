@@ -15,6 +15,8 @@ import anyio
 import httpx
 import pytest
 
+from time_limits import HANG_S
+
 pytest.importorskip("flask")
 pytest.importorskip("django")
 
@@ -57,7 +59,9 @@ def test_requests_share_batches_under_gunicorn(framework, preload, tmp_path):
     app = f"tests.examples.counted_wsgi:of_{framework}"
     with (
         gunicorn(app, tmp_path, *options) as url,
-        httpx.Client(base_url=url, limits=httpx.Limits(max_connections=32), timeout=20) as client,
+        httpx.Client(
+            base_url=url, limits=httpx.Limits(max_connections=32), timeout=HANG_S
+        ) as client,
         ThreadPoolExecutor(32) as pool,
     ):
         texts = ["x" * number for number in range(1, 65)]

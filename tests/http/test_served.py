@@ -21,10 +21,11 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from time_limits import HANG_S
+
 pytestmark = pytest.mark.real_time
 
 HERE = Path(__file__).parent
-HANG_S = 20
 
 SERVERS = {
     "shoal on asyncio": (
