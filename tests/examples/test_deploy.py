@@ -313,6 +313,7 @@ def test_systemd_takes_the_units(tmp_path):
 
 
 @pytest.mark.real_time
+@pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("systemd-socket-activate") is None, reason="systemd-socket-activate is missing"
 )

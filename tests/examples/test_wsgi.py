@@ -24,7 +24,7 @@ import shoal
 from examples.wsgi import django_site, flask_site, model
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 SITES = {"flask": flask_site, "django": django_site}
 
@@ -50,7 +50,6 @@ def gunicorn(app, home, *options):
             assert "Traceback" not in said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("preload", [True, False])
 @pytest.mark.parametrize("framework", SITES)
 def test_requests_share_batches_under_gunicorn(framework, preload, tmp_path):

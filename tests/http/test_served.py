@@ -39,7 +39,7 @@ SERVERS = {
     "granian": ("granian", "--interface", "asgi", "--port", "{port}", "{module}:app"),
     "shoal, mounted": ("shoal", "serve", "--port", "{port}", "{module}:site"),
 }
-SLOW = {"hypercorn on asyncio", "granian"}
+SLOW = {"hypercorn on asyncio", "granian", "shoal, mounted"}
 # What a server's command exits with after SIGTERM, where that is not 0.
 EXIT_CODES = {"uvicorn": -signal.SIGTERM}
 
