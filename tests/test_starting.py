@@ -169,6 +169,7 @@ except KeyboardInterrupt:
 
 @real_time
 @pytest.mark.parametrize(("program", "backend"), [(ASYNC, "trio"), (ASYNC, "asyncio"), (PLAIN, "")])
+@pytest.mark.slow
 def test_ctrl_c_ends_the_program_and_leaves_nothing(program, backend):
     command = [sys.executable, "-c", program, backend]
     env = {"PYTHONPATH": ":".join(sys.path)}

@@ -24,7 +24,7 @@ from certificates import new_certificate
 from shoal.serving.app_file.server import NOT_ON_HYPERCORN
 from time_limits import HANG_S
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 # Its clients can wait for what happens in it, by /when.
 APP = str(Path(__file__).parents[1] / "http" / "served_app.py")

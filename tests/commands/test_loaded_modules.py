@@ -9,7 +9,7 @@ from processes import ask
 
 from time_limits import HANG_S
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 # Without what it loads in a thread once clients can connect.
 EMPTY = """\

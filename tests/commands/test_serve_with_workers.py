@@ -19,7 +19,7 @@ from progress_lines import first_line
 from time_limits import HANG_S
 from worker_processes import children_of, is_worker, workers_of
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 APP = """\
 import anyio

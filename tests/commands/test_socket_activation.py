@@ -18,6 +18,7 @@ from time_limits import HANG_S
 
 pytestmark = [
     pytest.mark.real_time,
+    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="others have no systemd"),
 ]
 

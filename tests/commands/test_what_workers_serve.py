@@ -21,7 +21,7 @@ from certificates import new_certificate
 from time_limits import HANG_S
 from worker_processes import workers_of
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 KEY = {"x-key": "k"}
 HANDSHAKE = {

@@ -82,6 +82,7 @@ def use_client(url):
             list(stream)
 
 
+@pytest.mark.slow
 async def test_the_client(url, caplog):
     await anyio.to_thread.run_sync(use_client, url)
 
