@@ -18,12 +18,14 @@ FUZZ_CONNECTIONS ?= 400000
 EXTRAS := serve,client,bodies,uvloop,reload,cache,parquet,plot,progress,gpu,otel
 DEMO_EXTRAS := serve,plot,client,reload
 
-# Two workers for each core, since many tests wait for processes; each worker takes seconds to import all tests, so no
+# Three workers for two cores, since many tests wait for processes; each worker takes seconds to import all tests, so no
 # more. Fast tests do not wait, so they get one worker for each core.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 FAST_WORKERS ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) : 8)))
-TEST_WORKERS ?= $(shell echo $$(($(FAST_WORKERS) * 2)))
-FAST := not real_time and not slow and not soak
+TEST_WORKERS ?= $(shell echo $$(($(FAST_WORKERS) * 3 / 2)))
+FAST := not real_time and not slow and not second_loop and not soak
+EACH := not slow and not second_loop and not soak
+REST := (slow or second_loop) and not soak
 # The tests of a file run in one worker, since they share servers and a browser. tests/conftest.py sorts the files, the
 # longest first. A worker that dies must end the run: the other workers would wait forever for its file.
 BY_FILE := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
@@ -46,8 +48,8 @@ PEERS := benchmarks/http_peers/requirements.txt
 # An editable install records the version, so a new version needs a new install.
 INSTALLED_FROM := pyproject.toml src/shoal/version.py .ci/create-venv
 
-.PHONY: help demo check test format docs test-base test-lowest test-ray soak bench release-check clean \
-	lint types checked-docs pytest fast-pytest test-free-threaded fuzz bench-peers image-check
+.PHONY: help demo check test test-slow format docs test-lowest test-ray soak bench release-check clean \
+	lint types checked-docs pytest fast-pytest test-base test-free-threaded fuzz bench-peers image-check
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,8 +60,11 @@ demo: $(DEMO_STAMP) ## serve two models, with and without batching, and open a l
 check: $(DEV_STAMP) ## for each change: lint, types and the fast tests, within a minute
 	@$(MAKE) $(BESIDE) fast-pytest lint types
 
-test: $(DEV_STAMP) ## for each commit: lint, types, docs and all tests
+test: $(DEV_STAMP) ## for each commit: lint, types, docs and most tests, within four minutes
 	@$(MAKE) $(BESIDE) pytest lint types checked-docs
+
+test-slow: $(DEV_STAMP) ## the other tests: browsers, long runs, and asyncio for what is above the event loops
+	+@$(BIN)/python -m pytest $(IN_PARALLEL) -m '$(REST)'
 
 format: $(DEV_STAMP) ## fix and format the code with ruff
 	@$(BIN)/ruff check --fix-only .
@@ -68,9 +73,6 @@ format: $(DEV_STAMP) ## fix and format the code with ruff
 docs: $(DEV_STAMP) ## build the documentation in docs/_build/html
 	@echo "== docs"
 	@$(BIN)/python -m sphinx -n -W --keep-going -q -b html docs docs/_build/html
-
-test-base: $(VENV_STAMP) ## the wheel without extras on each CPython found, with newest and lowest dependencies
-	@bash .ci/base $(BIN)/python
 
 # Tests of code that touches a dependency: event loops, HTTP, replicas. The other tests touch none, or repeat these at
 # length: slow tests, conformance, examples, commands, serving.
@@ -117,19 +119,23 @@ checked-docs: $(DEV_STAMP)
 
 # The plus sign exempts pytest from --output-sync: its progress is shown at once.
 pytest: $(DEV_STAMP)
-	@echo "== pytest"
-	+@$(BIN)/python -m pytest $(IN_PARALLEL)
+	@echo "== pytest -m '$(EACH)'"
+	+@$(BIN)/python -m pytest $(IN_PARALLEL) -m '$(EACH)'
 
 fast-pytest: $(DEV_STAMP)
 	@echo "== pytest -m '$(FAST)'"
 	+@$(BIN)/python -m pytest --numprocesses $(FAST_WORKERS) $(BY_FILE) -m '$(FAST)'
+
+# The wheel without extras on each CPython found, with newest and lowest dependencies.
+test-base: $(VENV_STAMP)
+	@bash .ci/base $(BIN)/python
 
 # orjson has no wheels for free-threaded CPythons, so the server is not tested: make PYTHON=python3.14t test-free-threaded
 FREE_THREADED_TESTS := tests/core tests/batching \
 	-k 'not http and not leaves_takes_all and not option_names'
 
 test-free-threaded: $(FREE_THREADED_VENV)/.installed
-	@PYTHON_GIL=0 $(FREE_THREADED_VENV)/bin/python -m pytest $(IN_PARALLEL) -m 'not slow and not soak' $(FREE_THREADED_TESTS)
+	@PYTHON_GIL=0 $(FREE_THREADED_VENV)/bin/python -m pytest $(IN_PARALLEL) -m '$(EACH)' $(FREE_THREADED_TESTS)
 
 # Attacks the server for about an hour; FUZZ_CONNECTIONS=n shortens it.
 fuzz: $(DEV_STAMP)

@@ -8,13 +8,16 @@
   them, is marked ``one_loop``, and runs on trio alone; that its requests are served on both loops
   is shown by the tests with a client of others. A parameter is marked so where it starts a process
   whose code would do the same on another loop; what workers do is tested on both in tests/replicas.
+* Each test of the engine and of the server runs on both loops in `make test`. What is above them
+  meets the loop through them: its tests on asyncio are marked ``second_loop``, and `make test`
+  leaves them to `make test-slow`, as it does the slow tests. Continuous integration runs both.
 * asyncio is as `asyncio.run` leaves it. anyio's own runner tells each callback and task that the
   loop is asyncio, so that anyio works where a user's program would meet ``NoEventLoopError``; here
   it does not. What is marked ``real_time`` runs in that laxer way as well, on uvloop, where
   ``SHOAL_TEST_UVLOOP`` is set, as `make test-lowest` does.
 * Warnings are errors, so an un-awaited coroutine or an unclosed stream fails the test that left it.
-* A test that takes a minute hangs, and fails; one that takes seconds of a processor by itself is
-  marked ``slow``, and has five, since others run beside it.
+* A test that takes as long as ``time_limits`` says hangs, and fails; one that takes seconds of a
+  processor by itself is marked ``slow``, and has more time, since others run beside it.
 * What starts processes is marked ``real_time`` as well: `make check` runs what is neither that nor
   slow.
 * A handler that must be held waits on an event of the test.
@@ -30,6 +33,8 @@ import importlib.util
 import os
 import signal
 import sys
+from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -38,13 +43,11 @@ from _pytest.runner import runtestprotocol
 from hypothesis import settings
 
 from event_loops import backend_of
+from time_limits import SLOW_TEST_S, TEST_S
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-    from pathlib import Path
 
-HANG_S = 60
-SLOW_HANG_S = 300
 ONCE = "failed once"
 # A script's background job ignores Ctrl-C, and what `nohup` starts ignores the end of its terminal.
 # So would the programs that the tests start.
@@ -65,7 +68,13 @@ os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
 # jsonschema checks the format `iri` with this package, which takes seconds to import.
 sys.modules["rfc3987_syntax"] = None
 
+TESTS = Path(__file__).parent
 LOOPS = ["trio", "asyncio"]
+# The folders whose tests run on asyncio in `make test-slow` alone.
+ABOVE_THE_LOOPS = {
+    *("commands", "conformance", "examples", "front_ends", "http", "http_client", "integrations"),
+    *("observe", "replicas", "serving"),
+}
 if os.environ.get("SHOAL_TEST_UVLOOP") and importlib.util.find_spec("uvloop") is not None:
     LOOPS.append("uvloop")
 
@@ -162,7 +171,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         loops = [loop for loop in LOOPS if is_in_real_time or loop != "uvloop"]
         if metafunc.definition.get_closest_marker("one_loop") is not None:
             loops = loops[:1]
-        metafunc.parametrize("anyio_backend", loops, indirect=True)
+        room = metafunc.definition.path.relative_to(TESTS).parts[0]
+        again = [pytest.mark.second_loop] * (room in ABOVE_THE_LOOPS)
+        params = [pytest.param(loop, marks=again * (loop == "asyncio")) for loop in loops]
+        metafunc.parametrize("anyio_backend", params, indirect=True)
 
 
 @pytest.fixture
@@ -182,21 +194,21 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Gives slow tests more time, and leaves out the soak tests unless asked for with ``-m``.
 
-    Files of slow tests come first, then those that wait for the real clock, so that at the end no
-    worker is left with one of them while the others have nothing to do.
+    The files that are likely to take longest come first, so that at the end no worker is left with
+    one of them while the others have nothing to do.
     """
     items[:] = [item for item in items if not is_on_a_further_loop(item)]
-    ranks: dict[Path, int] = {}
+    work: Counter[Path] = Counter()
     for item in items:
         is_slow = item.get_closest_marker("slow") is not None
         if is_slow and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(SLOW_HANG_S))
-        rank = 0 if is_slow else 1 if item.get_closest_marker("real_time") else 2
-        ranks[item.path] = min(rank, ranks.get(item.path, rank))
-    items.sort(key=lambda item: ranks[item.path])
+            item.add_marker(pytest.mark.timeout(SLOW_TEST_S))
+        work[item.path] += 30 if is_slow else 5 if item.get_closest_marker("real_time") else 1
+    items.sort(key=lambda item: -work[item.path])
     if config.option.markexpr:
         return
     soak = {item for item in items if item.get_closest_marker("soak")}
@@ -224,7 +236,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     faulthandler's own is a thread for each test, whose end is waited for while others run.
     """
     marker = item.get_closest_marker("timeout")
-    limit_s = marker.args[0] if marker else HANG_S
+    limit_s = marker.args[0] if marker else TEST_S
     if not item.config.option.usepdb:
         signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:

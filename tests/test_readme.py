@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from test_docs import FENCE
+from time_limits import HANG_S
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PYTHON = ".venv/bin/python"
 # `make release-check` names one that has the release, and nothing else.
 RUNS_IT = os.environ.get("SHOAL_README_PYTHON", sys.executable)
-HANG_S = 20
 
 
 def write_files(directory):

@@ -19,6 +19,7 @@ from serving.plain_code import double
 from shoal import errors
 from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.controller.controller import Controller
+from time_limits import HANG_S
 
 anyio_test = pytest.mark.anyio
 real_time = pytest.mark.real_time  # replicas load their code in threads
@@ -168,6 +169,7 @@ except KeyboardInterrupt:
 
 @real_time
 @pytest.mark.parametrize(("program", "backend"), [(ASYNC, "trio"), (ASYNC, "asyncio"), (PLAIN, "")])
+@pytest.mark.slow
 def test_ctrl_c_ends_the_program_and_leaves_nothing(program, backend):
     command = [sys.executable, "-c", program, backend]
     env = {"PYTHONPATH": ":".join(sys.path)}
@@ -177,7 +179,7 @@ def test_ctrl_c_ends_the_program_and_leaves_nothing(program, backend):
         assert running.stdout is not None
         assert running.stdout.readline() == "up\n"
         running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=15)
+        out, err = running.communicate(timeout=HANG_S)
     assert (running.returncode, out, err) == (0, "interrupted\n", "")
 
 
@@ -275,7 +277,7 @@ def test_ctrl_c_ends_the_block_at_once(when, monkeypatch):
         assert when == "leaving"
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and "shoal" in thread.name:
-            thread.join(10)
+            thread.join(HANG_S)
             assert not thread.is_alive()
 
 
@@ -286,4 +288,4 @@ def test_a_block_that_nobody_leaves_keeps_no_process_alive(how):
     if how == "dropped":
         program += "; del block, client"
     command = [sys.executable, "-c", program]
-    assert subprocess.run(command, timeout=20, check=True, stderr=subprocess.PIPE).stderr == b""
+    assert subprocess.run(command, timeout=HANG_S, check=True, stderr=subprocess.PIPE).stderr == b""

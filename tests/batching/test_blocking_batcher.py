@@ -10,6 +10,7 @@ import pytest
 
 import shoal
 from batching.scenes import Recorder
+from time_limits import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -90,13 +91,13 @@ def test_leaving_the_block_answers_the_calls_under_way(backend: str) -> None:
 
     def handler(items: list[int]) -> list[int]:
         started.set()
-        assert gate.wait(10)
+        assert gate.wait(HANG_S)
         return items
 
     with ThreadPoolExecutor(1) as threads:
         with shoal.blocking(shoal.Batcher(handler), backend=backend) as call:
             future = threads.submit(call, 5)
-            assert started.wait(10)
+            assert started.wait(HANG_S)
             gate.set()
         assert future.result(10) == 5
 

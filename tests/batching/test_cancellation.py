@@ -10,6 +10,7 @@ import pytest
 
 import shoal
 from batching.scenes import LEFT, PENDING, Held, Recorder, launch, line_up, settle, using
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.anyio
 
@@ -183,7 +184,7 @@ async def test_a_slot_is_given_back_only_when_its_thread_has_ended() -> None:
     def handler(items: list[int]) -> list[int]:
         seen.append(items)
         started.set()
-        assert gate.wait(10)
+        assert gate.wait(HANG_S)
         return items
 
     batcher = shoal.Batcher(handler)

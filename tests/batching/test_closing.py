@@ -12,6 +12,7 @@ import pytest
 
 import shoal
 from batching.scenes import LEFT, PENDING, Held, Recorder, Steps, launch, line_up, read_all, settle
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.anyio
 
@@ -217,7 +218,7 @@ async def test_a_thread_can_not_be_cancelled_so_closing_waits_for_it(
 
     def handler(items: list[int]) -> list[int]:
         started.set()
-        assert gate.wait(10)
+        assert gate.wait(HANG_S)
         ended.append(1)
         return items
 

@@ -14,6 +14,7 @@ import anyio
 import pytest
 
 import shoal
+from time_limits import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.real_time
 
 EACH_BACKEND = pytest.mark.parametrize("backend", ["trio", "asyncio"])
-
-HANG_S = 10
 
 
 def portals() -> list[threading.Thread]:

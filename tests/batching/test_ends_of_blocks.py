@@ -12,6 +12,7 @@ from base_exceptions import Panic
 from batching.scenes import Held, launch, outcomes, settle
 from shoal.batching.decorator.block import BatcherBlock, loops_of_context
 from shoal.failures.exceptions import own_copy
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +62,7 @@ async def test_one_whose_thread_does_not_end_holds_up_no_other(
         await closing.aclose()
         end.set()
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks, shoal.open_batchers():
             assert await other(1) == 1
             closing = other.batcher

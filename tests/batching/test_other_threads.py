@@ -14,6 +14,7 @@ import pytest
 import shoal
 from batching.scenes import settle
 from shoal.batching.decorator.registry import Opening
+from time_limits import HANG_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -127,7 +128,7 @@ async def test_a_call_while_another_thread_is_opening(monkeypatch: pytest.Monkey
         add(*args)
         if threading.current_thread().name == "opening":
             added.set()
-            may_go_on.wait(5)
+            may_go_on.wait(HANG_S)
 
     monkeypatch.setattr(Opening, "_add", slow)
     there = OpenInThread(echo)
@@ -135,7 +136,7 @@ async def test_a_call_while_another_thread_is_opening(monkeypatch: pytest.Monkey
     there._thread.start()
     async with shoal.open_batchers():
         try:
-            assert added.wait(5)
+            assert added.wait(HANG_S)
             assert await echo(3) == 3
         finally:
             may_go_on.set()

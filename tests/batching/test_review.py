@@ -26,6 +26,7 @@ from batching.scenes import (
 )
 from shoal.batching.stream_buffer import StreamBuffer
 from shoal.core.forming.deadlines import Overdue
+from time_limits import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -83,7 +84,7 @@ async def test_a_thread_whose_host_is_cancelled_gives_its_stream_back() -> None:
         with suppress(BaseException), batcher.call.from_thread(1) as stream:
             next(stream)
             reading.set()
-            cancelled.wait(5)
+            cancelled.wait(HANG_S)
             next(stream)
 
     async def cancel(scope: anyio.CancelScope) -> None:
@@ -394,13 +395,13 @@ def test_a_thread_may_leave_its_ended_stream_after_the_block(backend: str) -> No
         with call(1) as stream:
             items = list(stream)
             read.set()
-            left.wait(5)
+            left.wait(HANG_S)
         return items
 
     with ThreadPoolExecutor(1) as threads:
         with shoal.blocking(handler, backend=backend) as call:
             future = threads.submit(reader, call)
-            assert read.wait(5)
+            assert read.wait(HANG_S)
         left.set()
         assert future.result(5) == [1]
 

@@ -14,6 +14,7 @@ import trio
 
 import shoal
 from batching.scenes import Held, Recorder, settle
+from time_limits import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -250,7 +251,7 @@ def test_a_dropped_blocking_block_that_is_closed_in_an_event_loop_does_not_stop_
     dropped = [use()]
     with ThreadPoolExecutor(1) as threads:
         future = threads.submit(next(dropped[0]), 7)
-        assert begun.wait(10)
+        assert begun.wait(HANG_S)
         with shoal.blocking(healthy, backend=backend) as call:
             assert call(1) == 1
         assert future.result(10) == 7
@@ -271,7 +272,7 @@ def test_so_does_one_that_is_closed_between_two_tasks() -> None:
     next(dropped[0])
     (keeper,) = [thread for thread in threading.enumerate() if thread.name == "shoal keeps a block"]
     trio.run(trio.sleep, 0, instruments=[Collector()])
-    keeper.join(10)
+    keeper.join(HANG_S)
     assert not keeper.is_alive()
     assert not dropped
 
@@ -295,7 +296,7 @@ def test_a_blocking_block_that_is_dropped_without_being_left_is_closed(backend: 
     gc.collect()
     for thread in threading.enumerate():
         if thread.name == "shoal keeps a block":
-            thread.join(10)
+            thread.join(HANG_S)
     assert not batcher.is_alive
     assert threading.active_count() < before
 

@@ -11,6 +11,7 @@ import pytest
 
 import shoal
 from batching.scenes import LEFT, Held, Recorder, Steps, line_up, outcome, read_all, settle
+from time_limits import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -197,7 +198,7 @@ async def test_a_thread_that_takes_too_long_fails_its_callers_at_once_but_keeps_
 
     def handler(items: list[int]) -> list[int]:
         started.set()
-        assert gate.wait(10)
+        assert gate.wait(HANG_S)
         return items
 
     batcher = shoal.Batcher(handler, handler_timeout_s=0.01, isolate_errors=isolate_errors)

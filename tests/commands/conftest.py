@@ -8,10 +8,11 @@ from functools import partial
 
 import pytest
 from driven_server import served
-from processes import HANG_S, Terminal
+from processes import Terminal
 
 import shoal
 from shoal.cli import main
+from time_limits import HANG_S
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import threading
 from contextlib import contextmanager, suppress
 
 import trio
-from processes import HANG_S
 
 from shoal import App
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.app.admin_mount import AppAdmin
 from shoal.server.server import serve
+from time_limits import HANG_S
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from forked import Forked
 from progress_lines import first_line, without_progress
 from shoal.cli import main
 from shoal.commands.server.locations import ServerLocation
+from time_limits import HANG_S
 
-HANG_S = 15
 HERE = str(Path(__file__).parent)
 
 # A detached server outlives the command that started it, but it should not outlive a test run that

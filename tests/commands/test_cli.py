@@ -14,9 +14,10 @@ import termios
 import threading
 
 import pytest
-from processes import HANG_S, end_of, wait_until_refused
+from processes import end_of, wait_until_refused
 
 from shoal.cli import main
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 

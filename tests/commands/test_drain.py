@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from processes import HANG_S, ask, end_of
+from processes import ask, end_of
 
+from time_limits import HANG_S
 from worker_processes import children_of
 
 pytestmark = pytest.mark.real_time

@@ -16,14 +16,15 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from processes import HANG_S, Terminal
+from processes import Terminal
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from certificates import new_certificate
 from shoal.serving.app_file.server import NOT_ON_HYPERCORN
+from time_limits import HANG_S
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 # Its clients can wait for what happens in it, by /when.
 APP = str(Path(__file__).parents[1] / "http" / "served_app.py")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal
 
 import pytest
-from processes import HANG_S, ask
+from processes import ask
 
-pytestmark = pytest.mark.real_time
+from time_limits import HANG_S
+
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 # Without what it loads in a thread once clients can connect.
 EMPTY = """\

@@ -11,6 +11,7 @@ import pytest
 
 from shoal.cli import main
 from shoal.commands.server.locations import ServerLocation
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 
@@ -115,7 +116,7 @@ def test_what_a_replicas_process_prints_is_in_the_log(terminal):
     try:
         assert following.stdout.readline().endswith(f"{tag}: loaded in a process\n")
         terminal.told_here("stop")
-        assert following.wait(timeout=15) == 0
+        assert following.wait(timeout=HANG_S) == 0
     finally:
         following.kill()
         following.communicate()

@@ -11,11 +11,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from processes import HANG_S, ask, end_of
+from processes import ask, end_of
 
 from shoal.cli import main
+from time_limits import HANG_S
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 APP = """\
 import shoal
@@ -84,7 +85,7 @@ def reloading(terminal):
         one.close()
 
 
-@pytest.mark.parametrize("loop", ["trio", pytest.param("asyncio", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loop", ["trio", "asyncio"])
 def test_requests_finish_and_none_is_refused(reloading, terminal, loop):
     served = reloading("--port", "0", "--event-loop", loop)
     port = served.port()
@@ -143,7 +144,6 @@ def test_a_version_that_can_not_be_imported_changes_nothing(reloading, terminal)
     assert ask(port, "/version", 1) == (200, "later")
 
 
-@pytest.mark.slow
 def test_a_first_version_that_can_not_be_imported_is_waited_for(reloading, terminal):
     terminal.directory.joinpath("mine.py").write_text("import nothing_of_that_name\n")
     served = reloading("--port", "0")
@@ -153,7 +153,6 @@ def test_a_first_version_that_can_not_be_imported_is_waited_for(reloading, termi
     assert ask(served.port(), "/version", 1) == (200, "first")
 
 
-@pytest.mark.slow
 def test_clients_wait_while_a_version_does_not_start(reloading):
     served = reloading("--port", "0")
     port = served.port()
@@ -180,7 +179,6 @@ def test_ctrl_c_of_a_terminal_ends_it(reloading):
         after.connect(("127.0.0.1", port))
 
 
-@pytest.mark.slow
 def test_ctrl_c_ends_it_while_it_waits(reloading, terminal):
     terminal.directory.joinpath("mine.py").write_text("1 / 0\n")
     served = reloading("--port", "0")
@@ -188,7 +186,6 @@ def test_ctrl_c_ends_it_while_it_waits(reloading, terminal):
     end_of(served.process, signal.SIGINT, code=130)
 
 
-@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once(reloading, terminal):
     served = reloading("--port", "0")
     port = served.port()
@@ -212,7 +209,6 @@ def test_it_leaves_no_process_if_it_is_killed(reloading):
     assert "requests, drained in " in said
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="others have no 127.0.0.2")
 def test_a_name_is_served_at_all_its_addresses(reloading, terminal):
     hosts = ["127.0.0.1", "127.0.0.2"]
@@ -226,7 +222,6 @@ def test_a_name_is_served_at_all_its_addresses(reloading, terminal):
     assert [ask(port, "/version", 1, host) for host in hosts] == [(200, "first")] * 2
 
 
-@pytest.mark.slow
 def test_a_file_is_served_at_its_address(reloading, terminal):
     path = terminal.directory / "app.toml"
     path.write_text('[server]\nuds = "s"\n[backends.v]\ncode = "mine:version"\n')

@@ -14,6 +14,7 @@ from processes import ask, end_of
 
 from shoal.asgi.http_options import HttpOptions
 from shoal.commands.server import process as server_process
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 
@@ -233,7 +234,7 @@ app = CORSMiddleware(app, allow_origins=["https://page.example"])
 
 
 def origin_allowed(port):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)
     headers = {"content-type": "application/json", "origin": "https://page.example"}
     connection.request("POST", "/double", "2", headers)
     response = connection.getresponse()

@@ -12,13 +12,14 @@ import urllib.request
 from contextlib import contextmanager, suppress
 
 import pytest
-from processes import HANG_S, accepts, ask, end_of
+from processes import accepts, ask, end_of
 
 from certificates import new_certificate
 from progress_lines import first_line
+from time_limits import HANG_S
 from worker_processes import children_of, is_worker, workers_of
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 APP = """\
 import anyio

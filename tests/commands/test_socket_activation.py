@@ -10,13 +10,15 @@ import sys
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from processes import HANG_S, ask, end_of, killed_late
+from processes import ask, end_of, killed_late
 
 from progress_lines import first_line
 from shoal.server.listeners import PassedSockets, passed_sockets
+from time_limits import HANG_S
 
 pytestmark = [
     pytest.mark.real_time,
+    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="others have no systemd"),
 ]
 

@@ -14,6 +14,7 @@ from processes import ask, end_of, wait_until_refused
 
 from shoal.cli import main
 from shoal.commands.server.locations import ServerLocation
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 
@@ -164,7 +165,7 @@ def test_ctrl_c_while_it_starts_ends_it(terminal, directory):
         with open(directory / "begun") as begun:
             begun.read()
         process.send_signal(signal.SIGINT)
-        assert process.wait(15) == 130
+        assert process.wait(HANG_S) == 130
     terminal.wait_until_ended()
 
 
@@ -181,7 +182,7 @@ def test_stopping_lets_what_is_under_way_finish(terminal, directory):
             wait_until_refused(port)
             (directory / "a").write_text("held")
             assert answer.result() == (200, "held")
-            assert stopping.wait(15) == 0
+            assert stopping.wait(HANG_S) == 0
 
 
 def test_one_that_does_not_answer_is_killed_by_force_alone(terminal):
@@ -245,6 +246,6 @@ def test_one_that_has_not_said_which_process_it_is_is_not_killed(terminal):
         fcntl.flock(file, fcntl.LOCK_EX)
         # The number 0 would stand for the command's own process group.
         stopping = terminal.popen("stop", "--force", "--timeout", "0.2", start_new_session=True)
-        _, err = stopping.communicate(timeout=15)
+        _, err = stopping.communicate(timeout=HANG_S)
     assert stopping.returncode == 1
     assert "has not written its process id yet" in err

@@ -8,9 +8,11 @@ import socket
 import time
 
 import pytest
-from processes import HANG_S, ask, end_of
+from processes import ask, end_of
 
-pytestmark = pytest.mark.real_time
+from time_limits import HANG_S
+
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 LOGGING = """\
 import logging.config
@@ -131,7 +133,6 @@ def test_a_start_that_takes_too_long_names_the_option(terminal, placement):
     assert "Traceback" not in said
 
 
-@pytest.mark.slow
 def test_a_start_that_takes_long_says_what_is_loaded_and_how_long_that_took(terminal):
     (terminal.directory / "slow.py").write_text(SLOW)
     process = terminal.popen("serve", "slow:app", "--port", "0")
@@ -176,7 +177,6 @@ class Embedder:
 """
 
 
-@pytest.mark.slow
 def test_workers_answer_for_a_server_that_starts(terminal):
     (terminal.directory / "gated.py").write_text(GATED)
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -14,7 +14,7 @@ from processes import ask, end_of
 
 from observe.otlp_receiver import attributes, receiving
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 APP = """\

@@ -14,10 +14,10 @@ import time
 
 import pytest
 from driven_server import served
-from processes import HANG_S
 
 import shoal
 from shoal.commands.top import ServerView, picture
+from time_limits import HANG_S
 
 UGLY = "[red]x[/] \x1b[2J\x9b2J\r\n\u202e<b>"
 
@@ -280,6 +280,7 @@ class Screen:
 
 
 @pytest.mark.real_time
+@pytest.mark.slow
 def test_it_is_live_follows_the_window_survives_a_restart_and_ends_cleanly(terminal):
     start = ("start", "--port", "0", "--allow-module", "driven_models")
     with terminal.serving(*start):
@@ -304,6 +305,7 @@ def test_it_is_live_follows_the_window_survives_a_restart_and_ends_cleanly(termi
 
 
 @pytest.mark.real_time
+@pytest.mark.slow
 def test_a_dumb_terminal_gets_it_once(terminal):
     with terminal.serving("start", "--port", "0"):
         screen = Screen(terminal, TERM="dumb")

@@ -10,9 +10,9 @@ import time
 
 import pytest
 from driven_server import served
-from processes import HANG_S
 
 import shoal
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 

@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.real_time
+from time_limits import HANG_S
 
-HANG_S = 20
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
+
 SIMULATE = ["simulate", "--rate", "100", "--run-time", "0.002+0.0001n", "--duration", "1"]
 
 

@@ -14,13 +14,14 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from processes import HANG_S, Terminal
+from processes import Terminal
 from websockets.sync.client import connect
 
 from certificates import new_certificate
+from time_limits import HANG_S
 from worker_processes import workers_of
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 KEY = {"x-key": "k"}
 HANDSHAKE = {

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from live_server import HANG_S, live, read_all, read_until, request
+from live_server import live, read_all, read_until, request
 
 import shoal
 from batching.scenes import Held
 from shoal.asgi.http_options import HttpOptions
 from shoal.asgi.lifespan import AppLifespan
 from shoal.server.server import serve
+from time_limits import HANG_S
 from worker_processes import until
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from browser import NEEDS_CHROMIUM
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 # Counts the requests of an EventSource that the page does not close.
 RECONNECT = """

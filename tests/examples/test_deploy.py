@@ -23,12 +23,12 @@ from dockerfile_parse import DockerfileParser
 
 from progress_lines import first_line
 from schema_checks import check_schema
+from time_limits import HANG_S
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "examples" / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 SYSTEMD = DEPLOY / "systemd"
-HANG_S = 15
 
 MANIFESTS = sorted(
     path
@@ -313,6 +313,7 @@ def test_systemd_takes_the_units(tmp_path):
 
 
 @pytest.mark.real_time
+@pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("systemd-socket-activate") is None, reason="systemd-socket-activate is missing"
 )

@@ -65,7 +65,6 @@ def test_an_image_of_the_wrong_shape_or_ink_is_refused():
             image.validate_python(wrong)
 
 
-@pytest.mark.timeout(120)  # it trains and serves two forests
 def test_the_load_driver_measures_batched_against_unbatched(tmp_path, monkeypatch, capsys):
     from examples.digits import load
 

@@ -14,7 +14,7 @@ from examples.embeddings_api.embed import embed_all
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
 
 
 @contextmanager

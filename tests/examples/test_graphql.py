@@ -14,7 +14,7 @@ pytest.importorskip("aiodataloader")
 from benchmarks import loaders
 from examples.graphql import app as example
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 ASKED = "{ book(id: %d) { title author { name publisher { name } } } }"
 

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from benchmarks import many_models
 from examples.many_models.app import app
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 
 def test_each_item_is_translated_by_its_model():

@@ -23,7 +23,6 @@ LIMIT_S = 100  # a worker that starts anew, or a text that waits for its place, 
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(240),  # a browser and a model are started within the first test
     NEEDS_CHROMIUM,
 ]
 

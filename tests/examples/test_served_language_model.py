@@ -10,9 +10,10 @@ from examples.language_model.served import app
 from examples.language_model.writing import Prompt
 from shoal.asgi.http_options import HttpOptions
 from shoal.server.server import serve
+from time_limits import HANG_S
 
 # The model's steps run in a thread.
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
 
 
 def use_client(url):
@@ -20,7 +21,9 @@ def use_client(url):
     import openai
 
     asked = {"model": "language-model", "max_tokens": 40, "temperature": 0}
-    with openai.OpenAI(base_url=f"{url}v1", api_key="none", max_retries=0, timeout=15) as client:
+    with openai.OpenAI(
+        base_url=f"{url}v1", api_key="none", max_retries=0, timeout=HANG_S
+    ) as client:
         assert [model.id for model in client.models.list()] == ["language-model"]
         whole = client.completions.create(prompt="Return the ", **asked)
         assert whole.usage.prompt_tokens == len("Return the ")

@@ -5,7 +5,7 @@ from starlette.testclient import TestClient
 
 from examples.sessions.app import app
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 
 def test_each_session_stays_on_one_replica_which_reads_only_new_turns():

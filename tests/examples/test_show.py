@@ -22,7 +22,7 @@ from examples.demo.show import (
 )
 
 # Models are loaded, and the steps of one run, in threads. The demo is served on one event loop.
-pytestmark = [pytest.mark.real_time, pytest.mark.one_loop]
+pytestmark = [pytest.mark.real_time, pytest.mark.one_loop, pytest.mark.slow]
 
 NO_PROCESS = 2**30  # more than a process id can be
 

@@ -15,6 +15,8 @@ import anyio
 import httpx
 import pytest
 
+from time_limits import HANG_S
+
 pytest.importorskip("flask")
 pytest.importorskip("django")
 
@@ -22,7 +24,7 @@ import shoal
 from examples.wsgi import django_site, flask_site, model
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 SITES = {"flask": flask_site, "django": django_site}
 
@@ -48,7 +50,6 @@ def gunicorn(app, home, *options):
             assert "Traceback" not in said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("preload", [True, False])
 @pytest.mark.parametrize("framework", SITES)
 def test_requests_share_batches_under_gunicorn(framework, preload, tmp_path):
@@ -57,7 +58,9 @@ def test_requests_share_batches_under_gunicorn(framework, preload, tmp_path):
     app = f"tests.examples.counted_wsgi:of_{framework}"
     with (
         gunicorn(app, tmp_path, *options) as url,
-        httpx.Client(base_url=url, limits=httpx.Limits(max_connections=32), timeout=20) as client,
+        httpx.Client(
+            base_url=url, limits=httpx.Limits(max_connections=32), timeout=HANG_S
+        ) as client,
         ThreadPoolExecutor(32) as pool,
     ):
         texts = ["x" * number for number in range(1, 65)]

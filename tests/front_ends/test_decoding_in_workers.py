@@ -24,7 +24,7 @@ import shoal
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.json.decoder import description_of
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 
 class Point(BaseModel):

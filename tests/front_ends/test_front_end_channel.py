@@ -13,6 +13,7 @@ import pytest
 from shoal.front_ends.wire import Channel, FrontKind
 from shoal.replicas.process.wire.frames import FrameReader
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
+from time_limits import HANG_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -52,7 +53,7 @@ async def connected(*, shares_memory):
             End(ours, memory.requests, memory.replies),
             End(theirs, memory.replies, memory.requests),
         )
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
             for end in ends:
                 tasks.start_soon(end.channel.run, end.take)
@@ -92,7 +93,7 @@ async def test_memory_is_given_back(shares_memory):
 async def test_what_is_no_frame_ends_the_channel():
     ours, theirs = socket.socketpair()
     end = End(theirs)
-    with ours, anyio.fail_after(15):
+    with ours, anyio.fail_after(HANG_S):
         ours.sendall(b"\xff" * 64)
         await end.channel.run(end.take)
     [failure] = end.failures

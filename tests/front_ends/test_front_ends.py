@@ -19,12 +19,13 @@ import anyio.lowlevel
 import pytest
 from held_app import counted, statistics
 from held_requests import asking, held_request, read_answer
-from live_server import HANG_S, live, request
+from live_server import live, request
 
 from shoal.front_ends.listener import FrontEnds
+from time_limits import HANG_S
 from worker_processes import children_of, kill, until, workers_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
 
 
 async def test_batches_are_as_large_with_many_workers_as_with_one(app, held):

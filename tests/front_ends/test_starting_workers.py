@@ -13,7 +13,7 @@ import anyio
 import pytest
 import sniffio
 from held_app import statistics
-from live_server import HANG_S, LiveServer, request
+from live_server import LiveServer, request
 
 from shoal.asgi.http_options import HttpOptions
 from shoal.commands.server.workers import front_ends
@@ -21,9 +21,10 @@ from shoal.front_ends.listener import FrontEnds
 from shoal.replicas.process import worker
 from shoal.server.config import WorkersFailed
 from shoal.server.server import serve
+from time_limits import HANG_S
 from worker_processes import children_of, kill, until, workers_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
 
 OPTIONS = HttpOptions(port=0, allowed_hosts=["*"])
 

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Self
 
 from checksum import checksum
 
+from time_limits import HANG_S
+
 if TYPE_CHECKING:
     from hostile_server import HostileServer
 
@@ -74,7 +76,7 @@ class GoodClient:
         self._began = time.monotonic()
         self._received = b""
         if self._socket is None:
-            self._socket = socket.create_connection(("127.0.0.1", self._port), timeout=10)
+            self._socket = socket.create_connection(("127.0.0.1", self._port), timeout=HANG_S)
         try:
             self._socket.sendall(request("/sum", f"good {self._number}"))
         except OSError:
@@ -145,7 +147,7 @@ class AskingMeanwhile:
 
     def __exit__(self, *_: object) -> None:
         try:
-            out, _error = self._process.communicate(timeout=30)
+            out, _error = self._process.communicate(timeout=HANG_S)
         except BaseException:
             self._process.kill()
             raise

@@ -20,6 +20,8 @@ from fuzz_websocket import UPGRADE
 from good_client import AskingMeanwhile, GoodClient
 from hostile_server import MIB
 
+from time_limits import HANG_S
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -139,7 +141,7 @@ class _Places:
         client = socket.socket()
         if not holder.reads:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
-        client.settimeout(10)
+        client.settimeout(HANG_S)
         client.connect(("127.0.0.1", server.port))
         client.sendall(holder.opening)
         client.setblocking(False)

@@ -19,13 +19,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from time_limits import HANG_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).parent
 LOOPS = ["trio", "asyncio"]
 SERVERS = ["shoal", "hypercorn", "uvicorn"]
-START_S = 15.0
 # For tests that wait until a client's time is over.
 SHORT_S = 0.3
 SHORT_OPTIONS = (
@@ -82,7 +83,7 @@ class HostileServer:
     def terminate(self, signum: int) -> tuple[int, dict[str, Any]]:
         """Asks it to end, and waits; returns the exit code, and what its application printed."""
         self.process.send_signal(signum)
-        out, _ = self.process.communicate(timeout=30.0)
+        out, _ = self.process.communicate(timeout=HANG_S)
         lines = out.decode().splitlines()
         return self.process.returncode, json.loads(lines[-1]) if lines else {}
 
@@ -117,7 +118,7 @@ class HostileServer:
         return Counter(self.ask("GET", "/raw/state")[1]["tasks"])
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=HANG_S)
 
 
 def wait_until(is_so: Callable[[], bool], timeout_s: float, every_s: float = 0.02) -> bool:
@@ -195,5 +196,5 @@ def _wait_started(server: HostileServer) -> None:
             return True
         return False
 
-    assert wait_until(has_started, START_S), server.log()
+    assert wait_until(has_started, HANG_S), server.log()
     assert server.is_up(), server.log()

@@ -17,6 +17,8 @@ from checksum import checksum
 from good_client import request
 from protocol_clients import Answer, Http1Client, Http2Client, Lost, WebSocketClient
 
+from time_limits import HANG_S
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 JSON_LINES: Final = "Accept: application/x-ndjson"
 STEPS: Final = 4
-HANG_S: Final = 30.0
 # What a client of each kind does, and how many there are.
 CLIENTS: Final = {"kept": 3, "fresh": 2, "streams": 3, "http2": 2, "websocket": 2}
 

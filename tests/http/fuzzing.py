@@ -36,6 +36,7 @@ from trio._core._run import GLOBAL_RUN_CONTEXT
 from shoal.server.http1 import call as http1_call
 from shoal.testing import run_virtually
 from shoal.testing.asgi import Answer, Call
+from time_limits import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 LOOPS = ("trio", "asyncio")
 QUICK_CASES = 25
 SOAK_CASES = int(os.environ.get("SHOAL_SOAK_PROGRAMS", "20000"))
-HANG_S = 10
 # What these requests may add to the memory when they are made again and again, in bytes.
 MOST_KEPT = 2**16
 

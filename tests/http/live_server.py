@@ -16,8 +16,7 @@ from anyio.abc import SocketAttribute
 
 from shoal.asgi.http_options import HttpOptions
 from shoal.server.server import serve
-
-HANG_S = 20
+from time_limits import HANG_S
 
 
 class Client:

@@ -30,10 +30,10 @@ import shoal.http_client
 from shoal.asgi.http_options import HttpOptions
 from shoal.server.listeners import AppListener, Tcp, Unix
 from shoal.server.server import serve
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 
-HANG_S = 10
 LOOPS = ["trio", "asyncio"]
 NUMBERS = itertools.count()
 # By which path, with TLS or without, and whether in HTTP/2.

@@ -17,6 +17,7 @@ from serving.plain_code import double
 from shoal import embedded_server as embedded
 from shoal import errors
 from shoal.asgi.http_options import HttpOptions
+from time_limits import HANG_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -43,7 +44,7 @@ async def serve(client, code):
 
 
 async def ask(url, statuses):
-    statuses.append((await talk(url, "/e", "POST", json=4, timeout=30)).status_code)
+    statuses.append((await talk(url, "/e", "POST", json=4, timeout=HANG_S)).status_code)
 
 
 def operating(url):
@@ -99,7 +100,7 @@ async def test_no_connection_is_accepted_while_it_shuts_down_and_what_runs_is_an
         await runs.wait()
         async with operating(client.url) as remote, anyio.create_task_group() as shutting_down:
             shutting_down.start_soon(remote.shutdown)
-            with anyio.fail_after(10):
+            with anyio.fail_after(HANG_S):
                 while await is_served(client.url):
                     await anyio.lowlevel.checkpoint()
             ends.set()
@@ -147,7 +148,7 @@ async def test_a_block_that_is_cancelled_leaves_no_request_without_an_end():
                 scope.cancel()
                 await anyio.sleep_forever()
         assert scope.cancelled_caught
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             await ended.wait()
 
 

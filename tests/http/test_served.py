@@ -21,10 +21,11 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from time_limits import HANG_S
+
 pytestmark = pytest.mark.real_time
 
 HERE = Path(__file__).parent
-HANG_S = 20
 
 SERVERS = {
     "shoal on asyncio": (
@@ -38,7 +39,7 @@ SERVERS = {
     "granian": ("granian", "--interface", "asgi", "--port", "{port}", "{module}:app"),
     "shoal, mounted": ("shoal", "serve", "--port", "{port}", "{module}:site"),
 }
-SLOW = {"hypercorn on asyncio", "granian"}
+SLOW = {"hypercorn on asyncio", "granian", "shoal, mounted"}
 # What a server's command exits with after SIGTERM, where that is not 0.
 EXIT_CODES = {"uvicorn": -signal.SIGTERM}
 

@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from held_app import answers_counted, counted, served, statistics
-from live_server import HANG_S, live, until_quiet
+from live_server import live, until_quiet
 from server_in_memory import asked
 from starlette.background import BackgroundTask
 from starlette.responses import PlainTextResponse, Response
@@ -18,6 +18,7 @@ import shoal
 from shoal.asgi.http_options import HttpOptions
 from shoal.server.server import serve
 from shoal.testing import settle
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,7 @@ import anyio
 
 from shoal.asgi.http_options import HttpOptions
 from shoal.server.server import serve
-
-HANG_S = 15
+from time_limits import HANG_S
 
 
 @asynccontextmanager

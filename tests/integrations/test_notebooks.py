@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from time_limits import HANG_S
+
 pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 
@@ -31,7 +33,7 @@ def test_the_page_does_in_a_kernel_what_it_says(tmp_path, monkeypatch):
         else:
             cells[-1][1] = text
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code, _ in cells])
-    NotebookClient(book, timeout=30, kernel_name="python3").execute()
+    NotebookClient(book, timeout=HANG_S, kernel_name="python3").execute()
     printed = [
         "".join(output.text for output in cell.outputs if output.get("name") == "stdout")
         for cell in book.cells

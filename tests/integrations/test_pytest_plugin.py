@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from time_limits import HANG_S
+
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 CODE = """
@@ -50,7 +52,7 @@ def outcomes(folder, tests, *, conftest=USING, plugin=None):
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=HANG_S,
     )
     output = ran.stdout + ran.stderr
     counts = re.findall(r"(\d+) (passed|failed|errors?|skipped)", ran.stdout.splitlines()[-1])

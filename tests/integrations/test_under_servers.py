@@ -25,6 +25,7 @@ from shoal.integrations.starlette import (
     lifespan,
     operator_pages,
 )
+from time_limits import HANG_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -130,7 +131,7 @@ async def until_queued(port, number):
 
 async def test_clients_that_leave_do_not_reach_the_handler(serve):
     site = Site()
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG_S):
         async with serve(site.api) as port, await connected(port, "/hold/first") as first:
             await site.began.wait()
             left = [await connected(port, f"/hold/{number}") for number in range(5)]
@@ -146,7 +147,7 @@ async def test_clients_that_leave_do_not_reach_the_handler(serve):
 
 async def test_a_stream_ends_when_its_client_leaves(serve):
     site = Site()
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG_S):
         async with serve(site.api) as port:
             async with await connected(port, "/tokens") as client:
                 await read_until(client, b"data")
@@ -156,7 +157,7 @@ async def test_a_stream_ends_when_its_client_leaves(serve):
 
 async def test_a_full_queue_is_refused_with_a_problem(serve):
     site = Site()
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG_S):
         async with serve(site.api) as port:
             clients = [await connected(port, "/hold/first")]
             await site.began.wait()

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from time_limits import HANG_S
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -25,7 +27,7 @@ class LoadedServer:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._client = httpx.Client(base_url=url, timeout=15, trust_env=False)
+        self._client = httpx.Client(base_url=url, timeout=HANG_S, trust_env=False)
 
     def load(self) -> None:
         """Makes calls of all kinds."""
@@ -86,4 +88,4 @@ def loaded_server() -> Iterator[LoadedServer]:
             server.close()
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(HANG_S)

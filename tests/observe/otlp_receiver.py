@@ -16,6 +16,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from time_limits import HANG_S
+
 FORMS = {
     "/v1/traces": (ExportTraceServiceRequest, ExportTraceServiceResponse),
     "/v1/metrics": (ExportMetricsServiceRequest, ExportMetricsServiceResponse),
@@ -53,7 +55,7 @@ class Receiver:
                         self.metrics |= {one.name: one for one in of_scope.metrics}
             self._changed.notify_all()
 
-    def wait_for(self, there, timeout_s=15):
+    def wait_for(self, there, timeout_s=HANG_S):
         with self._changed:
             assert self._changed.wait_for(there, timeout_s)
 

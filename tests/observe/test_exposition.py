@@ -229,6 +229,7 @@ tests:
 
 
 @needs_promtool
+@pytest.mark.slow
 def test_an_alert_is_raised_by_what_it_is_about_and_by_nothing_else(tmp_path):
     """Runs three of the alerts over made-up series."""
     file = tmp_path / "tests.yaml"

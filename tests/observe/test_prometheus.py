@@ -13,6 +13,8 @@ import yaml
 from loaded_server import TRACE, loaded_server
 from queries import ALERTS, of_alerts, of_dashboard
 
+from time_limits import HANG_S
+
 PROMETHEUS = shutil.which("prometheus")
 pytestmark = [
     pytest.mark.slow,
@@ -48,11 +50,11 @@ def prometheus(tmp_path_factory):
         with (
             subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one,
             httpx.Client(
-                base_url=f"http://{address}/api/v1", timeout=10, trust_env=False
+                base_url=f"http://{address}/api/v1", timeout=HANG_S, trust_env=False
             ) as client,
         ):
             try:
-                until = time.monotonic() + 40
+                until = time.monotonic() + HANG_S
                 while scrapes(client) < 6:
                     assert time.monotonic() < until, "it has not scraped the server"
                     server.load()
@@ -83,7 +85,7 @@ def asked(client, text):
 
 def asked_again(find):
     """What it finds at last: a scrape that takes too long hides all values until the next one."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + HANG_S
     while not (found := find()) and time.monotonic() < until:
         time.sleep(0.1)
     return found

@@ -13,8 +13,7 @@ import anyio.lowlevel
 import shoal
 from shoal.replicas.code.jobs import Job
 from shoal.testing import settle
-
-HANG_S = 10
+from time_limits import HANG_S
 
 
 class HeldSteps:

@@ -15,13 +15,14 @@ from shoal.replicas.process.child.control import Control, ThreadsafeDraining
 from shoal.replicas.process.child.sync_loop import SyncWork
 from shoal.replicas.process.wire.frames import FrameKind, FrameReader, receive, send
 from shoal.replicas.process.wire.messages import MessageCodec, packed
+from time_limits import HANG_S
 
 
 @pytest.fixture
 def ends(tmp_path):
     data, ours = socket.socketpair()
     control, watched = socket.socketpair()
-    ours.settimeout(10)
+    ours.settimeout(HANG_S)
     instance = Instance(Definition(Plain, (str(tmp_path),)))
     work = SyncWork(
         CallAnswers(MessageCodec(), instance, ThreadsafeDraining()),
@@ -33,7 +34,7 @@ def ends(tmp_path):
     worker.start()
     yield ours, FrameReader()
     send(ours, MessageCodec().frame(FrameKind.CLOSE, 0))
-    worker.join(10)
+    worker.join(HANG_S)
     for sock in (data, ours, control, watched):
         sock.close()
 

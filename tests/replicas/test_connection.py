@@ -17,6 +17,7 @@ import pytest
 from replicas.playing import made, playing
 from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.process.wire.frames import FrameReader
+from time_limits import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -57,7 +58,7 @@ async def test_a_closed_connection_leaves_its_number_to_the_next_socket(ends):
     connection.close()
     copied = os.dup2(theirs.fileno(), number)
     try:
-        with anyio.fail_after(5):  # it is readable, as its other end is closed
+        with anyio.fail_after(HANG_S):  # it is readable, as its other end is closed
             await anyio.wait_readable(copied)
     finally:
         os.close(copied)

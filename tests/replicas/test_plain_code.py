@@ -14,6 +14,7 @@ import pytest
 import shoal
 from replicas.local_replicas import failure_of, serving
 from shoal.errors import WrongResultType
+from time_limits import HANG_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -30,7 +31,7 @@ class Plain:
 
     def hold(self, item):
         anyio.from_thread.run_sync(self.began.set)
-        assert self.may_go.wait(15)
+        assert self.may_go.wait(HANG_S)
         self.heard.append("held")
         return item
 

@@ -14,6 +14,7 @@ from replicas.playing import MODULE, is_alive
 
 pytestmark = [
     pytest.mark.real_time,
+    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part is Linux's"),
 ]
 

@@ -20,11 +20,11 @@ from shoal.batching.current import current_backend_tag, current_replica_tag
 from shoal.errors import ReplicaDied
 from shoal.replicas.local.task import TaskReplica
 from shoal.testing import settle
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.anyio
 
 real_time = pytest.mark.real_time
-HANG_S = 20
 
 replica_of = partial(made, TaskReplica)
 
@@ -251,7 +251,7 @@ async def test_a_replica_that_is_closing_can_be_killed():
 
 @real_time
 async def test_plain_code_runs_in_as_many_threads_as_it_is_called():
-    together = threading.Barrier(2, timeout=15)
+    together = threading.Barrier(2, timeout=HANG_S)
 
     def meet(item):
         together.wait()
@@ -267,14 +267,14 @@ class EndsSlowly:
 
     def __call__(self, item):
         self.working.set()
-        assert self.may_end.wait(15)
+        assert self.may_end.wait(HANG_S)
 
     def steps(self, item):
         try:
             yield item
         finally:
             self.closing.set()
-            assert self.may_end.wait(15)
+            assert self.may_end.wait(HANG_S)
 
 
 @real_time

@@ -15,10 +15,10 @@ import shoal
 from replicas.local_replicas import failed_start, made, serving
 from shoal.errors import ReplicaDied
 from shoal.replicas.local.thread import ThreadReplica
+from time_limits import HANG_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
-HANG_S = 10
 
 replica_of = partial(made, ThreadReplica)
 
@@ -72,7 +72,7 @@ class Held:
 
     def hold(self, item):
         anyio.from_thread.run_sync(self.began.set)
-        assert self.may_go.wait(15)
+        assert self.may_go.wait(HANG_S)
         self.heard.append(item)
         return item
 

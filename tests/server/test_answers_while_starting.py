@@ -10,12 +10,13 @@ import anyio
 import anyio.lowlevel
 import h2.events
 import pytest
-from live_server import HANG_S, Client, Http2Client, read_all, request, upgrade
+from live_server import Client, Http2Client, read_all, request, upgrade
 
 import shoal
 from shoal.asgi.http_options import HttpOptions
 from shoal.errors import LifespanFailed
 from shoal.server.server import serve
+from time_limits import HANG_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

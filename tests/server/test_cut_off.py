@@ -9,7 +9,7 @@ import anyio
 import h2.events
 import pytest
 from echo_app import EchoApp
-from live_server import HANG_S, Http2Client, live, read_all, read_until, request, upgrade
+from live_server import Http2Client, live, read_all, read_until, request, upgrade
 from test_websocket_limits import both_protocols
 from wsproto.events import CloseConnection
 
@@ -17,6 +17,7 @@ import shoal
 from shoal.server.shared import Shared
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.anyio
 on_sockets = pytest.mark.real_time

@@ -11,7 +11,6 @@ import h2.settings
 import pytest
 from echo_app import EchoApp
 from live_server import (
-    HANG_S,
     Http2Client,
     http2,
     live,
@@ -25,6 +24,7 @@ from live_server import (
 import shoal
 from shoal.server.shared import Shared
 from shoal.server.transport import Transport
+from time_limits import HANG_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from live_server import HANG_S, live, read_all, read_until, request, until_quiet
+from live_server import live, read_all, read_until, request, until_quiet
 
 from shoal.asgi.guard import BadRequest
 from shoal.server.http1.body import ChunkedBody, SizedBody
 from shoal.server.shared import Shared
 from shoal.server.transport import Transport
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.anyio
 on_a_socket = pytest.mark.real_time

@@ -9,12 +9,13 @@ import anyio
 import h2.events
 import h2.settings
 import pytest
-from live_server import HANG_S, Http2Client, live, read_until, request, upgrade
+from live_server import Http2Client, live, read_until, request, upgrade
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import shoal
 from shoal.testing.asgi import Call, ask, calling
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.anyio
 on_a_socket = pytest.mark.real_time

@@ -13,13 +13,14 @@ import anyio
 import anyio.lowlevel
 import pytest
 from echo_app import EchoApp
-from live_server import HANG_S, Client, read_all, read_until, request
+from live_server import Client, read_all, read_until, request
 
 from shoal.asgi.http_options import HttpOptions
 from shoal.server.config import address_of
 from shoal.server.connection_limit import Exhaustion, LimitedListener
 from shoal.server.listeners import AppListener, Inherited, Tcp, Unix, bind_all
 from shoal.server.server import serve
+from time_limits import HANG_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -15,10 +15,9 @@ from live_server import until_quiet
 
 from shoal.asgi.http_options import HttpOptions
 from shoal.server.server import serve
+from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
-
-HANG_S = 20
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
 
 
 async def test_what_is_needed_later_is_loaded_in_a_thread_once_clients_can_connect(monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 
 import shoal
 from shoal.testing.asgi import ask
+from time_limits import HANG_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]  # code runs in threads
 
@@ -67,7 +68,7 @@ async def test_async_code_answers_many_requests_at_once():
 
 
 async def test_other_code_answers_many_requests_at_once_in_threads():
-    app, meeting = shoal.App(), threading.Barrier(40, timeout=15)
+    app, meeting = shoal.App(), threading.Barrier(40, timeout=HANG_S)
 
     @app.post("/meet")
     def meet(number: int) -> int:

@@ -11,16 +11,7 @@ import anyio.lowlevel
 import h2.events
 import pytest
 from echo_app import EchoApp
-from live_server import (
-    HANG_S,
-    http2,
-    live,
-    read_all,
-    read_until,
-    request,
-    until_quiet,
-    upgrade,
-)
+from live_server import http2, live, read_all, read_until, request, until_quiet, upgrade
 from wsproto.connection import Connection as WebSocket
 from wsproto.connection import ConnectionType
 from wsproto.events import CloseConnection, TextMessage
@@ -30,6 +21,7 @@ from shoal.errors import LifespanFailed
 from shoal.server.http1.connection import Http1Connection
 from shoal.server.server import serve
 from shoal.server.transport import EpollPoller, TaskPoller
+from time_limits import HANG_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -12,7 +12,6 @@ import h2.settings
 import pytest
 from echo_app import EchoApp
 from live_server import (
-    HANG_S,
     Http2Client,
     http2,
     live,
@@ -26,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from shoal.server.timeouts import time_to_send_s
+from time_limits import HANG_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -9,20 +9,13 @@ import anyio
 import anyio.lowlevel
 import pytest
 from echo_app import EchoApp
-from live_server import (
-    HANG_S,
-    live,
-    read_all,
-    read_until,
-    request,
-    until_quiet,
-    upgrade,
-)
+from live_server import live, read_all, read_until, request, until_quiet, upgrade
 from wsproto.connection import Connection as WebSocket
 from wsproto.connection import ConnectionType
 from wsproto.events import TextMessage
 
 from shoal.server.streams.connection import StreamConnection
+from time_limits import HANG_S
 
 pytestmark = [
     pytest.mark.anyio,

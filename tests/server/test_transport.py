@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from live_server import HANG_S, until_quiet
+from live_server import until_quiet
 
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.server import transport as transport_module
 from shoal.server.transport import EpollPoller, Receiver, TaskPoller, Transport, new_poller
+from time_limits import HANG_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

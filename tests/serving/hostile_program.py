@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from base_exceptions import Panic, trio_cancelled
 from shoal.serving.controller.controller import Controller
+from time_limits import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
@@ -187,7 +188,7 @@ class Program:
         self._number = 0
 
     async def run(self) -> None:
-        with anyio.fail_after(15), short_pauses():
+        with anyio.fail_after(HANG_S), short_pauses():
             async with self._served() as (self._controller, self._handle, beside):
                 for number, operation in enumerate(self._todo):
                     await self._do(*operation)

@@ -15,6 +15,7 @@ from shoal.errors import DeadlineExceeded, HandlerTimeout
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import Call, calling
 from shoal.testing.replicas.code import Folder
+from time_limits import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from shoal.serving.clients.handles import Handle
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
 
 GRACE_S = 0.05
 
@@ -133,7 +134,7 @@ async def test_work_that_runs_again_in_parts_is_killed_in_time(tmp_path):
 async def test_closing_waits_for_abandoned_work_only_for_its_grace_period(tmp_path):
     async with serving(Code, tmp_path, graceful_shutdown_timeout_s=0.2) as served:
         await served.leave("__call__", "a")
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             await served.controller.delete_endpoint("e")
             await served.controller.delete_backend("b")
 

@@ -23,6 +23,7 @@ from serving.watched_code import (
     plainly_failing,
     steps,
 )
+from time_limits import HANG_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -69,7 +70,7 @@ async def test_what_was_answered_is_kept_by_nobody(code: Any, placement: str, re
         async with anyio.create_task_group() as tasks:
             for _ in range(6):
                 tasks.start_soon(lambda: call_with(handle, references, streams=streams))
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_S):
             while any(reference() is not None for reference in references):
                 await anyio.sleep(0.01)
                 gc.collect()
@@ -90,7 +91,7 @@ async def test_what_was_left_is_kept_by_nobody() -> None:
                 tasks.start_soon(lambda: call_with(handle, references, streams=False))
             await settle()
             tasks.cancel_scope.cancel()
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_S):
             while any(reference() is not None for reference in references):
                 await anyio.sleep(0.01)
                 gc.collect()

@@ -26,6 +26,7 @@ from serving.scenes import (
 )
 from shoal.errors import NoSuchName, ReplicaDied, ReplicaNotStarted
 from shoal.serving.controller.controller import Controller
+from time_limits import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -472,7 +473,7 @@ async def test_plain_code_that_hangs_in_reconfigure_loses_its_replica_and_holds_
         try:
             with (
                 mock.patch("shoal.serving.backends.managed._MARGIN_S", 0.5),
-                anyio.fail_after(10),
+                anyio.fail_after(HANG_S),
             ):
                 with anyio.move_on_after(0.05) as leaving:
                     await change(controller, **hangs)

@@ -18,6 +18,7 @@ import shoal
 from batching.scenes import outcome
 from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
+from time_limits import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -228,7 +229,7 @@ class Database:
 
     def __init__(self) -> None:
         self.connection = sqlite3.connect(":memory:")
-        self.lock = threading.Barrier(2, timeout=10)
+        self.lock = threading.Barrier(2, timeout=HANG_S)
 
     def __call__(self, item: int) -> int:
         self.lock.wait()  # so that two threads run it

@@ -15,6 +15,7 @@ from shoal.errors import ShutDown
 from shoal.serving.controller.controller import Controller
 from shoal.serving.controller.journal import Journal
 from shoal.serving.state_file import StateFile
+from time_limits import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -147,7 +148,7 @@ async def test_the_file_is_not_closed_while_a_change_is_being_written(
         nonlocal is_writing
         is_writing = True
         writing.set()
-        assert go_on.wait(10)
+        assert go_on.wait(HANG_S)
         apply(file, *changes)
         is_writing = False
 

@@ -10,6 +10,7 @@ import pytest
 from serving.composed_code import plain_until_draining, until_draining
 from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
+from time_limits import HANG_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -42,7 +43,7 @@ async def test_streams_without_an_end_end_with_their_backend(
     code: Any, placement: str, how: str
 ) -> None:
     got: list[Any] = []
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG_S):
         async with Controller() as controller, anyio.create_task_group() as tasks:
             handle = await deployed(
                 controller, "b", code, config={"placement": placement}, endpoint="e"

@@ -13,6 +13,7 @@ import pytest
 import shoal
 from serving.composed_code import Dropping, PlainDropping, endless, plain_endless
 from serving.scenes import deployed
+from time_limits import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -33,7 +34,7 @@ async def serving(
     code: Any = endless, placement: str = "task", **http: Any
 ) -> AsyncGenerator[tuple[Any, EndpointHandle]]:
     """Serves a stream without an end, to one reader at a time."""
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG_S):
         async with shoal.start(**http) as client:
             config = {
                 "placement": placement,
@@ -46,7 +47,7 @@ async def serving(
 
 
 async def has_room(client: Any) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(HANG_S):
         while (await client.status()).backends["inner"].ongoing:  # noqa: ASYNC110
             await anyio.sleep(0.001)
 

@@ -18,6 +18,7 @@ from serving.scenes import deployed
 from shoal.errors import BatcherClosed, HandlerFailed, ReplicaDied, ReplicaNotStarted
 from shoal.replicas.local.task import TaskReplica
 from shoal.serving.controller.controller import Controller
+from time_limits import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
@@ -90,7 +91,7 @@ async def served(
     code: Any, placement: str, *args: Any, **config: Any
 ) -> AsyncGenerator[tuple[Controller, EndpointHandle]]:
     """Serves some code, beside a neighbour that must be well in the end."""
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG_S):
         async with Controller() as controller:
             await deployed(controller, "n", neighbour, config={"placement": "task"})
             await controller.create_backend(
@@ -557,7 +558,7 @@ async def test_a_validator_that_raises_fails_its_request_over_http(how: str) -> 
     async def says(items: list[Checked]) -> list[str]:
         return [item.said for item in items]
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG_S):
         async with shoal.start(http={"port": 0}) as client:
             await client.create_backend("b", says, config={"placement": "task"})
             await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
@@ -666,7 +667,7 @@ async def test_a_signal_ends_the_program_while_a_backend_runs(
 ) -> None:
     script = "\n".join([IMPORTS, BUSY, BUSY_CODE[where], SCRIPT])
     command = [sys.executable, "-c", script, anyio_backend_name, signal]
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG_S):
         result = await anyio.run_process(command, check=False)
     lines = result.stdout.decode().splitlines()
     assert "went on" not in lines

@@ -20,6 +20,7 @@ from serving.test_hostile_backends import (
 )
 from shoal.errors import BatcherClosed, HandlerFailed, ReplicaDied
 from shoal.testing.asgi import ask
+from time_limits import HANG_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -74,7 +75,7 @@ async def test_a_rule_of_its_own_ends_its_replica(how: str) -> None:
 
     async with served(Ruled, "task") as (controller, handle):
         assert type(await error_of(handle.call(how))) is BatcherClosed
-        with anyio.fail_after(20):
+        with anyio.fail_after(HANG_S):
             while not (await controller.status()).backends["b"].deaths:
                 await anyio.lowlevel.checkpoint()
         await controller.restart_backend("b")

@@ -11,6 +11,7 @@ import pytest
 import shoal
 from batching.scenes import outcomes
 from serving.limited_code import RefusedOnce, StreamRefusedOnce
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.anyio
 
@@ -115,7 +116,7 @@ async def test_a_client_over_http_is_asked_to_come_again_when_the_tries_are_used
         await client.create_backend("busy", busy)
         await client.create_endpoint("busy", backend="busy", route="/busy", methods=["POST"])
         async with httpx.AsyncClient(base_url=client.url) as http:
-            response = await http.post("/busy", json=1, timeout=20)
+            response = await http.post("/busy", json=1, timeout=HANG_S)
     assert response.status_code == 503
     assert response.headers["retry-after"]
     assert response.json()["type"] == "urn:shoal:problem:overloaded"

@@ -30,11 +30,11 @@ from shoal.server.server import serve
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.clients.wire import KINDS, WireError, error_from_wire, error_to_wire
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.anyio
 
 TOKEN = "correct-horse"
-HANG_S = 10
 
 
 @pytest.fixture

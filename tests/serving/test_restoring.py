@@ -18,6 +18,7 @@ from shoal.http.app.app import App
 from shoal.serving.state_file import StateFile
 from shoal.serving.state_records import BackendRecord
 from shoal.testing.asgi import ask
+from time_limits import HANG_S
 
 # Files are written by threads, and replicas load their code there.
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -177,7 +178,7 @@ async def test_a_backend_whose_code_is_broken_is_unavailable_until_it_is_not(pat
             await (await client.get_handle("bad")).call(2)
         assert (await ask(app, "/-/readyz", method="GET")).status == 503
         broken.unlink()
-        with anyio.fail_after(15):
+        with anyio.fail_after(HANG_S):
             while (answer := await ask(app, "/bad", 2)).status == 503:
                 await anyio.lowlevel.checkpoint()
         assert answer.json() == 2

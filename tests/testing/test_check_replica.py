@@ -288,7 +288,6 @@ async def test_a_thread_replica_keeps_its_promises():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)  # it starts some twenty processes
 @pytest.mark.parametrize(
     ("anyio_backend", "kind"),
     [

@@ -20,6 +20,7 @@ from shoal.serving.imports import ImportRule
 from shoal.serving.state_file import StateFile
 from shoal.serving.state_records import BackendRecord, EndpointRecord, ShadowRecord
 from shoal.testing.asgi import ask
+from time_limits import HANG_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -132,7 +133,7 @@ def written(path: Any, *changes: Any) -> StateFile:
 
 async def failure_of(controller: Controller, tag: str) -> str:
     status = controller.status_now
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG_S):
         while (found := status().backends[tag].failure) is None:  # noqa: ASYNC110
             await anyio.sleep(0.01)
     return found

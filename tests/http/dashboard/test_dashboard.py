@@ -26,6 +26,7 @@ from shoal.http.dashboard.feed import FRAME_S, MOST_PUBLIC, MOST_SHOWN, MOST_VIE
 from shoal.http.requests.departures import UNNOTICED_S
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.anyio
 
@@ -443,7 +444,7 @@ async def test_strangers_do_not_take_the_places_of_operators(socket):
 
 @pytest.mark.real_time
 async def test_the_server_ends_although_somebody_watches():
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG_S):
         async with (
             shoal.start(http={"port": 0}) as client,
             httpx.AsyncClient(base_url=client.url) as http,

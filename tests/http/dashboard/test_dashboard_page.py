@@ -27,7 +27,6 @@ from browser import NEEDS_CHROMIUM, addresses_asked, chromium, widths_that_overf
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.real_time,
-    pytest.mark.timeout(180),
     NEEDS_CHROMIUM,
 ]
 

@@ -153,6 +153,7 @@ async def test_the_client_of_triton_is_served():
 
 
 @pytest.mark.anyio
+@pytest.mark.slow
 async def test_many_clients_at_once_get_their_own_results():
     async with live(oip_app()) as server:
         mean = await anyio.to_thread.run_sync(functools.partial(check_load, server.port))

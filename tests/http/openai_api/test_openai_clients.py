@@ -7,6 +7,8 @@ import pytest
 from live_server import live
 from openai_app import events, openai_app
 
+from time_limits import HANG_S
+
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 HI = [{"role": "user", "content": "hi you there"}]
@@ -27,7 +29,7 @@ def use_client(url):
     """What a program does with the client."""
     import openai
 
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=10) as client:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=HANG_S) as client:
         names = [model.id for model in client.models.list()]
         assert "upper" in names
         assert client.models.retrieve("upper").id == "upper"
@@ -80,6 +82,7 @@ def use_client(url):
             list(stream)
 
 
+@pytest.mark.slow
 async def test_the_client(url, caplog):
     await anyio.to_thread.run_sync(use_client, url)
 

@@ -15,7 +15,6 @@ LIMIT_S = 60
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.real_time,
-    pytest.mark.timeout(180),
     NEEDS_CHROMIUM,
 ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from described_server import described_server
 
-pytestmark = [pytest.mark.real_time, pytest.mark.timeout(120)]  # a second program, and its imports
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 HERE = Path(__file__).parent
 # Left out: that what violates a schema is refused, since JSON is converted as pydantic does it, and
