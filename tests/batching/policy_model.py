@@ -17,8 +17,8 @@ from batching import policy_programs as ops
 from batching.policy_calls import Call, InSlot, Raised, Run
 from batching.policy_promises import Promises
 from batching.programs import Configure, Op, Program
-from shoal.batching.running.requeueing import LEAST_PAUSE_S
 from shoal.core.request import State
+from shoal.failures.retry_after import LEAST_PAUSE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
