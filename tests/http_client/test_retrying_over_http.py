@@ -16,7 +16,7 @@ import pytest
 import shoal
 from shoal import errors
 from shoal.http_client import HttpClient
-from shoal.http_client.client import _delay_s
+from shoal.http_client.servers import delay_before
 
 pytestmark = pytest.mark.anyio
 
@@ -363,7 +363,7 @@ def test_attempts_are_checked(attempts, error):
 
 
 async def test_many_attempts_are_no_overflow():
-    assert 5 <= _delay_s(9_999, 0.0) <= 10
+    assert 5 <= delay_before(9_999, 0.0) <= 10
 
 
 def test_the_texts_of_a_problem_are_bounded():

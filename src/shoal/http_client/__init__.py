@@ -1,7 +1,7 @@
 """A client of endpoints over HTTP, a typed layer on httpx; extra ``shoal[client]``.
 
-Read in this order: `client` makes calls, `connection` sends requests with httpx, `bodies` converts
-items and results, `problems` errors, `stream` reads streams.
+Read in this order: `client` makes calls, `servers` chooses where they go, `connection` sends
+requests with httpx, `bodies` converts items and results, `problems` errors, `stream` reads streams.
 """
 
 from typing import TYPE_CHECKING, Final

@@ -1,15 +1,12 @@
 """The clients: make calls within their time limits, and again if they certainly did not run.
 
-The waits before retries grow, so that many clients leave a server the time to recover, and are
-drawn at random, so that they do not come back at once. The client for threads runs the async one in
-a thread: httpx's blocking client can't be cancelled, as a handler's thread is with its request.
+The client for threads runs the async one in a thread: httpx's blocking client can't be cancelled,
+as a handler's thread is with its request.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import random
 import re
 from contextlib import suppress
 from functools import partial
@@ -25,13 +22,14 @@ from shoal.core.options.checks import checked_token, one_of, seconds, whole
 from shoal.errors import DeadlineExceeded, ShutDown
 from shoal.failures.exceptions import own_copy
 from shoal.http_client.bodies import ACCEPTED, JSON, JSON_LINES, RESULT_TYPES, body_of, result_of
-from shoal.http_client.connection import SILENCE_S, Connection
+from shoal.http_client.connection import SILENCE_S, Connection, NotSent, server_of
 from shoal.http_client.problems import FailedResponse, error_of, failure_of, outcomes_of
+from shoal.http_client.servers import DNS, Servers, TriesOfOne, TriesOfSeveral
 from shoal.http_client.stream import HttpStream
 from shoal.replicas.portal import PortalThread, blocking_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from typing import Unpack
 
     import httpx
@@ -39,13 +37,11 @@ if TYPE_CHECKING:
     from shoal.batching.calls.mapping import Items, MapKeywords
     from shoal.batching.calls.threads import ThreadStream
     from shoal.http_client.bodies import ResultType
-    from shoal.http_client.connection import StreamingAnswer
+    from shoal.http_client.connection import Server, StreamingAnswer
 
 T = TypeVar("T")
 
 NO_ITEM: Final[Any] = ...
-_FIRST_DELAY_S: Final = 0.1
-_MAX_DELAY_S: Final = 10.0
 _MOST_LINES: Final = 256
 _SKEW_S: Final = 0.1  # how far the clock of a server may be ahead
 
@@ -84,12 +80,18 @@ class HttpClient:
     made again after a while. Nothing else is, so calls need not be idempotent. One exception is a
     handler that lets the `Overloaded` of a further call pass: ``max_attempts=1`` is for that.
 
+    With several servers, each call goes to the one with the fewest running calls of this client. A
+    call that certainly did not run goes to another server at once: to each at most once if none is
+    reached, and to one more if one refuses it. A server that failed, or refused a call, gets no
+    further calls for a while, unless all did.
+
     Every call may raise the classes of errors that a call in the server's process raises, and:
 
     - `Overloaded`: the server refused the call as too many, and no try is left;
     - `DeadlineExceeded`: it was not answered in time;
     - `HttpProblem`: the server answered with another error;
-    - `ConnectionRefusedError`: no server was reached, so the call has not run;
+    - `ConnectionRefusedError`: no server was reached, so the call has not run; also if a name has
+      no addresses;
     - `ConnectionError`: the connection broke, and the call may have run;
     - `TimeoutError`: the server took less than 128 KiB of the item in 60 s; the call may have run;
     - `ShutDown`: this client is closed.
@@ -98,14 +100,17 @@ class HttpClient:
 
     Args:
         url: ``http://host:port``, ``https://...`` or ``unix:/path/to.sock``; may have a path, below
-            which the endpoints are.
+            which the endpoints are. ``dns:http://host:port`` makes each address of the host name a
+            server; the name is looked up again every 5 s, and when a server is not reached. A list
+            of such URLs, without ``unix:``, for several servers.
         token: A bearer token, for a server that asks for one.
         headers: Headers of all requests.
         timeout_s: How long a call with one result may take, with its retries, in seconds; None for
             no limit.
         max_attempts: The largest number of tries of a call that is refused; 1 for no retries. The
             wait before the second try is 0.05 to 0.1 s, and twice as long before each further one,
-            plus what ``Retry-After`` asks for. A call that must wait for more than 10 s fails.
+            plus what ``Retry-After`` asks for. A call that must wait for more than 10 s fails. With
+            several servers, there is one retry at most, without a wait.
         client: The client of httpx to send requests with, for TLS, proxies, limits or transports of
             your own; it is closed with this one. Over HTTP/2 a server does not learn that a call
             was cancelled, since httpx does not reset its stream.
@@ -113,7 +118,7 @@ class HttpClient:
 
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         *,
         token: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -124,10 +129,12 @@ class HttpClient:
         of_all = {name.lower(): value for name, value in (headers or {}).items()}
         if token is not None:
             of_all["authorization"] = f"Bearer {checked_token(token)}"
-        self.url = url
         self._timeout_s = math.inf if timeout_s is None else seconds("timeout_s", timeout_s)
         self._max_attempts = whole("max_attempts", max_attempts, least=1)
-        self._connection = Connection(url, of_all, client=client)
+        urls = _urls_of(url)
+        self._tries_of = _tries_of(urls, self._max_attempts)
+        self.url = ", ".join(urls)
+        self._connection = Connection(urls, of_all, client=client)
 
     async def __aenter__(self) -> Self:
         return self
@@ -215,7 +222,7 @@ class HttpClient:
             deadline = anyio.current_time() + limit_s
             return await self._made(request, deadline, SILENCE_S, check), deadline
 
-        return HttpStream(open_, partial(error_of, f"{self.url}{path}"))
+        return HttpStream(open_, error_of)
 
     def map(
         self,
@@ -299,28 +306,39 @@ class HttpClient:
         until = min(deadline, outer)
         method, path, given, content = request
         failure: FailedResponse | None = None
+        server: Server | None = None
+        failures_before = 0
+        tries = self._tries_of(until)
         with anyio.CancelScope(deadline=deadline):
-            for attempt in itertools.count(1):
+            server = await tries.first()
+            while server is not None:
+                failure = None  # if the time is over during this try, it says so
+                failures_before = server.failures
                 headers, left_s = given, max(0.0, until - anyio.current_time())
                 if left_s < 1e9:
                     # Rounded up: where the limit is the scope's, the scope should tell of it.
                     limit = f"{math.ceil(left_s * 1000) / 1000:.3f}"
                     headers = {"x-request-timeout": limit, **given}
                 try:
-                    answer = await self._connection.open(method, path, headers, content, silence_s)
+                    answer = await self._connection.open(
+                        server, method, path, headers, content, silence_s
+                    )
                     if answer.is_success:
                         return await read(answer)
                     body = await answer.read()
                     failure = failure_of(answer.url, answer.status, answer.retry_after, body)
-                except ConnectionRefusedError as error:
-                    failure = FailedResponse(error, was_refused=True)
-                delay_s = _delay_s(attempt, failure.retry_after_s or 0.0)
-                is_last = not failure.was_refused or attempt == self._max_attempts
-                if is_last or delay_s is None or anyio.current_time() + delay_s >= until:
-                    break
-                failure = None  # the traceback of its error holds this frame
-                await anyio.sleep(delay_s)
+                except (ConnectionRefusedError, NotSent) as error:
+                    was_refused = isinstance(error, ConnectionRefusedError)
+                    # Its traceback holds this frame.
+                    failure = FailedResponse(error.with_traceback(None), was_refused)
+                try:
+                    server = await tries.after(failure)
+                except BaseException:
+                    failure = None  # asyncio may keep this frame for a while
+                    raise
         if failure is None:
+            if server is not None:
+                server.failed(failures_before)
             raise DeadlineExceeded(f"{self.url} did not answer the call in time")
         scope_ends = outer < deadline and outer - anyio.current_time() < _SKEW_S
         if scope_ends and isinstance(failure.error, DeadlineExceeded):
@@ -348,9 +366,9 @@ class SyncHttpClient:
     call; so does the end of the request that the thread works for.
     """
 
-    def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
-        self.url = url
+    def __init__(self, url: str | Sequence[str], **options: Unpack[ClientOptions]) -> None:
         self._client = HttpClient(url, **options)
+        self.url = self._client.url
         self._thread = PortalThread("shoal-http-client")
 
     def __enter__(self) -> Self:
@@ -393,13 +411,21 @@ class SyncHttpClient:
         return blocking_stream(lambda: stream, self._thread, "client")
 
 
-def _delay_s(attempt: int, asked_s: float) -> float | None:
-    """Returns how long to wait after this attempt; None if the server asks for too long a wait."""
-    if asked_s > _MAX_DELAY_S:
-        return None
-    # Not 2.0 ** attempt, which overflows for a thousand attempts.
-    longest_s = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(attempt - 1, 60))
-    return min(_MAX_DELAY_S, asked_s + longest_s * random.uniform(0.5, 1.0))  # noqa: S311
+def _urls_of(url: object) -> list[str]:
+    if isinstance(url, (list, tuple)):
+        urls = list(cast("Sequence[str]", url))
+        if not urls:
+            raise ValueError("a client needs the URL of at least one server")
+        return urls
+    return [cast("str", url)]
+
+
+def _tries_of(urls: list[str], max_attempts: int) -> Callable[[float], TriesOfOne | TriesOfSeveral]:
+    """Returns a function that begins a call, whose last try must begin before a time."""
+    if len(urls) > 1 or str(urls[0]).startswith(DNS):
+        servers = Servers(urls)
+        return lambda _: TriesOfSeveral(servers, max_attempts)
+    return partial(TriesOfOne, server_of(urls[0]), max_attempts)
 
 
 def _request(

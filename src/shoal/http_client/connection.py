@@ -1,16 +1,19 @@
-"""Requests to one server with httpx, and their responses.
+"""Requests to servers with httpx, and their responses.
 
-Errors of httpx become `ConnectionError` or `TimeoutError`; `ConnectionRefusedError` means that
-nothing was sent. Cancelling a wait closes its connection, so that the server cancels the call.
+Errors of httpx become `ConnectionError` or `TimeoutError`; `ConnectionRefusedError` and `NotSent`
+mean that the request has not run. Cancelling a wait closes its connection, so that the server
+cancels the call.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import socket
 import ssl
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -20,9 +23,11 @@ from shoal.core.extras import need
 from shoal.errors import ShutDown
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     import httpx
+
+    from shoal.http_client.upload import Upload
 
 # How long a stream may be silent, and a piece of a body may take; servers send heartbeats.
 SILENCE_S: Final = 60.0
@@ -31,22 +36,74 @@ _CONNECT_TIMEOUT_S: Final = 10.0
 _MOST_BYTES: Final = 2**28
 # Shorter than the servers' limit, so that a server does not close a connection during a request.
 _IDLE_S: Final = 2.0
+# How long a server rests that failed; twice as long after each further failure, up to the longest.
+_REST_S: Final = 1.0
+_LONGEST_REST_S: Final = 30.0
+
+
+class NotSent(ConnectionError):
+    """A connection broke before the body of a request was sent, so the request has not run."""
+
+
+@dataclass(eq=False)
+class Server:
+    """Where requests go, and how the last ones fared.
+
+    Attributes:
+        url: As messages name it.
+        base: What the URLs of its requests begin with.
+        headers: Headers of its requests, which have their names in lower case.
+        extensions: Of httpx, for its requests.
+        connect_timeout_s: How long connecting may take.
+        running: How many requests wait for the end of their response.
+        failures: How many requests in a row got no response.
+        rests_until: When it may get requests again, if there are other servers.
+    """
+
+    url: str
+    base: str
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    extensions: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    connect_timeout_s: float = _CONNECT_TIMEOUT_S
+    running: int = 0
+    failures: int = 0
+    rests_until: float = -math.inf
+
+    def failed(self, failures_before: int) -> None:
+        """Has it rest, since a request got no response.
+
+        Args:
+            failures_before: The failures when the request began. With others since then, it failed
+                at the same time as another one, which has been counted.
+        """
+        if self.failures == failures_before:
+            self.failures += 1
+            self.rest_again()
+
+    def rest_again(self) -> None:
+        """Has it rest for as long as its failures in a row ask for."""
+        self.rest(_REST_S * 2.0 ** min(self.failures - 1, 10))
+
+    def rest(self, for_s: float) -> None:
+        """Has it rest for so long at least."""
+        until = anyio.current_time() + min(for_s, _LONGEST_REST_S)
+        self.rests_until = max(self.rests_until, until)
 
 
 class Connection:
-    """A pool of connections to one server, for one event loop: a client of httpx, if not given."""
+    """A pool of connections to servers, for one event loop: a client of httpx, if not given."""
 
     def __init__(
         self,
-        url: str,
+        urls: Sequence[str],
         headers: Mapping[str, str],
         *,
         client: httpx.AsyncClient | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         need("a client over HTTP", "httpx", "client")
-        self.url = url
-        self._base, self._socket = _split_url(url)
+        self.url = ", ".join(urls)
+        self._urls = urls
         # A compressed response may be a thousand times as large as what was received.
         self._headers = {"accept-encoding": "identity", **headers}
         self._client = client
@@ -78,13 +135,14 @@ class Connection:
 
     async def open(
         self,
+        server: Server,
         method: str,
         path: str,
         headers: Mapping[str, str],
         content: bytes | None,
         silence_s: float | None,
     ) -> StreamingAnswer:
-        """Sends a request; returns its response once its head was read."""
+        """Sends a request to a server; returns its response once its head was read."""
         import httpx
 
         from shoal.http_client.upload import Upload
@@ -95,57 +153,58 @@ class Connection:
             raise ShutDown(self._closed)
         if self._client is None:
             self._client = self._new_client()
-        all_headers = {**self._headers, **headers}  # all names are in lower case
-        timeout = httpx.Timeout(silence_s, connect=_CONNECT_TIMEOUT_S, write=SILENCE_S, pool=None)
+        all_headers = {**self._headers, **server.headers, **headers}  # all names are in lower case
+        timeout = httpx.Timeout(
+            silence_s, connect=server.connect_timeout_s, write=SILENCE_S, pool=None
+        )
+        upload = Upload(content) if content else None
         with anyio.CancelScope() as wait:
             self._waits.add(wait)
+            server.running += 1
+            failures_before = server.failures
+            response: httpx.Response | None = None
             try:
                 request = self._client.build_request(
-                    method, self._base + path, headers=all_headers, content=content, timeout=timeout
+                    method,
+                    server.base + path,
+                    headers=all_headers,
+                    content=content,
+                    timeout=timeout,
+                    extensions=server.extensions,
                 )
-                if content:
-                    request.stream = Upload(content)
+                if upload is not None:
+                    request.stream = upload
                 response = await self._client.send(request, stream=True)
+                if server.failures:
+                    server.failures, server.rests_until = 0, -math.inf
             except (httpx.InvalidURL, httpx.LocalProtocolError):  # may name a secret
                 raise ValueError(
-                    f"a path, method or header of a request to {self.url} can't be sent"
+                    f"a path, method or header of a request to {server.url} can't be sent"
                 ) from None
             except httpx.RequestError as error:
-                raise self.broken(error) from error
+                server.failed(failures_before)
+                # In no variable, since its traceback holds this frame.
+                if _is_unsent(error, upload):
+                    raise unsent_by(error, server.url) from error
+                raise broken_by(error, server.url) from error
             finally:
                 self._waits.discard(wait)
-            return StreamingAnswer(response, self)
+                if response is None:
+                    server.running -= 1
+            if response is not None:
+                return StreamingAnswer(response, self, server)
         raise ShutDown(f"{self._closed}; the request may have been carried out")
-
-    def broken(self, error: Exception) -> Exception:
-        """Returns the builtin exception for an error of httpx."""
-        import httpx
-
-        causes: list[BaseException] = [error]  # trio's errors of connections say nothing themselves
-        while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
-            causes.append(cause)
-        message = next((text for text in map(str, causes) if text), type(error).__name__)
-        if any(isinstance(cause, ssl.SSLError) for cause in causes):
-            return ConnectionError(f"no secure connection to {self.url} could be made: {message}")
-        if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
-            start = "start one:\n    shoal serve my_module:app"
-            return ConnectionRefusedError(f"no server answers at {self.url} ({message}); {start}")
-        if isinstance(error, httpx.TimeoutException):
-            return TimeoutError(f"{self.url} took too long; the request may still be carried out")
-        return ConnectionError(
-            f"the connection to {self.url} broke ({message}); the request may have been carried out"
-        )
 
     def _new_client(self) -> httpx.AsyncClient:
         import httpx
 
         limits = httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_S)
         # Loading the trusted certificate authorities takes 30 ms, and is needed only for TLS.
-        is_tls = urlsplit(self._base).scheme == "https"
+        is_tls = any(re.match("(?i)(dns:)?https:", url) for url in self._urls)
         verify = is_tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         transport = self._transport
-        if transport is None and self._socket is not None:
-            transport = httpx.AsyncHTTPTransport(verify, uds=self._socket, limits=limits)
+        if transport is None and (path := socket_of(self._urls[0])) is not None:
+            transport = httpx.AsyncHTTPTransport(verify, uds=path, limits=limits)
         # The environment's proxies are for the web, and secrets should not be sent through one.
         return httpx.AsyncClient(limits=limits, transport=transport, trust_env=False, verify=verify)
 
@@ -153,7 +212,7 @@ class Connection:
 class StreamingAnswer:
     """A response whose body is read as it arrives: whole, or by its `lines` without empty ones."""
 
-    def __init__(self, response: httpx.Response, connection: Connection) -> None:
+    def __init__(self, response: httpx.Response, connection: Connection, server: Server) -> None:
         self.status = response.status_code
         self.is_success = response.is_success
         self.url = str(response.url)
@@ -163,6 +222,8 @@ class StreamingAnswer:
         self._pieces = response.aiter_bytes()
         self._response = response
         self._connection = connection
+        self._server: Server | None = server  # None once it was closed
+        self._server_url = server.url
         self._process = os.getpid()
         network = response.extensions.get("network_stream")
         self._socket: Any = None if network is None else network.get_extra_info("socket")
@@ -178,7 +239,7 @@ class StreamingAnswer:
                 self._check_size(len(body))
             return bytes(body)
         except httpx.RequestError as error:
-            raise self._connection.broken(error) from error
+            raise broken_by(error, self._server_url) from error
         finally:
             await self.aclose()
 
@@ -196,6 +257,9 @@ class StreamingAnswer:
 
     async def aclose(self) -> None:
         """Closes the response and its connection, even if cancelled. Idempotent."""
+        if self._server is not None:
+            self._server.running -= 1
+            self._server = None
         with anyio.CancelScope(shield=True):
             await self._response.aclose()
             # httpx nests several generators, and closing the outermost one leaves the inner ones to
@@ -222,16 +286,59 @@ class StreamingAnswer:
                             yield bytes(line)
                 self._check_size(len(rest))
         except httpx.RequestError as error:
-            raise self._connection.broken(error) from error
+            raise broken_by(error, self._server_url) from error
 
 
-def _split_url(url: str) -> tuple[str, str | None]:
-    """Returns the base of the requests' URLs, and the path of the UNIX socket, if it is one."""
+def _is_unsent(error: httpx.RequestError, upload: Upload | None) -> bool:
+    """Whether no part of the body was sent."""
+    import httpx
+
+    if isinstance(error, httpx.ConnectError):
+        return True
+    # httpcore takes the body only once the head was written; other transports may not.
+    is_of_httpcore = type(error.__cause__).__module__.partition(".")[0] == "httpcore"
+    return is_of_httpcore and upload is not None and not upload.was_begun
+
+
+def unsent_by(error: Exception, url: str) -> Exception:
+    """Returns the exception for an error of httpx if no part of the body was sent."""
+    broken = broken_by(error, url)
+    return NotSent(str(broken)) if type(broken) is ConnectionError else broken
+
+
+def broken_by(error: Exception, url: str) -> Exception:
+    """Returns the builtin exception for an error of httpx in a request to this server."""
+    import httpx
+
+    causes: list[BaseException] = [error]  # trio's errors of connections say nothing themselves
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
+        causes.append(cause)
+    message = next((text for text in map(str, causes) if text), type(error).__name__)
+    if any(isinstance(cause, ssl.SSLError) for cause in causes):
+        return ConnectionError(f"no secure connection to {url} could be made: {message}")
+    if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
+        start = "start one:\n    shoal serve my_module:app"
+        return ConnectionRefusedError(f"no server answers at {url} ({message}); {start}")
+    if isinstance(error, httpx.TimeoutException):
+        return TimeoutError(f"{url} took too long; the request may still be carried out")
+    return ConnectionError(
+        f"the connection to {url} broke ({message}); the request may have been carried out"
+    )
+
+
+def socket_of(url: str) -> str | None:
+    """Returns the path of the UNIX socket; None for another URL."""
+    path = re.match("unix:(?://(?=/))?(.+)", url)
+    return None if path is None else path[1]
+
+
+def server_of(url: str) -> Server:
+    """Returns the server with this URL."""
     right = "write http://127.0.0.1:8000 or unix:/run/shoal.sock"
     if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance] (users' mistakes)
         raise TypeError(f"a server's URL must be text, not {url!r}; {right}")
-    if path := re.match("unix:(?://(?=/))?(.+)", url):
-        return "http://localhost", path[1]
+    if socket_of(url) is not None:
+        return Server(url, "http://localhost")
     try:
         parts = urlsplit(url)
         has_more = parts.username is not None or parts.query or parts.fragment or parts.port == 0
@@ -240,4 +347,4 @@ def _split_url(url: str) -> tuple[str, str | None]:
     # `urlsplit` drops line breaks.
     if has_more or not re.match(r"(?i)https?://[^/]", url) or not url.isprintable() or " " in url:
         raise ValueError(f"{url!r} is not a server's URL; {right}")
-    return url.rstrip("/"), None
+    return Server(url, url.rstrip("/"))

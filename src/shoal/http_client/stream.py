@@ -37,10 +37,10 @@ class HttpStream:
     def __init__(
         self,
         open_: Callable[[], Awaitable[tuple[StreamingAnswer, float]]],
-        error_of: Callable[[int, object], Exception],
+        error_of: Callable[[str, int, object], Exception],
     ) -> None:
         self._open = open_  # makes the call; returns its response, and the deadline of the stream
-        self._error_of = error_of  # the exception for a problem
+        self._error_of = error_of  # the exception for a problem of a response with this URL
         self._answer: StreamingAnswer | None = None
         self._deadline = math.inf
         self._over = False
@@ -106,7 +106,7 @@ class HttpStream:
         with anyio.move_on_after(_ENDS_WITHIN_S), suppress(ConnectionError, TimeoutError):
             await anext(answer.lines, None)
         if "error" in members:
-            raise self._error_of(500, members["error"])
+            raise self._error_of(answer.url, 500, members["error"])
         raise StopAsyncIteration
 
 

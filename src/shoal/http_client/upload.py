@@ -21,6 +21,7 @@ class Upload(httpx.AsyncByteStream):
 
     def __init__(self, body: bytes) -> None:
         self._body = self._rest = memoryview(body)
+        self.was_begun = False  # whether a part of it may have been sent
 
     @override
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -28,6 +29,7 @@ class Upload(httpx.AsyncByteStream):
         return self
 
     async def __anext__(self) -> bytes:
+        self.was_begun = True
         if not self._rest:
             raise StopAsyncIteration
         piece, self._rest = self._rest[:_PIECE], self._rest[_PIECE:]

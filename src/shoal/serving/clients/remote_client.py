@@ -290,7 +290,9 @@ class RemoteHandle(Handle):
                 await anyio.sleep_until(deadline)  # as in `call`
                 raise
 
-        return HttpStream(open_, self.connection.error_of)
+        return HttpStream(
+            open_, lambda _, status, problem: self.connection.error_of(status, problem)
+        )
 
     def __repr__(self) -> str:
         return f"<Handle of the endpoint {self.endpoint!r} at {self.connection.url}>"

@@ -14,7 +14,7 @@ from shoal.batching.current import trace_headers
 from shoal.core.options.checks import checked_token, seconds
 from shoal.errors import ItemTooLarge, NotAllowed
 from shoal.http_client.bodies import JSON, JSON_LINES
-from shoal.http_client.connection import SILENCE_S, Connection
+from shoal.http_client.connection import SILENCE_S, Connection, server_of
 from shoal.http_client.problems import PROBLEM
 from shoal.serving.clients.wire import WireError, error_from_wire, written
 
@@ -56,7 +56,8 @@ class AdminConnection:
         headers = {"accept": JSON}
         if token is not None:
             headers["authorization"] = f"Bearer {checked_token(token)}"
-        self.pool = Connection(url, headers, transport=transport)
+        self._server = server_of(url)
+        self.pool = Connection([url], headers, transport=transport)
 
     @property
     def url(self) -> str:
@@ -79,7 +80,7 @@ class AdminConnection:
     async def open_feed(self) -> StreamingAnswer:
         """Opens the feed of the dashboard; the caller must close the answer."""
         headers = {"accept": "text/event-stream"}
-        answer = await self.pool.open("GET", _FEED, headers, None, _FEED_SILENCE_S)
+        answer = await self.pool.open(self._server, "GET", _FEED, headers, None, _FEED_SILENCE_S)
         if answer.is_success:
             return answer
         body = _parsed(answer, await answer.read())
@@ -129,7 +130,8 @@ class AdminConnection:
         if body is not None:
             content = written(body)
             headers = {**headers, "content-type": JSON}
-        return await self.pool.open(method, f"{API}/{path}", headers, content, patience_s)
+        path = f"{API}/{path}"
+        return await self.pool.open(self._server, method, path, headers, content, patience_s)
 
 
 def _parsed(answer: StreamingAnswer, body: bytes) -> Any:
