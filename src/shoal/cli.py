@@ -34,6 +34,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "scale": ("change the number of replicas", "backends:add_scale_arguments"),
     "call": ("call an endpoint", "call:add_arguments"),
     "top": ("watch a server in the terminal", "top:add_arguments"),
+    "why": ("say why a server's batches are small", "why:add_arguments"),
     "trace": ("record a server's arrivals for a simulation", "trace:add_arguments"),
     "run-batch": ("call a handler with each line of a file", "run_batch:add_arguments"),
     "simulate": ("simulate batching options under given traffic", "simulate:add_arguments"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import anyio
+
 
 class Scaler:
     """Multiplies, by lists."""
@@ -39,6 +41,19 @@ def unreadable(items: list[Absent]) -> list[int]:  # noqa: F821 - that is the po
 async def of_open_batches(batch):
     async for request in batch:
         request.finish(request.item)
+
+
+class Sleeper:
+    def reconfigure(self, run_s: float) -> None:
+        self.run_s = run_s
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        await anyio.sleep(self.run_s)
+        return items
+
+
+def last_digit(item: int) -> int:
+    return item % 10
 
 
 def alike(first: object, second: object) -> bool:

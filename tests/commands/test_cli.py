@@ -425,7 +425,7 @@ def test_help_names_every_command(capsys):
     assert re.findall(r"^    ([\w-]+)", told, re.MULTILINE) == [
         *("serve", "check", "start", "stop", "status", "logs"),
         *("backends", "endpoints", "traffic", "shadow", "scale", "call"),
-        *("top", "trace", "run-batch", "simulate", "tune"),
+        *("top", "why", "trace", "run-batch", "simulate", "tune"),
     ]
 
 

@@ -1,0 +1,355 @@
+"""Why the batches of a recording have the size that they have.
+
+`BatcherFigures` condenses a recording of ``shoal trace``. `explain` applies the rules; it is a pure
+function, so each rule is tested without a server.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.core.request import DispatchReason
+from shoal.planning.figures import duration, percent, three_digits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from shoal.planning.recordings import RecordedBatcher
+
+PAGE: Final = "docs/how-to/why-are-my-batches-small.md"
+
+_FEWEST_BATCHES: Final = 20
+# From this share of the limit on, batches are not small.
+_LARGE: Final = 0.7
+# From this share of the batches on, a dispatch reason is one to report.
+_OFTEN: Final = 0.2
+_MOSTLY: Final = 0.5
+# By how many of its standard deviations the number of requests at the server exceeds its mean at
+# its peak, at least, if they arrive at random. Callers that wait for results stay below it.
+_RANDOM_PEAK: Final = 1.5
+# One slot instead of several is advised up to this share of its time.
+_BUSY: Final = 0.8
+# How much larger the batches of one slot must be to advise it.
+_LARGER: Final = 1.5
+
+# The option that divides requests, by the column of a recording with the key of each request.
+_DIVIDING: Final[Mapping[str, str]] = {
+    "bucket": "bucket_by",
+    "model": "models",
+    "shard_key": "sticky_load_factor",
+    "priority": "priority_mixing",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatcherFigures:
+    """The figures of a batcher over some seconds."""
+
+    seconds: float
+    options: Mapping[str, Any]  # in force, without functions; slots are those of all replicas
+    functions: Sequence[str] = ()  # the options that are functions
+    is_open: bool = False
+    requests: int = 0
+    reasons: Mapping[DispatchReason, int]
+    mean_size: float = 0.0
+    mean_load: float = 0.0  # in cost with a `batch_size_fn`, with padding
+    mean_run_s: float = 0.0
+    # The fitted line of the run time; None while all batches had about the same size.
+    line: tuple[float, float] | None = None
+    # The mean number of requests at the server, and the most.
+    at_server: float = 0.0
+    peak: int = 0
+    # The number of different keys, by the option that divides the requests.
+    keys: Mapping[str, int]
+
+    @property
+    def batches(self) -> int:
+        return sum(self.reasons.values())
+
+    @property
+    def most(self) -> int:
+        most: int = self.options["max_batch_size"]
+        return most
+
+    @property
+    def rate(self) -> float:
+        # A recording may leave out requests of a busy second, but no batches.
+        return self.batches * self.mean_size / self.seconds
+
+    @property
+    def busy(self) -> float:
+        """The mean number of batches that run at the same time."""
+        return self.batches * self.mean_run_s / self.seconds
+
+    @property
+    def has_costs(self) -> bool:
+        return "batch_size_fn" in self.functions
+
+    @property
+    def most_load(self) -> float:
+        """The limit of a batch in cost, or in requests without costs."""
+        cost: float | None = self.options.get("max_batch_cost")
+        return cost or self.most
+
+    @property
+    def fill(self) -> float:
+        if not self.has_costs:
+            return self.mean_size / self.most
+        # An item that does not fit closes its batch before it costs as much as it may.
+        is_full = self.share(DispatchReason.FULL) >= _MOSTLY
+        return 1.0 if is_full else self.mean_load / self.most_load
+
+    @property
+    def slots(self) -> int | None:
+        slots: int | None = self.options.get("max_concurrent_batches")
+        return slots
+
+    def share(self, *reasons: DispatchReason) -> float:
+        return sum(self.reasons.get(reason, 0) for reason in reasons) / self.batches
+
+    def run_s(self, size: float) -> float:
+        if self.line is None:
+            return self.mean_run_s
+        fixed_s, per_item_s = self.line
+        return fixed_s + per_item_s * size
+
+
+def figures_of(
+    batcher: RecordedBatcher, requests: Sequence[Mapping[str, Any]], seconds: float
+) -> BatcherFigures:
+    """Condenses the batches of a batcher, and the lines of its requests."""
+    batches = batcher.batches
+    count = max(1, len(batches))
+    at_server, peak = _concurrency(requests, seconds)
+    times = batcher.run_times()
+    return BatcherFigures(
+        seconds=seconds,
+        options=batcher.options,
+        functions=batcher.functions,
+        is_open=batcher.is_open,
+        requests=len(requests),
+        reasons=Counter(batch.reason for batch in batches),
+        mean_size=sum(batch.size for batch in batches) / count,
+        mean_load=sum(batch.load for batch in batches) / count,
+        mean_run_s=sum(batch.run_s for batch in batches) / count,
+        line=None if times is None or len(times.runs_s) < 2 else (times.fixed_s, times.per_item_s),
+        at_server=at_server,
+        peak=peak,
+        keys={
+            option: len({row.get(column) for row in requests})
+            for column, option in _DIVIDING.items()
+        },
+    )
+
+
+def _concurrency(requests: Iterable[Mapping[str, Any]], seconds: float) -> tuple[float, int]:
+    """Returns the mean and the largest number of requests at the server at once."""
+    changes: list[tuple[float, int]] = []
+    total_s = 0.0
+    for row in requests:
+        took_s = row.get("took_s", row.get("left_s", 0.0))
+        total_s += took_s
+        # The times are rounded, so that a caller's next call may seem to begin before the end.
+        changes += [(row["at"] + 2e-6, 1), (row["at"] + took_s, -1)]
+    at_once = accumulate(change for _, change in sorted(changes))
+    return total_s / seconds, max(at_once, default=0)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A reason for the size of batches; its kind is the anchor of its section in the docs."""
+
+    kind: str
+    symptom: str
+    evidence: str
+    change: str
+
+    @property
+    def link(self) -> str:
+        return f"{PAGE}#{self.kind}"
+
+
+# The symptom and the change of each kind of finding.
+FINDINGS: Final = {
+    "not-enough-traffic": (
+        "Not enough traffic yet to tell.",
+        "Look again under load, or for longer: --seconds 60.",
+    ),
+    "open-batches": (
+        "Requests join batches while the handler runs.",
+        "Dispatch reasons say nothing here. Compare these numbers with max_batch_size.",
+    ),
+    "batches-are-full": (
+        "The batches are not small: max_batch_size limits them.",
+        "Raise max_batch_size if `shoal tune` shows that larger batches cost less per item.",
+    ),
+    "costs-fill-batches": (
+        "The costs of the items fill the batches.",
+        "Raise max_batch_cost, or max_batch_size without one, if the memory allows it.",
+    ),
+    "a-smaller-limit": (
+        "An option chooses a smaller size.",
+        "Allow more latency (adaptive.p99_s), or larger sizes.",
+    ),
+    "limit": (
+        "The option limit decides when a batch starts.",
+        "Nothing: requests gather for as long as it takes.",
+    ),
+    "deadlines": (
+        "Deadlines dispatch batches early.",
+        "Give calls more time, or set a shorter batch_wait_timeout_s.",
+    ),
+    "flushes": (
+        "The program dispatches batches itself.",
+        "Call flush() only after the last request of a group.",
+    ),
+    "keys-divide-batches": (
+        "An option divides the requests by keys.",
+        "Use fewer keys: round lengths up, or merge rare keys.",
+    ),
+    "slots-split-batches": (
+        "Several slots or replicas share the requests.",
+        "Lower max_concurrent_batches or num_replicas, unless parallel runs use more hardware.",
+    ),
+    "one-at-a-time": (
+        "Requests arrive one after the other.",
+        "Send items at the same time: with map or results, or as a list in one request.",
+    ),
+    "few-callers": (
+        "Few callers, each of which waits for its result.",
+        "Raise the concurrency of the clients: workers, threads, connections.",
+    ),
+    "the-wait-ends-first": (
+        "The wait ends before a batch is full.",
+        "Keep the wait if callers tolerate it and runs are expensive; else set it to 0.",
+    ),
+    "no-wait": (
+        "The handler runs again and again for few requests.",
+        "Set batch_wait_timeout_s if others share the device. It adds latency.",
+    ),
+    "as-large-as-needed": (
+        "The batches are as large as the traffic needs.",
+        "Nothing. Batches grow with the traffic; a longer wait would only add latency.",
+    ),
+    "no-gain": (
+        "Larger batches would gain little.",
+        "Nothing, or let the handler process its items together.",
+    ),
+}
+
+
+def explain(figures: BatcherFigures) -> list[Finding]:
+    """Returns the reasons for the size of a batcher's batches, the likeliest first."""
+    return [
+        Finding(kind, FINDINGS[kind][0], evidence, FINDINGS[kind][1])
+        for kind, evidence in _found(figures)
+    ]
+
+
+def _found(one: BatcherFigures) -> Iterator[tuple[str, str]]:
+    """Yields kinds of findings, with their evidence."""
+    size = f"{three_digits(one.mean_size)} requests of at most {one.most:,}"
+    if one.is_open:
+        at_server = three_digits(one.at_server)
+        yield "open-batches", f"{at_server} requests at the server on average, at most {one.peak:,}"
+    elif one.batches < _FEWEST_BATCHES:
+        yield (
+            "not-enough-traffic",
+            f"{one.batches:,} batches in {duration(one.seconds)}; {_FEWEST_BATCHES} are needed",
+        )
+    elif one.fill >= _LARGE and not one.has_costs:
+        yield "batches-are-full", size
+    elif one.fill >= _LARGE:
+        cost = f"a batch costs {three_digits(one.mean_load)} of at most {one.most_load:g}"
+        yield "costs-fill-batches", f"{cost}, with {three_digits(one.mean_size)} requests"
+    else:
+        found = [*_closed_early(one, size), *_divided(one), *_split(one), *_few_callers(one)]
+        yield from found or _waits(one) or [_as_needed(one)]
+        if one.line is not None and one.line[0] <= _OFTEN * one.run_s(1):
+            fixed_s, per_item_s = map(duration, one.line)
+            yield "no-gain", f"a request adds {per_item_s} to a run, which takes {fixed_s} itself"
+
+
+def _closed_early(one: BatcherFigures, size: str) -> Iterator[tuple[str, str]]:
+    given = ("adaptive", "preferred_batch_sizes", "allowed_batch_sizes")
+    name = next((name for name in given if one.options.get(name) is not None), None)
+    full = one.share(DispatchReason.FULL)
+    if name == "adaptive" or (name is not None and full >= _MOSTLY):
+        yield "a-smaller-limit", f"{name}: {size}; {percent(full)} of the batches were full"
+    for kind, reason in (
+        ("limit", DispatchReason.LIMIT),
+        ("deadlines", DispatchReason.DEADLINE),
+        ("flushes", DispatchReason.FLUSH),
+    ):
+        if (share := one.share(reason)) >= _OFTEN:
+            yield kind, f"{percent(share)} of the batches have the dispatch reason {reason}"
+
+
+def _divided(one: BatcherFigures) -> Iterator[tuple[str, str]]:
+    for option, count in one.keys.items():
+        merges = option == "priority_mixing" and one.options.get(option) != "isolate"
+        if count > 1 and one.at_server > 1 and not merges:
+            at_server = three_digits(one.at_server)
+            evidence = f"{option}: {count:,} different keys for {at_server} requests at the server"
+            yield "keys-divide-batches", evidence
+
+
+def _split(one: BatcherFigures) -> Iterator[tuple[str, str]]:
+    fixed_s, per_item_s = one.line or (one.mean_run_s, 0.0)
+    # A busy slot needs the others.
+    if one.slots == 1 or one.rate * one.run_s(one.most) > _BUSY * one.most:
+        return
+    # As many as arrive during their run; callers that wait for results are no more than now.
+    alone = min(one.rate * fixed_s / (1 - one.rate * per_item_s), one.most, one.peak)
+    if alone >= _LARGER * one.mean_size:
+        slots, busy = one.slots or "any number of", three_digits(one.busy)
+        evidence = (
+            f"up to {slots} batches run at once, {busy} on average; one at a time would have about "
+            f"{three_digits(alone)} requests, not {three_digits(one.mean_size)}"
+        )
+        yield "slots-split-batches", evidence
+
+
+def _few_callers(one: BatcherFigures) -> Iterator[tuple[str, str]]:
+    # At random, the standard deviation is the root of the mean.
+    if one.peak < one.most and one.peak <= one.at_server + _RANDOM_PEAK * one.at_server**0.5:
+        evidence = (
+            f"at most {one.peak:,} at the server at once, {three_digits(one.at_server)} on "
+            f"average; max_batch_size is {one.most:,}"
+        )
+        if one.slots != 1:
+            evidence += f", and {one.slots or 'any number of'} batches run at once"
+        yield "one-at-a-time" if one.peak == 1 else "few-callers", evidence
+
+
+def _waits(one: BatcherFigures) -> list[tuple[str, str]]:
+    wait_s, rate, line = one.options.get("batch_wait_timeout_s"), one.rate, one.line
+    if wait_s and one.share(DispatchReason.TIMER, DispatchReason.IDLE) >= _MOSTLY:
+        evidence = (
+            f"{three_digits(rate)} requests/s for {duration(wait_s)} are "
+            f"{three_digits(rate * wait_s)} requests; {one.most:,} need {duration(one.most / rate)}"
+        )
+        return [("the-wait-ends-first", evidence)]
+    if wait_s or line is None or line[0] < _MOSTLY * one.mean_run_s or one.slots != 1:
+        return []
+    wait_s = 2 * line[0]
+    size = min(1 + rate * wait_s, one.most)
+    busy = rate * one.run_s(size) / size
+    if one.busy < _MOSTLY or busy > one.busy / _LARGER:
+        return []
+    evidence = (
+        f"a run takes {duration(line[0])}, and {duration(line[1])} more per request; it runs for "
+        f"{percent(one.busy)} of the time. With batch_wait_timeout_s={wait_s:.2g} it would be "
+        f"{percent(busy)}, with about {three_digits(size)} requests a batch"
+    )
+    return [("no-wait", evidence)]
+
+
+def _as_needed(one: BatcherFigures) -> tuple[str, str]:
+    arriving = three_digits(one.rate * one.mean_run_s)
+    run_s = duration(one.mean_run_s)
+    evidence = f"{three_digits(one.rate)} requests/s arrive, {arriving} during a run of {run_s}"
+    return "as-large-as-needed", evidence

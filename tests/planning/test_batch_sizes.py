@@ -1,0 +1,140 @@
+"""Why batches have their size: the rules, applied to simulated traffic with a known reason."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import shoal
+from shoal import BatchOptions
+from shoal.core.options.options import OPTIONS
+from shoal.planning import Arrival, ClosedLoop, Linear, constant, poisson, simulate
+from shoal.planning.batch_sizes import FINDINGS, PAGE, explain, figures_of
+from shoal.planning.recordings import RecordedBatcher
+
+ROOT = Path(__file__).parents[2]
+MODEL = Linear(0.02, 0.0005, jitter=0.05)
+SECONDS = 10
+
+
+def recorded(simulation, columns, **described):
+    """What `shoal trace` would have recorded of a simulation."""
+    batcher = RecordedBatcher("small")
+    options = {}
+    functions = []
+    for name, option in OPTIONS.items():
+        value = getattr(simulation.options, name)
+        if option.is_function and value not in (None, False, True):
+            functions.append(name)
+        else:
+            options[name] = None if value is None else option.to_plain(value)
+    batcher.describe({"options": options, "functions": functions, **described})
+    for number, batch in enumerate(simulation.batches):
+        batcher.add_batch(
+            {
+                "at": batch.dispatched_at,
+                "run_s": batch.run_s,
+                "size": len(batch.requests),
+                "load": batch.size,
+                "reason": batch.reason,
+                "batch": number,
+            }
+        )
+    rows = [
+        {"at": at, "took_s": took_s, **{name: key(at) for name, key in columns.items()}}
+        for at, took_s in zip(simulation.arrived_at, simulation.latency_s, strict=True)
+        if took_s == took_s
+    ]
+    return batcher, rows
+
+
+def found(traffic, model=MODEL, columns=None, replicas=None, described=None, **options):
+    options = BatchOptions(**{"max_batch_size": 32, **options})
+    simulation = simulate(traffic, options, model, replicas=replicas)
+    batcher, rows = recorded(simulation, columns or {}, **(described or {}))
+    return explain(figures_of(batcher, rows, simulation.duration_s))
+
+
+def each(arrivals, **more):
+    return [Arrival(at, **more) for at in arrivals]
+
+
+CASES = {
+    "not-enough-traffic": lambda: found(constant(1, SECONDS)),
+    "open-batches": lambda: found(poisson(50, SECONDS), described={"open": True}),
+    "batches-are-full": lambda: found(ClosedLoop(64, 0.001, SECONDS)),
+    "costs-fill-batches": lambda: found(
+        each(poisson(150, SECONDS), item="three"), max_batch_size=8, batch_size_fn=len
+    ),
+    "a-smaller-limit": lambda: found(
+        poisson(1000, SECONDS), max_batch_size=256, adaptive=shoal.LatencyTarget(p99_s=0.08)
+    ),
+    "limit": lambda: found(poisson(60, SECONDS), limit=shoal.Limit(batches_per_s=10)),
+    "deadlines": lambda: found(
+        each(poisson(60, SECONDS), timeout_s=0.06), batch_wait_timeout_s=1.0
+    ),
+    "keys-divide-batches": lambda: found(
+        [Arrival(at, item=int(at * 1000) % 8) for at in poisson(150, SECONDS)],
+        columns={"bucket": lambda at: int(at * 1000) % 8},
+        bucket_by=lambda item: item,
+    ),
+    "slots-split-batches": lambda: found(poisson(150, SECONDS), max_concurrent_batches=4),
+    "one-at-a-time": lambda: found(ClosedLoop(1, 0.001, SECONDS)),
+    "few-callers": lambda: found(ClosedLoop(4, 0.001, SECONDS)),
+    "the-wait-ends-first": lambda: found(poisson(50, SECONDS), batch_wait_timeout_s=0.005),
+    "no-wait": lambda: found(poisson(1000, SECONDS), Linear(0.002, 0.00005), max_batch_size=64),
+    "as-large-as-needed": lambda: found(poisson(10, SECONDS)),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_the_reason_is_found_and_no_other(kind):
+    assert [one.kind for one in CASES[kind]()] == [kind]
+
+
+def test_a_handler_without_gain_is_named_beside_the_reason():
+    kinds = [one.kind for one in found(poisson(100, SECONDS), Linear(0.0002, 0.005))]
+    assert kinds == ["as-large-as-needed", "no-gain"]
+
+
+def test_flushes_are_counted():
+    batcher, rows = recorded(simulate(poisson(60, SECONDS), BatchOptions(), MODEL), {})
+    batcher.batches = [batch._replace(reason="flush") for batch in batcher.batches]
+    assert [one.kind for one in explain(figures_of(batcher, rows, SECONDS))] == ["flushes"]
+
+
+def test_merged_priorities_do_not_divide_batches():
+    def kinds(**options):
+        traffic = [Arrival(at, priority=1 + int(at * 1000) % 3) for at in poisson(80, SECONDS)]
+        levels = {"priority": lambda at: 1 + int(at * 1000) % 3}
+        findings = found(traffic, columns=levels, priority_levels=3, **options)
+        return [one.kind for one in findings]
+
+    assert "keys-divide-batches" in kinds(priority_mixing="isolate")
+    assert "keys-divide-batches" not in kinds()
+
+
+def test_busy_slots_are_not_advised_away():
+    findings = found(ClosedLoop(16, 0.001, SECONDS), replicas=4)
+    assert [one.kind for one in findings] == ["few-callers"]
+
+
+def test_the_evidence_has_numbers():
+    [one] = CASES["few-callers"]()
+    assert one.evidence.startswith("at most 4 at the server at once")
+    assert one.evidence.endswith("max_batch_size is 32")
+    [one] = CASES["slots-split-batches"]()
+    assert re.match(
+        r"up to 4 batches run at once, 2\.\d+ on average; one at a time would have", one.evidence
+    )
+
+
+def test_each_finding_has_a_section_and_each_section_a_finding():
+    page = (ROOT / PAGE).read_text()
+    headings = {
+        heading.lower().replace(" ", "-")
+        for heading in re.findall(r"^### (.*)$", page, re.MULTILINE)
+    }
+    assert headings == set(FINDINGS)
