@@ -85,7 +85,7 @@ def arrivals(url):
 
 @pytest.fixture
 def looked(run, url):
-    """Runs ``shoal why``, for longer if that is too short; gives the figures of its only batcher."""
+    """Runs ``shoal why``, for longer if that is too short; gives the figures of one batcher."""
 
     def look(*arguments, seconds=1):
         told = ("--seconds", str(seconds), "--json", "--url", url)
