@@ -69,7 +69,7 @@ def test_the_load_driver_measures_batched_against_unbatched(tmp_path, monkeypatc
     from examples.digits import load
 
     plot = tmp_path / "load.png"
-    words = ["--clients", "16", "--seconds", "0.4", "--plot", str(plot)]
+    words = ["--clients", "64", "--seconds", "1", "--plot", str(plot)]
     monkeypatch.setattr(sys, "argv", ["load.py", *words])
     load.main()
     said = capsys.readouterr()
@@ -81,5 +81,5 @@ def test_the_load_driver_measures_batched_against_unbatched(tmp_path, monkeypatc
     # It is asked about images that it was trained on for the most part.
     assert float(batched[-1].rstrip("%")) > 95
     assert "Batching answers" in said.out
-    assert "batched: 0.4/0.4 s" in said.err
+    assert "batched: 1/1 s" in said.err
     assert plot.read_bytes().startswith(b"\x89PNG")

@@ -138,3 +138,12 @@ def test_each_finding_has_a_section_and_each_section_a_finding():
         for heading in re.findall(r"^### (.*)$", page, re.MULTILINE)
     }
     assert headings == set(FINDINGS)
+
+
+def test_requests_from_before_the_recording_add_no_callers():
+    loop = ClosedLoop(4, 0.001, SECONDS)
+    batcher, rows = recorded(simulate(loop, BatchOptions(max_batch_size=32), MODEL), {})
+    early = [{"at": 0.0, "took_s": 0.05} for _ in range(4)]
+    assert [one.kind for one in explain(figures_of(batcher, [*early, *rows], SECONDS))] == [
+        "few-callers"
+    ]

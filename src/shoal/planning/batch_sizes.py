@@ -151,6 +151,9 @@ def _concurrency(requests: Iterable[Mapping[str, Any]], seconds: float) -> tuple
     total_s = 0.0
     for row in requests:
         took_s = row.get("took_s", row.get("left_s", 0.0))
+        if not row["at"]:
+            # It arrived before the recording, at an unknown time, and would seem to end late.
+            continue
         total_s += took_s
         # The times are rounded, so that a caller's next call may seem to begin before the end.
         changes += [(row["at"] + 2e-6, 1), (row["at"] + took_s, -1)]
