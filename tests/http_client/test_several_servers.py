@@ -513,6 +513,19 @@ async def test_a_name_is_looked_up_again_after_5_s(monkeypatch):
     assert len(resolver.times) == 2
 
 
+async def test_a_name_whose_lookup_hangs_holds_up_no_other(monkeypatch):
+    async def look_up(host, port, *, type, flags):  # noqa: A002 (as of the system)
+        if host == "stuck":
+            await anyio.sleep_forever()
+        return [(0, type, 6, "", ("10.0.0.1", port))]
+
+    monkeypatch.setattr(anyio, "getaddrinfo", look_up)
+    fleet = Fleet()
+    async with fleet.client(["http://a", "dns:http://stuck", "dns:http://models"]) as client:
+        await call_several(client, 4)
+    assert set(fleet.hosts) == {"a", "10.0.0.1"}
+
+
 async def test_calls_at_the_same_time_look_a_name_up_once(monkeypatch):
     resolver = Resolver(monkeypatch, "10.0.0.1", "10.0.0.2")
     async with Fleet().client("dns:http://models") as client:

@@ -156,9 +156,11 @@ class Servers:
         async with self._lock:
             if self._is_known(max_age_s):
                 return  # by the call that had the lock before
+            # At the same time, so that a name without an answer does not hold up the others.
             with anyio.move_on_after(_LOOK_UP_TIMEOUT_S if has_some else math.inf):
-                for name in self._names:
-                    await self._look_up_one(name)
+                async with anyio.create_task_group() as tasks:
+                    for name in self._names:
+                        tasks.start_soon(self._look_up_one, name)
             self._looked_up_at = anyio.current_time()
 
     def _is_known(self, max_age_s: float) -> bool:
@@ -188,7 +190,6 @@ class _Name:
         self._parts = urlsplit(named.base)
 
     async def look_up(self) -> dict[str, Server]:
-        """Returns new servers, by the base of their URLs."""
         parts, named = self._parts, self._named
         host = parts.hostname or ""
         port = parts.port or (443 if parts.scheme == "https" else 80)
