@@ -121,7 +121,6 @@ def _reload(arguments: Namespace) -> int:
 
 
 def _serve_version(arguments: Namespace, listening: Sequence[int], turn: Turn) -> int:
-    """Serves one version of the application, at sockets that `serve_versions` holds."""
     app = _imported(arguments)
     options = server_options(arguments, server_settings(app))
     if not turn.wait():

@@ -159,8 +159,6 @@ async def _until_signalled(end: Callable[[], object]) -> None:
 
 
 class ServerView:
-    """A server as its last messages describe it."""
-
     def __init__(self) -> None:
         self.state: dict[str, Any] | None = None  # backends, endpoints and last failures
         self.now: dict[str, Any] = {}  # the figures of the last second

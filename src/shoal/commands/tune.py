@@ -304,7 +304,6 @@ async def _measured(handler: Any, arguments: Namespace) -> tuple[MeasuredRunTime
 
 
 def _sizes(largest: int | None, batcher: Batcher[Any], handler: Any) -> list[int]:
-    """Returns the powers of two below the largest size, and the largest size."""
     if batcher.options.batch_size_fn is not None:
         raise CommandError(
             "tune measures batches by their number of requests, but this handler is decorated with "

@@ -84,7 +84,6 @@ def _backends_of(status: Status, target: str | None) -> Collection[str]:
 
 
 def _read(rows: list[dict[str, Any]], tags: Collection[str]) -> dict[str, BatcherFigures]:
-    """Returns the figures of each batcher of the backends, from the lines of a recording."""
     batchers: dict[str, RecordedBatcher] = {}
     requests: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:

@@ -62,7 +62,6 @@ def _members(group: Any) -> tuple[BaseException, ...]:
 
 
 def pause_s(error: BaseException) -> float:
-    """Returns for how long no batch starts because of a `RetryLater`."""
     # A subclass of the user's may lack it, or have it as any value.
     fields: dict[str, Any] = BaseException.__getattribute__(error, "__dict__")
     after_s: object = fields.get("after_s")

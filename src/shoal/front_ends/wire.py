@@ -104,7 +104,6 @@ Request: TypeAlias = tuple[
 
 
 def size_of(message: Mapping[str, Any]) -> int:
-    """Returns the approximate size of a message, in bytes."""
     return len(message.get("body") or message.get("text") or message.get("bytes") or "")
 
 

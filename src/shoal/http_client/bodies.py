@@ -39,7 +39,6 @@ def body_of(item: Any) -> tuple[bytes, str]:
 
 
 def result_of(body: bytes, media_type: str, wanted: ResultType | None, url: str) -> Any:
-    """Returns the result in the body of a response."""
     is_json = media_type == JSON or media_type.endswith("+json")
     if wanted == "bytes" or (wanted is None and not is_json and media_type != NPY):
         return body

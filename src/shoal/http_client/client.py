@@ -47,8 +47,6 @@ _SKEW_S: Final = 0.1  # how far the clock of a server may be ahead
 
 
 class ClientOptions(TypedDict, total=False):
-    """The options of `HttpClient`."""
-
     token: str | None
     headers: Mapping[str, str] | None
     timeout_s: float | None
@@ -57,8 +55,6 @@ class ClientOptions(TypedDict, total=False):
 
 
 class HttpCallOptions(TypedDict, total=False):
-    """The options of `HttpClient.call`."""
-
     timeout_s: float | None
     headers: Mapping[str, str] | None
     method: str | None
@@ -431,7 +427,6 @@ def _tries_of(urls: list[str], max_attempts: int) -> Callable[[float], TriesOfOn
 def _request(
     path: str, item: Any, headers: Mapping[str, str] | None, method: str | None, accept: str
 ) -> tuple[str, str, dict[str, str], bytes | None]:
-    """Returns the method, path, headers and body of a request."""
     if not isinstance(path, str):  # pyright: ignore[reportUnnecessaryIsInstance] (users' mistakes)
         raise TypeError(f"the path of an endpoint must be text, such as '/embed', not {path!r}")
     if not re.match("/(?!/)", path) or not path.isprintable() or "#" in path:

@@ -47,45 +47,26 @@ class NotSent(ConnectionError):
 
 @dataclass(eq=False)
 class Server:
-    """Where requests go, and how the last ones fared.
-
-    Attributes:
-        url: As messages name it.
-        base: What the URLs of its requests begin with.
-        headers: Headers of its requests, which have their names in lower case.
-        extensions: Of httpx, for its requests.
-        connect_timeout_s: How long connecting may take.
-        running: How many requests wait for the end of their response.
-        failures: How many requests in a row got no response.
-        rests_until: When it may get requests again, if there are other servers.
-    """
-
-    url: str
-    base: str
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    extensions: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    url: str  # as messages name it
+    base: str  # what the URLs of its requests begin with
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])  # names in lower case
+    extensions: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of httpx
     connect_timeout_s: float = _CONNECT_TIMEOUT_S
-    running: int = 0
-    failures: int = 0
-    rests_until: float = -math.inf
+    running: int = 0  # requests that wait for the end of their response
+    failures: int = 0  # requests in a row that got no response
+    rests_until: float = -math.inf  # until then, other servers get the requests
 
     def failed(self, failures_before: int) -> None:
-        """Has it rest, since a request got no response.
-
-        Args:
-            failures_before: The failures when the request began. With others since then, it failed
-                at the same time as another one, which has been counted.
-        """
+        """Records that a request, begun after so many failures, got no response."""
+        # With others since then, it failed at the same time as one that has been counted.
         if self.failures == failures_before:
             self.failures += 1
             self.rest_again()
 
     def rest_again(self) -> None:
-        """Has it rest for as long as its failures in a row ask for."""
         self.rest(_REST_S * 2.0 ** min(self.failures - 1, 10))
 
     def rest(self, for_s: float) -> None:
-        """Has it rest for so long at least."""
         until = anyio.current_time() + min(for_s, _LONGEST_REST_S)
         self.rests_until = max(self.rests_until, until)
 
@@ -290,7 +271,6 @@ class StreamingAnswer:
 
 
 def _is_unsent(error: httpx.RequestError, upload: Upload | None) -> bool:
-    """Whether no part of the body was sent."""
     import httpx
 
     if isinstance(error, httpx.ConnectError):
@@ -301,7 +281,6 @@ def _is_unsent(error: httpx.RequestError, upload: Upload | None) -> bool:
 
 
 def unsent_by(error: Exception, url: str) -> Exception:
-    """Returns the exception for an error of httpx if no part of the body was sent."""
     broken = broken_by(error, url)
     return NotSent(str(broken)) if type(broken) is ConnectionError else broken
 
@@ -333,7 +312,6 @@ def socket_of(url: str) -> str | None:
 
 
 def server_of(url: str) -> Server:
-    """Returns the server with this URL."""
     right = "write http://127.0.0.1:8000 or unix:/run/shoal.sock"
     if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance] (users' mistakes)
         raise TypeError(f"a server's URL must be text, not {url!r}; {right}")

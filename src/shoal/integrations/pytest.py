@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declares the mark."""
     config.addinivalue_line(
         "markers",
         "real_time: runs on the real clock, for threads, processes and sockets (Shoal)",

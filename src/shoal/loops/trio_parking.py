@@ -34,8 +34,6 @@ mark_what_holds_ctrl_c(trio.lowlevel.enable_ki_protection)
 
 
 class _Woken(Outcome[None]):
-    """The value that tasks are woken with."""
-
     # One is enough for all tasks. An `outcome.Value`, which trio would make for each, may be used
     # only once, and making it is 6% of a call.
 

@@ -46,8 +46,6 @@ _DIVIDING: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BatcherFigures:
-    """The figures of a batcher over some seconds."""
-
     seconds: float
     options: Mapping[str, Any]  # in force, without functions; slots are those of all replicas
     functions: Sequence[str] = ()  # the options that are functions
@@ -120,7 +118,6 @@ class BatcherFigures:
 def figures_of(
     batcher: RecordedBatcher, requests: Sequence[Mapping[str, Any]], seconds: float
 ) -> BatcherFigures:
-    """Condenses the batches of a batcher, and the lines of its requests."""
     batches = batcher.batches
     count = max(1, len(batches))
     at_server, peak = _concurrency(requests, seconds)
@@ -253,7 +250,6 @@ def explain(figures: BatcherFigures) -> list[Finding]:
 
 
 def _found(one: BatcherFigures) -> Iterator[tuple[str, str]]:
-    """Yields kinds of findings, with their evidence."""
     size = f"{three_digits(one.mean_size)} requests of at most {one.most:,}"
     if one.is_open:
         at_server = three_digits(one.at_server)

@@ -115,7 +115,6 @@ def _why_unreachable(path: str) -> str | None:
 
 
 def checked_methods(methods: Any) -> tuple[str, ...]:
-    """Returns the methods in capitals."""
     if isinstance(methods, str) or not isinstance(methods, Iterable):
         one = methods if isinstance(methods, str) else "POST"
         raise TypeError(f'methods must be a list, not {methods!r}; write methods = ["{one}"]')

@@ -241,7 +241,6 @@ class MapCall(DelegatingCoroutine["list[R]"], AsyncIterator[R], Generic[R]):
             await self._window.wait_ended()
 
     def leave(self) -> None:
-        """Cancels the calls that are under way."""
         self._is_over = True
         if self._window is not None:
             self._window.leave()

@@ -244,7 +244,6 @@ class _BlockingContext:
 async def _in_block(
     opened: AbstractAsyncContextManager[Any], batcher: Callable[[], Batcher[Any]]
 ) -> AsyncGenerator[tuple[BatcherBlock, Batcher[Any]]]:
-    """Opens a batcher, and a block for batchers that its handler calls."""
     async with BatcherBlock() as block, opened:
         yield block, batcher()
 

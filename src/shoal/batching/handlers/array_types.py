@@ -93,7 +93,6 @@ def has_arrays(annotation: Any, seen: frozenset[Any] = frozenset()) -> bool:
 
 
 def record_fields(annotation: Any) -> dict[str, Any]:
-    """Returns the annotations of the fields of a model, a dataclass or a `TypedDict`."""
     models: Any = getattr(annotation, "model_fields", None)
     if models is not None:
         return {name: one.annotation for name, one in models.items()}

@@ -328,7 +328,6 @@ MARK: Final = "__shoal_accept_batch__"
 
 
 def takes_lists(function: Callable[..., Any]) -> bool:
-    """Returns whether a function takes lists, by its mark or by its annotations."""
     marked: Any = function
     while isinstance(marked, functools.partial):
         marked = marked.func

@@ -215,7 +215,6 @@ class Slots(ABC, Generic[RunT]):
         return self._parking.is_waited_for_by(self.coroutines)
 
     def is_running(self, batch: Batch) -> bool:
-        """Returns whether a batch, or one of which it is a part, is running."""
         return batch in self.batches or any(r.batch in self.batches for r in batch.members)
 
     def running(self) -> Iterator[Request]:

@@ -180,7 +180,6 @@ def _did_you_mean(given: object, known: list[str]) -> str:
 
 
 def add_family(parser: ArgumentParser, description: str, example: str) -> Any:
-    """Describes a family of commands; returns its subparsers."""
     describe(parser, None, description, example)
     return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 

@@ -77,7 +77,6 @@ class Pipe:
 
 @contextmanager
 def open_lines(path: Path) -> Generator[Input]:
-    """Opens JSON lines; ``-`` is stdin."""
     if str(path) == "-":
         yield _of_pipe(0)
         return

@@ -51,7 +51,6 @@ def confirm(arguments: Namespace, done: str) -> int:
 
 
 def save_plot(draw: Callable[[Path], None], path: Path) -> None:
-    """Draws a plot into a file, and reports it on stderr."""
     try:
         draw(path)
     except ImportError as error:

@@ -29,7 +29,6 @@ class Homes:
         self.is_holding = False
 
     def find(self, asked: RequestOptions) -> None:
-        """Sets the home of a request."""
         key = asked.metadata.get("shard_key")
         asked.home = None if key is None else self._members.home(key)
 
@@ -38,7 +37,6 @@ class Homes:
         self._waiting[asked.home] += 1
 
     def count(self, request: Request, change: int) -> None:
-        """Counts requests with the home of the given one."""
         assert request.options is not None
         self._waiting[request.options.home] += change
 

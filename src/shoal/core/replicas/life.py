@@ -175,7 +175,6 @@ def decide(
     keeps_ready: bool = False,
     places: int | None = None,
 ) -> Decision[Id]:
-    """Decides which replicas to start and drain."""
     # To scale down, older versions go first, then replicas that are not ready, the youngest first,
     # then the least busy ones; of equally busy ones the oldest.
     assert wanted >= 0

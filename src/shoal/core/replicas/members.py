@@ -30,8 +30,6 @@ ReplicaT = TypeVar("ReplicaT")
 
 
 class LoadedModel:
-    """A model that a replica has loaded, or is loading."""
-
     __slots__ = ("batches", "flight", "ready_at")
 
     def __init__(self) -> None:

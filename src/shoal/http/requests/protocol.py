@@ -73,8 +73,6 @@ class HttpProtocol(ABC):
 
 
 class StreamForm(ABC):
-    """The messages of one stream."""
-
     media_type: bytes
     # A message that readers skip.
     heartbeat: bytes

@@ -218,7 +218,6 @@ class Link:
         return True
 
     async def _wait(self, event: anyio.Event) -> None:
-        """Waits for an event, or for the end of the link."""
         if self.end is not None:
             event.set()
         self._waiting.add(event)

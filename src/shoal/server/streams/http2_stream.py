@@ -38,8 +38,6 @@ _FRAME: Final = 2**14
 
 
 class Http2Stream:
-    """One stream, as the `Wire` of its call."""
-
     accepts_with = 200
 
     def __init__(
