@@ -57,7 +57,7 @@ class Server:
     rests_until: float = -math.inf  # until then, other servers get the requests
 
     def failed(self, failures_before: int) -> None:
-        """Records that a request, begun after so many failures, got no response."""
+        """Records that a request got no response; `failures_before` is the number at its start."""
         # With others since then, it failed at the same time as one that has been counted.
         if self.failures == failures_before:
             self.failures += 1
