@@ -79,7 +79,7 @@ class BatcherFigures:
 
     @property
     def busy(self) -> float:
-        """The mean number of batches that run at the same time."""
+        # The mean number of batches at once.
         return self.batches * self.mean_run_s / self.seconds
 
     @property

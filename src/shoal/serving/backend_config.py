@@ -297,6 +297,7 @@ class BackendConfig:
         return _replica_factory_args(self) != _replica_factory_args(before)
 
     def for_placement(self) -> dict[str, Any]:
+        """Returns the options for `Blueprint.placement_options`."""
         return {**self.placed, **self.placement_options}
 
     def given(self) -> dict[str, Any]:
