@@ -165,8 +165,15 @@ class Open:
                 request.finish()
             elif request.item == "waits twice":
                 number = request._request.waiter.number
-                wire._waits = [(1, [number]), (2, [number])]
+                wire._waits = [(1, [number]), (1, [number])]
                 wire.flush()
+            elif request.item == "waits again":
+                number = request._request.waiter.number
+                for wait in (1, 2):
+                    wire._waits = [(wait, [number])]
+                    wire.flush()
+                await request.send("sent")
+                request.finish()
             elif request.item == "no frame":
                 wire._send_message.func.__self__._connection.send([b"\xff" * 64])
 

@@ -319,7 +319,7 @@ async def test_callers_that_come_and_leave_fill_no_memory_while_the_code_is_stuc
         ("too much", "more items than a stream has room for"),
         ("no message", "it sent an invalid message"),
         ("seen too much", "it saw 1001 messages of 1"),
-        ("waits twice", "it waits for a stream twice"),
+        ("waits twice", "it began the wait 1 twice"),
         ("no frame", "it sent an invalid frame"),
     ],
 )
@@ -331,6 +331,13 @@ async def test_a_process_that_sends_rubbish_is_killed(folder, how, says):
             await played.ended.wait()
         assert says in str(played.error)
         assert not is_alive(played.replica._worker.pid)
+
+
+@pytest.mark.one_loop
+async def test_code_may_wait_for_a_reader_again_before_the_first_wait_has_ended(folder):
+    """It goes on by room that was on its way when it began to wait."""
+    async with calling(folder, "lies", streams=True) as (_, call, _batcher):
+        assert await read(call("waits again"), []) == ["sent"]
 
 
 @pytest.mark.one_loop

@@ -58,6 +58,14 @@ class OpenNews:
         return not (self.joined or self.gone or self.room or self.closed)
 
 
+class _Wait:
+    """A wait of the handler's side for slow readers."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        self.ended = anyio.Event()
+
+
 class OpenRelay:
     """The requests of an open batch whose handler runs elsewhere, by their numbers."""
 
@@ -78,8 +86,9 @@ class OpenRelay:
         self._to_report: set[int] = set()
         self._sent = self._seen = 0
         self._has_reported_end = False
-        self._waits: dict[int, anyio.CancelScope] = {}
-        self._awaited: set[int] = set()
+        # The waits for readers, by their numbers and by their streams.
+        self._waits: dict[int, _Wait] = {}
+        self._awaited: dict[int, _Wait] = {}
         self._tasks: TaskGroup
 
     @property
@@ -174,24 +183,34 @@ class OpenRelay:
     def begin_wait(self, wait: int, numbers: Sequence[int]) -> None:
         """Waits for the readers of streams without room, until `end_wait`; `wait` is its number."""
         waiting = {n: self._requests[n] for n in numbers if n in self._requests}
-        if wait in self._waits or not self._awaited.isdisjoint(waiting):
-            raise ValueError("it waits for a stream twice")
-        self._awaited.update(waiting)
-        self._waits[wait] = anyio.CancelScope()
-        self._tasks.start_soon(self._wait, wait, waiting)
+        if wait in self._waits:
+            raise ValueError(f"it began the wait {wait} twice")
+        # One task sends to a stream, so its earlier wait is over: it got room that was on its way.
+        before = {self._awaited[n] for n in waiting if n in self._awaited}
+        for one in before:
+            one.scope.cancel()
+        begun = self._waits[wait] = _Wait()
+        self._awaited.update(dict.fromkeys(waiting, begun))
+        self._tasks.start_soon(self._wait, wait, waiting, before)
 
     def end_wait(self, wait: int) -> None:
-        if (scope := self._waits.get(wait)) is not None:
-            scope.cancel()
+        if (begun := self._waits.get(wait)) is not None:
+            begun.scope.cancel()
 
-    async def _wait(self, wait: int, requests: dict[int, Request]) -> None:
+    async def _wait(self, wait: int, requests: dict[int, Request], before: set[_Wait]) -> None:
+        own = self._waits[wait]
         try:
-            with self._waits[wait]:
+            for one in before:
+                await one.ended.wait()
+            with own.scope:
                 await self._run.wait_for_room([*requests.values()])
         finally:
+            own.ended.set()
             del self._waits[wait]
-            self._awaited.difference_update(requests)
-        self._to_report.update(number for number in requests if number in self._requests)
+            mine = [number for number in requests if self._awaited.get(number) is own]
+            for number in mine:
+                del self._awaited[number]
+        self._to_report.update(number for number in mine if number in self._requests)
         self._joining.look_again()
 
     def queue_again(self) -> None:

@@ -207,6 +207,7 @@ class OpenWork:
             raise RuntimeError("another task is sending to this request already")
         wait = next(self._wait_ids)
         self._waits.append((wait, [request.waiter.number for request in full]))
+        # At once, also to keep the order: a wait that is given up ends in a later message.
         self.flush()
         for request in full:
             request.waiter.is_awaited = True

@@ -113,10 +113,10 @@ def take_answers(frame: Frame, relay: OpenRelay, where: str) -> None:
             relay.put(number, content)
         else:
             relay.finish(number, content)
+    for wait in message.ended_waits:  # first: streams in them may be awaited again
+        relay.end_wait(wait)
     for wait, numbers in message.waits:
         relay.begin_wait(wait, numbers)
-    for wait in message.ended_waits:
-        relay.end_wait(wait)
     if message.leaves:
         relay.leave()
 
