@@ -316,8 +316,10 @@ def test_an_option_has_one_value_for_a_placement() -> None:
 def test_open_batches_go_to_a_placement_that_takes_them() -> None:
     assert BackendConfig(fill="open").fill == "open"
     assert BackendConfig(fill="continuous", streams=True, placement=OpenPlacement()).streams
-    with pytest.raises(ValueError, match="needs placement='task'"):
-        BackendConfig(fill="open", placement=place)
+    assert BackendConfig(fill="continuous", streams=True, placement="process").streams
+    for other in (place, "thread", "ray"):
+        with pytest.raises(ValueError, match="needs placement='task' or placement='process', not"):
+            BackendConfig(fill="open", placement=other)
 
 
 # changes

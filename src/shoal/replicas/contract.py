@@ -192,13 +192,14 @@ class Replica(ABC):
     async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
         """Runs a method on an open batch, which takes requests while it runs.
 
-        Only code in this event loop can take open batches.
+        Only replicas of a placement that takes open batches can do this. Code in another process
+        gets an open batch of its own, with the same interface.
 
         Raises:
-            TypeError: The code runs elsewhere.
+            TypeError: The replica or the method can't take open batches.
             Exception: The errors that `run` raises.
 
-        Cancellation: cancels the code.
+        Cancellation: works as in `run`.
         """
         raise self._takes_no_open_batches()
 
@@ -206,14 +207,13 @@ class Replica(ABC):
         """Returns the binding of calls to requests for a method that takes an open batch.
 
         Raises:
-            TypeError: The method takes no open batch, or the code runs elsewhere.
+            TypeError: The replica or the method can't take open batches.
         """
         raise self._takes_no_open_batches()
 
     def _takes_no_open_batches(self) -> TypeError:
         return TypeError(
-            f"{self.tag} runs outside of this event loop, and open batches work only inside it; "
-            "use placement='task'"
+            f"{self.tag} can't take open batches; use placement='task' or placement='process'"
         )
 
     @abstractmethod

@@ -144,7 +144,9 @@ class BuiltIn(NamedTuple):
 BUILT_IN: Final[Mapping[str, BuiltIn]] = {
     "task": BuiltIn("shoal.replicas.local.task:TaskReplica", takes_open_batches=True),
     "thread": BuiltIn("shoal.replicas.local.thread:ThreadReplica"),
-    "process": BuiltIn("shoal.replicas.process.replica:ProcessReplica", ProcessOptions),
+    "process": BuiltIn(
+        "shoal.replicas.process.replica:ProcessReplica", ProcessOptions, takes_open_batches=True
+    ),
     "ray": BuiltIn("shoal.replicas.ray.replica:RayReplica", RayOptions),
 }
 

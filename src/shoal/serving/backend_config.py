@@ -103,7 +103,7 @@ class BackendConfig:
         autoscaling: How the number of replicas is chosen; None for a fixed number.
         max_batches_per_replica: After how many batches a replica is replaced; None for never.
         fill: When a batch is complete, as in `shoal.Batcher`; other than ``"closed"`` only with the
-            placement ``"task"``, or one that takes open batches.
+            placement ``"task"`` or ``"process"``, or one of yours that takes open batches.
         streams: Whether calls to an open batch are answered by streams.
         decode: Makes the item of a call from a Starlette ``Request`` whose body has been read: a
             plain or async function. By default, the code's annotations say how an item is read.
@@ -176,8 +176,8 @@ class BackendConfig:
             _check_gpus(self.placed)
         if self.fill != "closed" and not takes_open_batches(self.placement):
             raise ValueError(
-                f"fill={self.fill!r} needs placement='task', not {self.placement!r}: "
-                "an open batch can't leave this event loop"
+                f"fill={self.fill!r} needs placement='task' or placement='process', "
+                f"not {self.placement!r}, whose replicas can't take open batches"
             )
         if self.max_ongoing_requests is not None:
             fitted(self.batching, self.max_ongoing_requests)

@@ -18,6 +18,7 @@ and will read or wake the next one.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.to_thread
 
+from shoal.failures.exceptions import ungrouped
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.unlimited import UNLIMITED
 from shoal.replicas.code.jobs import HANDLER
@@ -40,11 +42,13 @@ from shoal.replicas.process.wire.messages import (
     places_of,
     unpickled,
 )
+from shoal.replicas.process.wire.open_batch import packed_news, take_answers
 from shoal.replicas.scopes import until_overdue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
+    from shoal.batching.open_relay import OpenNews, OpenRelay
     from shoal.replicas.process.wire.frames import Frame
     from shoal.replicas.process.worker import Worker
 
@@ -124,6 +128,42 @@ class Conversation:
         finally:
             await self._leave(call, FrameKind.STREAM)
 
+    async def ask_open(self, message: Message, relay: OpenRelay) -> None:
+        """Makes a call on an open batch; returns when its handler has returned."""
+        call = await self._begin(FrameKind.OPEN, message)
+        try:
+            async with ungrouped() as tasks:
+                try:
+                    relay.begin(tasks, partial(self._send_news, call, relay))
+                    while (frame := await self._replies.next(call)) is not None:
+                        if frame.kind is not FrameKind.ANSWERS:
+                            break
+                        await self._take_answers(frame, relay)
+                finally:
+                    tasks.cancel_scope.cancel()
+        finally:
+            await self._leave(call, FrameKind.OPEN, relay)
+        if frame is None:
+            raise self._worker.death()
+        # No other task may run from here on until the run has ended: it would take them again.
+        relay.queue_again()
+        await self._opened(frame, HANDLER)  # raises its error
+
+    async def _send_news(self, call: PendingCall, relay: OpenRelay, news: OpenNews) -> None:
+        message = packed_news(news, relay, anyio.current_time())
+        await self._place(message)
+        if call.is_over:
+            self.codec.unreserve(message)
+        else:
+            self.data.send(self.codec.frame(FrameKind.NEWS, call.id, message))
+
+    async def _take_answers(self, frame: Frame, relay: OpenRelay) -> None:
+        await self._copy(frame)
+        try:
+            take_answers(frame, relay, self._where)
+        except Exception as error:
+            self._worker.kill(f"it sent an invalid message: {type(error).__name__}: {error}")
+
     async def ask_beside(self, kind: FrameKind) -> Any:
         """Makes a call over the control channel, which does not wait behind work."""
         call = self._new_call(reads=False)
@@ -175,6 +215,18 @@ class Conversation:
         return call
 
     async def _begin(self, kind: FrameKind, message: Message) -> PendingCall:
+        await self._place(message)
+        try:
+            call = self._new_call(reads=True)
+        except BaseException:
+            self.codec.unreserve(message)
+            raise
+        self.at_work.set()
+        self.data.send(self.codec.frame(kind, call.id, message))
+        return call
+
+    async def _place(self, message: Message) -> None:
+        """Moves the large parts of a message to shared memory, if there is room."""
         if self.codec.reserve(message):
             if message.size < LEAST_IN_THREAD:
                 self.codec.write(message)
@@ -186,16 +238,10 @@ class Conversation:
                 except BaseException:
                     self.codec.unreserve(message)
                     raise
-        try:
-            call = self._new_call(reads=True)
-        except BaseException:
-            self.codec.unreserve(message)
-            raise
-        self.at_work.set()
-        self.data.send(self.codec.frame(kind, call.id, message))
-        return call
 
-    async def _leave(self, call: PendingCall, kind: FrameKind) -> None:
+    async def _leave(
+        self, call: PendingCall, kind: FrameKind, relay: OpenRelay | None = None
+    ) -> None:
         """Ends a call after the worker has stopped working on it."""
         try:
             if not call.is_over and kind is not FrameKind.START:
@@ -203,7 +249,12 @@ class Conversation:
         finally:
             del self._replies.calls[call.id]
             while (frame := call.pop()) is not None:
-                self.codec.drop(frame)
+                if relay is not None and frame.kind is FrameKind.ANSWERS and not places_of(frame):
+                    # A handler that is cancelled may still answer.
+                    with suppress(Exception):
+                        take_answers(frame, relay, self._where)
+                else:
+                    self.codec.drop(frame)
 
     async def _interrupt(self, call: PendingCall, kind: FrameKind) -> None:
         # The control channel reaches plain code, which does not read the data channel while it
@@ -225,17 +276,7 @@ class Conversation:
 
     async def _opened(self, frame: Frame, name: str) -> Any:
         """Returns a response's content, or raises its error; `name` is that of the code."""
-        places = places_of(frame)
-        if places and sum(size for _, size in places) < LEAST_IN_THREAD:
-            self.codec.copied(frame, pause=False)
-        elif places:
-            try:
-                await anyio.to_thread.run_sync(
-                    lambda: self.codec.copied(frame, pause=True), limiter=UNLIMITED
-                )
-            except BaseException:
-                self.codec.drop(frame)
-                raise
+        await self._copy(frame)
         if frame.kind is FrameKind.END:
             return None
         try:
@@ -252,6 +293,20 @@ class Conversation:
             finally:
                 del raised  # its traceback holds this frame
         return slots_as_exceptions(content, self._where)
+
+    async def _copy(self, frame: Frame) -> None:
+        """Copies a frame's content out of the shared memory."""
+        places = places_of(frame)
+        if places and sum(size for _, size in places) < LEAST_IN_THREAD:
+            self.codec.copied(frame, pause=False)
+        elif places:
+            try:
+                await anyio.to_thread.run_sync(
+                    lambda: self.codec.copied(frame, pause=True), limiter=UNLIMITED
+                )
+            except BaseException:
+                self.codec.drop(frame)
+                raise
 
 
 def _send_on(control: FrameConnection, kind: FrameKind, id_: int, message: Message) -> None:

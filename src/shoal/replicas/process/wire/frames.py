@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
 # The version of the protocol; both ends must have the same one.
-PROTOCOL: Final = 6
+PROTOCOL: Final = 7
 Buffer: TypeAlias = bytes | bytearray | memoryview
 # Kind, blocks given back, whether the last place is the pickle's, places, id, bytes of pickle.
 _HEADER: Final = struct.Struct("<BB?xIQQ")
@@ -63,6 +63,9 @@ class FrameKind(IntEnum):
     RUN = 2
     STREAM = 3
     RECONFIGURE = 4
+    # Run code on an open batch; then what happens to the batch: requests join, callers leave.
+    OPEN = 15
+    NEWS = 16
     # A stream's reader has taken steps, so that more may be made.
     CREDIT = 5
     # Close the code and exit.
@@ -80,6 +83,8 @@ class FrameKind(IntEnum):
     RESULT = 10
     # A step of a stream.
     PART = 11
+    # What the code did with the requests of an open batch.
+    ANSWERS = 17
     # The call has failed; its last frame.
     ERROR = 12
     # The end of a stream, or of a cancelled call; its last frame.
