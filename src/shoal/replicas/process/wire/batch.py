@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shoal.core.forming.call_options import CallOptions
 from shoal.core.request import NEVER, NOTHING, Batch, DispatchReason, Request, RequestOptions, State
 from shoal.replicas.process.wire.messages import unpickled
 
@@ -28,6 +29,7 @@ class _Extras(NamedTuple):
     plain: dict[str, Any]
     pickled: dict[str, bytes]
     lost: tuple[str, ...]  # the names of the values that can't be sent
+    asked_priority: int | None = None  # the level that its caller named
 
 
 class SentMetadata(dict[str, Any]):
@@ -72,6 +74,23 @@ class BatchAsData(NamedTuple):
         batch.trace = self.trace
         return batch
 
+    def call_options(self) -> list[CallOptions | None]:
+        """Returns the options of calls that make the same requests, in another batcher."""
+        if self.extras is None:
+            return [None] * len(self.items)
+        options: list[CallOptions | None] = []
+        shared: tuple[object, object] = (None, None)
+        metadata = SentMetadata()
+        for extra in self.extras:
+            if extra is None:
+                options.append(None)
+                continue
+            # Calls through one handle share their metadata, which was sent once.
+            if (extra.plain, extra.pickled) != shared or extra.pickled:
+                shared, metadata = (extra.plain, extra.pickled), _metadata(extra)
+            options.append(CallOptions(extra.left_s, metadata, extra.asked_priority))
+        return options
+
 
 def batch_as_data(batch: Batch, now: float) -> BatchAsData:
     requests = batch.members
@@ -102,7 +121,7 @@ def _all_extras(requests: Sequence[Request], now: float) -> list[_Extras | None]
         if (model := getattr(options, "model", None)) is not None:
             parts = ({**parts[0], "model": model}, parts[1], parts[2])
         left_s = None if options.deadline is None else options.deadline - now
-        extras.append(_Extras(left_s, options.priority, *parts))
+        extras.append(_Extras(left_s, options.priority, *parts, options.asked_priority))
     return extras if any(extras) else None
 
 
@@ -135,6 +154,11 @@ def _pickled(value: Any) -> bytes | None:
 
 
 def _options(extra: _Extras, now: float) -> RequestOptions:
+    deadline = None if extra.left_s is None else now + extra.left_s
+    return RequestOptions(deadline, _metadata(extra), extra.priority)
+
+
+def _metadata(extra: _Extras) -> SentMetadata:
     metadata = SentMetadata(extra.plain)
     lost = set(extra.lost)
     for name, data in extra.pickled.items():
@@ -143,5 +167,4 @@ def _options(extra: _Extras, now: float) -> RequestOptions:
         except Exception:
             lost.add(name)
     metadata.lost = frozenset(lost)
-    deadline = None if extra.left_s is None else now + extra.left_s
-    return RequestOptions(deadline, metadata, extra.priority)
+    return metadata
