@@ -19,6 +19,7 @@ from shoal.asgi.http_options import (
     HttpOptions,
     ServerKeywords,
 )
+from shoal.core.addresses import FORMS
 from shoal.serving.app_file.file import read_app_file
 from shoal.serving.app_file.flaws import AppFileRefused
 
@@ -161,8 +162,7 @@ WRONG = [
         "model_server",
         "m:9",
         ValueError,
-        "must be tls://HOST:PORT, tcp://127.0.0.1:PORT, plain-tcp://HOST:PORT or unix:/PATH, "
-        "not 'm:9'",
+        f"must be {FORMS}, not 'm:9'",
     ),
     ("model_server_token_file", 5, TypeError, 'must be text, such as "/run/secrets/models", not 5'),
     ("certfile", 5, TypeError, 'must be text, such as "cert.pem", not 5'),
