@@ -21,7 +21,7 @@ from shoal.commands.server.stderr import Progress, write_logs
 from shoal.commands.support.loading import shoals_in
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.core.extras import needing
-from shoal.errors import LifespanFailed, StateRefused
+from shoal.errors import LifespanFailed, NotAllowed, StateRefused
 from shoal.failures.hints import server_hint
 from shoal.replicas.code.definition import keeping_loggers_on
 from shoal.replicas.threads import into_this_loop
@@ -239,6 +239,8 @@ async def _serve(
         raise CommandError(str(failure), 1) from None
     except WorkersFailed as failure:
         raise CommandError(str(failure), 1) from None
+    except NotAllowed as error:
+        raise CommandError(str(error), 1) from None
     except OSError as error:
         raise CommandError(cant_listen(run.options, error), 1) from None
     return _report(drained, signals.first)

@@ -52,10 +52,14 @@ class _Greeting(NamedTuple):
 
 
 def token_in(path: str) -> str:
-    """Returns the token in a file; raises `OSError` or `ValueError`."""
-    token = checked_token(Path(path).read_text().strip())
+    """Returns the token in a file; raises `NotAllowed` if it can't be used."""
+    try:
+        token = checked_token(Path(path).read_text().strip())
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", error)
+        raise NotAllowed(f"can't use the token in {path}: {why}") from error
     if len(token) < LEAST_TOKEN:
-        raise ValueError(
+        raise NotAllowed(
             f"{path}: the token of model servers must have at least {LEAST_TOKEN} characters, "
             "since whoever knows it can run code; generate one by: "
             "python -c 'import secrets; print(secrets.token_urlsafe())'"

@@ -162,7 +162,7 @@ class RemoteReplica(Replica):
             if token is None and self._address.scheme != "unix":
                 raise NotAllowed("set model_server_token_file: only a UNIX socket needs no token")
             sock = await connect(self._address, token)
-        except (OSError, ValueError, NotAllowed) as error:
+        except OSError as error:
             why = getattr(error, "strerror", None) or error
             raise ReplicaNotStarted(f"can't use the model server at {self._address}: {why}") from (
                 error.with_traceback(None)

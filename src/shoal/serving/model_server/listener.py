@@ -58,8 +58,8 @@ async def model_server(
     """Binds the address of the options, if there is one; `begin` serves there during the block.
 
     Raises:
-        OSError: It can't listen there, or a file can't be read.
-        ValueError: The token can't be used.
+        OSError: It can't listen there, or can't read the certificate.
+        NotAllowed: The token can't be used.
     """
     if options.model_server is None:
         yield None
