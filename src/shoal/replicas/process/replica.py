@@ -141,11 +141,11 @@ class ProcessReplica(Replica):
 
     async def run(self, method: str, items: list[Any]) -> Any:
         conversation = self._working()
-        return await conversation.ask(FrameKind.RUN, packed_batch(method, items))
+        return await conversation.ask(FrameKind.RUN, _packed(method, items))
 
     async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
         conversation = self._working()
-        steps = conversation.ask_steps(packed_batch(method, items))
+        steps = conversation.ask_steps(_packed(method, items))
         try:
             async for step in steps:
                 yield step
@@ -273,8 +273,7 @@ class ProcessReplica(Replica):
                     return
 
 
-def packed_batch(method: str, items: list[Any]) -> Message:
-    """Packs a call with the running batch; raises a `TypeError` that names a wrong item."""
+def _packed(method: str, items: list[Any]) -> Message:
     batch = running_batch.get(None)
     data = None if batch is None else batch_as_data(batch, anyio.current_time())
     try:

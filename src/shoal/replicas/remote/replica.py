@@ -22,11 +22,11 @@ from shoal.failures.exceptions import ungrouped
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Replica
 from shoal.replicas.process.calls import Conversation
-from shoal.replicas.process.replica import packed_batch
 from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, FrameReader
 from shoal.replicas.process.wire.messages import packed
 from shoal.replicas.process.wire.start import received
+from shoal.replicas.remote.calls_as_data import packed_calls
 from shoal.replicas.remote.handshake import token_in
 from shoal.replicas.remote.keep_alive import MOST_BYTES, keep_alive
 from shoal.replicas.remote.sockets import connect
@@ -121,14 +121,14 @@ class RemoteReplica(Replica):
         conversation = self._working()
         self._under_way += 1
         try:
-            return await conversation.ask(FrameKind.RUN, packed_batch(method, items))
+            return await conversation.ask(FrameKind.RUN, packed_calls(method, items))
         finally:
             self._ended_one()
 
     async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
         conversation = self._working()
         self._under_way += 1
-        steps = conversation.ask_steps(packed_batch(method, items))
+        steps = conversation.ask_steps(packed_calls(method, items))
         try:
             async for step in steps:
                 yield step

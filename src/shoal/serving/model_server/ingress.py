@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from shoal.core.forming.call_options import CallOptions
-    from shoal.replicas.process.wire.batch import BatchAsData
     from shoal.replicas.process.wire.frames import Frame
     from shoal.replicas.process.wire.messages import Message
+    from shoal.replicas.remote.calls_as_data import CallsAsData
     from shoal.serving.backends.backend import Backend
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.controller import Controller
@@ -191,15 +190,15 @@ class Ingress:
             raise HandlerFailed(trouble)
 
     async def _run(self, frame: Frame) -> Message:
-        method, batcher, items, data = await self._opened(frame, streams=False)
-        options = _call_options(len(items), data)
+        batcher, calls = await self._opened(frame, streams=False)
+        items, options = calls.items, calls.call_options()
         # One that is late already would make the others late: they are admitted together.
         late = {
             place: DeadlineExceeded(f"a call to {batcher.batcher.name} was made after its deadline")
             for place, asked in enumerate(options)
             if asked is not None and asked.timeout_s is not None and asked.timeout_s <= 0
         }
-        with continued(None if data is None else data.trace):
+        with continued(calls.trace):
             outcomes = await batcher.batcher.find().outcomes_of(
                 [item for place, item in enumerate(items) if place not in late],
                 [asked for place, asked in enumerate(options) if place not in late],
@@ -210,14 +209,14 @@ class Ingress:
                 _raise_common(outcomes)
             for place, error in late.items():
                 outcomes.insert(place, error)
-            return _packed(method, outcomes)
+            return _packed(calls.method, outcomes)
         finally:
             outcomes.clear()  # the tracebacks of errors hold this frame
 
     async def _stream(self, frame: Frame, call: _Call) -> None:
-        method, batcher, items, data = await self._opened(frame, streams=True)
-        options = _call_options(len(items), data)
-        with continued(None if data is None else data.trace):
+        batcher, calls = await self._opened(frame, streams=True)
+        items, options = calls.items, calls.call_options()
+        with continued(calls.trace):
             steps = _Steps(len(items))
             async with AsyncExitStack() as leaving, anyio.create_task_group() as tasks:
                 for place, (item, asked) in enumerate(zip(items, options, strict=True)):
@@ -230,33 +229,31 @@ class Ingress:
                         tasks.start_soon(steps.read, place, stream)
                 async with aclosing(steps.each()) as each:
                     async for step in each:
-                        self._send(FrameKind.PART, frame.id, _packed(method, step))
+                        self._send(FrameKind.PART, frame.id, _packed(calls.method, step))
                         call.credit -= 1
                         while call.credit <= 0:
                             call.has_credit = anyio.Event()
                             await call.has_credit.wait()
 
-    async def _opened(
-        self, frame: Frame, *, streams: bool
-    ) -> tuple[str, MethodBatcher, list[Any], BatchAsData | None]:
+    async def _opened(self, frame: Frame, *, streams: bool) -> tuple[MethodBatcher, CallsAsData]:
         backend = self._found()
         try:
-            method, items, data = unpickled(frame.body, frame.buffers)
+            calls: CallsAsData = unpickled(frame.body, frame.buffers)
         except Exception as error:
             raise TypeError(f"the items can't be unpickled in the model server: {error}") from error
-        batcher = backend.method_batchers.get(method)
+        batcher = backend.method_batchers.get(calls.method)
         if batcher is None:
             try:
-                batcher = await backend.method_batcher(method)
+                batcher = await backend.method_batcher(calls.method)
             except BatcherClosed as error:
                 raise self._closing() from error
         if batcher.streams is not streams:
             raise TypeError(
                 f"{batcher.batcher.name} {'gives one result' if streams else 'streams'}"
             )
-        if (defaults := self._defaults.get(method)) is not None:
-            items = defaults.put_into(items)
-        return method, batcher, items, data
+        if (defaults := self._defaults.get(calls.method)) is not None:
+            calls = calls._replace(items=defaults.put_into(calls.items))
+        return batcher, calls
 
     def _found(self) -> Backend:
         backend = self._backend
@@ -312,10 +309,6 @@ class _Steps:
             for has_room in self._has_room:
                 has_room.set()
             yield step
-
-
-def _call_options(count: int, data: BatchAsData | None) -> Sequence[CallOptions | None]:
-    return [None] * count if data is None else data.call_options()
 
 
 def _raise_common(outcomes: Sequence[Any]) -> None:

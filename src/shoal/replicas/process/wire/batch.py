@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.core.forming.call_options import CallOptions
 from shoal.core.request import NEVER, NOTHING, Batch, DispatchReason, Request, RequestOptions, State
 from shoal.replicas.process.wire.messages import unpickled
 
@@ -29,7 +28,6 @@ class _Extras(NamedTuple):
     plain: dict[str, Any]
     pickled: dict[str, bytes]
     lost: tuple[str, ...]  # the names of the values that can't be sent
-    asked_priority: int | None = None  # the level that its caller named
 
 
 class SentMetadata(dict[str, Any]):
@@ -74,23 +72,6 @@ class BatchAsData(NamedTuple):
         batch.trace = self.trace
         return batch
 
-    def call_options(self) -> list[CallOptions | None]:
-        """Returns the options of calls that make the same requests, in another batcher."""
-        if self.extras is None:
-            return [None] * len(self.items)
-        options: list[CallOptions | None] = []
-        shared: tuple[object, object] = (None, None)
-        metadata = SentMetadata()
-        for extra in self.extras:
-            if extra is None:
-                options.append(None)
-                continue
-            # Calls through one handle share their metadata, which was sent once.
-            if (extra.plain, extra.pickled) != shared or extra.pickled:
-                shared, metadata = (extra.plain, extra.pickled), _metadata(extra)
-            options.append(CallOptions(extra.left_s, metadata, extra.asked_priority))
-        return options
-
 
 def batch_as_data(batch: Batch, now: float) -> BatchAsData:
     requests = batch.members
@@ -117,15 +98,15 @@ def _all_extras(requests: Sequence[Request], now: float) -> list[_Extras | None]
             continue
         # Calls through one handle share their metadata, which is converted once.
         if options.metadata is not shared:
-            shared, parts = options.metadata, _parts(options.metadata)
+            shared, parts = options.metadata, metadata_parts(options.metadata)
         if (model := getattr(options, "model", None)) is not None:
             parts = ({**parts[0], "model": model}, parts[1], parts[2])
         left_s = None if options.deadline is None else options.deadline - now
-        extras.append(_Extras(left_s, options.priority, *parts, options.asked_priority))
+        extras.append(_Extras(left_s, options.priority, *parts))
     return extras if any(extras) else None
 
 
-def _parts(
+def metadata_parts(
     metadata: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]]:
     """Splits metadata into plain values, values that are pickled one by one, and lost ones."""
@@ -154,17 +135,21 @@ def _pickled(value: Any) -> bytes | None:
 
 
 def _options(extra: _Extras, now: float) -> RequestOptions:
+    metadata = received_metadata(extra.plain, extra.pickled, extra.lost)
     deadline = None if extra.left_s is None else now + extra.left_s
-    return RequestOptions(deadline, _metadata(extra), extra.priority)
+    return RequestOptions(deadline, metadata, extra.priority)
 
 
-def _metadata(extra: _Extras) -> SentMetadata:
-    metadata = SentMetadata(extra.plain)
-    lost = set(extra.lost)
-    for name, data in extra.pickled.items():
+def received_metadata(
+    plain: dict[str, Any], pickled: dict[str, bytes], lost: Sequence[str]
+) -> SentMetadata:
+    """Returns the metadata that `metadata_parts` has split."""
+    metadata = SentMetadata(plain)
+    all_lost = set(lost)
+    for name, data in pickled.items():
         try:
             metadata[name] = unpickled(data)
         except Exception:
-            lost.add(name)
-    metadata.lost = frozenset(lost)
+            all_lost.add(name)
+    metadata.lost = frozenset(all_lost)
     return metadata
