@@ -67,6 +67,7 @@ class Blueprint:
         placement_options: The options that were set for its placement, by name.
         devices: The GPUs for it, as in ``CUDA_VISIBLE_DEVICES``; empty unless ``gpus`` is among the
             options. Ray assigns GPUs itself.
+        address: The address of the model server, with ``placement="remote"``.
     """
 
     identity: Identity
@@ -76,6 +77,7 @@ class Blueprint:
     options: ReplicaOptions = field(default_factory=ReplicaOptions)
     placement_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     devices: tuple[str, ...] = ()
+    address: str = ""
 
 
 class Replica(ABC):
@@ -253,7 +255,8 @@ class Replica(ABC):
 
 
 Placement: TypeAlias = Callable[[Blueprint], Replica]
-"""A factory of replicas; Shoal's own are ``"task"``, ``"thread"``, ``"process"`` and ``"ray"``.
+"""A factory of replicas; Shoal's own are ``"task"``, ``"thread"``, ``"process"``, ``"ray"`` and
+``"remote"``.
 
 It may have two attributes. ``Options`` is a dataclass of the options that it takes: a config whose
 ``placement_options`` don't make one is refused. ``takes_open_batches`` is True if its replicas do.

@@ -105,7 +105,7 @@ def all_extras(requests: Sequence[Request], now: float) -> list[Extras | None] |
             continue
         # Calls through one handle share their metadata, which is converted once.
         if options.metadata is not shared:
-            shared, parts = options.metadata, _parts(options.metadata)
+            shared, parts = options.metadata, metadata_parts(options.metadata)
         if (model := getattr(options, "model", None)) is not None:
             parts = ({**parts[0], "model": model}, parts[1], parts[2])
         left_s = None if options.deadline is None else options.deadline - now
@@ -113,7 +113,7 @@ def all_extras(requests: Sequence[Request], now: float) -> list[Extras | None] |
     return extras if any(extras) else None
 
 
-def _parts(
+def metadata_parts(
     metadata: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]]:
     """Splits metadata into plain values, values that are pickled one by one, and lost ones."""
@@ -142,13 +142,21 @@ def _pickled(value: Any) -> bytes | None:
 
 
 def _options(extra: Extras, now: float) -> RequestOptions:
-    metadata = SentMetadata(extra.plain)
-    lost = set(extra.lost)
-    for name, data in extra.pickled.items():
+    metadata = received_metadata(extra.plain, extra.pickled, extra.lost)
+    deadline = None if extra.left_s is None else now + extra.left_s
+    return RequestOptions(deadline, metadata, extra.priority, extra.cost)
+
+
+def received_metadata(
+    plain: dict[str, Any], pickled: dict[str, bytes], lost: Sequence[str]
+) -> SentMetadata:
+    """Returns the metadata that `metadata_parts` has split."""
+    metadata = SentMetadata(plain)
+    all_lost = set(lost)
+    for name, data in pickled.items():
         try:
             metadata[name] = unpickled(data)
         except Exception:
-            lost.add(name)
-    metadata.lost = frozenset(lost)
-    deadline = None if extra.left_s is None else now + extra.left_s
-    return RequestOptions(deadline, metadata, extra.priority, extra.cost)
+            all_lost.add(name)
+    metadata.lost = frozenset(all_lost)
+    return metadata
