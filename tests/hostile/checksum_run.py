@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import trio
 from checksum import checksum
 from good_client import request
+from hangs import HANG_S
 from hostile_server import MIB
 from protocol_clients import Answer, Http1Client, Http2Client, Lost, WebSocketClient
 
@@ -25,7 +26,6 @@ T = TypeVar("T")
 # How many clients there are of each kind; what a pipelining or an HTTP/2 client asks at once.
 CLIENTS: Final = {"kept": 16, "pipelined": 8, "fresh": 2, "http2": 2, "websocket": 4}
 AT_ONCE: Final = 8
-ANSWER_S: Final = 10.0
 MOST_SHOWN: Final = 20
 MOST_MEMORY: Final = 8 * MIB
 
@@ -63,13 +63,11 @@ class _Checks:
         server: HostileServer,
         count: int,
         seed: int,
-        answer_s: float,
     ) -> None:
         self.found = Checked(count)
         self._server = server
         self._port = server.port
         self._half = count // 2
-        self._answer_s = answer_s
         self._texts = self._new_texts(count, seed)
         self._memory = 0
 
@@ -167,12 +165,12 @@ class _Checks:
 
     async def _or_lost(self, asking: Awaitable[T]) -> T | Lost:
         """What a request came to; that it was lost, if it was, or if nothing came in time."""
-        with trio.move_on_after(self._answer_s):
+        with trio.move_on_after(HANG_S):
             try:
                 return await asking
             except Lost as lost:
                 return lost
-        return Lost(f"no answer in {self._answer_s} s".encode())
+        return Lost(f"no answer in {HANG_S} s".encode())
 
 
 def run_checksums(
@@ -181,9 +179,8 @@ def run_checksums(
     *,
     seed: int = 0,
     kinds: tuple[str, ...] = tuple(CLIENTS),
-    answer_s: float = ANSWER_S,
 ) -> Checked:
     """Makes requests of all kinds of clients at once, and checks each answer."""
-    checks = _Checks(server, count, seed, answer_s)
+    checks = _Checks(server, count, seed)
     trio.run(checks.run, kinds)
     return checks.found

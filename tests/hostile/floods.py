@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import fuzz_http2 as http2
 from good_client import AskingMeanwhile
+from hangs import HANG_S
 from held_places import HEAD, SETTINGS, headers, percentile
 from hostile_server import MIB, wait_until
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from hostile_server import HostileServer
 
 MOST_MEMORY: Final = 20 * MIB
-REST_S: Final = 8.0
 CHUNK: Final = b"1\r\nx\r\n"
 
 
@@ -61,7 +61,7 @@ def _others_ask(server: HostileServer, found: Flood) -> Iterator[None]:
     found.good_s = others.asked.times_s
     found.grown = others.asked.most_memory - memory
     server.ask("POST", "/sum", "behind")  # all that came before it has been accepted
-    wait_until(lambda: server.sockets() <= sockets, REST_S)
+    wait_until(lambda: server.sockets() <= sockets, HANG_S)
     found.left = max(0, server.sockets() - sockets)
 
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from checksum import checksum
-
-from time_limits import HANG_S
+from hangs import HANG_S
 
 if TYPE_CHECKING:
     from hostile_server import HostileServer

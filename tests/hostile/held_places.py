@@ -18,9 +18,8 @@ import fuzz_http2 as http2
 import hpack
 from fuzz_websocket import UPGRADE
 from good_client import AskingMeanwhile, GoodClient
+from hangs import HANG_S
 from hostile_server import MIB
-
-from time_limits import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,6 +21,7 @@ import anyio
 import sniffio
 import trio.lowlevel
 from checksum import checksum
+from hangs import HANG_S
 from pydantic import BaseModel
 
 import shoal
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 # "leak" keeps 64 KiB of each request; "mix-up" gives one caller in a hundred another's answer.
 PLANT = os.environ.get("HOSTILE_PLANT", "")
 
-UNTIL_S = 5.0
 LEAK = 2**16
 MIX_UP_EVERY = 100
 # The capacity of /slow and /busy, in requests a second, and how many requests may wait there.
@@ -197,7 +197,7 @@ class Raw:
         """Waits until the handler of a name has begun, or ended; tells when that was."""
         what, _, name = scope["query_string"].decode("ascii").partition("=")
         at = None
-        with anyio.move_on_after(UNTIL_S):
+        with anyio.move_on_after(HANG_S):
             at = await {"began": began, "ended": ended}[what].until(name)
         await answer(send, 200, json.dumps(at).encode())
 

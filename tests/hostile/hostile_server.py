@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from time_limits import HANG_S
+from hangs import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

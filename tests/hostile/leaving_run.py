@@ -13,6 +13,7 @@ import hpack
 from fuzz_websocket import CLOSE, TEXT, UPGRADE
 from fuzz_websocket import frame as websocket_frame
 from good_client import request
+from hangs import HANG_S
 from held_places import ASK, NO_WINDOW, SETTINGS
 from hostile_server import wait_until
 
@@ -161,7 +162,7 @@ def leave_queue(server: HostileServer, way: str, name: str) -> float | None:
         first.sendall(request("/queued", f"{name}-first"))
         assert server.until("began", f"{name}-first")
         second.sendall(request("/queued", f"{name}-second"))
-        assert wait_until(lambda: _queue(server) == (1, 1), 5, every_s=0.002)
+        assert wait_until(lambda: _queue(server) == (1, 1), HANG_S, every_s=0.002)
         left_at = time.monotonic()
         if way == "reset":
             second.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
@@ -169,10 +170,10 @@ def leave_queue(server: HostileServer, way: str, name: str) -> float | None:
             second.shutdown(socket.SHUT_WR)
         else:
             second.close()
-        is_out = wait_until(lambda: _queue(server) == (1, 0), 5, every_s=0.001)
+        is_out = wait_until(lambda: _queue(server) == (1, 0), HANG_S, every_s=0.001)
         took_s = time.monotonic() - left_at
     # With the first one's leaving the handler is free for the next, if there still is one.
-    is_idle = wait_until(lambda: _queue(server) == (0, 0), 5)
+    is_idle = wait_until(lambda: _queue(server) == (0, 0), HANG_S)
     return took_s if is_out and is_idle else None
 
 

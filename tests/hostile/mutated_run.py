@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from checksum import checksum
 from fuzz_clients import HALF_CLOSE, LINGER, PROTOCOLS, RESET, hostile_connection
+from hangs import HANG_S
 from hostile_server import MIB, flaws_of_log, wait_until
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ PROBE_EVERY = 250
 # How long a client waits for an answer, and leaves a connection open, in seconds.
 AWAIT_S = 0.05
 LINGER_S = 0.1
-LEFT_AFTER_S = 8.0
 MOST_MEMORY = 20 * MIB
 MOST_LOG = MIB
 _NO_LINGER = struct.pack("ii", 1, 0)
@@ -166,7 +166,7 @@ def warm_up(server: HostileServer) -> None:
         _begin(Client(server, hostile_connection(-1, number)), Mutated(), window, poll)
     _turns(Mutated(), window, poll, at_most=0)
     sockets = server.sockets()
-    wait_until(lambda: server.sockets() <= min(sockets, 6), LEFT_AFTER_S)
+    wait_until(lambda: server.sockets() <= min(sockets, 6), HANG_S)
     server.ask("POST", "/sum", "warm")
 
 
@@ -208,5 +208,5 @@ def _look_at_rest(found: Mutated, server: HostileServer, sockets: int, tasks: Co
         found.tasks = server.tasks() - tasks
         return not found.sockets and not found.tasks
 
-    wait_until(is_nothing_left, LEFT_AFTER_S)
+    wait_until(is_nothing_left, HANG_S)
     found.left_after_s = time.monotonic() - began

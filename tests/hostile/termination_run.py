@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Final
 import trio
 from checksum import checksum
 from good_client import request
+from hangs import HANG_S
 from protocol_clients import Answer, Http1Client, Http2Client, Lost, WebSocketClient
-
-from time_limits import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -16,7 +16,7 @@ from socket_in_memory import opened
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
 
 COMPLETIONS = "/v1/completions"
 # What the cause would be seen by, in lower case: its text, its type, and where it was raised.

@@ -146,7 +146,7 @@ async def test_a_data_set_is_worked_through(opened):
 
 async def test_items_that_a_full_queue_refuses_are_called_again():
     async with Controller() as client:
-        config = {"max_queued_requests": 8}
+        config = {"max_queued_requests": 64}
         await client.create_backend("s", f"{CODE}:double", config=config)
         await client.create_endpoint("e", backend="s")
         handle = await client.get_handle("e")

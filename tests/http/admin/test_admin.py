@@ -18,7 +18,7 @@ from shoal.http.requests.exchange import JSON
 from shoal.serving.imports import ImportRule
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "http.md"
 TOKEN = "correct-horse"

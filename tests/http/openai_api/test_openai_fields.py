@@ -14,7 +14,7 @@ from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.http.openai import OpenAI
 from shoal.testing.asgi import ask
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
 
 COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"
@@ -145,7 +145,6 @@ UNSUPPORTED = [
 ]
 
 
-@pytest.mark.one_loop
 @pytest.mark.parametrize("asked", UNSUPPORTED)
 async def test_a_refusal_names_the_field_that_is_missing(app, asked):
     [name] = asked
@@ -332,7 +331,6 @@ async def test_a_reason_in_a_piece_ends_the_stream_with_the_text_that_was_held_b
     assert (choice["message"]["content"], choice["finish_reason"]) == ("a s", "length")
 
 
-@pytest.mark.one_loop
 @pytest.mark.parametrize(
     "pieces",
     [
@@ -348,7 +346,6 @@ async def test_a_tool_call_without_a_beginning_is_a_failure_of_the_model(app, pi
     assert body["error"]["type"] == "server_error"
 
 
-@pytest.mark.one_loop
 @pytest.mark.parametrize("result", [{"vector": [1.0]}, {"content": 5}, 5, None, Call])
 async def test_a_record_without_text_is_no_text(app, result):
     app.results.result = result
@@ -356,7 +353,6 @@ async def test_a_record_without_text_is_no_text(app, result):
     assert body["error"]["param"] == "model"
 
 
-@pytest.mark.one_loop
 async def test_bounds(app):
     many_parts = [{"role": "user", "content": [{"type": "text", "text": "a"}] * 600}] * 2
     for asked, param in (
@@ -466,7 +462,6 @@ async def test_lists_of_tokens_for_a_function_that_decodes_them():
         await embedded(app, 500, model="embed", input=[8])
 
 
-@pytest.mark.one_loop
 @pytest.mark.parametrize("tokens", [[-1], [2**31], [[]], [[1], "a"], [1, "a"], [True], [1.5]])
 async def test_wrong_tokens_are_refused(app, tokens):
     error = (await embedded(app, 400, model="tokens", input=tokens))["error"]

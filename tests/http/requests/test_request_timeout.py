@@ -98,6 +98,7 @@ async def test_what_the_wait_for_traffic_took_is_not_given_twice(held):
         *("0x10", "1_000", "\u00b2", "9" * 16, "1, 2", "1." + "0" * 16),
     ],
 )
+@pytest.mark.one_loop
 async def test_what_is_no_number_of_seconds_is_refused(limited, held, given):
     async with limited.lifespan():
         answer, seconds = await timed(limited, given)
