@@ -81,8 +81,8 @@ LOWEST_TESTS := tests/batching tests/http tests/server tests/front_ends tests/ob
 test-lowest: $(LOWEST_VENV)/.installed ## tests with the lowest dependencies on the oldest CPython, on uvloop too
 	@SHOAL_TEST_UVLOOP=1 $(LOWEST_VENV)/bin/python -m pytest $(IN_PARALLEL) -m 'not slow and not soak' $(LOWEST_TESTS)
 
-test-ray: $(RAY_VENV)/.installed ## tests of replicas on a Ray cluster
-	@$(RAY_VENV)/bin/python -m pytest tests/replicas/test_ray*.py
+test-ray: $(RAY_VENV)/.installed ## tests of replicas on a Ray cluster, and of batches inside Ray and Dask
+	@$(RAY_VENV)/bin/python -m pytest tests/replicas/test_ray*.py tests/examples/test_inside_ray_and_dask.py
 
 soak: $(DEV_STAMP) ## long randomised runs: 20,000 programs, or SOAK_PROGRAMS=n
 	@SHOAL_SOAK_PROGRAMS=$(SOAK_PROGRAMS) $(BIN)/python -m pytest -m soak
@@ -165,7 +165,7 @@ $(DEMO_STAMP): $(VENV_STAMP) $(INSTALLED_FROM)
 $(RAY_VENV)/.installed: $(INSTALLED_FROM)
 	@PYTHON='$(PYTHON)' bash .ci/create-venv $(RAY_VENV)
 	@echo "== installing shoal and Ray in $(RAY_VENV)"
-	@$(RAY_VENV)/bin/python $(PIP) install --editable '.[$(EXTRAS),ray]' --group test
+	@$(RAY_VENV)/bin/python $(PIP) install --editable '.[$(EXTRAS),ray]' --group test --group inside
 	@touch $@
 
 $(LOWEST_VENV)/.installed: $(INSTALLED_FROM) .ci/floors.py

@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "server": _BELOW | {"asgi"},
     "batching": _BELOW,
     # of batching: what adapts the user's functions, and the batch that is running
-    "replicas": _BELOW | {"batching"},
+    "replicas": _BELOW | {"batching", "version"},
     "http_client": _ENGINE | {"asgi"},
     "serving": _ENGINE | {"asgi", "http_client"},
     "observe": _BELOW | {"asgi"},
@@ -96,6 +96,8 @@ LONG_TO_LOAD = {
     # with processes that speak HTTP for the server
     "shoal.commands.server.workers",
     "shoal.http.json.decoder",
+    # with a server for other Shoal servers, and with TLS between them
+    *("shoal.serving.model_server.listener", "shoal.replicas.remote.tls"),
     # with Hypercorn
     "shoal.commands.server.hypercorn_host",
     # with a reader of the pages for callers, and of the dashboard

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import anyio
@@ -13,17 +13,19 @@ from shoal.http.app.admin_mount import AppAdmin
 from shoal.http.app.app import App
 from shoal.http.app.middleware import with_middleware
 from shoal.http.app.router import load_the_rest
-from shoal.server.listeners import AppListener, Unix
+from shoal.server.listeners import AppListener, Unix, bind_for_servers
 from shoal.server.server import serve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from contextlib import AbstractAsyncContextManager
 
     from anyio.abc import TaskStatus
     from starlette.types import ASGIApp
 
     from shoal.asgi.http_options import HttpOptions
     from shoal.serving.controller.controller import Controller
+    from shoal.serving.model_server.listener import ModelServerListener
 
 
 @asynccontextmanager
@@ -59,21 +61,42 @@ async def _serve(
             await stopping.wait()
             tasks.cancel_scope.cancel()
         controller.drain()
+        if served is not None:
+            await served.leave(options.graceful_timeout_s)
 
     admin_listeners: list[AppListener] = []
     if options.admin_socket is not None:
         # Only the socket's owner can open it, so it needs no token.
         admin = AppAdmin(app, token=None, allowed_modules=options.allowed_modules)
         admin_listeners.append(AppListener(address=Unix(options.admin_socket), app=admin))
-    await serve(
-        wrapped,
-        options,
-        shutdown=shutdown,
-        started=task_status.started,
-        lifespan=False,
-        extra_listeners=admin_listeners,
-        load_later=load_the_rest,
-    )
+
+    def started(url: str) -> None:
+        if served is not None:
+            served.begin(controller)
+        task_status.started(url)
+
+    served: ModelServerListener | None
+    async with _model_server(options) as served:
+        await serve(
+            wrapped,
+            options,
+            shutdown=shutdown,
+            started=started,
+            lifespan=False,
+            extra_listeners=admin_listeners,
+            load_later=load_the_rest,
+        )
+
+
+def _model_server(
+    options: HttpOptions,
+) -> AbstractAsyncContextManager[ModelServerListener | None]:
+    """Binds the address for other Shoal servers, if there is one."""
+    if options.model_server is None:
+        return nullcontext()
+    from shoal.serving.model_server.listener import model_server
+
+    return model_server(options, bind_for_servers)
 
 
 def _wrapped(served: App, options: HttpOptions) -> ASGIApp:

@@ -28,6 +28,7 @@ FLAGS = [
     ("--max-message-bytes", "2", "max_message_bytes", 2, "(16777216)"),
     ("--uds", "/x", "uds", "/x", "host and port"),
     ("--uds-mode", "660", "uds_mode", "660", "(600)"),
+    ("--model-server", "unix:/m.sock", "model_server", "unix:/m.sock", "forward batches to"),
     ("--certfile", "c.pem", "certfile", "c.pem", "in this file"),
     ("--allow-host", "a", "allowed_hosts", ["a"], "(localhost, at loopback)"),
     (
@@ -59,7 +60,7 @@ def parser():
 
 
 def test_every_flag_is_tested():
-    assert {name for _, _, name, _, _ in FLAGS} | {"keyfile"} == {
+    assert {name for _, _, name, _, _ in FLAGS} | {"keyfile", "model_server_token_file"} == {
         n for n, one in HTTP_OPTIONS.items() if one.flag
     }
 

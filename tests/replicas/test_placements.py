@@ -113,13 +113,13 @@ def test_options_may_raise_anything_without_ending_the_server():
 
 @pytest.mark.parametrize("text", ["tasks", "", "Task", "shoal.replicas.local.task"])
 def test_text_that_names_no_placement_is_refused(text):
-    with pytest.raises(ValueError, match="placement must be 'task', 'thread', 'process' or 'ray'"):
+    with pytest.raises(ValueError, match="'task', 'thread', 'process', 'ray' or 'remote'"):
         placement_of(text)
 
 
 @pytest.mark.parametrize("thing", [None, 3, ["task"], f"{__name__}:__name__"])
 def test_what_can_not_be_called_is_refused(thing):
-    with pytest.raises(TypeError, match="placement must be 'task', 'thread', 'process' or 'ray'"):
+    with pytest.raises(TypeError, match="'task', 'thread', 'process', 'ray' or 'remote'"):
         placement_of(thing)
 
 

@@ -166,7 +166,11 @@ def test_a_config_is_taken_as_it_is() -> None:
         ({"num_replicas": 0}, ValueError, "num_replicas must be at least 1, not 0"),
         ({"num_replicas": 10**9}, ValueError, "num_replicas must be at most 4096"),
         ({"num_replicas": "2"}, TypeError, "num_replicas must be a whole number, not '2'"),
-        ({"placement": "wood"}, ValueError, "'task', 'thread', 'process' or 'ray', not 'wood'"),
+        (
+            {"placement": "wood"},
+            ValueError,
+            "'task', 'thread', 'process', 'ray' or 'remote', not 'wood'",
+        ),
         ({"placement": 3}, TypeError, "a function that makes a Replica .*, not 3"),
         ({"placement": "a b:c"}, ValueError, "not an import path"),
         ({"health_check_period_s": 0}, ValueError, "more than 0 seconds"),
@@ -280,7 +284,8 @@ def test_options_of_shoals_placements_are_written_by_name(placement: str) -> Non
     says = f"write the options of placement='{placement}' by name{names and f': {names}'}$"
     with pytest.raises(ValueError, match=says):
         BackendConfig.of({"placement": placement, "placement_options": {"env": {"A": "1"}}})
-    BackendConfig.of({"placement": placement, "placement_options": {}})
+    needed = {"model_servers": "unix:/models"} if placement == "remote" else {}
+    BackendConfig.of({"placement": placement, "placement_options": {}, **needed})
 
 
 @pytest.mark.parametrize(
@@ -316,8 +321,10 @@ def test_an_option_has_one_value_for_a_placement() -> None:
 def test_open_batches_go_to_a_placement_that_takes_them() -> None:
     assert BackendConfig(fill="open").fill == "open"
     assert BackendConfig(fill="continuous", streams=True, placement=OpenPlacement()).streams
-    with pytest.raises(ValueError, match="needs placement='task'"):
-        BackendConfig(fill="open", placement=place)
+    assert BackendConfig(fill="continuous", streams=True, placement="process").streams
+    for other in (place, "thread", "ray"):
+        with pytest.raises(ValueError, match="needs placement='task' or placement='process', not"):
+            BackendConfig(fill="open", placement=other)
 
 
 # changes

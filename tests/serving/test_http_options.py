@@ -19,6 +19,7 @@ from shoal.asgi.http_options import (
     HttpOptions,
     ServerKeywords,
 )
+from shoal.core.addresses import FORMS
 from shoal.serving.app_file.file import read_app_file
 from shoal.serving.app_file.flaws import AppFileRefused
 
@@ -33,6 +34,8 @@ def test_the_defaults_are_those_that_are_documented():
         "middlewares": (),
         "token": None,
         "admin_socket": None,
+        "model_server": None,
+        "model_server_token_file": None,
         "allowed_modules": (),
         "allowed_hosts": (),
         "allowed_origins": (),
@@ -94,6 +97,7 @@ def test_the_keywords_of_an_application_are_the_last_fields_with_their_types():
 def test_the_keywords_of_a_server_are_its_fields_with_their_types():
     fields = get_type_hints(HttpOptions, localns={"ASGIApp": Any})
     of_start = {"middlewares", "token", "admin_socket", "allowed_modules"}
+    of_start |= {"model_server", "model_server_token_file"}
     of_server = (
         fields.keys()
         - (set(APP_OPTIONS) - {"send_timeout_s", "allowed_hosts", "allowed_origins"})
@@ -154,6 +158,13 @@ WRONG = [
     ("max_headers", 0, ValueError, "must be at least 1, not 0"),
     ("max_target_bytes", 0, ValueError, "must be at least 1, not 0"),
     ("max_message_bytes", 0, ValueError, "must be at least 1, not 0"),
+    (
+        "model_server",
+        "m:9",
+        ValueError,
+        f"must be {FORMS}, not 'm:9'",
+    ),
+    ("model_server_token_file", 5, TypeError, 'must be text, such as "/run/secrets/models", not 5'),
     ("certfile", 5, TypeError, 'must be text, such as "cert.pem", not 5'),
     ("keyfile", 5, TypeError, 'must be text, such as "key.pem", not 5'),
     ("root_path", 5, TypeError, 'must be text, such as "/models", not 5'),
@@ -233,6 +244,23 @@ def test_a_wrong_value_is_refused_with_one_message_wherever_it_is_given(
 
 def test_a_wrong_value_of_every_option_is_tested():
     assert {name for name, *_ in WRONG} == {one.name for one in dataclasses.fields(HttpOptions)}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"model_server": "tcp://0.0.0.0:9"}, "is not encrypted, and leaves this machine"),
+        ({"model_server": "tcp://models:9"}, "or plain-tcp://models:9 if you trust the network"),
+        ({"model_server": "tls://0.0.0.0:9"}, "needs certfile, a certificate"),
+        ({"model_server": "tcp://[::1]:9"}, "needs model_server_token_file: whoever can connect"),
+        ({"model_server": "plain-tcp://0.0.0.0:9"}, "needs model_server_token_file"),
+        ({"model_server": "unix:"}, "has no path"),
+        ({"model_server_token_file": "token"}, "has no effect without model_server"),
+    ],
+)
+def test_a_model_server_is_protected(options, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        HttpOptions(**options)
 
 
 def test_a_file_that_needs_a_scheme_which_it_does_not_describe_is_refused(tmp_path):

@@ -24,6 +24,7 @@ from shoal.asgi.option_checks import (
     checked_root_path,
     checked_schemes,
 )
+from shoal.core.addresses import checked_listening, model_server_address
 from shoal.core.options.checks import finite_seconds, more_than_0, whole, yes_or_no
 from shoal.core.options.names import unknown_option
 from shoal.core.options.option import check_options, option, options_of, table
@@ -167,6 +168,12 @@ class HttpOptions:
             served there, even at a loopback address, since a relay may forward requests from
             anywhere. At `uds`, if only this user can open it, it is always served.
         admin_socket: The path of a UNIX socket with the admin API, which only this user can open.
+        model_server: The address at which other Shoal servers reach the backends, to forward
+            batches to them with ``placement="remote"``: ``"tls://0.0.0.0:9000"`` with the server's
+            certificate, ``"tcp://127.0.0.1:9000"``, ``"plain-tcp://..."`` without encryption, or
+            ``"unix:/run/models.sock"``, which only this user can open.
+        model_server_token_file: The file with the token that they must know, of at least 32
+            characters. Whoever knows it can run code here. Only a UNIX socket needs none.
         allowed_modules: The modules that import paths sent to the admin API may name, with their
             submodules; ``["*"]`` for all.
         graceful_timeout_s: How long running requests may take at shutdown, in seconds.
@@ -260,6 +267,17 @@ class HttpOptions:
     middlewares: Sequence[Callable[[ASGIApp], ASGIApp] | Any] = option((), checked_middleware)
     token: str | None = field(default=None, repr=False)
     admin_socket: str | None = option(None, partial(_text, example="/run/shoal.sock"))
+    model_server: str | None = option(
+        None,
+        checked_listening,
+        flag="tls://HOST:PORT, tcp://127.0.0.1:PORT, plain-tcp://HOST:PORT or unix:/PATH, where "
+        "other Shoal servers forward batches to",
+    )
+    model_server_token_file: str | None = option(
+        None,
+        partial(_text, example="/run/secrets/models"),
+        flag="file with the token that these servers must know",
+    )
     allowed_modules: Sequence[str] = option((), as_list)
     graceful_timeout_s: float = option(
         20.0, finite_seconds, flag="how long running requests may take at shutdown"
@@ -358,9 +376,24 @@ class HttpOptions:
             raise ValueError(
                 f"uds={self.uds!r} and fd={self.fd!r} are two addresses; give one of them"
             )
+        self._check_model_server()
         if self.keyfile is not None and self.certfile is None:
             raise ValueError(f"keyfile={self.keyfile!r} needs certfile, the certificate of the key")
         check_known(self.security, self.security_schemes)
+
+    def _check_model_server(self) -> None:
+        if self.model_server is None:
+            if self.model_server_token_file is not None:
+                raise ValueError("model_server_token_file has no effect without model_server")
+            return
+        address = model_server_address("model_server", self.model_server)
+        if address.has_tls and self.certfile is None:
+            raise ValueError(f"model_server={self.model_server!r} needs certfile, a certificate")
+        if address.scheme != "unix" and self.model_server_token_file is None:
+            raise ValueError(
+                f"model_server={self.model_server!r} needs model_server_token_file: whoever can "
+                "connect could run code here"
+            )
 
     @classmethod
     def of(cls, options: Any) -> HttpOptions:

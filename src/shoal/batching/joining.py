@@ -138,12 +138,20 @@ class Joining(ABC):
         """Waits until a request may have joined; returns False if no more will join."""
         if self.is_closed:
             return False
-        await self._queue.bell.change()
+        await self.change()
         return True
 
+    async def change(self) -> None:
+        """Waits until requests may have joined or ended."""
+        await self._queue.bell.change()
+
+    def look_again(self) -> None:
+        """Ends the waits for a change."""
+        self._queue.bell.ring()
+
     @abstractmethod
-    def stepped(self) -> None:
-        """Called when the handler has taken the joined requests for its next step."""
+    def stepped(self, *active: int) -> None:
+        """Called when the handler begins steps, with how many requests are active in each."""
 
     def ended(self, request: Request) -> None:
         self.outcomes.count(request)
@@ -231,7 +239,7 @@ class OpenJoining(Joining):
         """Closes the batch as soon as it has taken the queued requests."""
         self._is_flushed = True
 
-    def stepped(self) -> None:
+    def stepped(self, *active: int) -> None:
         pass  # such a batch is counted as a whole
 
     def _closing(self) -> tuple[float, DispatchReason]:
@@ -279,9 +287,9 @@ class ContinuousJoining(Joining):
         super().pull()
         self._take()
 
-    def stepped(self) -> None:
-        if self.batch.active:
-            self._queue.occupancy.steps.gather((self.batch.active,))
+    def stepped(self, *active: int) -> None:
+        if any(active):
+            self._queue.occupancy.steps.gather([number for number in active if number])
 
     async def pause(self) -> None:
         await super().pause()

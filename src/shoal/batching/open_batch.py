@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import anyio.lowlevel
 
@@ -30,6 +30,49 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+class Joins(Protocol):
+    """How requests join a batch: from the queue of this process, or over a wire."""
+
+    batch: Batch
+    # Requests that have joined and were not taken from this list yet.
+    joined: list[Request]
+
+    def pull(self) -> None:
+        """Adds requests that join when the handler asks, and drops those that have ended."""
+
+    async def wait(self) -> bool:
+        """Waits until a request may have joined; returns False if no more will join."""
+        ...
+
+    def stepped(self, *active: int) -> None:
+        """Called when the handler begins steps, with how many requests are active in each."""
+
+    async def pause(self) -> None:
+        """Executes a checkpoint between two steps."""
+
+    def leave(self) -> None:
+        """Takes no more requests, and ends when the present ones have ended."""
+
+
+class Answers(Protocol):
+    """How the requests of a batch are answered: in this process, or over a wire."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def streams(self) -> bool: ...
+
+    async def send(self, chunks: Sequence[tuple[Request, Any]]) -> None:
+        """Sends an item to each of several streams, once all of them have room."""
+
+    def finish(self, request: Request, value: Any) -> None:
+        """Ends a request with its result, or ends its stream, unless it has ended."""
+
+    def fail(self, request: Request, error: BaseException) -> None:
+        """Ends a request with an error, unless it has ended."""
+
+
 class OpenRequest(Generic[T, R]):
     """One request of an open batch, which the handler answers separately.
 
@@ -41,7 +84,7 @@ class OpenRequest(Generic[T, R]):
 
     item: T
 
-    def __init__(self, request: Request, run: OpenRun) -> None:
+    def __init__(self, request: Request, run: Answers) -> None:
         self.item = request.item
         self._request = request
         self._run = run
@@ -107,8 +150,15 @@ class OpenRequest(Generic[T, R]):
             RuntimeError: The request has been finished or failed.
         """
         self._check_open("finish it")
+        run = self._run
+        if run.streams and value is not None:
+            raise TypeError(
+                f"a stream of {run.name} has no result but its items; send(item), then finish()"
+            )
+        if isinstance(value, BaseException):
+            raise TypeError(f"a result can't be {value!r}: fail(error) fails the request")
         was_running = not self.ended
-        self._run.finish(self._request, value)
+        run.finish(self._request, value)
         self._has_ended = was_running
 
     def fail(self, error: BaseException) -> None:
@@ -118,16 +168,29 @@ class OpenRequest(Generic[T, R]):
             RuntimeError: The request has been finished or failed.
         """
         self._check_open("fail it")
+        if not isinstance(error, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"fail() takes an exception, not {error!r}; write request.fail(ValueError(...))"
+            )
         was_running = not self.ended
         self._run.fail(self._request, error)
         self._has_ended = was_running
 
-    def takes(self, chunk: R, run: OpenRun) -> tuple[Request, R]:
-        """Checks that an item may be sent now by a run; returns what `OpenRun.send` takes."""
+    def takes(self, chunk: R, run: Answers) -> tuple[Request, R]:
+        """Checks that an item may be sent now by a run; returns what `Answers.send` takes."""
         if run is not self._run:
             raise ValueError(f"{self!r} is of another batcher: send by its own batch")
         self._check_open("send an item")
-        self._run.check_item(chunk)
+        if isinstance(chunk, (Mark, BaseException)):
+            raise TypeError(
+                f"an item of a stream can't be {chunk!r}: finish() ends the stream, fail(error) "
+                "fails it, and where there is nothing to send, send nothing"
+            )
+        if not run.streams:
+            raise TypeError(
+                f"a call to {run.name} is answered once, by finish(result); "
+                "for a stream of items write fill=..., streams=True"
+            )
         return self._request, chunk
 
     def _check_open(self, what: str) -> None:
@@ -147,7 +210,7 @@ class OpenBatch(Generic[T, R]):
     yields the requests that join now, and it waits only while no request is active.
     """
 
-    def __init__(self, joining: Joining, run: OpenRun) -> None:
+    def __init__(self, joining: Joins, run: Answers) -> None:
         self._batch = joining.batch
         self._joining = joining
         self._run = run
@@ -184,7 +247,7 @@ class OpenBatch(Generic[T, R]):
     def join_nowait(self) -> list[OpenRequest[T, R]]:
         """Returns the requests that join now, in order; can be empty."""
         self._look()
-        self._joining.stepped()
+        self._joining.stepped(self._batch.active)
         joined, self._ahead = self._ahead, []
         self._active = [*self.active, *joined]
         return joined
@@ -270,7 +333,7 @@ class OpenBatch(Generic[T, R]):
 
 
 class _Steps(Generic[T, R]):
-    def __init__(self, batch: OpenBatch[T, R], joining: Joining) -> None:
+    def __init__(self, batch: OpenBatch[T, R], joining: Joins) -> None:
         self._batch = batch
         self._joining = joining
 
@@ -296,41 +359,31 @@ class OpenRun(Run):
     joinings: dict[Batch, Joining] = field(default_factory=dict["Batch", "Joining"])
     """How requests join each of the running batches."""
 
-    def check_item(self, chunk: Any) -> None:
-        """Raises a `TypeError` for a value that can't be an item of a stream."""
-        if isinstance(chunk, (Mark, BaseException)):
-            raise TypeError(
-                f"an item of a stream can't be {chunk!r}: finish() ends the stream, fail(error) "
-                "fails it, and where there is nothing to send, send nothing"
-            )
-        if not self.handler.streams:
-            raise TypeError(
-                f"a call to {self.name} is answered once, by finish(result); "
-                "for a stream of items write fill=..., streams=True"
-            )
+    @property
+    def streams(self) -> bool:
+        return self.handler.streams
 
     async def send(self, chunks: Sequence[tuple[Request, Any]]) -> None:
-        """Puts an item into each of several streams, once all of them have room."""
         await self.parking.checkpoint()
-        while full := [
-            request for request, _ in chunks if request.state is RUNNING and is_full(request)
-        ]:
+        await self.wait_for_room([request for request, _ in chunks])
+        for request, chunk in chunks:
+            self.put(request, chunk)
+
+    async def wait_for_room(self, requests: Sequence[Request]) -> None:
+        """Waits until each stream has room for an item; a reader that is too slow fails alone."""
+        while full := [r for r in requests if r.state is RUNNING and is_full(r)]:
             if any(request.waiter.hold is not None for request in full):
                 raise RuntimeError("another task is sending to this request already")
             limit_s = self.options.slow_reader_timeout_s
             await wait_for_readers(full, limit_s, self.parking, self._fail_slow_reader)
-        for request, chunk in chunks:
-            if request.state is RUNNING:
-                request.waiter.items.append(chunk)
-                request.waiter.offer()
+
+    def put(self, request: Request, chunk: Any) -> None:
+        """Puts an item into a stream that has room."""
+        if request.state is RUNNING:
+            request.waiter.items.append(chunk)
+            request.waiter.offer()
 
     def finish(self, request: Request, value: Any) -> None:
-        if self.handler.streams and value is not None:
-            raise TypeError(
-                f"a stream of {self.name} has no result but its items; send(item), then finish()"
-            )
-        if isinstance(value, BaseException):
-            raise TypeError(f"a result can't be {value!r}: fail(error) fails the request")
         if request.state is not RUNNING:
             return
         if self.handler.streams:
@@ -342,10 +395,6 @@ class OpenRun(Run):
         self.parking.wake_all((request,))
 
     def fail(self, request: Request, error: BaseException) -> None:
-        if not isinstance(error, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(
-                f"fail() takes an exception, not {error!r}; write request.fail(ValueError(...))"
-            )
         if request.state is RUNNING:
             self._fail(request, own_copy(error))
 

@@ -67,6 +67,7 @@ class Blueprint:
         placement_options: The options that were set for its placement, by name.
         devices: The GPUs for it, as in ``CUDA_VISIBLE_DEVICES``; empty unless ``gpus`` is among the
             options. Ray assigns GPUs itself.
+        address: The address of the model server, with ``placement="remote"``.
     """
 
     identity: Identity
@@ -76,6 +77,7 @@ class Blueprint:
     options: ReplicaOptions = field(default_factory=ReplicaOptions)
     placement_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     devices: tuple[str, ...] = ()
+    address: str = ""
 
 
 class Replica(ABC):
@@ -192,13 +194,14 @@ class Replica(ABC):
     async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
         """Runs a method on an open batch, which takes requests while it runs.
 
-        Only code in this event loop can take open batches.
+        Only replicas of a placement that takes open batches can do this. Code in another process
+        gets an open batch of its own, with the same interface.
 
         Raises:
-            TypeError: The code runs elsewhere.
+            TypeError: The replica or the method can't take open batches.
             Exception: The errors that `run` raises.
 
-        Cancellation: cancels the code.
+        Cancellation: works as in `run`.
         """
         raise self._takes_no_open_batches()
 
@@ -206,14 +209,13 @@ class Replica(ABC):
         """Returns the binding of calls to requests for a method that takes an open batch.
 
         Raises:
-            TypeError: The method takes no open batch, or the code runs elsewhere.
+            TypeError: The replica or the method can't take open batches.
         """
         raise self._takes_no_open_batches()
 
     def _takes_no_open_batches(self) -> TypeError:
         return TypeError(
-            f"{self.tag} runs outside of this event loop, and open batches work only inside it; "
-            "use placement='task'"
+            f"{self.tag} can't take open batches; use placement='task' or placement='process'"
         )
 
     @abstractmethod
@@ -253,7 +255,8 @@ class Replica(ABC):
 
 
 Placement: TypeAlias = Callable[[Blueprint], Replica]
-"""A factory of replicas; Shoal's own are ``"task"``, ``"thread"``, ``"process"`` and ``"ray"``.
+"""A factory of replicas; Shoal's own are ``"task"``, ``"thread"``, ``"process"``, ``"ray"`` and
+``"remote"``.
 
 It may have two attributes. ``Options`` is a dataclass of the options that it takes: a config whose
 ``placement_options`` don't make one is refused. ``takes_open_batches`` is True if its replicas do.

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, cast
 
+from shoal.core.addresses import checked_model_servers
 from shoal.core.options.checks import mapping, more_than_0, named_values, one_of, whole
 from shoal.core.options.option import check_options, option, options_of, record_of, table
 from shoal.failures.held import held
@@ -76,6 +77,13 @@ def number_of_gpus(name: str, value: Any) -> float:
     return value if value < 1 else int(value)
 
 
+def _token_file(name: str, value: Any) -> str:
+    path: Any = str(value) if isinstance(value, Path) else value
+    if not isinstance(path, str) or not path:
+        raise TypeError(f'{name} must be a path, such as "/run/secrets/models", not {value!r}')
+    return path
+
+
 class PlacementKeywords(TypedDict, total=False):
     python: str | None
     env: Mapping[str, str]
@@ -86,6 +94,8 @@ class PlacementKeywords(TypedDict, total=False):
     gpus: float | None
     ray_options: Mapping[str, Any]
     place_timeout_s: float | None
+    model_servers: Sequence[str] | str | None
+    model_server_token_file: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +138,20 @@ class RayOptions:
         check_options(self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RemoteOptions:
+    # The addresses of the model servers: one replica for each. A host's name stands for all of its
+    # addresses, and "file:/PATH" for those in a file, one a line; both are read again.
+    model_servers: Sequence[str] | str | None = option(
+        None, checked_model_servers, may_be_none=True
+    )
+    # The file with the token that they require; none is needed at a UNIX socket.
+    model_server_token_file: str | None = option(None, _token_file, may_be_none=True)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
 @dataclass(frozen=True)
 class NoOptions:
     """The options of a placement without options."""
@@ -137,15 +161,18 @@ class BuiltIn(NamedTuple):
     """A placement of Shoal's own; `path` is the import path of its replica class."""
 
     path: str
-    options: type[NoOptions | ProcessOptions | RayOptions] = NoOptions
+    options: type[NoOptions | ProcessOptions | RayOptions | RemoteOptions] = NoOptions
     takes_open_batches: bool = False
 
 
 BUILT_IN: Final[Mapping[str, BuiltIn]] = {
     "task": BuiltIn("shoal.replicas.local.task:TaskReplica", takes_open_batches=True),
     "thread": BuiltIn("shoal.replicas.local.thread:ThreadReplica"),
-    "process": BuiltIn("shoal.replicas.process.replica:ProcessReplica", ProcessOptions),
+    "process": BuiltIn(
+        "shoal.replicas.process.replica:ProcessReplica", ProcessOptions, takes_open_batches=True
+    ),
     "ray": BuiltIn("shoal.replicas.ray.replica:RayReplica", RayOptions),
+    "remote": BuiltIn("shoal.replicas.remote.replica:RemoteReplica", RemoteOptions),
 }
 
 

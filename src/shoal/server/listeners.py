@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from shoal.core.addresses import ModelServerAddress
+
 
 _PROBE_TIMEOUT_S: Final = 1.0
 _FREE_PORTS_TRIED: Final = 8
@@ -94,6 +96,13 @@ def bind_all(address: Address) -> list[BoundSocket]:
             return [_bind_unix(address)]
         case Inherited():
             return [_inherit(address)]
+
+
+def bind_for_servers(address: ModelServerAddress) -> list[BoundSocket]:
+    """Binds the address at which other Shoal servers forward batches; raises `OSError`."""
+    if address.scheme == "unix":
+        return bind_all(Unix(address.path))
+    return bind_all(Tcp(address.host, address.port))
 
 
 def host_and_port(address: Any) -> tuple[str, int] | None:

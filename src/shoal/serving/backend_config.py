@@ -38,10 +38,12 @@ from shoal.replicas.placements import (
     takes_open_batches,
 )
 from shoal.serving.backend_options import (
+    MOST_REMOTE,
     NAMES,
     SERVED_DEFAULTS,
     BackendKeywords,
     batch_size,
+    check_remote,
     checked_batching,
     concurrency,
     fitted,
@@ -88,8 +90,9 @@ class BackendConfig:
     Attributes:
         num_replicas: The number of replicas; with autoscaling, the number at the start, by default
             the greater of 1 and ``min_replicas``.
-        placement: Where the replicas run: ``"task"``, ``"thread"``, ``"process"``, ``"ray"``, or a
-            function that makes a `Replica` of a `Blueprint`, or its import path.
+        placement: Where the replicas run: ``"task"``, ``"thread"``, ``"process"``, ``"ray"``,
+            ``"remote"`` for the servers that ``model_servers`` names, or a function that makes a
+            `Replica` of a `Blueprint`, or its import path.
         placement_options: The options of a placement of the user's own, which gets them in
             `Blueprint.placement_options`. Those of Shoal's placements are given by name.
         max_ongoing_requests: The most requests that a replica may have at once; None leaves that to
@@ -103,7 +106,7 @@ class BackendConfig:
         autoscaling: How the number of replicas is chosen; None for a fixed number.
         max_batches_per_replica: After how many batches a replica is replaced; None for never.
         fill: When a batch is complete, as in `shoal.Batcher`; other than ``"closed"`` only with the
-            placement ``"task"``, or one that takes open batches.
+            placement ``"task"`` or ``"process"``, or one of yours that takes open batches.
         streams: Whether calls to an open batch are answered by streams.
         decode: Makes the item of a call from a Starlette ``Request`` whose body has been read: a
             plain or async function. By default, the code's annotations say how an item is read.
@@ -172,12 +175,14 @@ class BackendConfig:
                 "code that streams to closed batches is a generator function"
             )
         check_placement_options(self.placement, self.placed, self.placement_options)
+        if self.is_remote:
+            check_remote(self._given)
         if "gpus" in self.placed:
             _check_gpus(self.placed)
         if self.fill != "closed" and not takes_open_batches(self.placement):
             raise ValueError(
-                f"fill={self.fill!r} needs placement='task', not {self.placement!r}: "
-                "an open batch can't leave this event loop"
+                f"fill={self.fill!r} needs placement='task' or placement='process', "
+                f"not {self.placement!r}, whose replicas can't take open batches"
             )
         if self.max_ongoing_requests is not None:
             fitted(self.batching, self.max_ongoing_requests)
@@ -235,6 +240,8 @@ class BackendConfig:
         """
         options = loaded(self._fitted(batched))
         options.pop("max_concurrent_batches", None)
+        if self.is_remote and batched:
+            options["max_batch_size"] = MOST_REMOTE
         # The size is always given, so that it replaces another one that a batcher may have.
         return {**SERVED_DEFAULTS, "max_batch_size": batch_size(options), **options}
 
@@ -249,6 +256,8 @@ class BackendConfig:
         Raises:
             ValueError: An option is only for code that takes lists.
         """
+        if self.is_remote:  # what waits here would not count for the batches over there
+            return math.inf
         options = self._fitted(batched)
         most = self.max_ongoing_requests
         is_given = "max_concurrent_batches" in options
@@ -256,6 +265,11 @@ class BackendConfig:
             return ONGOING_WHERE_CODE_GATHERS if gathers and not is_given else concurrency(options)
         fit = most // batch_size(options)
         return min(concurrency(options), fit) if is_given or self._takes_lists(batched) else fit
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its replicas are other Shoal servers, which form the batches."""
+        return self.placement == "remote"
 
     @property
     def most_requests(self) -> float:
@@ -399,7 +413,8 @@ def _check_gpus(placed: Mapping[str, Any]) -> None:
 def _replica_factory_args(config: BackendConfig) -> object:
     # The start timeout does not matter to a replica that has started.
     options = replace(config.replica, start_timeout_s=None)
-    return config.placement, config.fill, config.streams, options, config.for_placement()
+    placed = {n: one for n, one in config.for_placement().items() if n != "model_servers"}
+    return config.placement, config.fill, config.streams, options, placed
 
 
 def _keywords(given: Any) -> Any:

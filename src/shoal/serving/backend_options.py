@@ -221,3 +221,28 @@ def one_at_a_time(batching: Mapping[str, Any]) -> dict[str, Any]:
                 f"leave {name} out"
             )
     return {**batching, "max_batch_size": 1}
+
+
+MOST_REMOTE: Final = 64
+"""The most items in one message to a model server, which forms the batches."""
+
+_OF_MODEL_SERVERS: Final = frozenset(
+    {
+        *("num_replicas", "autoscaling", "max_ongoing_requests", "max_concurrent_batches"),
+        *("max_batches_per_replica", "models", "sticky_load_factor", "isolate_errors", "limit"),
+        *("user_config", "open", "bucket_by", "policy", "adaptive"),
+    }
+)
+"""Options that the server has which runs the code, beside those that shape batches."""
+
+
+def check_remote(given: Mapping[str, Any]) -> None:
+    if not given.get("model_servers"):
+        raise ValueError('placement="remote" needs model_servers, such as ["tls://models:9000"]')
+    for name in given:
+        shapes = name in OPTIONS and OPTIONS[name].for_lists
+        if shapes or name in _OF_MODEL_SERVERS:
+            raise ValueError(
+                f'{name} has no effect with placement="remote": the model server decides it; set '
+                "it there, and leave it out here"
+            )

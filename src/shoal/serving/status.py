@@ -25,6 +25,7 @@ class ReplicaStatus:
         batches: The number of batches that it has been given.
         memory_bytes: Its resident memory; None if it runs in the server's process.
         gpus: The GPUs that it was given.
+        address: The address of its model server, with ``placement="remote"``.
         models: Its models with their states, with the option ``models``; the least recently used
             one first.
     """
@@ -35,6 +36,7 @@ class ReplicaStatus:
     batches: int
     memory_bytes: int | None = None
     gpus: Sequence[str] = ()
+    address: str | None = None
     models: Mapping[str, ModelState] = field(default_factory=dict[str, ModelState])
 
 

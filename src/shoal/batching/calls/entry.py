@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -181,8 +181,22 @@ class Entry:
         if sharing is not None:
             options_of = partial(self.options_of, call_options=call_options)
             return sharing.map(items, options_of, return_exceptions=return_exceptions)
-        call_options = call_options or NO_CALL_OPTIONS
-        return self._map(items, call_options, return_exceptions=return_exceptions)
+        asked = repeat(call_options or NO_CALL_OPTIONS)
+        return self._map(items, asked, return_exceptions=return_exceptions)
+
+    async def outcomes_of(
+        self, items: list[Any], call_options: Sequence[CallOptions | None]
+    ) -> list[Any]:
+        """Makes a call for each item, with its own options; returns results and exceptions."""
+        if self._sharing is not None:
+            rest = iter(call_options)
+            return await self._sharing.map(
+                items, lambda item: self.options_of(item, next(rest)), return_exceptions=True
+            )
+        if not self.needs_options and not any(call_options):
+            return await self._map_alike(items, return_exceptions=True)
+        asked = [options or NO_CALL_OPTIONS for options in call_options]
+        return await self._map(items, asked, return_exceptions=True)
 
     def begin_stream_of(self, item: Any, call_options: CallOptions | None) -> ResultStream[Any]:
         return ResultStream(partial(self._entered_with, item, call_options))
@@ -253,7 +267,8 @@ class Entry:
         self.intake.check_loop()
         self.intake.adopt()
         if self.needs_options:  # configured since
-            return await self._map(items, NO_CALL_OPTIONS, return_exceptions=return_exceptions)
+            asked = repeat(NO_CALL_OPTIONS)
+            return await self._map(items, asked, return_exceptions=return_exceptions)
         if not items:
             await checkpoint()
             return []
@@ -278,7 +293,7 @@ class Entry:
         return [request.value for request in requests]
 
     async def _map(
-        self, items: list[Any], call_options: CallOptions, *, return_exceptions: bool
+        self, items: list[Any], call_options: Iterable[CallOptions], *, return_exceptions: bool
     ) -> list[Any]:
         self.intake.check_loop()
         self.intake.adopt()
@@ -288,7 +303,8 @@ class Entry:
         calls: list[list[Part] | Exception] = []
         try:
             try:
-                calls += [divided(item, call_options, now, entering) for item in items]
+                pairs = zip(items, call_options, strict=False)
+                calls += [divided(item, asked, now, entering) for item, asked in pairs]
                 parts = [part for one in calls if isinstance(one, list) for part in one]
                 requests = self.intake.enter_parts(parts) if parts else []
             except Exception as error:

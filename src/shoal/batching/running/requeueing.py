@@ -2,6 +2,9 @@
 
 They are queued in front, in the order in which they arrived, and no batch starts for the time that
 the error names. Their callers do not notice; a request that is out of time fails as any other.
+
+Requests of an open batch are also put back if its handler, in another process, has ended before it
+got them.
 """
 
 from __future__ import annotations
@@ -30,11 +33,16 @@ class Requeueing:
         self._counters = counters
 
     def put_back(self, batch: Batch, requests: Sequence[Request], error: RetryLater) -> None:
-        """Queues running requests again; those that were put back too often stay RUNNING."""
+        """Queues running requests again, after a pause."""
         intake = self._intake
         intake.former.limiter.pause(intake.parking.now() + pause_s(error))
         if batch.failure is None:
             batch.failure = error
+        self.queue_again(batch, requests)
+
+    def queue_again(self, batch: Batch, requests: Sequence[Request]) -> None:
+        """Queues running requests again; those that were put back too often stay RUNNING."""
+        intake = self._intake
         if not intake.takes_back:
             intake.stop(requests)
             return

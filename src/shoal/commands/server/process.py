@@ -21,15 +21,16 @@ from shoal.commands.server.stderr import Progress, write_logs
 from shoal.commands.support.loading import shoals_in
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.core.extras import needing
-from shoal.errors import LifespanFailed, StateRefused
+from shoal.errors import LifespanFailed, NotAllowed, StateRefused
 from shoal.failures.hints import server_hint
 from shoal.replicas.code.definition import keeping_loggers_on
 from shoal.replicas.threads import into_this_loop
-from shoal.server.listeners import NO_SOCKETS, AppListener, PassedSockets, Unix
+from shoal.server.listeners import NO_SOCKETS, AppListener, PassedSockets, Unix, bind_for_servers
 from shoal.server.log_errors import contained
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
     from types import FrameType
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from shoal.server.config import Drained, StartFrontEnds
     from shoal.server.listeners import Address
     from shoal.serving.app_file.server import EventLoopName, Server
+    from shoal.serving.model_server.listener import ModelServerListener
 
 
 _COLLECTED_AFTER: Final = gc.get_threshold()
@@ -77,10 +79,11 @@ class ServerProcess:
     def to_its_end(self) -> int:
         """Serves until a signal or the operator ends the process; returns the exit code."""
         options = self.options
-        if (self.state or options.admin_socket or options.token) and self.shoals is None:
+        needs_one = self.state or options.admin_socket or options.token or options.model_server
+        if needs_one and self.shoals is None:
             raise CommandError(
-                f"{self.spec} is not a shoal.App; leave out --state, --admin-socket and "
-                "--token-file, which need one"
+                f"{self.spec} is not a shoal.App; leave out --state, --admin-socket, --token-file "
+                "and --model-server, which need one"
             )
         if self.passed.admin is not None and self.shoals is None:
             raise CommandError(
@@ -140,6 +143,7 @@ async def _serve(
     signals.listen()
 
     is_up = anyio.Event()
+    served: ModelServerListener | None = None
     startup = ExitStack()
     startup.enter_context(keeping_loggers_on())
     shoals = run.shoals
@@ -165,6 +169,9 @@ async def _serve(
         skip_what_was_loaded()
         signals.allowed_s = run.options.graceful_timeout_s + _MARGIN_S
         say_where(url)
+        if served is not None and shoals is not None and shoals.controller is not None:
+            served.begin(shoals.controller)
+            say(f"Shoal serving its backends to other Shoal servers at {served.url}")
         run.started(url)
         _notify("READY=1")
 
@@ -206,6 +213,8 @@ async def _serve(
         if callable(begin_drain):
             with contained("begin_drain failed"):
                 begin_drain()
+        if served is not None:
+            await served.leave(run.options.graceful_timeout_s)
 
     try:
         app, others = _with_admin_api(run)
@@ -213,14 +222,15 @@ async def _serve(
             AppListener(address=at, app=app, started=say_where, may_have_tls=True)
             for at in run.passed.public[1:]
         ]
-        with startup:
-            drained = await serve_it(
-                app,
-                run.options,
-                shutdown=shutdown,
-                started=started,
-                extra_listeners=(*more, *others),
-            )
+        async with _model_server(run.options) as served:
+            with startup:
+                drained = await serve_it(
+                    app,
+                    run.options,
+                    shutdown=shutdown,
+                    started=started,
+                    extra_listeners=(*more, *others),
+                )
     except LifespanFailed as failure:
         if above := failure.details.rstrip().rpartition("\n")[0]:  # the last line is in the message
             say(above)
@@ -229,9 +239,22 @@ async def _serve(
         raise CommandError(str(failure), 1) from None
     except WorkersFailed as failure:
         raise CommandError(str(failure), 1) from None
+    except NotAllowed as error:
+        raise CommandError(str(error), 1) from None
     except OSError as error:
         raise CommandError(cant_listen(run.options, error), 1) from None
     return _report(drained, signals.first)
+
+
+def _model_server(
+    options: HttpOptions,
+) -> AbstractAsyncContextManager[ModelServerListener | None]:
+    """Binds the address for other Shoal servers, if there is one."""
+    if options.model_server is None:
+        return nullcontext()
+    from shoal.serving.model_server.listener import model_server
+
+    return model_server(options, bind_for_servers)
 
 
 def collect_less_often() -> None:

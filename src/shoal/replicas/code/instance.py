@@ -88,6 +88,7 @@ class Method:
     streams: bool
     batched: bool
     gathers: bool = False
+    open_signature: Signature | None = None
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,8 @@ class Instance:
                 self.handlers[name] = handler
                 signature = handler.binding.signature
                 gathers = forms_batches and not batched and not handler.threaded
-                methods[name] = Method(name, signature, handler.streams, batched, gathers)
+                opened = _open_signature(handler, definition.signature)
+                methods[name] = Method(name, signature, handler.streams, batched, gathers, opened)
         if any(method.gathers for method in methods.values()):
             for face in _own_batchers(self._target):
                 face.warn_if_unreachable()
@@ -263,6 +265,23 @@ def _adapted(
 def _fill(function: Callable[..., Any]) -> Fill:
     annotations = [typing.get_origin(each) or each for each in annotations_of(function)]
     return "open" if annotations == [OpenBatch] else "closed"
+
+
+def _open_signature(handler: Handler, prototype: Callable[..., Any] | None) -> Signature | None:
+    if handler.threaded or handler.streams:
+        return None
+    try:
+        return Handler(handler.function, prototype, fill="open").binding.signature
+    except (TypeError, ValueError):  # it takes lists, for example
+        return None
+
+
+def takes_no_open_batch(method: str, tag: str) -> TypeError:
+    return TypeError(
+        f"{method} of {tag} takes no open batch: with fill='open' or fill='continuous' it must be "
+        "an async function of the batch; write\n"
+        "    async def handler(batch: shoal.OpenBatch[T, R]) -> None: ..."
+    )
 
 
 def adapted(

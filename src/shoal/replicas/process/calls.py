@@ -1,4 +1,4 @@
-"""The parent's side of the calls to one worker process.
+"""The side of the caller in the calls to one worker process, or one model server.
 
 Any number of calls may be under way. Each has an id, which its replies carry. A cancelled call
 sends a cancel frame, and ends when the worker reports that its work has ended. If the work still
@@ -9,7 +9,8 @@ No dedicated task reads the replies. On asyncio a callback of the event loop rea
 and wakes the task that waits for the reply. On trio only tasks can wait for a socket, so one of the
 waiting tasks reads it on behalf of all of them. When that one has its reply, the next one takes
 over. In neither case is a reply passed from one task to another, which would be a large part of the
-cost of a small call.
+cost of a small call. A model server also sends frames that nobody waits for, so a task of its
+replica reads its one connection, on both loops.
 
 Invariant: while a call that may read is waiting, the loop or some task reads, or a task was woken
 and will read or wake the next one.
@@ -18,18 +19,19 @@ and will read or wake the next one.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 import anyio.to_thread
 
+from shoal.failures.exceptions import ungrouped
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.unlimited import UNLIMITED
 from shoal.replicas.code.jobs import HANDLER
 from shoal.replicas.process.calls_out import FROM_CODE, CallOutRunner
-from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.process.wire.errors import ErrorAsData, slots_as_exceptions
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind
 from shoal.replicas.process.wire.messages import (
@@ -40,13 +42,17 @@ from shoal.replicas.process.wire.messages import (
     places_of,
     unpickled,
 )
+from shoal.replicas.process.wire.open_batch import packed_news, take_answers
 from shoal.replicas.scopes import until_overdue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
+    from shoal.batching.open_relay import OpenNews, OpenRelay
+    from shoal.errors import ReplicaDied
+    from shoal.replicas.process.wire.connection import FrameConnection
     from shoal.replicas.process.wire.frames import Frame
-    from shoal.replicas.process.worker import Worker
+    from shoal.replicas.process.wire.shared_memory import SharedMemory
 
 _LAST_FRAMES: Final = frozenset({FrameKind.RESULT, FrameKind.ERROR, FrameKind.END})
 # The names of the code in errors, where it is not the handler.
@@ -57,10 +63,30 @@ _NAMES: Final = {
 }
 
 
+class Peer(Protocol):
+    """The other end of a conversation: a worker process, or a model server."""
+
+    shared_memory: SharedMemory | None
+
+    def connections(
+        self, on_invalid_frame: Callable[[Exception], object]
+    ) -> tuple[FrameConnection, FrameConnection]:
+        """Returns the data channel and the control channel, which may be one connection."""
+        ...
+
+    def kill(self, reason: str | None = None) -> None:
+        """Ends the peer, or the connection to it."""
+        ...
+
+    def death(self) -> ReplicaDied:
+        """Returns a new error that says how it ended."""
+        ...
+
+
 class Conversation:
     """All calls to one worker; `where` names the worker in notes on its errors."""
 
-    def __init__(self, worker: Worker, where: str, cancel_grace_s: float) -> None:
+    def __init__(self, worker: Peer, where: str, cancel_grace_s: float) -> None:
         shared_memory = worker.shared_memory
         self.codec = (
             MessageCodec()
@@ -71,8 +97,7 @@ class Conversation:
         def on_invalid_frame(error: Exception) -> None:
             worker.kill(f"it sent an invalid frame: {type(error).__name__}: {error}")
 
-        self.data = FrameConnection(worker.data, on_invalid_frame=on_invalid_frame)
-        self.control = FrameConnection(worker.control, on_invalid_frame=on_invalid_frame)
+        self.data, self.control = worker.connections(on_invalid_frame)
         # A bound method would keep this object and the shared memory alive.
         self.calls_out = CallOutRunner(partial(_send_on, self.control))
         # Set when work is under way.
@@ -86,6 +111,7 @@ class Conversation:
             self.handle,
             cancel_grace_s,
             lambda: worker.kill("it had closed its connection"),
+            reads=self.data is not self.control,
         )
         # Whether the worker has ended.
         self.is_over = False
@@ -93,6 +119,11 @@ class Conversation:
     @property
     def is_idle(self) -> bool:
         return not self._replies.calls
+
+    def frames_ahead(self, id_: int) -> int:
+        """Returns how many frames of a call were received and not taken yet."""
+        call = self._replies.calls.get(id_)
+        return 0 if call is None else len(call.frames)
 
     async def ask(self, kind: FrameKind, message: Message) -> Any:
         """Makes a call with one response. Cancellation cancels it, unless it starts the code."""
@@ -123,6 +154,42 @@ class Conversation:
                     taken = 0
         finally:
             await self._leave(call, FrameKind.STREAM)
+
+    async def ask_open(self, message: Message, relay: OpenRelay) -> None:
+        """Makes a call on an open batch; returns when its handler has returned."""
+        call = await self._begin(FrameKind.OPEN, message)
+        try:
+            async with ungrouped() as tasks:
+                try:
+                    relay.begin(tasks, partial(self._send_news, call, relay))
+                    while (frame := await self._replies.next(call)) is not None:
+                        if frame.kind is not FrameKind.ANSWERS:
+                            break
+                        await self._take_answers(frame, relay)
+                finally:
+                    tasks.cancel_scope.cancel()
+        finally:
+            await self._leave(call, FrameKind.OPEN, relay)
+        if frame is None:
+            raise self._worker.death()
+        # No other task may run from here on until the run has ended: it would take them again.
+        relay.queue_again()
+        await self._opened(frame, HANDLER)  # raises its error
+
+    async def _send_news(self, call: PendingCall, relay: OpenRelay, news: OpenNews) -> None:
+        message = packed_news(news, relay, anyio.current_time())
+        await self._place(message)
+        if call.is_over:
+            self.codec.unreserve(message)
+        else:
+            self.data.send(self.codec.frame(FrameKind.NEWS, call.id, message))
+
+    async def _take_answers(self, frame: Frame, relay: OpenRelay) -> None:
+        await self._copy(frame)
+        try:
+            take_answers(frame, relay, self._where)
+        except Exception as error:
+            self._worker.kill(f"it sent an invalid message: {type(error).__name__}: {error}")
 
     async def ask_beside(self, kind: FrameKind) -> Any:
         """Makes a call over the control channel, which does not wait behind work."""
@@ -175,6 +242,18 @@ class Conversation:
         return call
 
     async def _begin(self, kind: FrameKind, message: Message) -> PendingCall:
+        await self._place(message)
+        try:
+            call = self._new_call(reads=True)
+        except BaseException:
+            self.codec.unreserve(message)
+            raise
+        self.at_work.set()
+        self.data.send(self.codec.frame(kind, call.id, message))
+        return call
+
+    async def _place(self, message: Message) -> None:
+        """Moves the large parts of a message to shared memory, if there is room."""
         if self.codec.reserve(message):
             if message.size < LEAST_IN_THREAD:
                 self.codec.write(message)
@@ -186,16 +265,10 @@ class Conversation:
                 except BaseException:
                     self.codec.unreserve(message)
                     raise
-        try:
-            call = self._new_call(reads=True)
-        except BaseException:
-            self.codec.unreserve(message)
-            raise
-        self.at_work.set()
-        self.data.send(self.codec.frame(kind, call.id, message))
-        return call
 
-    async def _leave(self, call: PendingCall, kind: FrameKind) -> None:
+    async def _leave(
+        self, call: PendingCall, kind: FrameKind, relay: OpenRelay | None = None
+    ) -> None:
         """Ends a call after the worker has stopped working on it."""
         try:
             if not call.is_over and kind is not FrameKind.START:
@@ -203,13 +276,19 @@ class Conversation:
         finally:
             del self._replies.calls[call.id]
             while (frame := call.pop()) is not None:
-                self.codec.drop(frame)
+                if relay is not None and frame.kind is FrameKind.ANSWERS and not places_of(frame):
+                    # A handler that is cancelled may still answer.
+                    with suppress(Exception):
+                        take_answers(frame, relay, self._where)
+                else:
+                    self.codec.drop(frame)
 
     async def _interrupt(self, call: PendingCall, kind: FrameKind) -> None:
         # The control channel reaches plain code, which does not read the data channel while it
         # works. The data channel reaches async code, and code that waits for a stream's reader.
         self.control.send(MessageCodec().frame(FrameKind.CANCEL, call.id))
-        self.data.send(self.codec.frame(FrameKind.CANCEL, call.id))
+        if self.data is not self.control:
+            self.data.send(self.codec.frame(FrameKind.CANCEL, call.id))
         if kind is FrameKind.RECONFIGURE:
             what, when = "reconfigure()", "it was cancelled"
             with anyio.move_on_after(self._grace_s, shield=True):
@@ -225,17 +304,7 @@ class Conversation:
 
     async def _opened(self, frame: Frame, name: str) -> Any:
         """Returns a response's content, or raises its error; `name` is that of the code."""
-        places = places_of(frame)
-        if places and sum(size for _, size in places) < LEAST_IN_THREAD:
-            self.codec.copied(frame, pause=False)
-        elif places:
-            try:
-                await anyio.to_thread.run_sync(
-                    lambda: self.codec.copied(frame, pause=True), limiter=UNLIMITED
-                )
-            except BaseException:
-                self.codec.drop(frame)
-                raise
+        await self._copy(frame)
         if frame.kind is FrameKind.END:
             return None
         try:
@@ -252,6 +321,20 @@ class Conversation:
             finally:
                 del raised  # its traceback holds this frame
         return slots_as_exceptions(content, self._where)
+
+    async def _copy(self, frame: Frame) -> None:
+        """Copies a frame's content out of the shared memory."""
+        places = places_of(frame)
+        if places and sum(size for _, size in places) < LEAST_IN_THREAD:
+            self.codec.copied(frame, pause=False)
+        elif places:
+            try:
+                await anyio.to_thread.run_sync(
+                    lambda: self.codec.copied(frame, pause=True), limiter=UNLIMITED
+                )
+            except BaseException:
+                self.codec.drop(frame)
+                raise
 
 
 def _send_on(control: FrameConnection, kind: FrameKind, id_: int, message: Message) -> None:
@@ -288,6 +371,8 @@ class Replies:
         take: Callable[[Frame], object],
         grace_s: float,
         on_silence: Callable[[], object],
+        *,
+        reads: bool,
     ) -> None:
         self.calls: dict[int, PendingCall] = {}
         self._channel = channel
@@ -296,13 +381,13 @@ class Replies:
         self._grace_s = grace_s
         self._on_silence: Callable[[], object] = on_silence
         self._parking = parking_of_this_loop()
-        # Whether the event loop or a task reads the channel.
-        self._is_reading = channel.begin_reading(take, self._closed)
+        # Whether the event loop or a task reads the channel; without `reads` another task does.
+        self._is_reading = not reads or channel.begin_reading(take, self._closed)
 
     def put(self, frame: Frame) -> bool:
         """Delivers a frame to its call; returns whether that call is under way."""
         call = self.calls.get(frame.id)
-        if call is None:
+        if call is None or call.is_over:
             return False
         if frame.kind in _LAST_FRAMES:
             call.is_over = True

@@ -29,11 +29,14 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.batching.current import running_batch
+from shoal.batching.handlers.binding import Binding
+from shoal.batching.open_relay import OpenRelay
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.failures.exceptions import ungrouped
 from shoal.failures.hints import constructor_hint
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.code.definition import split_import_path
+from shoal.replicas.code.instance import takes_no_open_batch
 from shoal.replicas.contract import Replica
 from shoal.replicas.gpus import environment_of
 from shoal.replicas.placements import ProcessOptions
@@ -41,6 +44,7 @@ from shoal.replicas.process.calls import Conversation
 from shoal.replicas.process.wire.batch import batch_as_data
 from shoal.replicas.process.wire.frames import FrameKind
 from shoal.replicas.process.wire.messages import packed
+from shoal.replicas.process.wire.open_batch import OpenStart
 from shoal.replicas.process.wire.start import (
     StartMessage,
     main_script,
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
+    from shoal.batching.open_batch import OpenBatch
     from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Blueprint
     from shoal.replicas.process.wire.messages import Message
@@ -151,6 +156,21 @@ class ProcessReplica(Replica):
                 yield step
         finally:
             await steps.aclose()
+
+    async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
+        conversation = self._working()
+        relay = OpenRelay(batch)
+        running = running_batch.get(None)
+        trace = None if running is None else running.trace
+        start = OpenStart(method, relay.streams, batch.id, trace)
+        await conversation.ask_open(packed(start), relay)
+
+    def open_binding(self, method: str) -> Binding:
+        assert self._description is not None
+        signature = self._description.method(method).open_signature
+        if signature is None:
+            raise takes_no_open_batch(method, self.tag)
+        return Binding.of_items(signature, "items")
 
     async def reconfigure(self, user_config: Any) -> None:
         conversation = self._working()

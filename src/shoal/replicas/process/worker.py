@@ -22,6 +22,7 @@ import anyio
 import anyio.to_thread
 
 from shoal.errors import ReplicaDied
+from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.process.wire.frames import PROTOCOL
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 
@@ -104,6 +105,12 @@ class Worker:
         self.stderr = Output(
             self._process.stderr, log, self._tag, options.log_lines, beside=self.stdout
         )
+
+    def connections(
+        self, on_invalid_frame: Callable[[Exception], object]
+    ) -> tuple[FrameConnection, FrameConnection]:
+        data = FrameConnection(self.data, on_invalid_frame=on_invalid_frame)
+        return data, FrameConnection(self.control, on_invalid_frame=on_invalid_frame)
 
     async def watch(self, on_end: Callable[[], object]) -> None:
         """Waits for the end of the process, even when cancelled, and reaps it."""

@@ -27,6 +27,7 @@ from shoal.errors import BatcherClosed, NoSuchName
 from shoal.replicas.contract import Blueprint
 from shoal.replicas.placements import placement_name, placement_of
 from shoal.serving.backend_options import unset_batch_options
+from shoal.serving.backends.membership import Membership
 from shoal.serving.backends.method_batcher import BatchDispatcher, MethodBatcher, open_handler
 from shoal.serving.backends.models import LOAD, UNLOAD, ModelLoader, model_states
 from shoal.serving.backends.pool import Pool
@@ -105,6 +106,7 @@ class Backend:
     pool: Pool
     models: ModelLoader
     supervisor: Supervisor
+    membership: Membership
     _tasks: TaskGroup
 
     def __init__(
@@ -144,6 +146,9 @@ class Backend:
                 self.supervisor = Supervisor(
                     self.tag, self._make, self.pool, self.config, tasks, self.devices, self._enter
                 )
+                self.membership = Membership(self.tag, self.pool, self.supervisor, self.start_task)
+                if self.config.is_remote:
+                    await self.membership.begin(self.config)
                 self.supervisor.begin()
                 self._scaling.configure(self.config.autoscaling)
                 task_status.started()
@@ -169,6 +174,7 @@ class Backend:
             slots = config.slots(code.batched, gathers=code.gathers)
             self.pool.resize(slots, config.max_ongoing_requests)
         self._scaling.configure(config.autoscaling)
+        self.membership.configure(config)
         self.log_oddity()
 
     def forget_results(self) -> None:
@@ -201,6 +207,7 @@ class Backend:
         self.is_closing = True
         self.supervisor.drain()
         self._scaling.configure(None)
+        self.membership.end()
         try:
             async with self._opening:
                 pass  # a batcher that was being opened is in the dict now
@@ -302,9 +309,9 @@ class Backend:
         description = self.supervisor.description
         if not method.batched and description is not None and description.method(CALL).batched:
             config = config.of_one()
-        options = with_held_functions(
-            {**unset_batch_options(), **config.batch_options(method.batched)}
-        )
+        # A stream to a model server is alone in its message, or its reader would hold up others.
+        batched = method.batched and not (config.is_remote and method.streams)
+        options = with_held_functions({**unset_batch_options(), **config.batch_options(batched)})
         # A slot for each batch that the replicas may have; the pool knows how many they can take.
         slots = max(1, self.supervisor.wanted) * config.slots(
             method.batched, gathers=method.gathers
@@ -342,6 +349,7 @@ class Backend:
                 options=config.replica,
                 placement_options=config.for_placement(),
                 devices=self.devices.take(tag, config),
+                address=self.membership.address_for_new(),
             )
         )
         self._prepare(replica)
@@ -389,6 +397,7 @@ class Backend:
                     batches=0 if managed.member is None else managed.member.total,
                     memory_bytes=managed.replica.memory_bytes(),
                     gpus=managed.replica.blueprint.devices,
+                    address=managed.replica.blueprint.address or None,
                     models={} if managed.member is None else model_states(managed.member),
                 )
                 for managed in supervisor.managed

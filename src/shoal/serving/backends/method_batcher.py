@@ -257,7 +257,7 @@ class BatchDispatcher:
 
 
 def open_handler(pool: Pool, method: str, fill: Fill, streams: bool, binding: Binding) -> Handler:
-    """Makes the handler of batches that take requests while they run, in this event loop."""
+    """Makes the handler of batches that take requests while they run."""
 
     async def run(batch: OpenBatch[Any, Any]) -> None:
         member = pool.choose(1) or await pool.wait(1)
@@ -267,6 +267,10 @@ def open_handler(pool: Pool, method: str, fill: Fill, streams: bool, binding: Bi
         pool.begin(member, 1)
         try:
             await member.replica.run_open(method, batch)
+        except ReplicaDied as death:
+            if death.replica in ("", member.replica.tag):  # the code may have called another
+                pool.withdraw(member)
+            raise
         finally:
             member.open.remove(running)
             member.on_withdrawn.remove(batch.leave)

@@ -9,6 +9,7 @@ supervisor carries these decisions out. Callers can wait for the first replica, 
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -31,7 +32,7 @@ from shoal.serving.backends.managed import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Collection, Generator
 
     from anyio.abc import TaskGroup
 
@@ -74,6 +75,8 @@ class Supervisor:
         self._version = 0
         self._versions = count(1)
         self._number = 0
+        # Until when failed starts are no reason to give up: model servers may still be starting.
+        self.waits_until = -math.inf
         self._change = anyio.Event()
         self._is_draining = self._is_ending = self._is_over = self._is_first_awaited = False
         # During a change: the replicas from before it, and why a new one failed.
@@ -88,6 +91,20 @@ class Supervisor:
             logger.info("%s: from %d replicas to %d", self._name, self.wanted, wanted)
             self.wanted = wanted
             self._reconcile()
+
+    def follow(self, addresses: Collection[str]) -> None:
+        """Keeps one replica for each address of a model server."""
+        if self._is_ending:
+            return
+        self.waits_until = anyio.current_time() + (self.config.replica.start_timeout_s or math.inf)
+        there = {managed.replica.blueprint.address for managed in self.managed}
+        if not there.issuperset(addresses):
+            self.failures.forget(self.failures.last)  # a new address need not wait for others
+        for managed in tuple(self.managed):
+            if managed.replica.blueprint.address not in addresses and not managed.is_to_end:
+                self._drain(managed)
+        self.wanted = len(addresses)
+        self._reconcile()
 
     @contextmanager
     def changing(self) -> Generator[None]:
@@ -337,6 +354,8 @@ class Supervisor:
         self._wake()
 
     def _none_started(self) -> bool:
+        if anyio.current_time() < self.waits_until:
+            return False
         has_failed = self.failures.start_failures >= self.config.num_replicas
         return has_failed and self.description is None
 

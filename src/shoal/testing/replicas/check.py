@@ -68,6 +68,7 @@ async def check_replica(
     *,
     kinds: Sequence[Kind] = ("plain", "async"),
     crash: Callable[[], Any] | None = None,
+    own_batches: bool = False,
     patience_s: float = 10.0,
 ) -> None:
     """Checks that the replicas of a placement keep the promises of `Replica`.
@@ -82,6 +83,10 @@ async def check_replica(
         crash: A function that ends the process (or whatever the code runs in), such as
             ``functools.partial(os._exit, 3)``; the test code calls it. None if that would end the
             caller's process.
+        own_batches: Whether the replicas form batches of their own, from the items of several
+            callers, as those of ``placement="remote"`` do. Then the promises hold for each item:
+            the batch has another id and reason, its steps may arrive apart, and a cancelled call
+            may end before the batch that its items were in.
         patience_s: The time limit for each part of the check, in seconds. A part that takes longer
             breaks the promise that is being checked.
 
@@ -93,7 +98,7 @@ async def check_replica(
     for kind in kinds:
         for check in _CHECKS:
             with TemporaryDirectory(prefix="shoal-check-", ignore_cleanup_errors=True) as path:
-                stage = Stage(placement, kind, Folder(path), patience_s, crash)
+                stage = Stage(placement, kind, Folder(path), patience_s, crash, own_batches)
                 await _run(check, stage, patience_s)
 
 

@@ -104,12 +104,15 @@ class Stage:
         folder: Folder,
         patience_s: float,
         crash: Callable[[], Any] | None,
+        own_batches: bool = False,
     ) -> None:
         self.kind = kind
         self.folder = folder
         # The promise that is being checked; any failure breaks it.
         self.promise = READY
         self.crash = crash
+        # Whether replicas form batches of their own.
+        self.own_batches = own_batches
         self._placement = placement
         self._patience_s = patience_s
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from contextlib import aclosing, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
@@ -17,16 +17,19 @@ import anyio.to_thread
 
 from shoal.batching.current import running_replica
 from shoal.batching.handlers.handler import HoldLogs, in_own_context
+from shoal.batching.open_batch import OpenBatch
 from shoal.failures.exceptions import goes_on, own_copy
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.unlimited import UNLIMITED
 from shoal.replicas.code.instance import is_async
 from shoal.replicas.code.jobs import DONE, HANDLER, Job, PlainSteps
 from shoal.replicas.process.child.endpoints import CancelToken
+from shoal.replicas.process.child.open_batch import OpenWork
 from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind
 from shoal.replicas.process.wire.messages import EMPTY, packed, unpickled
+from shoal.replicas.process.wire.open_batch import OpenStart
 from shoal.replicas.threads import loop_of_caller
 
 if TYPE_CHECKING:
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.frames import Frame, FrameReader
     from shoal.replicas.process.wire.messages import Message
 
+_BEGINNINGS: Final = (FrameKind.RUN, FrameKind.STREAM, FrameKind.OPEN, FrameKind.RECONFIGURE)
+
 
 class _Call:
     """A call under way; `credit` is the number of steps that its reader has room for."""
@@ -51,6 +56,8 @@ class _Call:
         self.cancel_token = CancelToken()
         self.credit = STEPS_AHEAD
         self.has_credit = anyio.Event()
+        # None unless its code takes an open batch.
+        self.open: OpenWork | None = None
 
 
 class AsyncWork:
@@ -109,18 +116,33 @@ class AsyncWork:
 
     def _handle(self, frame: Frame) -> None:
         self._answers.codec.take_back(frame)
-        if frame.kind in (FrameKind.RUN, FrameKind.STREAM, FrameKind.RECONFIGURE):
-            self._calls[frame.id] = _Call()
-            self._tasks.start_soon(self._work, frame, self._calls[frame.id])
+        if frame.kind in _BEGINNINGS:
+            self._calls[frame.id] = begun = _Call()
+            if frame.kind is FrameKind.OPEN:
+                start = OpenStart(*self._answers.codec.opened_here(frame))
+                send = partial(self._send_answers, frame.id)
+                begun.open = OpenWork(start, self._control.draining, send)
+            self._tasks.start_soon(self._work, frame, begun)
         elif frame.kind is FrameKind.CLOSE:
             self._is_closing.cancel()
         elif (call := self._calls.get(frame.id)) is not None:
             if frame.kind is FrameKind.CREDIT:
                 call.credit += unpickled(frame.body)
                 call.has_credit.set()
+            elif frame.kind is FrameKind.NEWS:
+                assert call.open is not None
+                call.open.take(*self._answers.codec.parts_here(frame))
             else:
                 call.scope.cancel()
                 call.cancel_token.cancel()
+        else:
+            self._answers.codec.drop(frame)  # its call has ended
+
+    def _send_answers(self, id_: int, message: Message) -> None:
+        codec = self._answers.codec
+        if codec.reserve(message):
+            codec.write(message)
+        self.send(FrameKind.ANSWERS, id_, message)
 
     async def _work(self, frame: Frame, call: _Call) -> None:
         kind, message = FrameKind.END, EMPTY
@@ -129,6 +151,8 @@ class AsyncWork:
                 kind, message = await self._attempt(frame, call)
         finally:
             del self._calls[frame.id]
+            if call.open is not None:
+                call.open.end()
         # Sent only when nothing refers to the items any more: the frame gives their memory back.
         self.send(kind, frame.id, message)
 
@@ -139,6 +163,10 @@ class AsyncWork:
             if frame.kind is FrameKind.STREAM:
                 work = self._answers.opened(frame, anyio.current_time(), call.cancel_token)
                 await in_own_context(self._stream(frame, call, work), self._hold_log_of(work))
+                return FrameKind.END, EMPTY
+            if call.open is not None:
+                work = self._answers.opened_batch(call.open, call.cancel_token)
+                await in_own_context(self._run_open(work, call.open), self._hold_log_of(work))
                 return FrameKind.END, EMPTY
             user_config = self._answers.codec.opened_here(frame)
             await self.call_hook(self._answers.reconfigure_hook(user_config), user_config)
@@ -164,6 +192,10 @@ class AsyncWork:
 
     def _hold_log_of(self, work: Work) -> HoldLog:
         return self._hold_logs[f"the handler {work.handler.name} of {self._tag}"]
+
+    async def _run_open(self, work: Work, joins: OpenWork) -> None:
+        with work.is_running():
+            await work.handler.function(OpenBatch[Any, Any](joins, joins))
 
     async def _stream(self, frame: Frame, call: _Call, work: Work) -> None:
         with work.is_running() if not work.handler.threaded else nullcontext():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shoal.batching.current import continued, running_batch, running_replica
 from shoal.batching.handlers.batch_results import check_results
+from shoal.replicas.code.instance import takes_no_open_batch
 from shoal.replicas.code.jobs import PlainSteps, plain_results
 from shoal.replicas.process.child.endpoints import CancelToken, current_cancel_token
 from shoal.replicas.process.wire.errors import check_may_leave, slots_as_data
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from shoal.batching.handlers.handler import Handler
     from shoal.core.request import Batch, Draining
     from shoal.replicas.code.instance import Instance
+    from shoal.replicas.process.child.open_batch import OpenWork
     from shoal.replicas.process.wire.frames import Frame
     from shoal.replicas.process.wire.messages import Message, MessageCodec
 
@@ -107,6 +109,11 @@ class CallAnswers:
         self.instance = instance
         methods = instance.description.methods
         self._defaults = {name: Defaults(method.signature) for name, method in methods.items()}
+        self._defaults_of_open = {
+            name: Defaults(method.open_signature)
+            for name, method in methods.items()
+            if method.open_signature is not None
+        }
 
     def opened(self, frame: Frame, now: float, cancel_token: CancelToken) -> Work:
         """Decodes a call; `now` is the time on the clock that its code uses."""
@@ -122,6 +129,16 @@ class CallAnswers:
             None if batch is None else batch.as_batch(now, self._draining),
             cancel_token,
         )
+
+    def opened_batch(self, opened: OpenWork, cancel_token: CancelToken) -> Work:
+        """Returns the work of a call on an open batch."""
+        method = self.instance.description.method(opened.method)  # raises NoSuchName
+        if method.open_signature is None:
+            raise takes_no_open_batch(method.name, running_replica.get().replica)
+        opened.name = self.instance.handlers[method.name].name
+        opened.prepare = self._defaults_of_open[method.name].put_into
+        handler = self.instance.handlers[method.name]
+        return Work(method.name, handler, [], opened.batch, cancel_token)
 
     def packed(self, work: Work, results: Any) -> Message:
         """Checks the results and packs them; uses shared memory if there is room."""

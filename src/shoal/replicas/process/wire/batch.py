@@ -12,19 +12,18 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.core.request import NEVER, NOTHING, Batch, DispatchReason, Request, RequestOptions, State
-from shoal.replicas.process.wire.messages import unpickled
+from shoal.replicas.process.wire.messages import PLAIN, unpickled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shoal.core.request import Draining
 
-_PLAIN = (str, int, float, bool, bytes, type(None))
 
-
-class _Extras(NamedTuple):
+class Extras(NamedTuple):
     left_s: float | None  # until its deadline: the two processes' clocks differ
     priority: int
+    cost: float
     plain: dict[str, Any]
     pickled: dict[str, bytes]
     lost: tuple[str, ...]  # the names of the values that can't be sent
@@ -50,27 +49,35 @@ class BatchAsData(NamedTuple):
     load: float
     items: list[Any]
     ages_s: list[float]
-    extras: Sequence[_Extras | None] | None  # None where no request has any
+    extras: Sequence[Extras | None] | None  # None where no request has any
     trace: Mapping[str, str] | None = None
 
     def as_batch(self, now: float, draining: Draining = NEVER) -> Batch:
         """Rebuilds the batch on this process's clock, with empty contexts of its requests."""
         extras = self.extras or [None] * len(self.items)
         context = Context()
-        requests: list[Request] = []
-        for item, age_s, extra in zip(self.items, self.ages_s, extras, strict=True):
-            request = Request()
-            request.item = item
-            request.arrived_at = now - age_s
-            request.context = context
-            request.options = None if extra is None else _options(extra, now)
-            request.state = State.RUNNING
-            # No reference to the batch: a cycle would keep shared memory until a collection.
-            request.batch = request.waiter = request.value = request.error = None
-            requests.append(request)
+        requests = [
+            received_request(item, now - age_s, extra, context, now)
+            for item, age_s, extra in zip(self.items, self.ages_s, extras, strict=True)
+        ]
         batch = Batch(self.id, DispatchReason(self.reason), requests, self.load, draining)
         batch.trace = self.trace
         return batch
+
+
+def received_request(
+    item: Any, arrived_at: float, extra: Extras | None, context: Context, now: float
+) -> Request:
+    """Makes a running request of what was sent of it."""
+    request = Request()
+    request.item = item
+    request.arrived_at = arrived_at
+    request.context = context
+    request.options = None if extra is None else _options(extra, now)
+    request.state = State.RUNNING
+    # No reference to the batch: a cycle would keep shared memory until a collection.
+    request.batch = request.waiter = request.value = request.error = None
+    return request
 
 
 def batch_as_data(batch: Batch, now: float) -> BatchAsData:
@@ -81,14 +88,14 @@ def batch_as_data(batch: Batch, now: float) -> BatchAsData:
         batch.load,
         [request.item for request in requests],
         [now - request.arrived_at for request in requests],
-        _all_extras(requests, now),
+        all_extras(requests, now),
         batch.trace,
     )
 
 
-def _all_extras(requests: Sequence[Request], now: float) -> list[_Extras | None] | None:
+def all_extras(requests: Sequence[Request], now: float) -> list[Extras | None] | None:
     """Converts the options of the requests to data; None if no request has any."""
-    extras: list[_Extras | None] = []
+    extras: list[Extras | None] = []
     shared: Mapping[str, Any] = NOTHING
     parts: tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]] = {}, {}, ()
     for request in requests:
@@ -98,22 +105,22 @@ def _all_extras(requests: Sequence[Request], now: float) -> list[_Extras | None]
             continue
         # Calls through one handle share their metadata, which is converted once.
         if options.metadata is not shared:
-            shared, parts = options.metadata, _parts(options.metadata)
+            shared, parts = options.metadata, metadata_parts(options.metadata)
         if (model := getattr(options, "model", None)) is not None:
             parts = ({**parts[0], "model": model}, parts[1], parts[2])
         left_s = None if options.deadline is None else options.deadline - now
-        extras.append(_Extras(left_s, options.priority, *parts))
+        extras.append(Extras(left_s, options.priority, options.cost, *parts))
     return extras if any(extras) else None
 
 
-def _parts(
+def metadata_parts(
     metadata: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]]:
     """Splits metadata into plain values, values that are pickled one by one, and lost ones."""
     plain: dict[str, Any] = {}
     pickled: dict[str, bytes] = {}
     for name, value in metadata.items():
-        if type(value) in _PLAIN:
+        if type(value) in PLAIN:
             plain[name] = value
         else:
             # One by one, so that only values that can't be pickled or unpickled are lost.
@@ -134,14 +141,22 @@ def _pickled(value: Any) -> bytes | None:
         return None
 
 
-def _options(extra: _Extras, now: float) -> RequestOptions:
-    metadata = SentMetadata(extra.plain)
-    lost = set(extra.lost)
-    for name, data in extra.pickled.items():
+def _options(extra: Extras, now: float) -> RequestOptions:
+    metadata = received_metadata(extra.plain, extra.pickled, extra.lost)
+    deadline = None if extra.left_s is None else now + extra.left_s
+    return RequestOptions(deadline, metadata, extra.priority, extra.cost)
+
+
+def received_metadata(
+    plain: dict[str, Any], pickled: dict[str, bytes], lost: Sequence[str]
+) -> SentMetadata:
+    """Returns the metadata that `metadata_parts` has split."""
+    metadata = SentMetadata(plain)
+    all_lost = set(lost)
+    for name, data in pickled.items():
         try:
             metadata[name] = unpickled(data)
         except Exception:
-            lost.add(name)
-    metadata.lost = frozenset(lost)
-    deadline = None if extra.left_s is None else now + extra.left_s
-    return RequestOptions(deadline, metadata, extra.priority)
+            all_lost.add(name)
+    metadata.lost = frozenset(all_lost)
+    return metadata

@@ -41,6 +41,8 @@ class FrameConnection(Generic[K]):
         on_invalid_frame: Callable[[Exception], object] | None = None,
     ) -> None:
         sock.setblocking(False)
+        # How many bytes TLS has decrypted that nobody has read; a poll does not report them.
+        self._pending: Callable[[], int] = getattr(sock, "pending", _none)
         # Whether the other end is gone, or this one was closed.
         self.is_closed = False
         self._socket = sock
@@ -54,6 +56,11 @@ class FrameConnection(Generic[K]):
         # The unsent parts of frames.
         self._waiting: deque[list[Buffer]] = deque()
         self._has_some = anyio.Event()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How many bytes of frames the other end has not taken yet."""
+        return sum([memoryview(part).nbytes for frame in self._waiting for part in frame])
 
     def send(self, frame: list[Buffer]) -> None:
         """Sends a frame, at once or when the socket takes it. Its parts must not change."""
@@ -129,8 +136,12 @@ class FrameConnection(Generic[K]):
     def read_available(self, handle: Callable[[Frame[K]], object], most: int | None = None) -> None:
         """Passes frames that were already received to a function, without waiting."""
         reader = self._reader
-        while not self.is_closed and most != 0:
+        while not self.is_closed:
             space = reader.space()
+            if most == 0:
+                space = space[: self._pending()]
+                if not space:
+                    return
             try:
                 count = self._socket.recv_into(space)
             except BlockingIOError:
@@ -151,7 +162,7 @@ class FrameConnection(Generic[K]):
                 self._on_invalid_frame(error)
             if count < len(space):
                 return
-            most = None if most is None else most - 1
+            most = None if most is None else max(0, most - 1)
 
     def shut_down(self) -> None:
         """Ends reading, and wakes the task that waits for input."""
@@ -189,3 +200,7 @@ class FrameConnection(Generic[K]):
 
 def _nothing() -> None:
     pass
+
+
+def _none() -> int:
+    return 0

@@ -6,7 +6,8 @@ number of received bytes. The same code thus serves a non-blocking socket in an 
 blocking socket in the worker, which `receive` and `send` use.
 
 Both ends are Shoal's own and run as one user, connected by a socket pair that no other process can
-reach. Unpickling is therefore safe.
+reach. Unpickling is therefore safe. Between machines, `shoal.replicas.remote` uses these frames as
+well, once both ends have proved that they know a token; a reader then has a limit.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
 # The version of the protocol; both ends must have the same one.
-PROTOCOL: Final = 6
+PROTOCOL: Final = 7
 Buffer: TypeAlias = bytes | bytearray | memoryview
 # Kind, blocks given back, whether the last place is the pickle's, places, id, bytes of pickle.
 _HEADER: Final = struct.Struct("<BB?xIQQ")
@@ -41,6 +42,8 @@ STEPS_AHEAD: Final = 4
 # How many blocks of shared memory one frame can give back.
 MOST_GIVEN_BACK: Final = 255
 _MOST_PARTS: Final = 512
+# How many buffers a frame from another machine may have.
+_MOST_BUFFERS: Final = 2**16
 
 # From this size on, memory uses huge pages, whose first use costs a quarter as much.
 _LARGE: Final = 2**21
@@ -63,6 +66,9 @@ class FrameKind(IntEnum):
     RUN = 2
     STREAM = 3
     RECONFIGURE = 4
+    # Run code on an open batch; then what happens to the batch: requests join, callers leave.
+    OPEN = 15
+    NEWS = 16
     # A stream's reader has taken steps, so that more may be made.
     CREDIT = 5
     # Close the code and exit.
@@ -80,6 +86,8 @@ class FrameKind(IntEnum):
     RESULT = 10
     # A step of a stream.
     PART = 11
+    # What the code did with the requests of an open batch.
+    ANSWERS = 17
     # The call has failed; its last frame.
     ERROR = 12
     # The end of a stream, or of a cancelled call; its last frame.
@@ -128,14 +136,17 @@ def encoded(
 class FrameReader(Generic[K]):
     """Decodes frames from the bytes of a socket, however they are split."""
 
-    def __init__(self, kinds: Any = FrameKind) -> None:
+    def __init__(self, kinds: Any = FrameKind, most_bytes: int | None = None) -> None:
         self._kinds: Callable[[int], K] = kinds
+        # The largest frame from another machine, with which no memory is shared; None for no limit.
+        self._most_bytes = most_bytes
         self._chunk = memoryview(bytearray(_CHUNK))
         # The part of the chunk that was received and not yet parsed.
         self._start = self._end = 0
         # Where the bytes of a large part go, while the chunk is empty.
         self._target: memoryview | None = None
         self._filled = 0
+        self.total = 0  # how many bytes were received
         self._frames = self._parse()
 
     def space(self) -> memoryview:
@@ -150,6 +161,7 @@ class FrameReader(Generic[K]):
 
     def received(self, count: int) -> None:
         """Records the number of bytes that were written to the `space`."""
+        self.total += count
         if self._target is not None:
             self._filled += count
         else:
@@ -172,9 +184,13 @@ class FrameReader(Generic[K]):
             )
             self._start += _HEADER.size
             numbers: list[int] = []
+            if self._most_bytes is not None and count > _MOST_BUFFERS:
+                raise ValueError(f"a frame has {count} buffers, more than {_MOST_BUFFERS}")
             if given_back or count:
                 head = yield from self._take(given_back * _NUMBER.size + count * _PLACE.size)
                 numbers = [number for (number,) in _NUMBER.iter_unpack(head)]
+            if self._most_bytes is not None:
+                _check_from_afar(numbers[given_back:], given_back, size, self._most_bytes)
             body = yield from self._take(size)
             buffers: list[Any] = []
             for nth in range(given_back, len(numbers), 2):
@@ -207,6 +223,15 @@ class FrameReader(Generic[K]):
                 yield None
             self._target = None
         return taken
+
+
+def _check_from_afar(places: Sequence[int], given_back: int, size: int, most: int) -> None:
+    """Raises `ValueError` for a frame that is too large, or refers to shared memory."""
+    if given_back or any(place != _INLINE for place in places[::2]):
+        raise ValueError("a frame refers to memory that is not shared")
+    total = size + sum(places[1::2])
+    if total > most:
+        raise ValueError(f"a frame of {total:,} bytes is larger than {most:,} bytes")
 
 
 def rest_of(parts: Sequence[Buffer], sent: int) -> list[Buffer]:

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shoal.failures.held import held
 from shoal.replicas.process.wire.frames import MOST_GIVEN_BACK, encoded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from enum import IntEnum
 
     from shoal.replicas.process.wire.frames import Buffer, Frame
     from shoal.replicas.process.wire.shared_memory import Region
+
+# Types whose values can be pickled and unpickled everywhere.
+PLAIN: Final = (str, int, float, bool, bytes, type(None))
 
 # Smaller buffers go into the pickle.
 _LEAST_BESIDE: Final = 16 * 1024
@@ -59,9 +62,20 @@ class _Parts(list[bytes]):
 
 
 @held
-def packed(content: Any) -> Message:
-    """Pickles an object; raises only `Exception`s."""
-    buffers: list[memoryview] = []
+def packed(content: Any, beside: Sequence[memoryview] = ()) -> Message:
+    """Pickles an object; raises only `Exception`s. `beside` has buffers of pickles in it."""
+    buffers = [*beside]
+    parts = _Parts()
+    pickle.Pickler(parts, 5, buffer_callback=_sorted_into(buffers)).dump(content)
+    shared = [buffer.nbytes for buffer in buffers]
+    # A pickle that was written at once is not large.
+    if len(parts) > 1 and (size := sum(map(len, parts))) >= _LEAST_SHARED:
+        shared.append(size)
+    return Message(parts, buffers, shared)
+
+
+def _sorted_into(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
+    """Returns a callback that puts large buffers into a list, and leaves others in the pickle."""
 
     def goes_inside(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
@@ -70,13 +84,40 @@ def packed(content: Any) -> Message:
         buffers.append(raw)
         return False
 
-    parts = _Parts()
-    pickle.Pickler(parts, 5, buffer_callback=goes_inside).dump(content)
-    shared = [buffer.nbytes for buffer in buffers]
-    # A pickle that was written at once is not large.
-    if len(parts) > 1 and (size := sum(map(len, parts))) >= _LEAST_SHARED:
-        shared.append(size)
-    return Message(parts, buffers, shared)
+    return goes_inside
+
+
+class Sealed(NamedTuple):
+    """A value that is pickled separately, so that only its request fails where that fails."""
+
+    data: bytes
+    # How many of the message's buffers belong to it.
+    buffers: int
+
+
+@held
+def sealed(value: Any, buffers: list[memoryview]) -> Any:
+    """Pickles a value unless it is plain, and adds its large buffers to those of the message."""
+    if type(value) in PLAIN:
+        return value
+    own: list[memoryview] = []
+    data = pickle.dumps(value, 5, buffer_callback=_sorted_into(own))
+    buffers += own
+    return Sealed(data, len(own))
+
+
+class Unsealer:
+    """Unpickles the sealed values of a message, in the order in which they were sealed."""
+
+    def __init__(self, buffers: Sequence[Any]) -> None:
+        self._buffers = buffers
+        self._taken = 0
+
+    def open(self, value: Any) -> Any:
+        if type(value) is not Sealed:
+            return value
+        begin, self._taken = self._taken, self._taken + value.buffers
+        return unpickled(value.data, self._buffers[begin : self._taken])
 
 
 @held
@@ -135,12 +176,16 @@ class MessageCodec:
 
     def opened_here(self, frame: Frame[Any]) -> Any:
         """Unpickles a frame's content; its arrays are views of the shared memory."""
+        return unpickled(*self.parts_here(frame))
+
+    def parts_here(self, frame: Frame[Any]) -> tuple[Buffer, list[Any]]:
+        """Returns a frame's pickle and buffers; those in shared memory are views of it."""
         places = places_of(frame)
         if not places:
-            return unpickled(frame.body, frame.buffers)
+            return frame.body, frame.buffers
         assert self.incoming is not None
         views = self.incoming.views(places)
-        return unpickled(frame.body if frame.place is None else views.pop(), views)
+        return frame.body if frame.place is None else views.pop(), views
 
     def copied(self, frame: Frame[Any], *, pause: bool) -> None:
         """Copies a frame's content out of the shared memory, and gives that memory back."""

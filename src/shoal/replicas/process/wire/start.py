@@ -132,15 +132,22 @@ def _converted(
     annotation: Callable[[Any], Any],
     default: Callable[[Parameter], Any],
 ) -> Description:
-    methods: dict[str, Method] = {}
-    for name, method in description.methods.items():
+    def converted(signature: Signature) -> Signature:
         parameters = [
             Parameter(p.name, p.kind, default=default(p), annotation=annotation(p.annotation))
-            for p in method.signature.parameters.values()
+            for p in signature.parameters.values()
         ]
-        returned = annotation(method.signature.return_annotation)
-        signature = Signature(parameters, return_annotation=returned)
-        methods[name] = replace(method, signature=signature)
+        returned = annotation(signature.return_annotation)
+        return Signature(parameters, return_annotation=returned)
+
+    methods: dict[str, Method] = {}
+    for name, method in description.methods.items():
+        opened = method.open_signature
+        methods[name] = replace(
+            method,
+            signature=converted(method.signature),
+            open_signature=None if opened is None else converted(opened),
+        )
     return replace(description, methods=methods)
 
 

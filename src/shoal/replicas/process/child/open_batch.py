@@ -1,0 +1,258 @@
+"""In the worker: the open batch that a handler gets, and the messages about it.
+
+`OpenWork` is what `OpenBatch` needs: requests join it by messages of the parent, and what the
+handler answers is gathered for the next message. That is sent before each step, whenever the
+handler waits, and at the latest in the event loop's next pass. The handler waits for the parent
+only where it would wait in the parent's process too: for requests, and for slow readers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.core.request import DispatchReason, State
+from shoal.loops.this_loop import parking_of_this_loop
+from shoal.replicas.process.wire.errors import as_data, check_may_leave
+from shoal.replicas.process.wire.messages import packed, sealed
+from shoal.replicas.process.wire.open_batch import (
+    Answer,
+    Answers,
+    NewsReader,
+    OpenStart,
+    unsendable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shoal.core.request import Draining, Request
+    from shoal.replicas.process.wire.frames import Buffer
+    from shoal.replicas.process.wire.messages import Message
+
+RUNNING: Final = State.RUNNING
+
+_MOST_UNREPORTED: Final = 4
+"""How many messages may arrive before the parent learns of it; it sends no more than 8 ahead."""
+
+_MOST_STEPS: Final = 1000
+"""After how many steps without an answer their numbers of requests are sent."""
+
+
+class _Sent:
+    """The number of a request; its ``waiter``."""
+
+    __slots__ = ("is_awaited", "number", "room")
+
+    def __init__(self, number: int, room: int) -> None:
+        self.number = number
+        # How many items its stream has room for.
+        self.room = room
+        # Whether a task waits for room.
+        self.is_awaited = False
+
+
+class OpenWork:
+    def __init__(
+        self,
+        start: OpenStart,
+        draining: Draining,
+        send: Callable[[Message], object],
+    ) -> None:
+        self.method = self.name = start.method
+        self.streams = start.streams
+        self.batch = start.as_batch(draining)
+        self.joined: list[Request] = []
+        self.prepare: Callable[[list[Any]], list[Any]] = list  # puts the code's defaults into items
+        self._send_message = send
+        self._parking = parking_of_this_loop()
+        self._reader = NewsReader()
+        # Those that the handler did not get yet, and all that have not ended, by number.
+        self._held: deque[Request] = deque()
+        self._requests: dict[int, Request] = {}
+        self._is_closed = self._has_ended = False
+        self._change = anyio.Event()
+        self._is_due = False  # whether `flush` will be called in the next pass
+        self._wait_ids = count(1)
+        self._saw = self._reported = self._begun = 0
+        self._steps: list[int] = []
+        self._answers: list[tuple[int, int, Any]] = []
+        self._buffers: list[memoryview] = []
+        self._waits: list[tuple[int, list[int]]] = []
+        self._ended_waits: list[int] = []
+        self._leaves = False
+
+    # What the parent sends.
+
+    def take(self, body: Buffer, buffers: Sequence[Any]) -> None:
+        news, joined, failed = self._reader.read(body, buffers, self._parking.now())
+        self._saw += 1
+        for number, room, request in joined:
+            request.waiter = _Sent(number, room)
+            [request.item] = self.prepare([request.item])
+            self._requests[number] = request
+            self._held.append(request)
+        for number, error in failed:
+            self._answer(Answer.ERROR, number, as_data(error))
+        for number in news.gone:
+            if (gone := self._requests.get(number)) is not None:
+                self._end(gone, State.CANCELLED)
+        for number, more in news.room.items():
+            if (read := self._requests.get(number)) is not None:
+                read.waiter.room += more
+        if news.closed is not None:
+            self._is_closed = True
+            self.batch.reason = DispatchReason(news.closed)
+        if self._saw - self._reported >= _MOST_UNREPORTED:
+            self._gather()
+        self._change.set()
+        self._change = anyio.Event()
+
+    # How requests join.
+
+    def pull(self) -> None:
+        self.flush()
+        batch = self.batch
+        if len(batch.members) > batch.active:
+            batch.members[:] = [each for each in batch.members if each.state is RUNNING]
+        while self._held:
+            request = self._held.popleft()
+            self._begun = request.waiter.number
+            if request.state is RUNNING:
+                batch.members.append(request)
+                batch.size += 1
+                batch.active += 1
+                self.joined.append(request)
+
+    async def wait(self) -> bool:
+        if self._is_closed and not self._held:
+            return False
+        await self._change.wait()
+        return True
+
+    def stepped(self, *active: int) -> None:
+        if any(active):
+            self._steps += active
+
+    async def pause(self) -> None:
+        self.flush()
+        await self._parking.checkpoint()
+
+    def leave(self) -> None:
+        self._leaves = True
+        self._gather()
+
+    # How requests are answered.
+
+    async def send(self, chunks: Sequence[tuple[Request, Any]]) -> None:
+        await self._parking.checkpoint()
+        full = [r for r, _ in chunks if r.state is RUNNING and r.waiter.room <= 0]
+        if full:
+            await self._wait_for_room(full)
+        for request, chunk in chunks:
+            if request.state is RUNNING:
+                request.waiter.room -= 1
+                self._answer_with(Answer.CHUNK, request, chunk, "an item of the stream")
+
+    def finish(self, request: Request, value: Any) -> None:
+        if request.state is RUNNING and self._answer_with(
+            Answer.RESULT, request, value, "the result"
+        ):
+            self._end(request, State.FINISHED)
+
+    def fail(self, request: Request, error: BaseException) -> None:
+        if request.state is RUNNING:
+            self._answer(Answer.ERROR, request.waiter.number, as_data(error))
+            self._end(request, State.FAILED)
+
+    def end(self) -> None:
+        """Sends the last answers, because the handler has ended."""
+        self._has_ended = True
+        self.flush()
+        self.batch.members = []
+
+    def flush(self) -> None:
+        """Sends what has gathered."""
+        self._is_due = False
+        if not (
+            self._answers
+            or self._waits
+            or self._ended_waits
+            or self._leaves
+            or self._has_ended
+            or self._saw - self._reported >= _MOST_UNREPORTED
+            or len(self._steps) >= _MOST_STEPS
+        ):
+            return
+        self._reported = self._saw
+        answers = Answers(
+            self._saw,
+            self._begun,
+            self._steps,
+            self._answers,
+            self._waits,
+            self._ended_waits,
+            self._leaves,
+        )
+        buffers = self._buffers
+        self._steps, self._answers, self._buffers = [], [], []
+        self._waits, self._ended_waits, self._leaves = [], [], False
+        self._send_message(packed(answers, buffers))
+
+    async def _wait_for_room(self, full: list[Request]) -> None:
+        if any(request.waiter.is_awaited for request in full):
+            raise RuntimeError("another task is sending to this request already")
+        wait = next(self._wait_ids)
+        self._waits.append((wait, [request.waiter.number for request in full]))
+        # At once, also to keep the order: a wait that is given up ends in a later message.
+        self.flush()
+        for request in full:
+            request.waiter.is_awaited = True
+        try:
+            while any(r.state is RUNNING and r.waiter.room <= 0 for r in full):
+                await self._change.wait()
+        except BaseException:
+            self._ended_waits.append(wait)
+            self._gather()
+            raise
+        finally:
+            for request in full:
+                request.waiter.is_awaited = False
+
+    def _answer_with(self, kind: Answer, request: Request, value: Any, name: str) -> bool:
+        """Adds a value to the next message; fails the request if it can't be sent."""
+        buffers = len(self._buffers)
+        try:
+            check_may_leave([value])
+        except TypeError as error:
+            self.fail(request, error)
+            return False
+        try:
+            content = sealed(value, self._buffers)
+        except Exception as error:
+            self.fail(request, unsendable(f"{name} of {self.name}()", value, error))
+            return False
+        self._answer(kind, request.waiter.number, content)
+        if len(self._buffers) > buffers:
+            self.flush()  # the code may use the memory again
+        return True
+
+    def _answer(self, kind: Answer, number: int, content: Any) -> None:
+        self._answers.append((int(kind), number, content))
+        self._gather()
+
+    def _gather(self) -> None:
+        """Lets `flush` be called in the next pass, when more may have gathered."""
+        if not self._is_due:
+            self._is_due = True
+            self._parking.soon(self.flush)
+
+    def _end(self, request: Request, state: State) -> None:
+        is_begun = request.waiter.number <= self._begun
+        request.state = state
+        del self._requests[request.waiter.number]
+        if is_begun:
+            self.batch.active -= 1

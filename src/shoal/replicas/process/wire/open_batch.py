@@ -1,0 +1,158 @@
+"""The messages about an open batch: what happens to it, and what its handler answers.
+
+Each value in a message is pickled separately, unless it is plain. So an item, a result or a chunk
+that can't be pickled, or can't be unpickled, fails only its own request.
+"""
+
+from __future__ import annotations
+
+from contextvars import Context
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal.core.request import Batch, DispatchReason
+from shoal.replicas.process.wire.batch import Extras, all_extras, received_request
+from shoal.replicas.process.wire.errors import ErrorAsData
+from shoal.replicas.process.wire.messages import Message, Unsealer, packed, sealed, unpickled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal.batching.open_relay import OpenNews, OpenRelay
+    from shoal.core.request import Draining, Request
+    from shoal.replicas.process.wire.frames import Buffer, Frame
+
+
+class OpenStart(NamedTuple):
+    """The start of a call on an open batch."""
+
+    method: str
+    streams: bool
+    id: int
+    trace: Mapping[str, str] | None
+
+    def as_batch(self, draining: Draining) -> Batch:
+        """Returns the batch, which has no requests yet."""
+        batch = Batch(self.id, DispatchReason.OPEN, [], draining=draining)
+        batch.trace = self.trace
+        return batch
+
+
+class _Join(NamedTuple):
+    number: int
+    room: int
+    item: Any
+    age_s: float
+    extra: Extras | None
+
+
+class News(NamedTuple):
+    """What has happened to an open batch, as it is sent."""
+
+    joined: list[_Join]
+    gone: list[int]
+    room: dict[int, int]
+    closed: str | None
+
+
+class Answer(IntEnum):
+    CHUNK = 0
+    RESULT = 1
+    ERROR = 2
+
+
+class Answers(NamedTuple):
+    """What a handler has done with an open batch, as it is sent."""
+
+    # How many messages have arrived, and the number of the last request that the handler got.
+    saw: int
+    begun: int
+    # How many requests were active in each step.
+    steps: Sequence[int]
+    # An `Answer`, the number of its request, and its value.
+    answers: Sequence[tuple[int, int, Any]]
+    # The waits for readers that have begun, with their numbers and streams; and those given up.
+    waits: Sequence[tuple[int, Sequence[int]]]
+    ended_waits: Sequence[int]
+    leaves: bool
+
+
+def packed_news(news: OpenNews, relay: OpenRelay, now: float) -> Message:
+    """Packs what has happened; requests with items that can't be sent fail, and are left out."""
+    buffers: list[memoryview] = []
+    joined: list[_Join] = []
+    extras = all_extras([each.request for each in news.joined], now) or [None] * len(news.joined)
+    for (number, request, room), extra in zip(news.joined, extras, strict=True):
+        try:
+            item = sealed(request.item, buffers)
+        except Exception as error:
+            relay.fail(number, unsendable("the item", request.item, error))
+        else:
+            joined.append(_Join(number, room, item, now - request.arrived_at, extra))
+    return packed(News(joined, news.gone, news.room, news.closed), buffers)
+
+
+def take_answers(frame: Frame, relay: OpenRelay, where: str) -> None:
+    """Passes on what a handler has done; raises an exception for an invalid message."""
+    message = Answers(*unpickled(frame.body))
+    unsealer = Unsealer(frame.buffers)
+    relay.saw(message.saw, message.begun)
+    relay.stepped(message.steps)
+    for kind, number, value in message.answers:
+        if kind == Answer.ERROR:
+            assert isinstance(value, ErrorAsData)
+            relay.fail(number, value.as_exception(where))
+            continue
+        try:
+            content = unsealer.open(value)
+        except Exception as error:
+            text = f"the answer of {where} can't be unpickled here: {error}"
+            relay.fail(number, caused(TypeError(text), error))
+            continue
+        if kind == Answer.CHUNK:
+            relay.put(number, content)
+        else:
+            relay.finish(number, content)
+    for wait in message.ended_waits:  # first: streams in them may be awaited again
+        relay.end_wait(wait)
+    for wait, numbers in message.waits:
+        relay.begin_wait(wait, numbers)
+    if message.leaves:
+        relay.leave()
+
+
+class NewsReader:
+    """Reads the messages about what happens to one open batch."""
+
+    def __init__(self) -> None:
+        self._context = Context()
+
+    def read(
+        self, body: Buffer, buffers: Sequence[Any], now: float
+    ) -> tuple[News, list[tuple[int, int, Request]], list[tuple[int, Exception]]]:
+        """Returns a message, the requests in it with their numbers and room, and failed ones."""
+        news = News(*unpickled(body))
+        unsealer = Unsealer(buffers)
+        requests: list[tuple[int, int, Request]] = []
+        failed: list[tuple[int, Exception]] = []
+        for join in news.joined:
+            try:
+                item = unsealer.open(join.item)
+            except Exception as error:
+                text = f"the item can't be unpickled in the process: {error}"
+                failed.append((join.number, caused(TypeError(text), error)))
+                continue
+            arrived_at = now - join.age_s
+            request = received_request(item, arrived_at, join.extra, self._context, now)
+            requests.append((join.number, join.room, request))
+        return news, requests, failed
+
+
+def unsendable(name: str, value: Any, error: Exception) -> TypeError:
+    text = f"{name} can't be sent between processes ({error}): {type(value).__qualname__}"
+    return caused(TypeError(text), error)
+
+
+def caused(error: TypeError, cause: Exception) -> TypeError:
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,84 @@
+"""The calls in a message to a model server: their items, and the options of each.
+
+A model server makes requests of its own, so it needs less than a worker process does: no ids, ages
+or dispatch reasons. What all calls share is sent once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+
+from shoal.batching.current import running_batch
+from shoal.core.forming.call_options import CallOptions
+from shoal.core.request import NOTHING
+from shoal.replicas.process.wire.batch import metadata_parts, received_metadata
+from shoal.replicas.process.wire.messages import Message, packed
+from shoal.replicas.process.wire.start import why_unsendable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_Metadata = tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]]
+
+
+class CallsAsData(NamedTuple):
+    method: str
+    items: list[Any]
+    trace: Mapping[str, str] | None
+    left_s: list[float | None] | None  # until each deadline; None if no call has one
+    priorities: list[int | None] | None  # the levels that callers named; None if none did
+    metadata: list[_Metadata]
+    places: list[int] | None  # the metadata of each call; None if all have the first, or have none
+
+    def call_options(self) -> list[CallOptions | None]:
+        count = len(self.items)
+        if self.left_s is None and self.priorities is None and not self.metadata:
+            return [None] * count
+        metadata: list[Mapping[str, Any]] = [received_metadata(*one) for one in self.metadata]
+        metadata = metadata or [NOTHING]
+        left_s = self.left_s or [None] * count
+        priorities = self.priorities or [None] * count
+        places = self.places or [0] * count
+        return [
+            CallOptions(limit_s, metadata[place], priority)
+            for limit_s, place, priority in zip(left_s, places, priorities, strict=True)
+        ]
+
+
+def packed_calls(method: str, items: list[Any]) -> Message:
+    """Packs the calls of the running batch; raises a `TypeError` that names a wrong item."""
+    batch = running_batch.get(None)
+    requests = () if batch is None else batch.members
+    now = anyio.current_time()
+    left_s: list[float | None] = []
+    priorities: list[int | None] = []
+    metadata: list[_Metadata] = []
+    places: list[int] = []
+    known: dict[int, int] = {}
+    for request in requests:
+        options = request.options
+        deadline = None if options is None else options.deadline
+        left_s.append(None if deadline is None else deadline - now)
+        priorities.append(None if options is None else options.asked_priority)
+        given = NOTHING if options is None else options.metadata
+        # Calls through one handle share their metadata.
+        place = known.get(id(given))
+        if place is None:
+            place = known[id(given)] = len(metadata)
+            metadata.append(metadata_parts(given))
+        places.append(place)
+    calls = CallsAsData(
+        method,
+        items,
+        None if batch is None else batch.trace,
+        left_s if any(one is not None for one in left_s) else None,
+        priorities if any(priorities) else None,
+        metadata,
+        places if len(metadata) > 1 else None,
+    )
+    try:
+        return packed(calls)
+    except Exception as error:
+        raise why_unsendable("item {nth} of the batch", items, error) from error

@@ -1,0 +1,70 @@
+"""The addresses of model servers: as they were given, behind a host's name, or in a file."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.to_thread
+
+from shoal.core.addresses import addresses_in, file_of, model_server_address
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.core.addresses import ModelServerAddress
+
+logger: Final = logging.getLogger("shoal.serving")
+
+_TIMEOUT_S: Final = 10.0
+
+
+class Lookup:
+    """Looks up entries again and again. One that fails keeps the addresses it had."""
+
+    def __init__(self, backend: str, entries: Sequence[str]) -> None:
+        self._backend = backend
+        self._entries = entries
+        self._last: dict[str, list[str]] = {}
+        self._failures: dict[str, str] = {}
+
+    async def addresses(self) -> tuple[str, ...]:
+        """Returns the addresses, each once, in the order of the entries."""
+        for entry in self._entries:
+            try:
+                with anyio.fail_after(_TIMEOUT_S):
+                    self._last[entry] = await _addresses_of(entry)
+                self._failures.pop(entry, None)
+            except (OSError, ValueError, UnicodeError) as error:
+                self._note(entry, error)
+        found = [one for entry in self._entries for one in self._last.get(entry, ())]
+        return tuple(dict.fromkeys(found))
+
+    def _note(self, entry: str, error: Exception) -> None:
+        """Logs a failure once, until another one takes its place."""
+        why = str(error) or type(error).__name__
+        if self._failures.get(entry) != why:
+            self._failures[entry] = why
+            logger.warning("%s: can't look up %s: %s", self._backend, entry, why)
+
+
+async def _addresses_of(entry: str) -> list[str]:
+    path = file_of(entry)
+    if path is None:
+        named = [model_server_address("model_servers", entry)]
+    else:
+        named = addresses_in(await anyio.to_thread.run_sync(Path(path).read_text))
+    return [str(one) for address in named for one in await _behind(address)]
+
+
+async def _behind(address: ModelServerAddress) -> list[ModelServerAddress]:
+    # This machine has one address for each version of IP, and one server.
+    if not address.is_name or address.host == "localhost":
+        return [address]
+    found: list[Any] = await anyio.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    # A server with addresses of both versions of IP is one server.
+    family = found[0][0]
+    return [address.at(name[0]) for one, _, _, _, name in found if one == family]

@@ -1,0 +1,104 @@
+"""Opens connections to model servers, over TCP or a UNIX socket."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.replicas.remote.handshake import HANDSHAKE_S, greet_model_server
+
+if TYPE_CHECKING:
+    from shoal.core.addresses import ModelServerAddress
+
+# The kernel notices that a network broke after this time, however busy both programs are.
+_IDLE_S: Final = 2
+_PROBES: Final = 3
+_UNACKNOWLEDGED_MS: Final = 5000
+
+
+async def connect(address: ModelServerAddress, token: str | None) -> Any:
+    """Connects to a model server and authenticates both ends; returns the socket.
+
+    Raises:
+        NotAllowed: It is another program, of another version, or has another token.
+        OSError: It can't be reached, or took too long.
+    """
+    sock: Any = None
+    try:
+        with anyio.fail_after(HANDSHAKE_S):
+            sock = await _connected(address)
+            prepare(sock)
+            fingerprint = b""
+            if address.has_tls:
+                from shoal.replicas.remote.tls import TlsSocket, client_context
+
+                sock = TlsSocket(sock, client_context())
+                await sock.shake_hands()
+                fingerprint = sock.peer_fingerprint()
+            await greet_model_server(sock, token, fingerprint)
+    except BaseException as error:
+        if sock is not None:
+            sock.close()
+        if isinstance(error, TimeoutError) and error.errno is None:
+            raise TimeoutError(errno.ETIMEDOUT, f"no answer within {HANDSHAKE_S:g} s") from None
+        raise
+    return sock
+
+
+async def _connected(address: ModelServerAddress) -> socket.socket:
+    """Returns a connected socket; of several addresses of a host, the first that accepts."""
+    names: list[tuple[int, Any]] = [(socket.AF_UNIX, address.path)]
+    if address.scheme != "unix":
+        found = await anyio.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        names = [(family, name) for family, _, _, _, name in found]
+    failure: OSError | None = None
+    for family, name in names:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            await _connect(sock, name)
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    assert failure is not None
+    raise failure
+
+
+async def _connect(sock: socket.socket, name: Any) -> None:
+    code = sock.connect_ex(name)
+    if (
+        code == errno.EAGAIN
+    ):  # the backlog of a UNIX socket is full, which nothing reports the end of
+        raise BlockingIOError(code, "too many connections wait to be accepted")
+    if code == errno.EINPROGRESS:
+        await anyio.wait_writable(sock)
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
+
+
+def prepare(sock: socket.socket) -> None:
+    """Makes a TCP socket send at once, and notice when the network breaks."""
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", _IDLE_S),
+        ("TCP_KEEPINTVL", 1),
+        ("TCP_KEEPCNT", _PROBES),
+        ("TCP_USER_TIMEOUT", _UNACKNOWLEDGED_MS),
+    ):
+        if hasattr(socket, option):
+            with suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,0 +1,329 @@
+"""One connection of a server that forwards batches (an ingress) to this one.
+
+Its items become single requests in the queue of the backend, beside those of other ingresses and of
+this server's own endpoints. So the backend's batches do not depend on who sent which item. Requests
+end when the connection does, and never the other way round: models stay loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from contextlib import AsyncExitStack, aclosing
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.batching.calls.stream import END, SKIP
+from shoal.batching.current import continued
+from shoal.errors import BatcherClosed, DeadlineExceeded, HandlerFailed, NoSuchName, ReplicaDied
+from shoal.failures.held import holding
+from shoal.loops.event_loop import holds_ctrl_c
+from shoal.replicas.process.wire.connection import FrameConnection
+from shoal.replicas.process.wire.errors import as_data, check_may_leave, slots_as_data
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, FrameReader
+from shoal.replicas.process.wire.messages import EMPTY, MessageCodec, packed, unpickled
+from shoal.replicas.process.wire.start import Defaults, sendable, why_unsendable
+from shoal.replicas.remote.keep_alive import MOST_BYTES, keep_alive
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from anyio.abc import TaskGroup
+
+    from shoal.replicas.process.wire.frames import Frame
+    from shoal.replicas.process.wire.messages import Message
+    from shoal.replicas.remote.calls_as_data import CallsAsData
+    from shoal.serving.backends.backend import Backend
+    from shoal.serving.backends.method_batcher import MethodBatcher
+    from shoal.serving.controller.controller import Controller
+
+logger: Final = logging.getLogger("shoal.serving")
+
+_MOST_CALLS: Final = 4096
+"""The most calls of one connection that may be under way."""
+
+_WORK: Final = frozenset(
+    {
+        FrameKind.START,
+        FrameKind.RUN,
+        FrameKind.STREAM,
+        FrameKind.RECONFIGURE,
+        FrameKind.HEALTH,
+    }
+)
+
+
+class _Call:
+    """A call under way; `credit` is the number of steps that its reader has room for."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        self.credit = STEPS_AHEAD
+        self.has_credit = anyio.Event()
+
+
+class Ingress:
+    """Serves an authenticated connection; `name` is for messages."""
+
+    def __init__(self, sock: Any, name: str, controller: Controller) -> None:
+        self.name = name
+        self._reader: FrameReader = FrameReader(most_bytes=MOST_BYTES)
+        self._connection = FrameConnection(sock, self._reader, self._on_invalid_frame)
+        self._controller = controller
+        self._codec = MessageCodec()
+        self._calls: dict[int, _Call] = {}
+        # The backend that its calls are for, and the ingress's name for this replica of it.
+        self._backend: Backend | None = None
+        self._tag = ""
+        self._defaults: dict[str, Defaults] = {}
+        self._is_draining = False
+        self._ended = anyio.Event()
+        self._tasks: TaskGroup
+
+    async def run(self) -> None:
+        """Serves until the other end is gone; then cancels its requests."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                tasks.start_soon(self._connection.write)
+                tasks.start_soon(keep_alive, self._connection, self._reader, self._end)
+                tasks.start_soon(self._read)
+                await self._ended.wait()
+                self._connection.shut_down()  # nothing starts a task any more
+                tasks.cancel_scope.cancel()
+        finally:
+            self._connection.close()
+
+    def drain(self) -> None:
+        """Notifies the ingress that it should send no more; its calls go on."""
+        self._is_draining = True
+        self._connection.send(self._codec.frame(FrameKind.DRAIN, 0))
+
+    def _end(self, why: str) -> None:
+        logger.warning("the connection of %s is closed: %s", self.name, why)
+        self._ended.set()
+
+    def _on_invalid_frame(self, error: Exception) -> None:
+        self._end(f"it sent an invalid frame: {type(error).__name__}: {error}")
+
+    async def _read(self) -> None:
+        try:
+            self._connection.read_available(self._handle)  # what TLS has decrypted already
+            await self._connection.read_in_task(self._handle)
+        finally:
+            self._ended.set()
+
+    def _handle(self, frame: Frame) -> None:
+        kind = frame.kind
+        if kind in _WORK:
+            if frame.id in self._calls:
+                raise ValueError(f"call {frame.id} is under way already")
+            if len(self._calls) >= _MOST_CALLS:
+                raise ValueError(f"more than {_MOST_CALLS} calls are under way")
+            self._calls[frame.id] = call = _Call()
+            self._tasks.start_soon(self._work, frame, call)
+        elif kind is FrameKind.CANCEL or kind is FrameKind.CREDIT:
+            if (known := self._calls.get(frame.id)) is None:
+                return  # it has ended
+            if kind is FrameKind.CANCEL:
+                known.scope.cancel()
+            else:
+                known.credit += int(unpickled(frame.body))
+                known.has_credit.set()
+        elif kind is not FrameKind.PING:
+            raise ValueError(f"an unexpected {kind.name}")
+
+    def _send(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> None:
+        self._connection.send(self._codec.frame(kind, id_, message))
+
+    @holds_ctrl_c
+    async def _work(self, frame: Frame, call: _Call) -> None:
+        id_ = frame.id
+        kind, message = FrameKind.END, EMPTY
+        try:
+            with call.scope, holding():
+                try:
+                    kind, message = await self._attempt(frame, call)
+                except Exception as error:
+                    kind, message = FrameKind.ERROR, packed(as_data(error))
+        finally:
+            del self._calls[id_]
+        self._send(kind, id_, message)
+
+    async def _attempt(self, frame: Frame, call: _Call) -> tuple[FrameKind, Message]:
+        match frame.kind:
+            case FrameKind.RUN:
+                return FrameKind.RESULT, await self._run(frame)
+            case FrameKind.STREAM:
+                await self._stream(frame, call)
+                return FrameKind.END, EMPTY
+            case FrameKind.START:
+                return FrameKind.RESULT, await self._start(frame)
+            case FrameKind.RECONFIGURE:
+                await self._reconfigure(unpickled(frame.body, frame.buffers))
+            case _:
+                await self._check_health()
+        return FrameKind.RESULT, packed(None)
+
+    async def _start(self, frame: Frame) -> Message:
+        tag, self._tag = unpickled(frame.body, frame.buffers)
+        backend = self._controller.backends.get(tag)
+        if backend is None:
+            there = ", ".join(self._controller.backends) or "none"
+            raise NoSuchName(f"it has no backend {tag!r}; it has: {there}")
+        description = await backend.supervisor.described()
+        self._backend = backend
+        methods = description.methods
+        self._defaults = {name: Defaults(one.signature) for name, one in methods.items()}
+        return packed(sendable(description))
+
+    async def _reconfigure(self, user_config: Any) -> None:
+        # Not a change of the backend's config, which is this server's: ingresses would compete.
+        for managed in self._found().supervisor.ready():
+            await managed.replica.reconfigure(user_config)
+
+    async def _check_health(self) -> None:
+        """Raises an error unless a replica is healthy; its supervisor replaces the others."""
+        managed = await self._found().supervisor.any_ready()
+        if (trouble := await managed.trouble()) is not None:
+            raise HandlerFailed(trouble)
+
+    async def _run(self, frame: Frame) -> Message:
+        batcher, calls = await self._opened(frame, streams=False)
+        items, options = calls.items, calls.call_options()
+        # One that is late already would make the others late: they are admitted together.
+        late = {
+            place: DeadlineExceeded(f"a call to {batcher.batcher.name} was made after its deadline")
+            for place, asked in enumerate(options)
+            if asked is not None and asked.timeout_s is not None and asked.timeout_s <= 0
+        }
+        with continued(calls.trace):
+            outcomes = await batcher.batcher.find().outcomes_of(
+                [item for place, item in enumerate(items) if place not in late],
+                [asked for place, asked in enumerate(options) if place not in late],
+            )
+        try:
+            if not late:
+                self._refuse_unserved(outcomes)
+                _raise_common(outcomes)
+            for place, error in late.items():
+                outcomes.insert(place, error)
+            return _packed(calls.method, outcomes)
+        finally:
+            outcomes.clear()  # the tracebacks of errors hold this frame
+
+    async def _stream(self, frame: Frame, call: _Call) -> None:
+        batcher, calls = await self._opened(frame, streams=True)
+        items, options = calls.items, calls.call_options()
+        with continued(calls.trace):
+            steps = _Steps(len(items))
+            async with AsyncExitStack() as leaving, anyio.create_task_group() as tasks:
+                for place, (item, asked) in enumerate(zip(items, options, strict=True)):
+                    stream = batcher.batcher.find().begin_stream_of(item, asked)
+                    try:  # in their order, and not by the tasks that read them
+                        await leaving.enter_async_context(stream)
+                    except Exception as error:
+                        steps.end(place, error)
+                    else:
+                        tasks.start_soon(steps.read, place, stream)
+                async with aclosing(steps.each()) as each:
+                    async for step in each:
+                        self._send(FrameKind.PART, frame.id, _packed(calls.method, step))
+                        call.credit -= 1
+                        while call.credit <= 0:
+                            call.has_credit = anyio.Event()
+                            await call.has_credit.wait()
+
+    async def _opened(self, frame: Frame, *, streams: bool) -> tuple[MethodBatcher, CallsAsData]:
+        backend = self._found()
+        try:
+            calls: CallsAsData = unpickled(frame.body, frame.buffers)
+        except Exception as error:
+            raise TypeError(f"the items can't be unpickled in the model server: {error}") from error
+        batcher = backend.method_batchers.get(calls.method)
+        if batcher is None:
+            try:
+                batcher = await backend.method_batcher(calls.method)
+            except BatcherClosed as error:
+                raise self._closing() from error
+        if batcher.streams is not streams:
+            raise TypeError(
+                f"{batcher.batcher.name} {'gives one result' if streams else 'streams'}"
+            )
+        if (defaults := self._defaults.get(calls.method)) is not None:
+            calls = calls._replace(items=defaults.put_into(calls.items))
+        return batcher, calls
+
+    def _found(self) -> Backend:
+        backend = self._backend
+        if backend is None or self._controller.backends.get(backend.tag) is not backend:
+            self._ended.set()
+            raise self._closing()
+        return backend
+
+    def _refuse_unserved(self, outcomes: Sequence[Any]) -> None:
+        """Raises `ReplicaDied`, so that the batch may run elsewhere, if this server was closing."""
+        if outcomes and all(type(one) is BatcherClosed for one in outcomes):
+            raise self._closing()
+
+    def _closing(self) -> ReplicaDied:
+        return ReplicaDied("the backend of the model server is closing", replica=self._tag)
+
+
+class _Steps:
+    """Joins the streams of a call to steps, with one slot for each."""
+
+    def __init__(self, count: int) -> None:
+        self._ready: list[deque[Any]] = [deque() for _ in range(count)]
+        self._has_room = [anyio.Event() for _ in range(count)]
+        self._left = count
+        self._is_changed = anyio.Event()
+
+    async def read(self, place: int, stream: Any) -> None:
+        ready = self._ready[place]
+        end: Any = END
+        try:
+            async for item in stream:
+                ready.append(item)
+                self._is_changed.set()
+                while len(ready) >= STEPS_AHEAD:
+                    self._has_room[place] = anyio.Event()
+                    await self._has_room[place].wait()
+        except Exception as error:
+            end = error
+        self.end(place, end)
+
+    def end(self, place: int, how: Any) -> None:
+        """Ends a stream, with its error or `END`."""
+        self._ready[place].append(how)
+        self._left -= 1
+        self._is_changed.set()
+
+    async def each(self) -> AsyncGenerator[list[Any]]:
+        while self._left or any(self._ready):
+            if not any(self._ready):
+                self._is_changed = anyio.Event()
+                await self._is_changed.wait()
+            step = [ready.popleft() if ready else SKIP for ready in self._ready]
+            for has_room in self._has_room:
+                has_room.set()
+            yield step
+
+
+def _raise_common(outcomes: Sequence[Any]) -> None:
+    """Raises the error that a whole batch failed with, which is smaller than one for each item."""
+    first = outcomes[0] if outcomes else None
+    cause = first.__cause__ if isinstance(first, Exception) else None
+    if not isinstance(cause, Exception) or isinstance(cause, ReplicaDied):
+        return
+    if all(isinstance(one, Exception) and one.__cause__ is cause for one in outcomes):
+        raise cause
+
+
+def _packed(method: str, slots: list[Any]) -> Message:
+    check_may_leave(slots)
+    try:
+        return packed(slots_as_data(slots))
+    except Exception as error:
+        raise why_unsendable(f"result {{nth}} of {method}()", slots, error) from error

@@ -1,0 +1,231 @@
+"""The listener of a model server: accepts connections, and authenticates them within limits."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import anyio
+
+from shoal.core.addresses import model_server_address
+from shoal.errors import NotAllowed
+from shoal.failures.exceptions import ungrouped
+from shoal.replicas.remote.handshake import HANDSHAKE_S, greet_ingress, token_in
+from shoal.replicas.remote.sockets import prepare
+from shoal.serving.model_server.ingress import Ingress
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from anyio.abc import TaskGroup
+
+    from shoal.asgi.http_options import HttpOptions
+    from shoal.core.addresses import ModelServerAddress
+    from shoal.replicas.remote.tls import ServerCertificate
+    from shoal.serving.controller.controller import Controller
+
+logger: Final = logging.getLogger("shoal.serving")
+
+_BACKLOG: Final = 128
+_MOST_UNKNOWN: Final = 64
+"""The most connections that may be in their handshake; further ones are closed at once."""
+
+_LEAVING_S: Final = 2.0
+"""How long a server waits for idle ingresses to leave, before its backends close."""
+
+_LAST_ANSWERS_S: Final = 1.0
+"""How long the last answers may take to be sent."""
+
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_RETRY_S: Final = 0.1
+
+
+class BoundLike(Protocol):
+    """A bound socket, and how it is closed."""
+
+    socket: socket.socket
+
+    def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def model_server(
+    options: HttpOptions, bind: Callable[[ModelServerAddress], Sequence[BoundLike]]
+) -> AsyncGenerator[ModelServerListener | None]:
+    """Binds the address of the options, if there is one; `begin` serves there during the block.
+
+    Raises:
+        OSError: It can't listen there, or can't read the certificate.
+        NotAllowed: The token can't be used.
+    """
+    if options.model_server is None:
+        yield None
+        return
+    address = model_server_address("model_server", options.model_server)
+    token = certificate = None
+    if options.model_server_token_file is not None:
+        token = token_in(options.model_server_token_file)
+    if address.has_tls:
+        from shoal.replicas.remote.tls import ServerCertificate
+
+        assert options.certfile is not None
+        certificate = ServerCertificate(options.certfile, options.keyfile)
+    listener = ModelServerListener(bind(address), token, certificate, address)
+    try:
+        async with ungrouped() as listener.tasks:
+            try:
+                yield listener
+                with anyio.move_on_after(_LAST_ANSWERS_S):
+                    await listener.wait_alone()
+            finally:
+                listener.tasks.cancel_scope.cancel()
+    finally:
+        listener.close()
+
+
+class ModelServerListener:
+    """Serves the backends of a controller at bound sockets.
+
+    Args:
+        bound: The bound sockets; `run` listens at them, and closes them.
+        token: The token that ingresses must know; None only at a UNIX socket.
+        certificate: The certificate, if it speaks TLS.
+    """
+
+    def __init__(
+        self,
+        bound: Sequence[BoundLike],
+        token: str | None,
+        certificate: ServerCertificate | None = None,
+        address: ModelServerAddress | None = None,
+    ) -> None:
+        self._bound = bound
+        self._address = address
+        self._token = token
+        self._certificate = certificate
+        self._unknown = 0
+        self._is_draining = False
+        self._accepting = anyio.CancelScope()
+        self.ingresses: set[Ingress] = set()
+        self._is_alone = anyio.Event()
+        self.tasks: TaskGroup  # for `begin`
+
+    @property
+    def url(self) -> str:
+        """Its address, with the port that it has."""
+        assert self._address is not None
+        if self._address.scheme == "unix":
+            return str(self._address)
+        port: int = self._bound[0].socket.getsockname()[1]
+        return str(self._address.at(self._address.host, port))
+
+    def begin(self, controller: Controller) -> None:
+        """Serves the backends of a controller, in the background."""
+        self.tasks.start_soon(self.run, controller)
+
+    async def leave(self, graceful_timeout_s: float) -> None:
+        """Drains, and waits a moment until idle ingresses have noticed."""
+        self.drain()
+        with anyio.move_on_after(min(_LEAVING_S, graceful_timeout_s / 2)):
+            await self.wait_alone()
+
+    async def run(self, controller: Controller) -> None:
+        """Serves until it is cancelled; `drain` ends the accepting before."""
+        async with anyio.create_task_group() as connections:
+            try:
+                with self._accepting:
+                    async with anyio.create_task_group() as listening:
+                        for one in self._bound:
+                            sock = one.socket
+                            sock.listen(_BACKLOG)
+                            listening.start_soon(self._accept, sock, connections, controller)
+            finally:
+                self.close()
+
+    def close(self) -> None:
+        """Closes the sockets at which it listens, if that was not done before."""
+        for one in self._bound:
+            one.close()
+
+    def drain(self) -> None:
+        """Accepts no more connections, and notifies the ingresses; their calls go on."""
+        self._is_draining = True
+        self._accepting.cancel()
+        for ingress in self.ingresses:
+            ingress.drain()
+        if not self.ingresses:
+            self._is_alone.set()
+
+    async def wait_alone(self) -> None:
+        """Waits, after `drain`, until all ingresses have disconnected."""
+        await self._is_alone.wait()
+
+    async def _accept(self, listening: socket.socket, tasks: Any, controller: Controller) -> None:
+        while True:
+            await anyio.wait_readable(listening)
+            try:
+                sock, peer = listening.accept()
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    await anyio.sleep(_RETRY_S)
+                continue
+            name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a UNIX socket"
+            if self._unknown >= _MOST_UNKNOWN:
+                logger.warning("%s: closed, since %d others are unknown", name, _MOST_UNKNOWN)
+                sock.close()
+                continue
+            self._unknown += 1
+            tasks.start_soon(self._serve, sock, f"the ingress at {name}", controller)
+
+    async def _serve(self, sock: socket.socket, name: str, controller: Controller) -> None:
+        try:
+            authenticated = await self._authenticated(sock, name)
+        finally:
+            self._unknown -= 1
+        if authenticated is None:
+            return
+        ingress = Ingress(authenticated, name, controller)
+        self.ingresses.add(ingress)
+        logger.info("%s is connected", name)
+        try:
+            if self._is_draining:
+                ingress.drain()
+            await ingress.run()
+        except Exception:
+            logger.exception("%s: its connection broke", name)
+        finally:
+            self.ingresses.discard(ingress)
+            if self._is_draining and not self.ingresses:
+                self._is_alone.set()
+            logger.info("%s is disconnected", name)
+
+    async def _authenticated(self, sock: Any, name: str) -> Any:
+        """Returns the socket, with TLS if that is on; None if the other end is not an ingress."""
+        try:
+            with anyio.fail_after(HANDSHAKE_S):
+                sock.setblocking(False)
+                prepare(sock)
+                fingerprint = b""
+                if self._certificate is not None:
+                    from shoal.replicas.remote.tls import TlsSocket
+
+                    sock = TlsSocket(sock, self._certificate.context, server=True)
+                    await sock.shake_hands()
+                    fingerprint = self._certificate.fingerprint
+                await greet_ingress(sock, self._token, fingerprint)
+        except NotAllowed as error:
+            logger.warning("%s was refused: %s", name, error)
+        except TimeoutError:
+            logger.warning("%s was disconnected: no handshake within %g s", name, HANDSHAKE_S)
+        except OSError as error:
+            logger.info("%s was disconnected in its handshake: %s", name, error)
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+        sock.close()
+        return None

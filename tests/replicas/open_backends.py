@@ -1,0 +1,184 @@
+"""Code for open batches that the tests of process replicas run; it is imported in the workers."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import anyio
+
+import shoal
+from replicas.process_backends import Block, Unreadable, Unsendable
+from shoal.replicas.process.wire.messages import packed
+from shoal.testing.replicas.code import Folder, Mistake
+
+
+class Open:
+    def __init__(self, folder: str = "") -> None:
+        self._folder = Folder(folder)
+        self._config: Any = None
+        self._kept: list[Any] = []
+
+    async def reconfigure(self, config: Any) -> None:
+        self._config = config
+
+    async def health(self) -> None:
+        self._folder.note("health")
+
+    async def __call__(self, batch: shoal.OpenBatch[Any, Any]) -> None:
+        """Answers each request by what its item names."""
+        async for request in batch:
+            item = request.item
+            if item == "pid":
+                request.finish(os.getpid())
+            elif item == "config":
+                request.finish(self._config)
+            elif item == "unsendable":
+                request.finish(Unsendable())
+            elif item == "unreadable":
+                request.finish(Unreadable())
+            elif item == "mistake":
+                request.fail(Mistake("of one"))
+            elif item == "knows":
+                now = anyio.current_time()
+                deadline = request.deadline or now
+                request.finish(
+                    (
+                        dict(request.metadata),
+                        request.priority,
+                        request.cost,
+                        round(deadline - now),
+                        now - request.arrived_at < 5,
+                        [each.item for each in shoal.current_batch().requests],
+                    )
+                )
+            elif type(item) is Block:
+                request.finish(Block(bytearray(item.memory)))
+            elif item != "nothing":
+                request.finish(item)
+
+    async def once(self, batch: shoal.OpenBatch[Any, Any]) -> None:
+        """Answers the requests that are there, and ends when it may."""
+        joined = await batch.join()
+        self._folder.note(f"once {[request.item for request in joined]}")
+        await self._folder.wait_async("once")
+        for request in joined:
+            request.finish(request.item)
+
+    async def closed(self, batch: shoal.OpenBatch[Any, Any]) -> None:
+        """Answers when no more requests join, with why."""
+        requests = [request async for request in batch]
+        for request in requests:
+            request.finish((batch.size, str(batch.reason)))
+
+    async def raises(self, batch: shoal.OpenBatch[Any, Any]) -> None:
+        async for request in batch:
+            self._folder.note(f"raises {request.item}")
+            await self._folder.wait_async("raise")
+            raise Mistake("of all")
+
+    async def stuck(self, batch: shoal.OpenBatch[Any, Any]) -> None:
+        """Holds the process while it has a request."""
+        async for request in batch:
+            self._folder.note(f"stuck {request.item}")
+            self._folder.wait("stuck")
+            request.finish(request.item)
+
+    async def count(self, batch: shoal.OpenBatch[int, int]) -> None:
+        """Streams the numbers from 1 to the item, one in each step."""
+        at: dict[Any, int] = {}
+        async for joined in batch.steps():
+            at |= dict.fromkeys(joined, 0)
+            at = {request: number + 1 for request, number in at.items() if not request.ended}
+            await batch.send(dict(at))
+            for request, number in at.items():
+                if number == request.item:
+                    request.finish()
+
+    async def one_task_each(self, batch: shoal.OpenBatch[str, Any]) -> None:
+        """Streams the item until its caller leaves, or the wait of its name is over."""
+
+        async def serve(request: shoal.OpenRequest[str, Any]) -> None:
+            self._folder.note(f"begins {request.item}")
+            if request.item == "unsendable":
+                await request.send(1)
+                await request.send(Unsendable())
+                self._folder.note(f"ended {request.ended}")
+                return
+            sent = 0
+            while not (request.ended or self._folder.is_released(request.item)):
+                await request.send(sent)
+                sent += 1
+                self._folder.note(f"sent {request.item} {sent}")
+                await anyio.sleep(0.001)
+            self._folder.note(f"leaves {request.item} {request.cancelled}")
+            if not request.ended:
+                request.finish()
+
+        async with anyio.create_task_group() as tasks:
+            async for request in batch:
+                tasks.start_soon(serve, request)
+
+    async def drains(self, batch: shoal.OpenBatch[str, Any]) -> None:
+        """Ends its streams when its backend begins to close."""
+        async for request in batch:
+            await request.send(1)
+            await batch.draining.wait()
+            request.finish()
+
+    async def leaves(self, batch: shoal.OpenBatch[str, Any]) -> None:
+        """Answers two requests, and lets another batch have the others."""
+        answered = 0
+        async for request in batch:
+            request.finish((batch.id, request.item))
+            answered += 1
+            if answered == 2:
+                batch.leave()
+
+    async def cleans_up(self, batch: shoal.OpenBatch[str, Any]) -> None:
+        """Answers when it is cancelled."""
+        async for request in batch:
+            try:
+                self._folder.note("waits")
+                await anyio.sleep_forever()
+            finally:
+                request.finish("at last")
+
+    async def never_ends(self, batch: shoal.OpenBatch[Any, Any]) -> None:
+        async for request in batch:
+            self._folder.note(f"holds {request.item}")
+            while True:
+                time.sleep(0.01)  # noqa: ASYNC251 - as a model that computes would
+
+    async def lies(self, batch: shoal.OpenBatch[Any, Any]) -> None:
+        """Sends rubbish in place of its answers."""
+        async for request in batch:
+            wire: Any = batch._run
+            if request.item == "too much":
+                wire._answers += [(0, request._request.waiter.number, n) for n in range(99)]
+                wire.flush()
+            elif request.item == "no message":
+                wire._send_message(packed(("no", "message")))
+            elif request.item == "seen too much":
+                wire._saw += 1000
+                request.finish()
+            elif request.item == "waits twice":
+                number = request._request.waiter.number
+                wire._waits = [(1, [number]), (1, [number])]
+                wire.flush()
+            elif request.item == "waits again":
+                number = request._request.waiter.number
+                for wait in (1, 2):
+                    wire._waits = [(wait, [number])]
+                    wire.flush()
+                await request.send("sent")
+                request.finish()
+            elif request.item == "no frame":
+                wire._send_message.func.__self__._connection.send([b"\xff" * 64])
+
+    async def plain_lists(self, items: list[int]) -> list[int]:
+        return items
+
+    def plain(self, batch: shoal.OpenBatch[Any, Any]) -> None:
+        pass

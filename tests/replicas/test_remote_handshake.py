@@ -1,0 +1,263 @@
+"""Who may connect to a model server: tokens, versions, certificates, and peers that lie."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from certificates import new_certificate
+from replicas.remote_servers import TOKEN, listening
+from shoal.batching.current import Identity
+from shoal.core.addresses import model_server_address
+from shoal.errors import ReplicaNotStarted
+from shoal.replicas.code.definition import Definition
+from shoal.replicas.contract import Blueprint
+from shoal.replicas.process.wire.frames import FrameKind, encoded
+from shoal.replicas.remote import handshake
+from shoal.replicas.remote.replica import RemoteReplica
+from shoal.replicas.remote.sockets import connect
+from shoal.replicas.remote.tls import ServerCertificate
+from shoal.serving.controller.controller import Controller
+from shoal.serving.model_server import listener as listener_module
+from shoal.testing.replicas.stage import Played
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+
+async def double(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+@asynccontextmanager
+async def serving(address, token=TOKEN, certificate=None):
+    async with Controller() as controller:
+        await controller.create_backend("model", double)
+        async with listening(controller, address, token, certificate) as (listener, address):
+            yield listener, address
+
+
+@pytest.fixture
+def token_file(tmp_path):
+    def write(token):
+        path = tmp_path / f"token-{token[:3]}"
+        path.write_text(token)
+        return str(path)
+
+    return write
+
+
+def replica_of(address, path=None, backend="model"):
+    options = {} if path is None else {"model_server_token_file": path}
+    return RemoteReplica(
+        Blueprint(
+            identity=Identity(backend, f"{backend}#0"),
+            definition=Definition("nowhere:Nothing"),
+            placement_options=options,
+            address=address,
+        )
+    )
+
+
+async def failure_of(replica):
+    played = Played(replica)
+    await played.serve()
+    assert isinstance(played.error, ReplicaNotStarted)
+    return str(played.error)
+
+
+async def answer_of(replica):
+    played = Played(replica)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(played.serve)
+        await played.ready.wait()
+        assert played.description is not None, played.error
+        answer = await played.run("__call__", [21])
+        replica.stop()
+        await played.ended.wait()
+    assert played.error is None
+    return answer
+
+
+async def test_both_ends_must_know_the_token(token_file, caplog):
+    async with serving("tcp") as (_, address):
+        assert await answer_of(replica_of(address, token_file(TOKEN))) == [42]
+        with caplog.at_level(logging.WARNING):
+            said = await failure_of(replica_of(address, token_file("other-" + TOKEN)))
+        assert said.endswith(f"{address}: the model server has another token")
+        assert "was refused: the client has another token" in caplog.text
+        assert "set model_server_token_file" in await failure_of(replica_of(address))
+        said = await failure_of(replica_of(address, token_file("short")))
+        assert "must have at least 32 characters" in said
+        said = await failure_of(replica_of(address, token_file(TOKEN), "other"))
+        assert "it has no backend 'other'; it has: model" in said
+
+
+async def test_a_unix_socket_needs_no_token_but_both_ends_agree(tmp_path, token_file):
+    async with serving(f"unix:{tmp_path}/a", None) as (_, address):
+        assert await answer_of(replica_of(address)) == [42]
+        said = await failure_of(replica_of(address, token_file(TOKEN)))
+        assert "the model server has no token, and there is one here" in said
+    async with serving(f"unix:{tmp_path}/b") as (_, address):
+        assert await answer_of(replica_of(address, token_file(TOKEN))) == [42]
+        said = await failure_of(replica_of(address))
+        assert "the model server has a token, and there is none here" in said
+
+
+def greeting_of(protocol, version):
+    fields = list(handshake._GREETING.unpack(handshake._greeting(None)))
+    fields[2], fields[4] = protocol, version
+    return handshake._GREETING.pack(*fields)
+
+
+async def test_an_ingress_of_another_version_is_refused_with_both_versions(tmp_path, caplog):
+    async with serving(f"unix:{tmp_path}/a", None) as (_, address):
+        with await connected(address) as sock, caplog.at_level(logging.WARNING):
+            await handshake.send_all(sock, greeting_of(1, b"0.0.9"))
+            with anyio.fail_after(5):
+                await handshake.receive(sock, handshake._GREETING.size)  # it says its own
+                assert await closed(sock)
+        assert "refused: the client runs Shoal 0.0.9 with protocol 1.1, and this" in caplog.text
+
+
+async def test_a_model_server_of_another_version_is_refused(tmp_path):
+    with socket.socket(socket.AF_UNIX) as listening_socket:
+        listening_socket.bind(f"{tmp_path}/a")
+        listening_socket.listen()
+        listening_socket.setblocking(False)
+
+        async def be_newer():
+            await anyio.wait_readable(listening_socket)
+            sock, _ = listening_socket.accept()
+            sock.setblocking(False)
+            with sock:
+                await handshake.receive(sock, handshake._GREETING.size)
+                await handshake.send_all(sock, greeting_of(99, b"9.9"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(be_newer)
+            said = await failure_of(replica_of(f"unix:{tmp_path}/a"))
+        assert "the model server runs Shoal 9.9 with protocol 1.99, and this is Shoal" in said
+        assert "run the same version on both" in said
+
+
+async def test_a_server_that_does_not_know_the_token_is_refused(tmp_path, token_file):
+    with socket.socket(socket.AF_UNIX) as listening_socket:
+        listening_socket.bind(f"{tmp_path}/a")
+        listening_socket.listen()
+        listening_socket.setblocking(False)
+
+        async def lie():
+            await anyio.wait_readable(listening_socket)
+            sock, _ = listening_socket.accept()
+            sock.setblocking(False)
+            with sock:
+                await handshake.receive(sock, handshake._GREETING.size)
+                await handshake.send_all(sock, handshake._greeting("anything"))
+                await handshake.receive(sock, handshake._PROOF)
+                await handshake.send_all(sock, b"\x01" + bytes(handshake._PROOF))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lie)
+            said = await failure_of(replica_of(f"unix:{tmp_path}/a", token_file(TOKEN)))
+        assert "the model server does not know the token" in said
+
+
+async def test_tls_carries_batches_and_binds_the_proof_to_the_certificate(tmp_path, token_file):
+    certificate = ServerCertificate(**new_certificate(tmp_path))
+    async with serving("tls", certificate=certificate) as (_, address):
+        path = token_file(TOKEN)
+        assert await answer_of(replica_of(address, path)) == [42]
+        plain = address.replace("tls", "tcp")
+        assert "can't use the model server" in await failure_of(replica_of(plain, path))
+        # As behind a server in between that has another certificate.
+        certificate.fingerprint = b"another"
+        assert "has another token" in await failure_of(replica_of(address, path))
+
+
+async def connected(address):
+    sock = socket.socket(socket.AF_UNIX)
+    sock.setblocking(False)
+    sock.connect(address.removeprefix("unix:"))
+    return sock
+
+
+async def closed(sock):
+    """Reads until the other end closes the connection."""
+    try:
+        while True:
+            await handshake.receive(sock, 1)
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize(
+    "rubbish", [b"GET / HTTP/1.1\r\n\r\n" * 9, b"SHOAL-MS" + b"\xff" * 200, b"\0" * 500]
+)
+async def test_rubbish_ends_a_connection_and_nothing_is_unpickled(tmp_path, rubbish, monkeypatch):
+    monkeypatch.setattr("shoal.serving.model_server.ingress.unpickled", pytest.fail)
+    async with serving(f"unix:{tmp_path}/a") as (listener, address):
+        with await connected(address) as sock, anyio.fail_after(5):
+            await handshake.send_all(sock, rubbish)
+            await closed(sock)
+        assert not listener.ingresses
+
+
+async def test_silence_ends_a_connection_and_others_get_in(tmp_path, monkeypatch, token_file):
+    monkeypatch.setattr(listener_module, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(listener_module, "_MOST_UNKNOWN", 2)
+    async with serving(f"unix:{tmp_path}/a") as (_, address):
+        silent = [await connected(address) for _ in range(3)]
+        with anyio.fail_after(5):
+            for sock in silent:
+                await closed(sock)
+                sock.close()
+        assert await answer_of(replica_of(address, token_file(TOKEN))) == [42]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        encoded(FrameKind.CALL_OUT, 1, [b"x"]),
+        encoded(FrameKind.RESULT, 1, [b"x"]),
+        encoded(FrameKind.RUN, 1, (), (), [(0, 2**40)]),
+        encoded(FrameKind.RUN, 1, [b"x"], (), (), [7]),
+        [b"\x02\x00\x00\x00" + b"\0" * 12 + (2**50).to_bytes(8, "little")],
+        [b"\xee" * 64],
+    ],
+    ids=["call out", "result", "shared memory", "given back", "too large", "no frame"],
+)
+async def test_an_ingress_that_lies_is_disconnected_and_others_stay(tmp_path, frame, token_file):
+    async with serving(f"unix:{tmp_path}/a") as (_, address):
+        played = Played(replica_of(address, token_file(TOKEN)))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(played.serve)
+            await played.ready.wait()
+            with await connect(model_server_address("", address), TOKEN) as sock:
+                await handshake.send_all(sock, b"".join(frame))
+                with anyio.fail_after(5):
+                    await closed(sock)
+            assert await played.run("__call__", [1]) == [2]
+            played.replica.stop()
+
+
+async def test_calls_before_a_start_or_of_rubbish_fail_alone(tmp_path):
+    async with serving(f"unix:{tmp_path}/a") as (_, address):
+        with await connect(model_server_address("", address), TOKEN) as sock:
+            for frame in (encoded(FrameKind.CANCEL, 77), encoded(FrameKind.CREDIT, 78, [b"no"])):
+                await handshake.send_all(sock, b"".join(frame))
+            await handshake.send_all(sock, b"".join(encoded(FrameKind.START, 5, [b"no pickle"])))
+            with anyio.fail_after(5):
+                head = await handshake.receive(sock, 24)
+            assert head[0] == FrameKind.ERROR
+            assert int.from_bytes(head[8:16], "little") == 5
+
+
+def test_a_replica_needs_an_address():
+    with pytest.raises(ValueError, match="address of a model server must be tls://"):
+        replica_of("")
+    assert replace(replica_of("unix:/a").blueprint, address="").address == ""

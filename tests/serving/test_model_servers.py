@@ -1,0 +1,396 @@
+"""Backends with ``placement="remote"``: their model servers run in this process."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from functools import partial
+
+import anyio
+import numpy as np
+import pytest
+
+import shoal
+from replicas.remote_servers import listening
+from shoal.errors import (
+    BackendUnavailable,
+    DeadlineExceeded,
+    Overloaded,
+    ReplicaDied,
+    ReplicaNotStarted,
+)
+from shoal.replicas.remote import keep_alive as keep_alive_module
+from shoal.replicas.remote import lookup, replica
+from shoal.serving.backend_config import BackendConfig
+from shoal.serving.backends import membership
+from shoal.serving.controller.controller import Controller
+from shoal.serving.model_server import ingress as ingress_module
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+
+class Model:
+    """Records its batches; an item ``"hold"`` waits until it is released."""
+
+    def __init__(self):
+        self.batches = []
+        self.metadata = []
+        self.holding = anyio.Event()
+        self.released = anyio.Event()
+        self.closed = anyio.Event()
+
+    async def __call__(self, items: list[object]) -> list[object]:
+        self.batches.append(len(items))
+        self.metadata += [(r.metadata, r.priority) for r in shoal.current_batch().requests]
+        words = {item for item in items if isinstance(item, str)}
+        if "hold" in words:
+            self.holding.set()
+            try:
+                await self.released.wait()
+            finally:
+                self.closed.set()
+        if "fail" in words:
+            raise KeyError("of the code")
+        return [ValueError("bad") if isinstance(i, str) and i == "bad" else i for i in items]
+
+    async def count(self, items: list[int]):
+        try:
+            for n in range(3):
+                yield [item + n for item in items]
+            await self.released.wait()
+        finally:
+            self.closed.set()
+
+
+@asynccontextmanager
+async def model_server(address, model, **config):
+    async with Controller() as controller:
+        await controller.create_backend("model", model, config={"max_batch_size": 64, **config})
+        async with listening(controller, address) as (listener, _):
+            yield controller, listener
+
+
+@asynccontextmanager
+async def ingress(*addresses, **config):
+    async with Controller() as controller:
+        await controller.create_backend(
+            "model",
+            "nowhere:Nothing",
+            config={"placement": "remote", "model_servers": addresses, **config},
+        )
+        await controller.create_endpoint("model", backend="model")
+        yield controller, await controller.get_handle("model")
+
+
+async def until(condition):
+    with anyio.fail_after(8):
+        while not condition():  # noqa: ASYNC110 - another connection makes it true
+            await anyio.sleep(0.005)
+
+
+def status_of(controller):
+    return controller.backends["model"].status()
+
+
+async def test_the_items_of_several_ingresses_share_batches(tmp_path):
+    model, at = Model(), f"unix:{tmp_path}/a"
+    async with (
+        model_server(at, model) as (server, _),
+        ingress(at) as (_, one),
+        ingress(at) as (_, other),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(one.call, "hold")
+        await model.holding.wait()
+        for n in range(8):
+            tasks.start_soon((one, other)[n % 2].call, n)
+        await until(lambda: status_of(server).queued == 8)
+        model.released.set()
+    assert model.batches == [1, 8]
+
+
+async def test_results_and_errors_are_those_of_each_item(tmp_path):
+    model, at = Model(), f"unix:{tmp_path}/a"
+    async with model_server(at, model), ingress(at) as (_, handle):
+        big = np.arange(300_000, dtype=np.float32)
+        results = await handle.map(["a", "bad", big, 4], return_exceptions=True)
+        assert (results[0], results[3]) == ("a", 4)
+        assert isinstance(results[1], ValueError)
+        np.testing.assert_array_equal(results[2], big)
+        with pytest.raises(KeyError, match="of the code") as caught:
+            await handle.call("fail")
+        assert "In the model server at unix:" in str(caught.value.__cause__.__notes__)
+
+
+async def test_metadata_and_priorities_cross(tmp_path):
+    model, at = Model(), f"unix:{tmp_path}/a"
+    levels = {"priority_levels": 3}
+    async with model_server(at, model, **levels), ingress(at, **levels) as (_, handle):
+        await handle.call("usual")
+        await handle.options(priority=3, shard_key="k").call("low")
+    (usual, usual_level), (low, low_level) = model.metadata
+    assert (usual["endpoint"], usual_level) == ("model", 2)
+    assert (low["shard_key"], low_level) == ("k", 3)
+
+
+async def test_deadlines_and_callers_that_leave_free_the_queue_over_there(tmp_path):
+    model, at = Model(), f"unix:{tmp_path}/a"
+    async with (
+        model_server(at, model) as (server, _),
+        ingress(at) as (_, handle),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(handle.call, "hold")
+        await model.holding.wait()
+        with pytest.raises(DeadlineExceeded):
+            await handle.options(timeout_s=0.05).call("late")
+        await until(lambda: status_of(server).queued == 0)
+        with anyio.move_on_after(0.05):
+            await handle.call("leaves")
+        await until(lambda: status_of(server).queued == 0)
+        model.released.set()
+    assert model.batches == [1]
+
+
+async def test_a_full_queue_over_there_is_an_overload_here(tmp_path):
+    model, at = Model(), f"unix:{tmp_path}/a"
+    async with (
+        model_server(at, model, max_queued_requests=1) as (server, _),
+        ingress(at) as (_, handle),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(handle.call, "hold")
+        await model.holding.wait()
+        tasks.start_soon(handle.call, "waits")
+        await until(lambda: status_of(server).queued == 1)
+        with pytest.raises(Overloaded):
+            await handle.call("too many")
+        model.released.set()
+
+
+async def test_streams_cross_step_by_step_and_one_that_is_left_is_closed(tmp_path):
+    model, at = Model(), f"unix:{tmp_path}/a"
+    async with model_server(at, model), ingress(at) as (_, handle):
+        got = []
+        async with handle.options(method_name="count").stream(5) as stream:
+            async for item in stream:
+                got.append(item)
+                if len(got) == 3:
+                    break
+        assert got == [5, 6, 7]
+        await model.closed.wait()
+
+
+async def lost(handle):
+    with pytest.raises(ReplicaDied):
+        await handle.call("hold")
+
+
+async def test_an_ingress_that_ends_takes_its_requests_along_and_no_model(tmp_path):
+    model, at = Model(), f"unix:{tmp_path}/a"
+    async with model_server(at, model) as (server, listener):
+        async with Controller() as controller, anyio.create_task_group() as tasks:
+            config = {"placement": "remote", "model_servers": at}
+            await controller.create_backend("model", "nowhere:Nothing", config=config)
+            await controller.create_endpoint("model", backend="model")
+            handle = await controller.get_handle("model")
+            tasks.start_soon(lost, handle)
+            await model.holding.wait()
+            [connection] = listener.ingresses
+            connection._connection.shut_down()  # as the end of the other process would
+            connection._ended.set()
+            await model.closed.wait()
+            tasks.cancel_scope.cancel()
+        async with ingress(at) as (_, handle):
+            assert await handle.call("again") == "again"
+        assert status_of(server).starts == 1
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+async def test_work_of_a_lost_model_server_runs_on_another_if_it_may(tmp_path, retries):
+    one, other = Model(), Model()
+    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+    outcome = []
+
+    async def call(handle):
+        try:
+            outcome.append(await handle.call("hold"))
+        except ReplicaDied as error:
+            outcome.append(error)
+
+    async with (
+        model_server(at, one) as (_, listener),
+        model_server(also, other),
+        ingress(at, also, retries=retries) as (controller, handle),
+        anyio.create_task_group() as tasks,
+    ):
+        other.released.set()
+        while not one.holding.is_set():
+            tasks.start_soon(call, handle)
+            await until(lambda: one.holding.is_set() or len(outcome))
+            outcome.clear()
+        listener.close()
+        for connection in [*listener.ingresses]:
+            connection._ended.set()
+        await until(lambda: len(outcome) == 1)
+        if retries:
+            assert outcome == ["hold"]
+        else:
+            assert "lost the model server at unix:" in str(outcome[0])
+        assert await handle.call("more") == "more"
+        await until(lambda: status_of(controller).deaths == 1)
+
+
+async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp_path):
+    one, other = Model(), Model()
+    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+    results = []
+
+    async def call(handle, item):
+        results.append(await handle.call(item))
+
+    async with (
+        model_server(at, one) as (_, listener),
+        model_server(also, other),
+        ingress(at, also) as (controller, handle),
+        anyio.create_task_group() as tasks,
+    ):
+        other.released.set()
+        while not one.holding.is_set():
+            tasks.start_soon(call, handle, "hold")
+            await until(lambda: one.holding.is_set() or results)
+            results.clear()
+        listener.drain()
+        before = len(one.batches)
+        members = controller.backends["model"].pool.members
+        await until(lambda: not all(member.replica.takes_work for member in members))
+        for n in range(20):
+            await handle.call(n)
+        assert len(one.batches) == before
+        assert not results
+        one.released.set()
+        await until(lambda: results == ["hold"])
+        with anyio.fail_after(5):
+            await listener.wait_alone()
+        assert "shutting down" in str(status_of(controller).failure)
+
+
+async def test_a_file_of_addresses_is_read_again(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(membership, "LOOKUP_S", 0.02)
+    file, at, also = tmp_path / "models", f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+    file.write_text(f"# the models\n{at}\n\n")
+
+    def ready():
+        return {r.address for r in status_of(controller).replicas if r.state == "ready"}
+
+    async with (
+        model_server(at, Model()),
+        model_server(also, Model()),
+        ingress(f"file:{file}") as (controller, handle),
+    ):
+        assert ready() == {at}
+        file.write_text(f"{at}\n{also}  # another\n{at}\n")
+        await until(lambda: ready() == {at, also})
+        file.write_text(also)
+        await until(lambda: ready() == {also})
+        assert status_of(controller).wanted == 1
+        file.write_text("not an address")
+        await until(lambda: "a line of the file must be tls://" in caplog.text)
+        assert await handle.call(1) == 1
+        file.write_text("")
+        await until(lambda: not status_of(controller).replicas)
+        with pytest.raises(BackendUnavailable, match="model_servers leads to no address"):
+            await handle.call(2)
+        file.write_text(at)
+        await until(lambda: ready() == {at})
+        assert await handle.call(3) == 3
+        assert status_of(controller).deaths == 0
+
+
+async def test_a_name_stands_for_all_of_its_addresses(monkeypatch):
+    found = [(2, 1, 6, "", ("10.0.0.1", 9)), (2, 1, 6, "", ("10.0.0.2", 9))]
+
+    async def getaddrinfo(host, port, **_):
+        assert (host, port) == ("models", 9)
+        if not found:
+            raise OSError("no such name")
+        return [*found, (10, 1, 6, "", ("fd00::1", 9, 0, 0))]
+
+    monkeypatch.setattr(lookup.anyio, "getaddrinfo", getaddrinfo)
+    lookups = lookup.Lookup("model", ["tls://models:9", "unix:/a", "tls://[fd00::9]:9"])
+    rest = ("unix:/a", "tls://[fd00::9]:9")
+    assert await lookups.addresses() == ("tls://10.0.0.1:9", "tls://10.0.0.2:9", *rest)
+    del found[0]
+    assert await lookups.addresses() == ("tls://10.0.0.2:9", *rest)
+    found.clear()  # the last addresses stay
+    assert await lookups.addresses() == ("tls://10.0.0.2:9", *rest)
+
+
+async def test_the_list_is_changed_while_it_serves(tmp_path):
+    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+    async with (
+        model_server(at, Model()),
+        model_server(also, Model()),
+        ingress(at) as (controller, handle),
+    ):
+        [first] = status_of(controller).replicas
+        await controller.update_backend_config("model", {"model_servers": [at, also]})
+        await until(lambda: [r.state for r in status_of(controller).replicas] == ["ready"] * 2)
+        assert status_of(controller).replicas[0].tag == first.tag
+        assert await handle.call(1) == 1
+
+
+async def test_a_start_waits_for_a_model_server_and_not_for_ever(tmp_path):
+    at = f"unix:{tmp_path}/a"
+    with pytest.raises(ReplicaNotStarted, match="can't use the model server at unix:"):
+        async with ingress(at, start_timeout_s=0.3):
+            pass
+
+    async def begin_late():
+        await anyio.sleep(0.2)
+        async with model_server(at, Model()):
+            await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(begin_late)
+        async with ingress(at) as (_, handle):
+            assert await handle.call(1) == 1
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("silent", ["model server", "ingress"])
+async def test_a_peer_that_hangs_is_given_up(tmp_path, monkeypatch, silent):
+    async def hang(*_):
+        await anyio.sleep_forever()
+
+    hangs, watches = ingress_module, replica
+    if silent == "ingress":
+        hangs, watches = replica, ingress_module
+    monkeypatch.setattr(hangs, "keep_alive", hang)
+    keep_alive = partial(keep_alive_module.keep_alive, period_s=0.02)
+    monkeypatch.setattr(watches, "keep_alive", keep_alive)
+    model, at = Model(), f"unix:{tmp_path}/a"
+    async with model_server(at, model) as (_, listener), ingress(at) as (controller, _):
+        await until(lambda: status_of(controller).deaths >= 1)
+        if silent == "model server":
+            assert "nothing was received for 0.2 s" in str(status_of(controller).failure or "0.2 s")
+        assert listener is not None
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({}, "needs model_servers"),
+        ({"model_servers": []}, "model_servers is empty"),
+        ({"model_servers": "models:9"}, "model_servers must be tls://"),
+        ({"model_servers": "tls://models:0"}, "has port 0"),
+        ({"model_servers": "tcp://models:9"}, "is not encrypted, and leaves this machine"),
+        ({"model_servers": "unix:/a", "num_replicas": 2}, "num_replicas has no effect"),
+        ({"model_servers": "unix:/a", "max_batch_size": 9}, "max_batch_size has no effect"),
+        ({"model_servers": "unix:/a", "user_config": 1}, "user_config has no effect"),
+        ({"model_servers": "unix:/a", "fill": "continuous"}, "needs placement='task'"),
+        ({"model_servers": "unix:/a", "gpus": 1}, "gpus is for placement="),
+    ],
+)
+def test_options_that_the_model_server_decides_are_refused(config, says):
+    with pytest.raises(ValueError, match=says):
+        BackendConfig.of({"placement": "remote", **config})
