@@ -51,8 +51,8 @@ async def answers(stage: Stage) -> None:
         for fill in fills:
             async with _batcher(played, "open_batch", fill) as call:
                 stage.promise = ANSWERS
+                calls = [CheckedCall(stage, call(number)) for number in (1, 2, -3, 4, 5)]
                 async with anyio.create_task_group() as tasks:
-                    calls = [CheckedCall(stage, call(number)) for number in (1, 2, -3, 4, 5)]
                     for one in calls:
                         tasks.start_soon(one.run)
                 for number, one in zip((1, 2, -3, 4, 5), calls, strict=True):
