@@ -1,6 +1,6 @@
 """The gain of continuous batches over closed ones, beside a bare loop that does the same.
 
-Four parts:
+Five parts:
 
 * *In virtual time*: a model whose step takes the same time for any number of texts, as on a GPU
   (`gpu_model.py`), behind Shoal's continuous batches and four rivals (`continuous_rivals.py`), with
@@ -12,6 +12,8 @@ Four parts:
   the fake model.
 * *On the CPU*: the demo's language model, whose step takes longer with more texts
   (`continuous_cpu.py`).
+* *In a process*: a model that holds the interpreter, in a process and in that of the server
+  (`continuous_process.py`).
 
 ``--only virtual,real`` selects parts.
 """
@@ -27,7 +29,7 @@ if __name__ == "__main__":  # else http.py here would shadow the standard librar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks import continuous_cpu, continuous_gpu, torch_model
+from benchmarks import continuous_cpu, continuous_gpu, continuous_process, torch_model
 from benchmarks.continuous_rivals import BARE, BY_LENGTH, CLOSED, CONTINUOUS
 from benchmarks.gpu_model import GpuModel
 from benchmarks.report import Panel, Report, parser, print_table, verdict
@@ -180,7 +182,27 @@ def _on_the_cpu(quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-PARTS: Final = {"virtual": _virtual, "real": _real, "gpu": _on_a_gpu, "cpu": _on_the_cpu}
+def _in_a_process(quick: bool) -> list[dict[str, Any]]:
+    """Measures a model in a process, prints the table, and returns its rows."""
+    rows = continuous_process.rows_of(*((1, 2.0) if quick else (5, 3.0)))
+    columns = {"name": ("load and placement", "")} | continuous_process.COLUMNS
+    _print(
+        f"A step that holds the interpreter for {continuous_process.STEP_S * 1e3:g} ms, "
+        f"{continuous_process.PLACES} places; busy: while the server is sent "
+        f"{continuous_process.RATE:,} other requests/s",
+        columns,
+        [row | {"name": f"{row['load']}: {row['placement']}"} for row in rows],
+    )
+    return rows
+
+
+PARTS: Final = {
+    "virtual": _virtual,
+    "real": _real,
+    "gpu": _on_a_gpu,
+    "cpu": _on_the_cpu,
+    "process": _in_a_process,
+}
 
 
 def _sentence(rows: Sequence[dict[str, Any]]) -> str:
@@ -197,6 +219,8 @@ def _sentence(rows: Sequence[dict[str, Any]]) -> str:
         )
     if cpu := [row for row in rows if row["part"] == "cpu"]:
         said.append(continuous_cpu.sentence(cpu))
+    if process := [row for row in rows if row["part"] == "process"]:
+        said.append(continuous_process.sentence(process))
     return "; ".join(said) + "."
 
 
@@ -225,6 +249,13 @@ def _panels(rows: Sequence[dict[str, Any]]) -> list[Panel]:
             for way in continuous_gpu.REAL_WAYS
         }
         panels.append(Panel("In real time", "tokens/s", steps, series))
+    if process := [row for row in rows if row["part"] == "process"]:
+        loads = list(continuous_process.TARGETS)
+        series = {
+            place: [row["tokens_a_second"] for row in process if row["placement"] == place]
+            for place in continuous_process.PLACEMENTS
+        }
+        panels.append(Panel("In a process", "tokens/s", loads, series))
     if gpu := [row for row in rows if row["part"] == "gpu"]:
         series = {row["way"]: [row["tokens_a_second"]] for row in gpu}
         panels.append(Panel("On a GPU", "tokens/s", [str(continuous_gpu.TWICE)], series))

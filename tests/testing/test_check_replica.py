@@ -247,7 +247,49 @@ class WorksOnAfterTheEnd(TaskReplica):
         return await super().run(method, items)
 
 
+class DropsOpenBatches(TaskReplica):
+    async def run_open(self, method, batch):
+        await anyio.lowlevel.checkpoint()
+
+
+class KeepsPlaces(TaskReplica):
+    """Its code does not learn of callers that leave an open batch."""
+
+    async def run_open(self, method, batch):
+        async for request in batch:
+            if isinstance(request.item, str):
+                self.instance._target._folder.note(f"holds {request.item}")
+                await anyio.sleep_forever()
+            elif request.item < 0:
+                request.fail(Mistake())
+            else:
+                request.finish((2 * request.item, self.tag))
+
+
+class LosesTheFirstItem(TaskReplica):
+    async def run_open(self, method, batch):
+        if method != "open_streams":
+            await super().run_open(method, batch)
+            return
+        async for request in batch:
+            for number in range(1, request.item):
+                await request.send(number)
+            request.finish()
+
+
+class SurvivesBeingKilled(TaskReplica):
+    async def run_open(self, method, batch):
+        try:
+            await super().run_open(method, batch)
+        except ReplicaDied as error:
+            raise RuntimeError("it is gone") from error
+
+
 BROKEN = {
+    DropsOpenBatches: "answers each request of an open batch",
+    KeepsPlaces: "a caller that leaves an open batch frees its place",
+    LosesTheFirstItem: "run_open streams what the code sends",
+    SurvivesBeingKilled: "kill fails the requests of an open batch",
     TellsOtherMethods: "describes the methods",
     WarmsUpTwice: "in this order and once each",
     ForgetsNames: "init args",
@@ -276,7 +318,13 @@ BROKEN = {
     LetsPanicsOut: "that is no Exception",
     WorksOnAfterTheEnd: "after its end",
 }
-SEEN_IN_ASYNC_CODE = {IsLeftInRuins}
+SEEN_IN_ASYNC_CODE = {
+    IsLeftInRuins,
+    DropsOpenBatches,
+    KeepsPlaces,
+    LosesTheFirstItem,
+    SurvivesBeingKilled,
+}
 
 
 async def test_a_task_replica_keeps_its_promises():

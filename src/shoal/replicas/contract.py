@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from shoal.core.options.checks import finite_seconds, more_than_0
 from shoal.core.options.option import check_options, option
@@ -86,6 +86,9 @@ class Replica(ABC):
     Attributes:
         blueprint: The specification that it was made from.
     """
+
+    takes_open_batches: ClassVar[bool] = False
+    """Whether it can run open batches; a placement that is a class has this as its attribute."""
 
     on_call_out: Callable[[CallOut], Awaitable[Any]] | None = None
     """Makes the calls of the replica's code to endpoints, where the code is in another process.

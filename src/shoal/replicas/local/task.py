@@ -7,7 +7,7 @@ blocks the event loop blocks everything, and code that crashes the interpreter e
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from shoal.batching.handlers.handler import Handler
 from shoal.loops.event_loop import holds_ctrl_c
@@ -28,6 +28,8 @@ _MOST_IDLE: Final = 8
 
 class TaskReplica(LocalReplica):
     """Runs constructors, imports, plain hooks and plain code in threads, since they may block."""
+
+    takes_open_batches: ClassVar = True
 
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)

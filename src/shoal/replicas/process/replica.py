@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import anyio
 
@@ -74,6 +74,8 @@ _MEMORY_PERIOD_S: Final = 0.2
 
 
 class ProcessReplica(Replica):
+    takes_open_batches: ClassVar = True
+
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
         options = ProcessOptions(**blueprint.placement_options)

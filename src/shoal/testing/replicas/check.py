@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.failures.exceptions import alone
-from shoal.testing.replicas import promises
+from shoal.replicas.placements import takes_open_batches
+from shoal.testing.replicas import open_batches, promises
 from shoal.testing.replicas.code import Folder
 from shoal.testing.replicas.stage import Stage
 
@@ -78,7 +79,8 @@ async def check_replica(
     machine.
 
     Args:
-        placement: Makes a replica from its blueprint.
+        placement: Makes a replica from its blueprint. If its ``takes_open_batches`` is True, its
+            replicas are also checked with open and continuous batches.
         kinds: The kinds of code to check: ``"plain"`` functions, ``"async"`` ones, or both.
         crash: A function that ends the process (or whatever the code runs in), such as
             ``functools.partial(os._exit, 3)``; the test code calls it. None if that would end the
@@ -96,7 +98,10 @@ async def check_replica(
     Cancellation: ends the replica that is being checked.
     """
     for kind in kinds:
-        for check in _CHECKS:
+        checks = _CHECKS
+        if kind == "async" and takes_open_batches(placement):
+            checks = (*_CHECKS, open_batches.answers, open_batches.end)
+        for check in checks:
             with TemporaryDirectory(prefix="shoal-check-", ignore_cleanup_errors=True) as path:
                 stage = Stage(placement, kind, Folder(path), patience_s, crash, own_batches)
                 await _run(check, stage, patience_s)

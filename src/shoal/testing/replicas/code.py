@@ -14,6 +14,7 @@ import anyio.lowlevel
 
 from shoal.batching.calls.stream import END, SKIP
 from shoal.batching.current import current_backend_tag, current_batch, current_replica_tag
+from shoal.batching.open_batch import OpenBatch, OpenRequest
 
 _LOOK_EVERY_S = 0.005
 
@@ -300,3 +301,29 @@ class AsyncCode(_Code):
             yield await self.hold(name)
         finally:
             self._folder.note(f"closes {name}")
+
+    async def open_batch(self, batch: OpenBatch[Any, Any]) -> None:
+        """Answers each request by its item; a text is held until its caller leaves."""
+        async with anyio.create_task_group() as tasks:
+            async for request in batch:
+                tasks.start_soon(self._answer_open, request)
+
+    async def open_streams(self, batch: OpenBatch[int, int]) -> None:
+        """Streams the numbers below each item."""
+        async for request in batch:
+            for number in range(request.item):
+                await request.send(number)
+            request.finish()
+
+    async def _answer_open(self, request: OpenRequest[Any, Any]) -> None:
+        if isinstance(request.item, int) and request.item < 0:
+            request.fail(Mistake(f"request {request.item}"))
+        elif isinstance(request.item, int):
+            request.finish((2 * request.item, current_replica_tag()))
+        else:
+            self._folder.note(f"holds {request.item}")
+            try:
+                while not (request.ended or self._folder.is_released(request.item)):  # noqa: ASYNC110
+                    await anyio.sleep(_LOOK_EVERY_S)
+            finally:  # the batch of a caller that was alone may be cancelled
+                self._folder.note(f"leaves {request.item}")
