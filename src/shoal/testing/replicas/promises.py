@@ -170,7 +170,7 @@ async def _leave(stage: Stage, work: Any, name: str) -> CheckedCall:
 
 
 def _metadata_of(batch: Any) -> Any:
-    slots: list[Any] = batch if isinstance(batch, list) else []
+    slots: list[Any] = batch if issubclass(type(batch), list) else []
     return [slot[-1] for slot in slots]
 
 
