@@ -102,12 +102,12 @@ async def costs(address: str) -> list[float]:
     )
     found: list[list[float]] = [[], []]
     async with anyio.create_task_group() as tasks:
-        pair: tuple[Replica, Replica] = (process, remote)
-        for replica in pair:
+        replicas: tuple[Replica, ...] = (process, remote)
+        for replica in replicas:
             await played(replica, tasks)
             await cost_ms(replica)
         for _ in range(ROUNDS):
-            for one, replica in zip(found, pair, strict=True):
+            for one, replica in zip(found, replicas, strict=True):
                 one.append(await cost_ms(replica))
         process.stop()
         remote.stop()

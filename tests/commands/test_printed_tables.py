@@ -34,6 +34,22 @@ def test_a_table_without_rows_says_so():
     assert table(("BACKEND", "CODE"), []) == "no backends"
 
 
+def test_the_status_has_the_addresses_of_model_servers():
+    replica = ReplicaStatus(tag="b#0", state="ready", ongoing=0, batches=0, address="unix:/a")
+    backend = BackendStatus(
+        tag="b",
+        code="c",
+        placement="remote",
+        state="ready",
+        wanted=1,
+        replicas=[replica],
+        **dict.fromkeys(("queued", "ongoing", "requests", "errors"), 0),
+        **dict.fromkeys(("starts", "deaths", "restarts"), 0),
+    )
+    listed = status_listed(Status(backends={"b": backend}))
+    assert "REPLICA  MODEL SERVER\nb#0      unix:/a" in listed
+
+
 def test_facts_are_aligned():
     assert facts([("a", "1"), ("long", "")]) == "a     1\nlong"
 

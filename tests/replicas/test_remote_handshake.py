@@ -261,3 +261,38 @@ def test_a_replica_needs_an_address():
     with pytest.raises(ValueError, match="address of a model server must be tls://"):
         replica_of("")
     assert replace(replica_of("unix:/a").blueprint, address="").address == ""
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        encoded(FrameKind.CALL_OUT, 1, [b"x"]),
+        encoded(FrameKind.RUN, 1, [b"x"]),
+        encoded(FrameKind.RESULT, 1, (), (), [(0, 64)]),
+        [b"\x0a\x00\x00\x00" + b"\0" * 12 + (2**50).to_bytes(8, "little")],
+        [b"\xee" * 64],
+    ],
+    ids=["call out", "run", "shared memory", "too large", "no frame"],
+)
+async def test_a_model_server_that_lies_is_left_at_once(tmp_path, frame):
+    with socket.socket(socket.AF_UNIX) as listening_socket:
+        listening_socket.bind(f"{tmp_path}/a")
+        listening_socket.listen()
+        listening_socket.setblocking(False)
+
+        async def lie():
+            await anyio.wait_readable(listening_socket)
+            sock, _ = listening_socket.accept()
+            sock.setblocking(False)
+            with sock:
+                await handshake.greet_ingress(sock, None, b"")
+                # Results of calls that nobody made are dropped.
+                await handshake.send_all(sock, b"".join(encoded(FrameKind.RESULT, 99, [b"x"])))
+                await handshake.send_all(sock, b"".join(frame))
+                assert await closed(sock)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lie)
+            with anyio.fail_after(5):
+                said = await failure_of(replica_of(f"unix:{tmp_path}/a"))
+        assert "it sent an invalid frame" in said

@@ -95,6 +95,14 @@ def status_listed(status: Status) -> str:
     ]
     if replicas:
         parts.append(table(("REPLICA", "STATE", "ONGOING", "BATCHES", "MEMORY"), replicas))
+    addresses = [
+        (replica.tag, replica.address)
+        for backend in status.backends.values()
+        for replica in backend.replicas
+        if replica.address is not None
+    ]
+    if addresses:
+        parts.append(table(("REPLICA", "MODEL SERVER"), addresses))
     models = [
         (replica.tag, name, state)
         for backend in status.backends.values()

@@ -69,7 +69,7 @@ def _backend(backend: Backend) -> dict[str, Any]:
             {
                 "name": replica.tag,
                 "running": replica.ongoing,
-                **_members(replica, "state", "batches", "memory_bytes", "models"),
+                **_members(replica, "state", "batches", "memory_bytes", "models", "address"),
             }
             for replica in status.replicas[:_MOST_REPLICAS]
         ],

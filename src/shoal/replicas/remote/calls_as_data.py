@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _Metadata = tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]]
 
 
+_NO_METADATA: _Metadata = ({}, {}, ())
+
+
 class CallsAsData(NamedTuple):
     method: str
     items: list[Any]
@@ -36,8 +39,7 @@ class CallsAsData(NamedTuple):
         count = len(self.items)
         if self.left_s is None and self.priorities is None and not self.metadata:
             return [None] * count
-        metadata: list[Mapping[str, Any]] = [received_metadata(*one) for one in self.metadata]
-        metadata = metadata or [NOTHING]
+        metadata = [received_metadata(*one) for one in self.metadata or [_NO_METADATA]]
         left_s = self.left_s or [None] * count
         priorities = self.priorities or [None] * count
         places = self.places or [0] * count

@@ -170,14 +170,15 @@ async def _leave(stage: Stage, work: Any, name: str) -> CheckedCall:
 
 
 def _metadata_of(batch: Any) -> Any:
-    return [one[-1] for one in batch] if isinstance(batch, list) else batch
+    slots: list[Any] = batch if issubclass(type(batch), list) else []
+    return [slot[-1] for slot in slots]
 
 
 def _by_request(steps: list[Any], count: int) -> list[list[Any]]:
     """Returns what each stream of a batch gave, however it was divided into steps."""
     streams: list[list[Any]] = [[] for _ in range(count)]
     for step in steps:
-        slots = [step] * count if isinstance(step, Exception) else step
+        slots: list[Any] = [step] * count if isinstance(step, Exception) else step
         for stream, slot in zip(streams, slots, strict=True):
             if slot not in (END, SKIP, StopIteration, StopAsyncIteration):
                 stream.append(slot)
@@ -396,7 +397,7 @@ async def _raises_no_exception(stage: Stage, function: Callable[[], None]) -> No
         stage.promise = RAISED
         got = await outcome(played.run("call", [function]))
         # What forms the batches may outlive the code, and start it again.
-        if stage.own_batches and isinstance(got, list) and _has_died(got[0]):
+        if stage.own_batches and issubclass(type(got), list) and _has_died(got[0]):
             got = HandlerFailed(str(got[0]))
         if _has_died(got):
             await played.ended.wait()

@@ -60,7 +60,8 @@ function replicas({ replicas: there, wanted }) {
     const memory = bytes(replica.memory_bytes);
     const batches = `${replica.batches} ${replica.batches === 1 ? "batch" : "batches"}`;
     const models = Object.entries(replica.models).map(([name, state]) => `\n${name} (${state})`).join("");
-    dot.title = `${replica.name}: ${replica.state}, ${replica.running} running, ${batches}${memory && `, ${memory}`}${models}`;
+    const address = replica.address ? ` at ${replica.address}` : "";
+    dot.title = `${replica.name}${address}: ${replica.state}, ${replica.running} running, ${batches}${memory && `, ${memory}`}${models}`;
     if (models.includes("(loading)")) dot.dataset.state = "starting";
     dots.append(dot);
   }
