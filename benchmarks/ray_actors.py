@@ -2,7 +2,7 @@
 
 The rounds of all cases are interleaved, so that other load on the machine affects all of them. The
 result is the median of the rounds. The processor time includes Ray's own threads in this process.
-Run it in an environment with Ray: ``.venv-ray/bin/python -m benchmarks.ray_actors``.
+It needs an environment with Ray and a running cluster, of which ``RAY_ADDRESS`` is the address.
 """
 
 from __future__ import annotations
@@ -71,6 +71,10 @@ async def milliseconds(call: Callable[[], Awaitable[object]], calls: int) -> tup
     return used / done * 1e3, took / done * 1e3
 
 
+def _soon_set(soon: Callable[..., object], done: anyio.Event, _: object) -> None:
+    soon(done.set)
+
+
 async def measure(rounds: int, calls: int) -> dict[str, list[tuple[float, float]]]:
     """Measures all cases on the current event loop."""
     ray: Any = import_module("ray")
@@ -88,7 +92,7 @@ async def measure(rounds: int, calls: int) -> dict[str, list[tuple[float, float]
     async def bare(actor: Any, items: list[Any]) -> None:
         future = actor.__call__.remote(items).future()
         done = anyio.Event()
-        future.add_done_callback(lambda _: soon(done.set))
+        future.add_done_callback(partial(_soon_set, soon, done))
         await done.wait()
         future.result()
 
@@ -98,7 +102,7 @@ async def measure(rounds: int, calls: int) -> dict[str, list[tuple[float, float]
 
     found: dict[str, list[tuple[float, float]]] = {}
     async with anyio.create_task_group() as tasks:
-        await tasks.start(lambda task_status: replica.serve(task_status=task_status))
+        await tasks.start(replica.serve)
         options = {"num_cpus": 0.1, "max_concurrency": AT_ONCE}
         made = ray.remote(Code).options(**options)
         actor = await anyio.to_thread.run_sync(made.remote)
@@ -128,7 +132,7 @@ def main() -> None:
     arguments = made.parse_args()
     report = Report("ray_actors", arguments.json, ("shoal", "anyio", "trio", "ray"))
     report.print_environment()
-    rounds, calls = (3, 240) if arguments.quick else (15, 1000)
+    rounds, calls = (5, 400) if arguments.quick else (15, 1000)
     measured = {backend: anyio.run(measure, rounds, calls, backend=backend) for backend in BACKENDS}
     for backend, found in measured.items():
         for size in SIZES:

@@ -16,7 +16,7 @@ from shoal.core.options.checks import mapping, more_than_0, one_of, whole
 from shoal.core.options.option import check_options, option, options_of, record_of, table
 from shoal.failures.held import held
 from shoal.replicas.code.definition import imported, qualified_name, split_import_path
-from shoal.replicas.ray.options import checked_ray_options
+from shoal.replicas.ray_options import checked_ray_options
 
 if TYPE_CHECKING:
     from shoal.replicas.contract import Placement

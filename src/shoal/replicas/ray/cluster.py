@@ -16,7 +16,7 @@ import time
 import weakref
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import anyio.to_thread
 
@@ -57,7 +57,8 @@ _LARGE_BYTES: Final = 1_000_000
 # always all items of a batch, and few of the elements in them.
 _LOOKED_AT: Final = (0, 8, 16, 256)
 
-# Their sizes don't matter.
+# Kinds of elements that are measured at once, and kinds whose size does not matter.
+_TEXTS: Final = frozenset({str, bytes})
 _SMALL: Final = frozenset({int, float, bool, type(None)})
 
 _MOST_SHOWN: Final = 8
@@ -286,7 +287,7 @@ def least_bytes(value: Any, depth: int = 3) -> int:
     """Returns a cheap estimate of the minimum size of a value, in bytes."""
     elements: Any = value
     if type(value) is dict:
-        elements = value.values()
+        elements = cast("Any", value).values()
     elif type(value) not in (list, tuple):
         return _size_of_one(value)
     if depth == 0 or not elements:
@@ -297,10 +298,9 @@ def least_bytes(value: Any, depth: int = 3) -> int:
     size = 0
     for element in elements:
         # Most elements are texts and numbers, and each batch has many of them.
-        kind = type(element)
-        if kind is str or kind is bytes:
+        if type(element) in _TEXTS:
             size += len(element)
-        elif kind not in _SMALL:
+        elif type(element) not in _SMALL:
             size += least_bytes(element, depth - 1)
     return size
 
