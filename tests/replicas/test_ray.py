@@ -132,12 +132,32 @@ async def test_a_replica_that_finds_no_place_says_what_it_asks_for(folder):
         assert "nowhere" in str(played.error)
 
 
-@pytest.mark.parametrize("name", ["max_restarts", "lifetime", "name"])
-async def test_what_shoal_says_to_ray_itself_is_refused_in_ray_options(folder, name):
-    async with on_ray(Model, folder.path, ray_options={name: "anything"}) as played:
+async def test_addresses_of_ray_client_are_refused(folder, monkeypatch):
+    ray.shutdown()
+    monkeypatch.setenv("RAY_ADDRESS", "ray://10.0.0.1:10001")
+    async with on_ray(Model, folder.path) as played:
         assert isinstance(played.error, ReplicaNotStarted)
-        assert isinstance(played.error.__cause__, ValueError)
-        assert name in str(played.error)
+        assert "can't use Ray Client, that is addresses with ray://" in str(played.error)
+
+
+async def test_an_actor_has_the_name_of_its_replica(folder):
+    listed = partial(ray.util.list_named_actors, all_namespaces=True)
+    async with on_ray(Model, folder.path) as one, on_ray(Model, folder.path) as other:
+        assert one.error is other.error is None
+        names = [actor["name"] for actor in await anyio.to_thread.run_sync(listed)]
+    assert len({name for name in names if name.startswith("model#7 ")}) == 2
+
+
+async def test_a_replica_that_does_not_answer_dies(folder, monkeypatch):
+    monkeypatch.setattr("shoal.replicas.ray.link._PING_PERIOD_S", 0.05)
+    monkeypatch.setattr("shoal.replicas.ray.link._PING_LIMIT_S", 2.0)
+    async with on_ray(Model, folder.path) as played:
+        (pid,) = await played.run("pids", [1])
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(ReplicaDied, match="its process did not answer for 2 s"):
+            await played.run("__call__", [1])
+        await played.ended.wait()
+        assert isinstance(played.error, ReplicaDied)
 
 
 async def test_environment_variables_go_over_those_of_the_runtime_env(folder):
@@ -410,7 +430,7 @@ def test_a_call_that_was_cancelled_before_it_came_is_not_made(folder, method):
     actor = ReplicaActor(("model", "model#7"), "trio")
     actor.begin(Definition(Model, (folder.path,)), None)
     actor.cancel(5)
-    assert actor.run(5, method, ([1], None)) == (None, None)
+    assert actor.run((5, method, [1], None)) == (None, None)
     assert folder.notes() == []
     actor._batchers.__exit__(None, None, None)
     actor._loop.__exit__(None, None, None)
@@ -531,7 +551,7 @@ def test_a_table_is_refused_as_the_results_of_a_batch_in_an_actor(code: Any) -> 
     actor = ReplicaActor(("code", "code#1"), "trio")
     assert actor.begin(Definition(code), None)[1] is None
     for kind, advice in KINDS_OF_TABLES.items():
-        answers = [actor.run(1, "__call__", ([kind], None))]
-        answers += actor.steps(1, "steps", ([kind], None))
+        answers = [actor.run((1, "__call__", [kind], None))]
+        answers += actor.steps((1, "steps", [kind], None))
         for _, error in answers:
             assert advice in repr(error)

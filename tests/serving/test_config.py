@@ -235,6 +235,50 @@ def test_an_option_without_effect_is_refused(name: str, value: Any, places: set[
     BackendConfig.of({name: value, "placement": place})
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"num_cpu": 1}, ValueError, "ray_options has no 'num_cpu'; it has num_cpus, num_gpus"),
+        ({"num_cpus": "2"}, TypeError, "num_cpus in ray_options must be a number, not '2'"),
+        ({"num_cpus": -1}, ValueError, "num_cpus in ray_options must be a finite number"),
+        ({"memory": math.inf}, ValueError, "memory in ray_options must be a finite number"),
+        ({"num_gpus": 1.5}, ValueError, "num_gpus in ray_options must be a whole number"),
+        ({"resources": {"GPU": 1}}, ValueError, "can't have 'GPU'; use num_gpus"),
+        ({"resources": {"disk": True}}, TypeError, "'disk' in resources in ray_options must be"),
+        ({"resources": 3}, TypeError, "resources in ray_options must be a mapping"),
+        ({"scheduling_strategy": "SPRAED"}, ValueError, "'DEFAULT', 'SPREAD' or one of Ray's"),
+        ({"scheduling_strategy": ["SPREAD"]}, TypeError, "'DEFAULT', 'SPREAD' or one of Ray's"),
+        ({"accelerator_type": 4}, TypeError, "accelerator_type in ray_options must be text"),
+        ({"fallback_strategy": "a"}, TypeError, "fallback_strategy in ray_options must be a list"),
+        ({"runtime_env": "torch"}, TypeError, "runtime_env in ray_options must be a mapping"),
+        ({"max_restarts": 3}, ValueError, "can't have max_restarts: Shoal sets that itself"),
+        ({"lifetime": "detached"}, ValueError, "can't have lifetime: Shoal sets that itself"),
+        ({"name": "mine"}, ValueError, "can't have name: Shoal sets that itself"),
+    ],
+)
+def test_wrong_ray_options_are_refused_when_they_are_given(
+    options: Any, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        BackendConfig.of({"placement": "ray", "ray_options": options})
+
+
+def test_ray_options_that_ray_takes_are_kept() -> None:
+    options = {
+        "num_cpus": 0.5,
+        "num_gpus": 2,
+        "memory": 2**30,
+        "resources": {"big_disk": 0.1},
+        "accelerator_type": None,
+        "label_selector": {"market-type": "spot"},
+        "scheduling_strategy": "SPREAD",
+        "runtime_env": {"pip": ["torch"]},
+        "enable_task_events": False,
+    }
+    config = BackendConfig.of({"placement": "ray", "ray_options": options})
+    assert config.placed == {"ray_options": options}
+
+
 @pytest.mark.parametrize("gpus", [1, 8, 0.5, 0.01, 2.0])
 def test_gpus_are_whole_ones_or_a_part_of_one(gpus: float) -> None:
     assert BackendConfig(placement="process", gpus=gpus).placed == {"gpus": gpus}
@@ -572,7 +616,10 @@ def test_a_config_comes_back_from_json_as_it_was() -> None:
         ({"user_config": {"a": {1: 2}}}, "user_config\\['a'\\].*text"),
         ({"user_config": object()}, "user_config.*of type object"),
         ({"batch_wait_timeout_s": float("inf")}, "batch_wait_timeout_s.*JSON"),
-        ({"ray_options": {"x": cost}, "placement": "ray"}, "ray_options\\['x'\\].*import path"),
+        (
+            {"ray_options": {"scheduling_strategy": cost}, "placement": "ray"},
+            "ray_options\\['scheduling_strategy'\\].*import path",
+        ),
         (
             {"placement_options": {"x": (1,)}, "placement": "models:Pool"},
             "placement_options\\['x'\\].*write a list",

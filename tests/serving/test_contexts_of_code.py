@@ -54,10 +54,10 @@ def test_a_variable_that_code_sets_holds_until_its_call_ends_in_an_actor(code: A
     actor = ReplicaActor(("code", "code#1"), "trio")
     assert actor.begin(Definition(code), {"version": 1})[1] is None
     for call in range(2):
-        assert actor.run(call, "one", (["a"], None)) == (["nobody"], None)
+        assert actor.run((call, "one", ["a"], None)) == (["nobody"], None)
         assert actor.reconfigure({"version": 2}) == (None, None)
         assert actor.health() == (None, None)
-        steps = [step for step, _ in actor.steps(call, "steps", (["a"], None))]
+        steps = [step for step, _ in actor.steps((call, "steps", ["a"], None))]
         assert steps == [["nobody"], ["a"]]
     assert user.get() == "nobody"
     assert actor.close() == (None, None)

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, cast
 
 from shoal.core.addresses import checked_model_servers
-from shoal.core.options.checks import mapping, more_than_0, named_values, one_of, whole
+from shoal.core.options.checks import mapping, more_than_0, one_of, whole
 from shoal.core.options.option import check_options, option, options_of, record_of, table
 from shoal.failures.held import held
 from shoal.replicas.code.definition import imported, qualified_name, split_import_path
+from shoal.replicas.ray_options import checked_ray_options
 
 if TYPE_CHECKING:
     from shoal.replicas.contract import Placement
@@ -127,7 +128,7 @@ class ProcessOptions:
 class RayOptions:
     env: Mapping[str, str] = table(environment)
     # The Ray options of the actor, such as ``num_cpus`` and ``resources``.
-    ray_options: Mapping[str, Any] = table(partial(named_values, example="num_gpus"))
+    ray_options: Mapping[str, Any] = table(checked_ray_options)
     # Ray's ``num_gpus``: how many GPUs each replica has, or which fraction of one.
     gpus: float | None = option(None, number_of_gpus)
     # How long Ray may take to place an actor, for example while the cluster adds a node; None for

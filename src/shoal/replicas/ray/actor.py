@@ -60,8 +60,9 @@ HOOKS: Final = "hooks"
 GROUPS: Final = {CONTROL: 6, HOOKS: 8}
 # The maximum of concurrent batches. The threads exist from the start, and take 10 kB each.
 WORK_THREADS: Final = 256
-# The items of a call, and their batch; in one object, since they share the items.
-Load: TypeAlias = "tuple[list[Any], BatchAsData | None]"
+# A call's number, its method, the items, and their batch. They are one object since the last two
+# share the items, and since Ray takes longer for several arguments.
+Load: TypeAlias = "tuple[int, str, list[Any], BatchAsData | None]"
 # What the code returned, or what it raised.
 Answer: TypeAlias = "tuple[Any, ErrorAsData | Ending | None]"
 
@@ -161,11 +162,11 @@ class ReplicaActor:
             return None, _sendable(error)
         return sendable(instance.description), None
 
-    def run(self, call: int, method: str, load: Load) -> Answer:
+    def run(self, load: Load) -> Answer:
         """Runs a unary method; returns None as the results if it was cancelled."""
         try:
-            found, items = self._found(method, load)
-            with self._at_work(call) as work, self._code_context(load, work):
+            found, items = self._found(load)
+            with self._at_work(load[0]) as work, self._code_context(load, work):
                 if work.is_cancelled:
                     return None, None
                 if found.handler.threaded:
@@ -176,11 +177,11 @@ class ReplicaActor:
         except BaseException as error:
             return None, _convert_error(error)
 
-    def steps(self, call: int, method: str, load: Load) -> Generator[Answer]:
+    def steps(self, load: Load) -> Generator[Answer]:
         """Runs a generator method, until its end or until it is cancelled."""
         try:
-            found, items = self._found(method, load)
-            with self._at_work(call) as work:
+            found, items = self._found(load)
+            with self._at_work(load[0]) as work:
                 with self._code_context(load, work):
                     if found.handler.threaded:
                         steps: Any = PlainSteps(found.handler, items)
@@ -231,10 +232,11 @@ class ReplicaActor:
             return None, _sendable(error)
         return None, None
 
-    def _found(self, name: str, load: Load) -> tuple[_Method, list[Any]]:
+    def _found(self, load: Load) -> tuple[_Method, list[Any]]:
+        _, name, items, _ = load
         self._instance.description.method(name)  # raises an error if there is no such method
         found = self._methods[name]
-        return found, found.defaults.put_into(load[0])
+        return found, found.defaults.put_into(items)
 
     def _reconfigure(self, user_config: Any) -> None:
         # Raises TypeError if the code has no such hook.
@@ -270,11 +272,12 @@ class ReplicaActor:
         channel_token = parent_channel.set(self._channel)
         work_token = None if work is None else current_cancel_token.set(work.cancel_token)
         batch_token = None
-        if load is not None and load[1] is not None:
+        batch = None if load is None else load[-1]
+        if batch is not None:
             now = time.monotonic() + self._clock_offset
-            batch_token = running_batch.set(load[1].as_batch(now))
+            batch_token = running_batch.set(batch.as_batch(now))
         try:
-            with continued(load[1].trace if load is not None and load[1] is not None else None):
+            with continued(None if batch is None else batch.trace):
                 yield
         finally:
             if batch_token is not None:

@@ -7,9 +7,16 @@ server would no longer shut down gracefully.
 
 from __future__ import annotations
 
+import logging
+import os
+import secrets
+import socket
 import threading
+import time
+import weakref
+from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import anyio.to_thread
 
@@ -20,12 +27,16 @@ with needing("placement='ray'", "ray"):
     ray: Any = import_module("ray")
 
 from shoal.replicas.placements import RayOptions
-from shoal.replicas.ray.actor import GROUPS, WORK_THREADS, ReplicaActor
+from shoal.replicas.ray.actor import CONTROL, GROUPS, WORK_THREADS, ReplicaActor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
+    from concurrent.futures import Future
 
     from shoal.replicas.contract import Blueprint
+    from shoal.replicas.ray.actor import Ending
+
+logger: Final = logging.getLogger("shoal.replicas")
 
 # The options of every actor: Shoal's supervisor restarts replicas and retries work, and actors must
 # not outlive the program.
@@ -35,9 +46,6 @@ _OURS: Final[Mapping[str, Any]] = {
     "max_concurrency": WORK_THREADS,
     "lifetime": "non_detached",
 }
-
-# Options that a backend's replicas can't share.
-_NOT_FOR_MANY: Final = ("name", "namespace", "get_if_exists")
 
 # Options that decide where there is a place for an actor.
 _ASKED: Final = ("num_cpus", "num_gpus", "memory", "resources", "scheduling_strategy")
@@ -49,30 +57,124 @@ _LARGE_BYTES: Final = 1_000_000
 # always all items of a batch, and few of the elements in them.
 _LOOKED_AT: Final = (0, 8, 16, 256)
 
+# Kinds of elements that are measured at once, and kinds whose size does not matter.
+_TEXTS: Final = frozenset({str, bytes})
+_SMALL: Final = frozenset({int, float, bool, type(None)})
+
 _MOST_SHOWN: Final = 8
 
-# Held while this process connects to Ray; only one thread may do that at a time.
-_joining: Final = threading.Lock()
+# Ray ends the process if the GCS, its head service, is away for longer than this variable says: by
+# default 60 s. The endpoints that don't use Ray would end too.
+_GCS_TIMEOUT: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
+_NEVER_S: Final = "1000000000"
+
+# How long a thread waits for the thread that uses Ray. When the GCS is away, such calls take long.
+_TURN_S: Final = 60.0
+
+# How long the head node may take to accept a connection.
+_HEAD_S: Final = 5.0
+
+# How long the actors of a dead node's program may take to end, before it connects again.
+_ALL_GONE_S: Final = 10.0
+
+# Held while this process connects to Ray or asks its GCS; only one thread may do that at a time.
+_turn: Final = threading.Lock()
+
+# What uses the current connection: links, streams and large arguments under way. In Ray, a call on
+# a closed connection ends the process.
+_users: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 
-def join() -> None:
-    """Connects this process to Ray, unless it is connected. It blocks."""
+@contextmanager
+def _my_turn(limit_s: float = _TURN_S) -> Generator[None]:
+    if not _turn.acquire(timeout=limit_s):
+        raise TimeoutError("Ray has not answered an earlier call; is its head node running?")
+    try:
+        if ray.is_initialized():
+            _check_is_direct(ray.util.client.ray.is_connected())
+            _check_head_answers()
+        yield
+    finally:
+        _turn.release()
+
+
+def _check_head_answers() -> None:
+    # Ray 2.60 ends the process when `ray.nodes` has waited for the GCS for 60 s.
+    address = ray.get_runtime_context().gcs_address
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _HEAD_S).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"Ray's head node can't be reached at {address}: {error}; its actors keep running, "
+            "and new ones start when it is back"
+        ) from error
+
+
+def begin_use(user: object) -> None:
+    _users.add(user)
+
+
+def end_use(user: object) -> None:
+    _users.discard(user)
+
+
+def join(user: object) -> None:
+    """Connects this process to Ray, unless it is connected. It blocks.
+
+    The connection stays open while it has users. It is lost when the Ray node of this process dies;
+    Ray ends its actors on all nodes then, and this connects again.
+    """
+    with _my_turn():
+        if ray.is_initialized() and _has_lost_node():
+            logger.warning("the Ray node of this program has died; connecting to Ray again")
+            _disconnect()
+        if not ray.is_initialized():
+            _connect()
+        begin_use(user)
+
+
+def has_lost_node() -> bool:
+    """Returns whether the Ray node of this process has died. It blocks."""
+    with _my_turn():
+        return _has_lost_node()
+
+
+def _has_lost_node() -> bool:
+    own = ray.get_runtime_context().get_node_id()
+    return not any(node["NodeID"] == own and node["Alive"] for node in ray.nodes())
+
+
+def _check_is_direct(is_client: bool) -> None:
+    if is_client:
+        raise ValueError(
+            "placement='ray' can't use Ray Client, that is addresses with ray://; run this program "
+            "on a node of the cluster, with RAY_ADDRESS=auto or the address of the head node, such "
+            "as 10.0.0.1:6379"
+        )
+
+
+def _connect() -> None:
     # As with any `ray.init`, the cluster is the one in ``RAY_ADDRESS``, otherwise one that was
     # started on this machine, otherwise a new one.
-    with _joining:
-        if not ray.is_initialized():
-            ray.init()
+    _check_is_direct("://" in os.environ.get("RAY_ADDRESS", ""))
+    os.environ.setdefault(_GCS_TIMEOUT, _NEVER_S)
+    ray.init()
+
+
+def _disconnect() -> None:
+    end = time.monotonic() + _ALL_GONE_S
+    while _users:
+        if time.monotonic() > end:
+            raise TimeoutError("the Ray node of this program has died, and Ray has not ended all")
+        time.sleep(0.05)
+    ray.shutdown()
 
 
 def actor_options(blueprint: Blueprint) -> dict[str, Any]:
-    """Returns the Ray options of a replica's actor; ValueError for options that Shoal sets."""
+    """Returns the Ray options of a replica's actor."""
     options = RayOptions(**blueprint.placement_options)
     given = dict(options.ray_options)
-    refused = [name for name in given if name in _OURS or name in _NOT_FOR_MANY]
-    if refused:
-        raise ValueError(
-            f"ray_options can't have {', '.join(refused)}: Shoal sets that itself for each replica"
-        )
     # As in Ray Serve, so that Ray spreads replicas out.
     given.setdefault("num_cpus", 1)
     if options.gpus is not None:
@@ -81,7 +183,9 @@ def actor_options(blueprint: Blueprint) -> dict[str, Any]:
         runtime_env = dict(given.get("runtime_env") or {})
         runtime_env["env_vars"] = {**(runtime_env.get("env_vars") or {}), **options.env}
         given["runtime_env"] = runtime_env
-    return {**given, **_OURS}
+    # Programs may share a namespace of Ray's, where names are unique.
+    name = f"{blueprint.identity.replica} {secrets.token_hex(4)}"
+    return {**given, **_OURS, "name": name}
 
 
 def asked_of_ray(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,17 +193,34 @@ def asked_of_ray(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in _ASKED if name in options}
 
 
-def new_actor(blueprint: Blueprint, loop: str) -> Any:
-    """Requests an actor from Ray, and returns its handle. It may block."""
+class NewActor(NamedTuple):
+    """An actor that was requested from Ray, and the first calls of its methods."""
+
+    handle: Any
+    lifeline: Future[None]
+    ending: Future[Ending]
+    ready: Future[None]
+
+
+def new_actor(blueprint: Blueprint, loop: str) -> NewActor:
+    """Requests an actor from Ray. It may block."""
     options = actor_options(blueprint)
     actor_class: Any = ray.remote(concurrency_groups=dict(GROUPS))(ReplicaActor)
-    return actor_class.options(**options).remote(tuple(blueprint.identity), loop)
+    with _my_turn():
+        handle = actor_class.options(**options).remote(tuple(blueprint.identity), loop)
+        return NewActor(
+            handle,
+            handle.lifeline.options(concurrency_group=CONTROL).remote().future(),
+            handle.ending.options(concurrency_group=CONTROL).remote().future(),
+            handle.ping.options(concurrency_group=CONTROL).remote().future(),
+        )
 
 
 def free_resources() -> str:
     """Returns the cluster's free resources, for messages. It blocks."""
-    free: Mapping[str, float] = ray.available_resources()
-    there: Mapping[str, float] = ray.cluster_resources()
+    with _my_turn():
+        free: Mapping[str, float] = ray.available_resources()
+        there: Mapping[str, float] = ray.cluster_resources()
     shown = [
         f"{free.get(name, 0.0):g} of {number:g} {name}"
         for name, number in sorted(there.items())
@@ -138,10 +259,19 @@ async def put_if_large(load: Any, items: list[Any], tag: str) -> Any:
     if least_bytes(items) < _LARGE_BYTES:
         return load
     try:
-        return await anyio.to_thread.run_sync(ray.put, load)
+        return await anyio.to_thread.run_sync(_put, load)
     except Exception as error:
         check_can_be_sent(load, tag)
         raise Overloaded(f"Ray can't store the arguments of a call to {tag}: {error!r}") from error
+
+
+def _put(load: Any) -> Any:
+    user = threading.current_thread()
+    begin_use(user)
+    try:
+        return ray.put(load)
+    finally:
+        end_use(user)
 
 
 def check_can_be_sent(content: Any, tag: str) -> None:
@@ -155,17 +285,28 @@ def check_can_be_sent(content: Any, tag: str) -> None:
 
 def least_bytes(value: Any, depth: int = 3) -> int:
     """Returns a cheap estimate of the minimum size of a value, in bytes."""
-    if isinstance(value, bytes | bytearray | str):
-        return len(value)
-    size: Any = getattr(value, "nbytes", None)  # arrays and tensors
-    if isinstance(size, int):
-        return size
     elements: Any = value
-    if isinstance(value, dict):
-        elements = tuple(elements.values())
-    if depth == 0 or type(elements) not in (list, tuple):
+    if type(value) is dict:
+        elements = cast("Any", value).values()
+    elif type(value) not in (list, tuple):
+        return _size_of_one(value)
+    if depth == 0 or not elements:
         return 0
     if len(elements) > _LOOKED_AT[depth]:
         # The first element stands for all others of a long list.
-        return len(elements) * max(8, least_bytes(elements[0], depth - 1))
-    return sum([least_bytes(element, depth - 1) for element in elements])
+        return len(elements) * max(8, least_bytes(next(iter(elements)), depth - 1))
+    size = 0
+    for element in elements:
+        # Most elements are texts and numbers, and each batch has many of them.
+        if type(element) in _TEXTS:
+            size += len(element)
+        elif type(element) not in _SMALL:
+            size += least_bytes(element, depth - 1)
+    return size
+
+
+def _size_of_one(value: Any) -> int:
+    if isinstance(value, bytes | bytearray | str):
+        return len(value)
+    size: Any = getattr(value, "nbytes", None)  # arrays and tensors
+    return size if isinstance(size, int) else 0

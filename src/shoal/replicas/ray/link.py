@@ -13,7 +13,6 @@ Fetching one step at a time in a worker thread would cost a thread switch for ea
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import deque
 from contextlib import contextmanager, suppress
@@ -24,7 +23,14 @@ import anyio
 
 from shoal.errors import ReplicaDied
 from shoal.replicas.ray.actor import CONTROL, Ending
-from shoal.replicas.ray.cluster import check_can_be_sent, death_of, failure_of, ray
+from shoal.replicas.ray.cluster import (
+    begin_use,
+    check_can_be_sent,
+    death_of,
+    end_use,
+    failure_of,
+    ray,
+)
 from shoal.replicas.scopes import until_overdue
 
 if TYPE_CHECKING:
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from shoal.replicas.ray.actor import Answer, RayFrame
+    from shoal.replicas.ray.cluster import NewActor
     from shoal.replicas.threads import Soon
 
 # How many steps of a stream an actor runs before they are fetched.
@@ -40,6 +47,13 @@ _STEPS_AHEAD: Final = 4
 
 # How many steps of a stream are fetched in advance.
 _AHEAD: Final = 2
+
+# Ray notices a frozen node after 66 s by default, and then says so. An actor that does not answer
+# for this long counts as dead. Its code may hold the GIL for nearly as long.
+_PING_PERIOD_S: Final = 5.0
+_PING_LIMIT_S: Final = 45.0
+
+_DISCONNECTED: Final = "was lost: the program has disconnected from Ray"
 
 
 class Pump:
@@ -52,7 +66,7 @@ class Pump:
         self.steps: deque[Any] = deque()
         self.ended = anyio.Event()
         # The error that ended the generator; None if it ended normally.
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         # Set when one of these changes, and then replaced with a new event.
         self.change = anyio.Event()
         self._references = references
@@ -60,6 +74,7 @@ class Pump:
         self._soon = soon
         self._permits = threading.Semaphore(_AHEAD)
         self._drops = False
+        begin_use(self)
         # A daemon: if Ray never answers, the program must still be able to exit.
         threading.Thread(target=self._fetch, name=name, daemon=True).start()
 
@@ -76,7 +91,7 @@ class Pump:
         self._permits.release()
 
     def _fetch(self) -> None:
-        error: Exception | None = None
+        error: BaseException | None = None
         try:
             while True:
                 if not self._drops:
@@ -85,8 +100,9 @@ class Pump:
                 self._soon(self._fetched, step)
         except StopIteration:
             pass
-        except Exception as raised:
+        except BaseException as raised:  # Ray raises SystemExit when the program disconnects
             error = raised
+        end_use(self)
         self._soon(self._ended, error)
 
     def _fetched(self, step: Any) -> None:
@@ -94,7 +110,7 @@ class Pump:
             self.steps.append(step)
             self._signal_change()
 
-    def _ended(self, error: Exception | None) -> None:
+    def _ended(self, error: BaseException | None) -> None:
         self.error = error
         self.ended.set()
         self._signal_change()
@@ -113,27 +129,24 @@ class Link:
         self._grace_s = cancel_grace_s
         self._actor: Any = None
         self._soon: Soon | None = None
-        self._calls = itertools.count()
         self._is_gone = anyio.Event()
         self._waiting: set[anyio.Event] = set()
 
-    async def attach(self, actor: Any, soon: Soon) -> None:
+    async def attach(self, actor: NewActor, soon: Soon) -> None:
         """Connects to an actor, and waits until Ray has placed it and it responds."""
-        self._actor, self._soon = actor, soon
-        lifeline = actor.lifeline.options(concurrency_group=CONTROL).remote().future()
-        lifeline.add_done_callback(partial(soon, self._has_gone))
-        ending = actor.ending.options(concurrency_group=CONTROL).remote().future()
-        ending.add_done_callback(partial(soon, self._is_to_end))
-        await self._result(actor.ping.options(concurrency_group=CONTROL).remote())
+        self._actor, self._soon = actor.handle, soon
+        actor.lifeline.add_done_callback(partial(soon, self._has_gone))
+        actor.ending.add_done_callback(partial(soon, self._is_to_end))
+        await self._wait(self._when_done(actor.ready))
+        self._value(actor.ready)
 
     async def ask(self, name: str, *args: Any, group: str | None = None) -> Any:
         """Calls a method of the actor; if this is cancelled, the actor keeps running the call."""
         return self._taken(await self._call(name, *args, group=group))
 
-    async def run(self, method: str, load: Any) -> Any:
-        call = next(self._calls)
+    async def run(self, call: int, load: Any) -> Any:
         with self._sending(load):
-            future: Future[Answer] = self._actor.run.remote(call, method, load).future()
+            future: Future[Answer] = self._actor.run.remote(load).future()
         done = self._when_done(future)
         try:
             await self._wait(done)
@@ -142,12 +155,11 @@ class Link:
             raise
         return self._taken(self._value(future))
 
-    async def steps(self, method: str, load: Any) -> AsyncGenerator[Any, None]:
+    async def steps(self, call: int, load: Any) -> AsyncGenerator[Any, None]:
         assert self._soon is not None
-        call = next(self._calls)
         options = {"num_returns": "streaming", "_generator_backpressure_num_objects": _STEPS_AHEAD}
         with self._sending(load):
-            references = self._actor.steps.options(**options).remote(call, method, load)
+            references = self._actor.steps.options(**options).remote(load)
         pump = Pump(references, ray.get, self._soon, f"shoal stream of {self._tag}")
         try:
             while await self._has_step(pump):
@@ -156,6 +168,15 @@ class Link:
             if not pump.ended.is_set():
                 pump.drop()
                 await self._cancel(call, pump.ended)
+
+    async def watch(self) -> None:
+        """Ends the link when the actor does not answer, for example since its node is frozen."""
+        while self.end is None:
+            await anyio.sleep(_PING_PERIOD_S)
+            with anyio.move_on_after(_PING_LIMIT_S) as waiting, suppress(ReplicaDied):
+                await self._call("ping", group=CONTROL)
+            if waiting.cancelled_caught:
+                self.finish(f"died: its process did not answer for {_PING_LIMIT_S:g} s")
 
     async def take_frames(self) -> list[RayFrame]:
         """Waits until the code has sent frames; on cancellation, they may be lost."""
@@ -264,7 +285,7 @@ class Link:
     def _sending(self, content: Any) -> Generator[None]:
         """Converts the errors of a call to the actor in this block."""
         if not ray.is_initialized():  # a call would end the whole process in older versions of Ray
-            self.finish("was lost: the program has disconnected from Ray")
+            self.finish(_DISCONNECTED)
             raise self.died()
         try:
             yield
@@ -273,7 +294,10 @@ class Link:
             self.finish(f"was lost: {error}", error)
             raise self.died() from error
 
-    def _raise(self, error: Exception) -> NoReturn:
+    def _raise(self, error: BaseException) -> NoReturn:
+        if not isinstance(error, Exception):
+            self.finish(_DISCONNECTED)
+            raise self.died()
         how = death_of(error)
         if how is not None:
             self.finish(f"died: {how}", error)

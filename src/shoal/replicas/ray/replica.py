@@ -21,6 +21,7 @@ import logging
 import math
 from contextlib import aclosing
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -41,7 +42,9 @@ from shoal.replicas.ray.actor import HOOKS, RayFrame
 from shoal.replicas.ray.cluster import (
     actor_options,
     asked_of_ray,
+    end_use,
     free_resources,
+    has_lost_node,
     join,
     new_actor,
     put_if_large,
@@ -105,6 +108,7 @@ class RayReplica(Replica):
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
         self._link = Link(self.tag, blueprint.options.cancel_grace_s, self._leave)
+        self._calls = count()
         self._is_ready = False
         self._was_stopped = False
         self._to_end = anyio.Event()
@@ -136,6 +140,7 @@ class RayReplica(Replica):
         finally:
             link.finish("was stopped" if self._was_stopped else "was cancelled")
             await link.wait_gone()
+            end_use(link)
 
     def stop(self) -> None:
         self._was_stopped = True
@@ -145,11 +150,11 @@ class RayReplica(Replica):
         self._link.finish(f"was killed: {reason}")
 
     async def run(self, method: str, items: list[Any]) -> Any:
-        results = await self._link.run(method, await self._packed(items))
+        results = await self._link.run(*await self._packed(method, items))
         return slots_as_exceptions(results, self.tag)
 
     async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
-        async with aclosing(self._link.steps(method, await self._packed(items))) as steps:
+        async with aclosing(self._link.steps(*await self._packed(method, items))) as steps:
             async for step in steps:
                 yield slots_as_exceptions(step, self.tag)
 
@@ -190,18 +195,19 @@ class RayReplica(Replica):
         loop, soon = loop_of_caller()
         self._doing = "Ray could not be joined"
         self._limit("start_timeout_s", blueprint.options.start_timeout_s)
-        await anyio.to_thread.run_sync(join, abandon_on_cancel=True)
+        await anyio.to_thread.run_sync(join, self._link, abandon_on_cancel=True)
         asked = asked_of_ray(actor_options(blueprint))
         self._doing = f"Ray has not placed its actor, which asks for {asked}"
         self._pending = asked
         place_timeout_s = RayOptions(**blueprint.placement_options).place_timeout_s
         self._limit("place_timeout_s", place_timeout_s)
         make = partial(new_actor, blueprint, loop)
-        tasks.start_soon(self._beside.run, self._say_that_it_waits)
+        tasks.start_soon(self._beside.run, self._watch_wait)
         # If this is abandoned, nothing refers to the handle, and Ray ends such an actor.
         actor = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         await self._link.attach(actor, soon)
         self._pending = None
+        tasks.start_soon(self._beside.run, self._link.watch)
         self._doing = "its code was still starting"
         self._limit("start_timeout_s", blueprint.options.start_timeout_s)
         tasks.start_soon(self._beside.run, self._calls_out.run, self.on_call_out)
@@ -216,12 +222,19 @@ class RayReplica(Replica):
         self._limit_s = math.inf if limit_s is None else limit_s
         self._starting.deadline = anyio.current_time() + self._limit_s
 
-    async def _say_that_it_waits(self) -> None:
-        """Logs that the cluster has no place for it yet, if that takes long."""
-        await anyio.sleep(_PATIENCE_S)
-        if self._pending is not None:
-            room = await self._room()
-            logger.warning("%s waits: %s%s", self.tag, self._doing, room)
+    async def _watch_wait(self) -> None:
+        """Logs once that the cluster has no place for it yet; ends if that can't change."""
+        has_said = False
+        while True:
+            await anyio.sleep(_PATIENCE_S)
+            if self._pending is None:
+                return
+            if not has_said:
+                has_said = True
+                room = await self._room()
+                logger.warning("%s waits: %s%s", self.tag, self._doing, room)
+            if await anyio.to_thread.run_sync(has_lost_node, abandon_on_cancel=True):
+                self._link.finish("was lost: the Ray node of this program has died")
 
     async def _room(self) -> str:
         free: str | None = None
@@ -237,13 +250,15 @@ class RayReplica(Replica):
         except Exception:
             logger.exception("%s: close() failed", self.tag)
 
-    async def _packed(self, items: list[Any]) -> Any:
+    async def _packed(self, method: str, items: list[Any]) -> tuple[int, Any]:
+        """Returns the number of a new call, and what to send for it."""
         self._check_ready()
+        call = next(self._calls)
         batch = running_batch.get(None)
         data = None if batch is None else batch_as_data(batch, anyio.current_time())
-        load = await put_if_large((items, data), items, self.tag)
+        load = await put_if_large((call, method, items, data), items, self.tag)
         self._check_ready()
-        return load
+        return call, load
 
     def _leave(self) -> None:
         self._to_end.set()

@@ -1,0 +1,79 @@
+"""What a program needs of its cluster is lost: the Ray node that it uses, and the head's GCS."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+import shoal
+from replicas.ray_backends import Model
+from replicas.ray_cluster import MARKS, SMALL, cluster_of
+from shoal.serving.controller.controller import Controller
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+ray = pytest.importorskip("ray")
+
+# Either test breaks its cluster, and both loops have this in common.
+pytestmark = [
+    *MARKS,
+    pytest.mark.slow,
+    pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True),
+]
+
+GCS_TIMEOUT = "RAY_gcs_rpc_server_reconnect_timeout_s"
+CONFIG: Any = {"placement": "ray", "ray_options": SMALL, "max_batch_size": 1}
+
+
+@pytest.fixture
+def cluster() -> Generator[Any]:
+    with cluster_of({"num_cpus": 2}, {"num_cpus": 2}) as cluster:
+        yield cluster
+
+
+async def test_a_program_whose_ray_node_dies_connects_again(cluster, folder, caplog):
+    caplog.set_level(logging.WARNING, "shoal")
+    async with Controller() as controller:
+        await controller.create_backend(
+            "b", Model, folder.path, config={**CONFIG, "num_replicas": 2}
+        )
+        await controller.create_endpoint("e", backend="b")
+        handle = await controller.get_handle("e")
+        stream = handle.options(method_name="is_stuck_in_a_step").stream
+        own = ray.get_runtime_context().get_node_id()
+        [node] = [one for one in cluster.list_all_nodes() if one.node_id == own]
+        # Ray would end this process if a stream used the connection after it was closed.
+        async with stream(1) as steps:
+            assert await anext(steps) == 1
+            await anyio.to_thread.run_sync(node.kill_raylet)
+            with pytest.raises(shoal.errors.ReplicaDied):
+                await anext(steps)
+        answer: int | None = None
+        while answer is None:
+            try:
+                answer = await handle.call(5)
+            except (shoal.errors.ReplicaDied, shoal.errors.BackendUnavailable):
+                await anyio.sleep(0.1)
+        assert answer == 5
+        assert ray.get_runtime_context().get_node_id() != own
+    said = [record.getMessage() for record in caplog.records]
+    assert "the Ray node of this program has died; connecting to Ray again" in said
+
+
+async def test_a_program_runs_on_while_the_gcs_is_away(cluster, folder):
+    async with Controller() as controller:
+        await controller.create_backend("b", Model, folder.path, config=CONFIG)
+        await controller.create_endpoint("e", backend="b")
+        handle = await controller.get_handle("e")
+        assert await handle.call(1) == 1
+        assert int(os.environ[GCS_TIMEOUT]) > 10 * 365 * 86400
+        await anyio.to_thread.run_sync(cluster.head_node.kill_gcs_server)
+        with pytest.raises(shoal.errors.ReplicaNotStarted, match="head node can't be reached at"):
+            await controller.create_backend("other", Model, folder.path, config=CONFIG)
+        assert await handle.call(2) == 2
