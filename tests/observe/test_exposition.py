@@ -235,3 +235,14 @@ def test_an_alert_is_raised_by_what_it_is_about_and_by_nothing_else(tmp_path):
     file = tmp_path / "tests.yaml"
     file.write_text(f"rule_files: [{ALERTS}]{TESTS_OF_ALERTS}", encoding="utf-8")
     test_promtool_accepts_the_files(("test", "rules", file))
+
+
+def test_each_alert_has_a_section_in_the_runbook():
+    runbook = Path(__file__).parents[2] / "docs" / "how-to" / "act-on-an-alert.md"
+    head, *sections = re.split(r"^## ", runbook.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert "alerts.yaml" in head
+    groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
+    alerts = [rule["alert"] for group in groups for rule in group["rules"]]
+    assert [section.split("\n", 1)[0] for section in sections] == alerts
+    for section in sections:
+        assert re.findall(r"^\*\*(.*?):\*\* ", section, re.MULTILINE) == ["Means", "Look at", "Do"]
