@@ -1,0 +1,72 @@
+"""Draws which time-out applies at which stage of a request: reference/timeouts.svg.
+
+    python docs/timeouts.py
+
+`tests/test_timeouts_page.py` fails while the picture is not what this draws.
+"""
+
+from html import escape
+from pathlib import Path
+
+PICTURE = Path(__file__).parent / "reference" / "timeouts.svg"
+
+STAGES = ("connect", "head", "body", "queue", "run", "response")
+
+# The name of each time-out, its default, and the first and the last stage that it limits.
+SPANS = (
+    ("client or proxy in front", "its own", "connect", "response"),
+    ("keep_alive_timeout_s", "5 s", "connect", "connect"),
+    ("head_timeout_s", "10 s", "head", "head"),
+    ("body_timeout_s", "10 s per 16 KiB", "body", "body"),
+    ("answer_timeout_s, request_timeout_s", "60 s, none", "queue", "run"),
+    ("QueuePolicy.timeout_s", "none", "queue", "queue"),
+    ("batch_wait_timeout_s", "0", "queue", "queue"),
+    ("handler_timeout_s", "none", "run", "run"),
+    ("slow_reader_timeout_s (streams)", "10 s", "run", "response"),
+    ("send_timeout_s", "10 s per 256 KiB", "response", "response"),
+)
+
+WIDTH, LEFT, TOP, ROW, BAR = 860, 300, 40, 26, 16
+STYLE = """
+svg { background: #fff }
+text { font: 12px system-ui, sans-serif; fill: #1f2933 }
+.stage { font-weight: 600; text-anchor: middle }
+.name { text-anchor: end }
+.default { fill: #616e7c }
+rect { fill: #4a7fa8 }
+line { stroke: #d0d7de }
+"""
+
+
+def main() -> None:
+    PICTURE.write_text(picture(), encoding="utf-8")
+    print(f"wrote {PICTURE}")
+
+
+def picture() -> str:
+    """The picture as SVG."""
+    step = (WIDTH - LEFT - 130) / len(STAGES)
+    height = TOP + ROW * len(SPANS) + 12
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
+        "<title>The stages of a request, and the time-outs that limit them</title>",
+        f"<style>{STYLE}</style>",
+    ]
+    for number, stage in enumerate(STAGES):
+        x = LEFT + step * number
+        parts.append(f'<text class="stage" x="{x + step / 2:.0f}" y="22">{stage}</text>')
+        parts.append(f'<line x1="{x:.0f}" y1="30" x2="{x:.0f}" y2="{height - 8}"/>')
+    for number, (name, default, first, last) in enumerate(SPANS):
+        y = TOP + ROW * number
+        x = LEFT + step * STAGES.index(first)
+        end = LEFT + step * (STAGES.index(last) + 1)
+        parts += [
+            f'<text class="name" x="{LEFT - 10}" y="{y + 12}">{escape(name)}</text>',
+            f'<rect x="{x + 2:.0f}" y="{y}" width="{end - x - 4:.0f}" height="{BAR}" rx="3"/>',
+            f'<text class="default" x="{end + 6:.0f}" y="{y + 12}">{escape(default)}</text>',
+        ]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+if __name__ == "__main__":
+    main()
