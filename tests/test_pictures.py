@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -15,7 +15,7 @@ PICTURES = runpy.run_path(str(FOLDER / "draw.py"))["PICTURES"]
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_is_what_its_script_draws(name):
     drawn = PICTURES[name]()
-    ElementTree.fromstring(drawn)
+    ET.fromstring(drawn)
     assert (FOLDER / name).read_text(encoding="utf-8") == drawn, (
         "a picture has changed; run: python docs/pictures/draw.py"
     )
