@@ -1,7 +1,8 @@
-"""The README, run as a newcomer runs it: its files written down, its lines typed in."""
+"""The README and the page of features, run as a newcomer runs them: files written, lines typed."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -12,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
+import shoal
 from test_docs import FENCE
 from time_limits import HANG_S
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = README + (ROOT / "docs" / "features.md").read_text(encoding="utf-8")
+FIGURES = json.loads((ROOT / "benchmarks" / "figures.json").read_text(encoding="utf-8"))
 PYTHON = ".venv/bin/python"
 # `make release-check` names one that has the release, and nothing else.
 RUNS_IT = os.environ.get("SHOAL_README_PYTHON", sys.executable)
@@ -24,7 +28,7 @@ RUNS_IT = os.environ.get("SHOAL_README_PYTHON", sys.executable)
 
 def write_files(directory):
     """Writes each block whose first line is a comment with a file's name."""
-    for fence in FENCE.finditer(README):
+    for fence in FENCE.finditer(PAGES):
         name = re.match(r"# (\w+\.py)\n", fence["body"])
         if fence["language"] == "python" and name:
             (directory / name[1]).write_text(fence["body"])
@@ -32,7 +36,7 @@ def write_files(directory):
 
 def shell_lines():
     """Yields each line behind a prompt, and what the page shows below it."""
-    for fence in FENCE.finditer(README):
+    for fence in FENCE.finditer(PAGES):
         if fence["language"] == "console":
             for line in fence["body"].split("$ ")[1:]:
                 command, _, shown = line.partition("\n")
@@ -52,11 +56,54 @@ def assert_prints(expected, words, directory):
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, expected, "")
 
 
+def test_the_readme_fits_on_a_few_screens():
+    assert len(README.splitlines()) <= 170
+
+
+def test_the_figures_are_those_of_the_table_of_figures():
+    rows = [
+        f"| {row['question']} | {row['shoal']} | {row['compared']} | {row['machine']} "
+        f"| `{row['command']}` |"
+        for row in FIGURES["rows"]
+    ]
+    assert "\n".join(rows) in README
+    assert FIGURES["date"] in README
+    for row in FIGURES["rows"]:
+        assert (ROOT / "benchmarks" / row["command"].split()[0]).exists()
+
+
+def test_links_of_the_readme_lead_to_files():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", README)
+    assert len(links) > 20
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
 @pytest.mark.real_time
-def test_the_first_program_forms_a_batch(tmp_path):
+def test_the_first_program_gains_by_batches(tmp_path):
     write_files(tmp_path)
     [(command, _)] = lines_that_start(f"{PYTHON} embed.py")
-    assert_prints("a batch of 5\n", words_of(command), tmp_path)
+    printed = subprocess.check_output(words_of(command), cwd=tmp_path, text=True, timeout=HANG_S)
+    found = re.fullmatch(r"one at a time: (\S+) s\nin batches: (\S+) s\n", printed)
+    assert found is not None, printed
+    assert float(found[2]) < float(found[1])
+
+
+def test_the_lines_for_users_of_ray_serve_make_an_application():
+    [diff] = [fence["body"] for fence in FENCE.finditer(README) if fence["language"] == "diff"]
+    added = [line[1:] for line in diff.splitlines() if line.startswith("+")]
+    [imported, batch, served] = added
+    model = """
+class Model:
+BATCH
+    async def lengths(self, texts: list[str]) -> list[int]:
+        return [len(text) for text in texts]
+
+    async def __call__(self, text: str) -> int:
+        return await self.lengths(text)
+"""
+    module = {"__name__": "page"}
+    exec("\n".join([imported, model.replace("BATCH", batch), served]), module)
+    assert isinstance(module["app"], shoal.App)
 
 
 @pytest.mark.real_time
