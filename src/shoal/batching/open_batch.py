@@ -54,7 +54,7 @@ class Joins(Protocol):
         """Takes no more requests, and ends when the present ones have ended."""
 
 
-class Answers(Protocol):
+class AnswerSink(Protocol):
     """How the requests of a batch are answered: in this process, or over a wire."""
 
     @property
@@ -84,7 +84,7 @@ class OpenRequest(Generic[T, R]):
 
     item: T
 
-    def __init__(self, request: Request, run: Answers) -> None:
+    def __init__(self, request: Request, run: AnswerSink) -> None:
         self.item = request.item
         self._request = request
         self._run = run
@@ -176,8 +176,8 @@ class OpenRequest(Generic[T, R]):
         self._run.fail(self._request, error)
         self._has_ended = was_running
 
-    def takes(self, chunk: R, run: Answers) -> tuple[Request, R]:
-        """Checks that an item may be sent now by a run; returns what `Answers.send` takes."""
+    def takes(self, chunk: R, run: AnswerSink) -> tuple[Request, R]:
+        """Checks that an item may be sent now by a run; returns what `AnswerSink.send` takes."""
         if run is not self._run:
             raise ValueError(f"{self!r} is of another batcher: send by its own batch")
         self._check_open("send an item")
@@ -210,7 +210,7 @@ class OpenBatch(Generic[T, R]):
     yields the requests that join now, and it waits only while no request is active.
     """
 
-    def __init__(self, joining: Joins, run: Answers) -> None:
+    def __init__(self, joining: Joins, run: AnswerSink) -> None:
         self._batch = joining.batch
         self._joining = joining
         self._run = run

@@ -19,9 +19,9 @@ from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.errors import as_data, check_may_leave
 from shoal.replicas.process.wire.messages import packed, sealed
 from shoal.replicas.process.wire.open_batch import (
-    Answer,
-    Answers,
+    AnswerKind,
     NewsReader,
+    OpenProgress,
     OpenStart,
     unsendable,
 )
@@ -96,7 +96,7 @@ class OpenWork:
             self._requests[number] = request
             self._held.append(request)
         for number, error in failed:
-            self._answer(Answer.ERROR, number, as_data(error))
+            self._answer(AnswerKind.ERROR, number, as_data(error))
         for number in news.gone:
             if (gone := self._requests.get(number)) is not None:
                 self._end(gone, State.CANCELLED)
@@ -155,17 +155,17 @@ class OpenWork:
         for request, chunk in chunks:
             if request.state is RUNNING:
                 request.waiter.room -= 1
-                self._answer_with(Answer.CHUNK, request, chunk, "an item of the stream")
+                self._answer_with(AnswerKind.CHUNK, request, chunk, "an item of the stream")
 
     def finish(self, request: Request, value: Any) -> None:
         if request.state is RUNNING and self._answer_with(
-            Answer.RESULT, request, value, "the result"
+            AnswerKind.RESULT, request, value, "the result"
         ):
             self._end(request, State.FINISHED)
 
     def fail(self, request: Request, error: BaseException) -> None:
         if request.state is RUNNING:
-            self._answer(Answer.ERROR, request.waiter.number, as_data(error))
+            self._answer(AnswerKind.ERROR, request.waiter.number, as_data(error))
             self._end(request, State.FAILED)
 
     def end(self) -> None:
@@ -188,7 +188,7 @@ class OpenWork:
         ):
             return
         self._reported = self._saw
-        answers = Answers(
+        answers = OpenProgress(
             self._saw,
             self._begun,
             self._steps,
@@ -222,7 +222,7 @@ class OpenWork:
             for request in full:
                 request.waiter.is_awaited = False
 
-    def _answer_with(self, kind: Answer, request: Request, value: Any, name: str) -> bool:
+    def _answer_with(self, kind: AnswerKind, request: Request, value: Any, name: str) -> bool:
         """Adds a value to the next message; fails the request if it can't be sent."""
         buffers = len(self._buffers)
         try:
@@ -240,7 +240,7 @@ class OpenWork:
             self.flush()  # the code may use the memory again
         return True
 
-    def _answer(self, kind: Answer, number: int, content: Any) -> None:
+    def _answer(self, kind: AnswerKind, number: int, content: Any) -> None:
         self._answers.append((int(kind), number, content))
         self._gather()
 

@@ -55,13 +55,13 @@ class News(NamedTuple):
     closed: str | None
 
 
-class Answer(IntEnum):
+class AnswerKind(IntEnum):
     CHUNK = 0
     RESULT = 1
     ERROR = 2
 
 
-class Answers(NamedTuple):
+class OpenProgress(NamedTuple):
     """What a handler has done with an open batch, as it is sent."""
 
     # How many messages have arrived, and the number of the last request that the handler got.
@@ -69,7 +69,7 @@ class Answers(NamedTuple):
     begun: int
     # How many requests were active in each step.
     steps: Sequence[int]
-    # An `Answer`, the number of its request, and its value.
+    # An `AnswerKind`, the number of its request, and its value.
     answers: Sequence[tuple[int, int, Any]]
     # The waits for readers that have begun, with their numbers and streams; and those given up.
     waits: Sequence[tuple[int, Sequence[int]]]
@@ -94,12 +94,12 @@ def packed_news(news: OpenNews, relay: OpenRelay, now: float) -> Message:
 
 def take_answers(frame: Frame, relay: OpenRelay, where: str) -> None:
     """Passes on what a handler has done; raises an exception for an invalid message."""
-    message = Answers(*unpickled(frame.body))
+    message = OpenProgress(*unpickled(frame.body))
     unsealer = Unsealer(frame.buffers)
     relay.saw(message.saw, message.begun)
     relay.stepped(message.steps)
     for kind, number, value in message.answers:
-        if kind == Answer.ERROR:
+        if kind == AnswerKind.ERROR:
             assert isinstance(value, ErrorAsData)
             relay.fail(number, value.as_exception(where))
             continue
@@ -109,7 +109,7 @@ def take_answers(frame: Frame, relay: OpenRelay, where: str) -> None:
             text = f"the answer of {where} can't be unpickled here: {error}"
             relay.fail(number, caused(TypeError(text), error))
             continue
-        if kind == Answer.CHUNK:
+        if kind == AnswerKind.CHUNK:
             relay.put(number, content)
         else:
             relay.finish(number, content)
