@@ -1,4 +1,4 @@
-"""The pages for those who come from elsewhere: the code before is theirs, and each has the same parts."""
+"""The pages to migrate: the code before is code of the peer, and each page has the same parts."""
 
 from __future__ import annotations
 

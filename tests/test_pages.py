@@ -1,4 +1,4 @@
-"""The pages of the documentation: few at the top, none too long, and each is linked where it helps."""
+"""The pages of the documentation: few at the top, none too long, each linked where it helps."""
 
 from __future__ import annotations
 
