@@ -17,6 +17,11 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"Shoal {release}"
+html_static_path = ["theme"]
+html_css_files = ["pages.css"]
+html_js_files = ["pages.js"]
+# The button that shows a page's source is outside of its landmarks, and few read it.
+html_theme_options = {"top_of_page_buttons": []}
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 copybutton_prompt_text = r"\$ "

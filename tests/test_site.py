@@ -1,0 +1,174 @@
+"""The built documentation: its links, and its pages in a real browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.wait import WebDriverWait
+
+from browser import NEEDS_CHROMIUM, chromium
+
+DOCS = Path(__file__).parents[1] / "docs"
+LIMIT_S = 60
+# The build takes a minute of a processor.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.real_time,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(importlib.util.find_spec("sphinx") is None, reason="needs Sphinx"),
+]
+SIZES = {"a telephone": 390, "a desk": 1400}
+# One of each kind: with tables, code in several languages, pictures, signatures and wide tables.
+READ = [
+    "index",
+    "serve",
+    "tutorials/first-batch",
+    "how-to/plan-with-simulations",
+    "how-to/move-from-mosec",
+    "how-to/deploy",
+    "discussion/layers",
+    "reference/timeouts",
+    "reference/modules",
+]
+SEARCHES = {
+    "queue": "how-to/handle-overload",
+    "dispatch": "discussion/how-a-batch-is-formed",
+    "timeout": "reference/timeouts",
+    "GPU": "how-to/serve-a-gpu-model",
+    "OpenAI": "how-to/serve-openai-clients",
+    "small batch": "how-to/why-are-my-batches-small",
+    "503": "how-to/handle-overload",
+    "FastAPI": "how-to/batch-inside-fastapi",
+}
+FIRST = 3
+
+
+class Links(HTMLParser):
+    """The ids of a page, and what it links to or shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.targets: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.ids |= {given[name] for name in ("id", "name") if given.get(name)}
+        # Empty links are buttons of the theme.
+        self.targets += [given[name] for name in ("href", "src") if given.get(name)]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-n", "-W", "-q", "-b", "html", str(DOCS), str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    found = {}
+    for path in site.rglob("*.html"):
+        if "_static" not in path.parts and "_modules" not in path.parts:
+            found[path] = Links()
+            found[path].feed(path.read_text(encoding="utf-8"))
+    return found
+
+
+def test_each_link_within_the_site_leads_somewhere(site, pages):
+    broken = []
+    for page, links in pages.items():
+        for target in links.targets:
+            parts = urlsplit(target)
+            if parts.scheme:
+                continue
+            path = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            is_there = path.is_file() or path.is_dir()
+            ids = pages[path].ids if path in pages else None
+            if not is_there or (parts.fragment and ids and unquote(parts.fragment) not in ids):
+                broken.append(f"{page.relative_to(site)}: {target}")
+    assert broken == []
+
+
+def test_each_link_to_elsewhere_is_an_address(pages):
+    """There is no network here, so what is at the address is not asked."""
+    odd = set()
+    for links in pages.values():
+        for target in links.targets:
+            parts = urlsplit(target)
+            if parts.scheme in {"http", "https"} and parts.hostname and "." in parts.hostname:
+                continue
+            if parts.scheme not in {"", "data", "mailto"}:
+                odd.add(target)
+    assert odd == set()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
+        driver.set_script_timeout(LIMIT_S)
+        yield driver
+
+
+def shown(browser, scheme, width):
+    """Has pages shown in a colour scheme, in a window of this width."""
+    scheme = {"name": "prefers-color-scheme", "value": scheme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+@NEEDS_CHROMIUM
+@pytest.mark.parametrize("width", SIZES.values(), ids=SIZES)
+def test_no_page_sticks_out_of_the_window(browser, site, pages, width):
+    shown(browser, "light", width)
+    wide = {}
+    for page in pages:
+        browser.get(f"file://{page}")
+        taken = browser.execute_script("return document.documentElement.scrollWidth")
+        if taken > width:
+            wide[str(page.relative_to(site))] = taken
+    assert wide == {}
+
+
+@NEEDS_CHROMIUM
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 390)])
+@pytest.mark.parametrize("name", READ)
+def test_a_page_passes_the_rules_of_axe(browser, site, name, scheme, width):
+    axe = pytest.importorskip("axe_core_python.base")
+    shown(browser, scheme, width)
+    browser.get(f"file://{site / name}.html")
+    browser.execute_script(axe.AXE_SCRIPT)
+    found = browser.execute_async_script(
+        "const done = arguments[0]; axe.run({resultTypes: ['violations']}).then(done)"
+    )
+    problems = [
+        f"{one['id']}: {node['html'][:120]}" for one in found["violations"] for node in one["nodes"]
+    ]
+    assert problems == []
+
+
+@NEEDS_CHROMIUM
+@pytest.mark.parametrize("words", SEARCHES)
+def test_the_search_finds(browser, site, words):
+    shown(browser, "light", 1400)
+    browser.get(f"file://{site}/search.html?q={words.replace(' ', '+')}")
+    WebDriverWait(browser, LIMIT_S).until(
+        lambda _: "finished" in browser.find_element(By.ID, "search-results").text
+    )
+    results = browser.find_elements(By.CSS_SELECTOR, "#search-results li > a")[:FIRST]
+    found = [one.get_attribute("href").removeprefix(f"file://{site}/") for one in results]
+    assert any(one.startswith(f"{SEARCHES[words]}.html") for one in found), found
