@@ -73,6 +73,15 @@ def test_the_figures_are_those_of_the_table_of_figures():
         assert (ROOT / "benchmarks" / row["command"].split()[0]).exists()
 
 
+def test_pages_agree_on_the_cpu_time_of_a_request():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*/*.md")]
+    said = re.compile(r"([\d,.]+)\s+µs\s+of\s+CPU(?!\s+for\s+an\s+item)")
+    on_pages = {figure for path in pages for figure in said.findall(path.read_text("utf-8"))}
+    rows = FIGURES["cpu_time_of_a_request"]["rows"]
+    assert on_pages == {row["microseconds"] for row in rows}
+    assert all((ROOT / "benchmarks" / row["command"].split()[0]).exists() for row in rows)
+
+
 def test_links_of_the_readme_lead_to_files():
     links = re.findall(r"\]\((?!https?:)([^)#]+)", README)
     assert len(links) > 20
