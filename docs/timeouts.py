@@ -26,14 +26,14 @@ SPANS = (
     ("send_timeout_s", "10 s per 256 KiB", "response", "response"),
 )
 
-WIDTH, LEFT, TOP, ROW, BAR = 860, 300, 40, 26, 16
+# As wide as a telephone, so that the text is legible there.
+WIDTH, LEFT, TOP, ROW, BAR = 380, 10, 40, 36, 12
 STYLE = """
-svg { background: #fff }
+.back { fill: #fff }
 text { font: 12px system-ui, sans-serif; fill: #1f2933 }
-.stage { font-weight: 600; text-anchor: middle }
-.name { text-anchor: end }
-.default { fill: #616e7c }
-rect { fill: #4a7fa8 }
+.stage { font-weight: 600; text-anchor: middle; font-size: 11px }
+.default { fill: #52606d; font-size: 11px; text-anchor: end }
+.bar { fill: #8fbbe0 }
 line { stroke: #d0d7de }
 """
 
@@ -45,25 +45,33 @@ def main() -> None:
 
 def picture() -> str:
     """The picture as SVG."""
-    step = (WIDTH - LEFT - 130) / len(STAGES)
-    height = TOP + ROW * len(SPANS) + 12
+    step = (WIDTH - 2 * LEFT) / len(STAGES)
+    height = TOP + ROW * len(SPANS) + 6
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+            f'width="{WIDTH}" height="{height}" role="img">'
+        ),
         "<title>The stages of a request, and the time-outs that limit them</title>",
         f"<style>{STYLE}</style>",
+        f'<rect class="back" width="{WIDTH}" height="{height}" rx="6"/>',
     ]
     for number, stage in enumerate(STAGES):
         x = LEFT + step * number
         parts.append(f'<text class="stage" x="{x + step / 2:.0f}" y="22">{stage}</text>')
-        parts.append(f'<line x1="{x:.0f}" y1="30" x2="{x:.0f}" y2="{height - 8}"/>')
+        if number:
+            parts.append(f'<line x1="{x:.0f}" y1="30" x2="{x:.0f}" y2="{height - 8}"/>')
     for number, (name, default, first, last) in enumerate(SPANS):
         y = TOP + ROW * number
         x = LEFT + step * STAGES.index(first)
         end = LEFT + step * (STAGES.index(last) + 1)
         parts += [
-            f'<text class="name" x="{LEFT - 10}" y="{y + 12}">{escape(name)}</text>',
-            f'<rect x="{x + 2:.0f}" y="{y}" width="{end - x - 4:.0f}" height="{BAR}" rx="3"/>',
-            f'<text class="default" x="{end + 6:.0f}" y="{y + 12}">{escape(default)}</text>',
+            f'<text x="{LEFT}" y="{y + 12}">{escape(name)}</text>',
+            f'<text class="default" x="{WIDTH - LEFT}" y="{y + 12}">{escape(default)}</text>',
+            (
+                f'<rect class="bar" x="{x + 2:.0f}" y="{y + 17}" width="{end - x - 4:.0f}" '
+                f'height="{BAR}" rx="3"/>'
+            ),
         ]
     return "\n".join([*parts, "</svg>", ""])
 

@@ -1,4 +1,4 @@
-"""The page about notebooks, run cell by cell in a kernel of Jupyter."""
+"""The section about notebooks, run cell by cell in a kernel of Jupyter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("ipykernel")
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "use-notebooks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "call-from-threads.md"
 
 
 def test_the_page_does_in_a_kernel_what_it_says(tmp_path, monkeypatch):
@@ -23,9 +23,8 @@ def test_the_page_does_in_a_kernel_what_it_says(tmp_path, monkeypatch):
 
     for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    fences = re.findall(
-        r"^```(py|text)\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
-    )
+    _, section = PAGE.read_text("utf-8").split("\n## In notebooks\n")
+    fences = re.findall(r"^```(py|text)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     cells: list[list[str]] = []
     for language, text in fences:
         if language == "py":

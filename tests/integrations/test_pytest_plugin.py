@@ -28,7 +28,7 @@ async def square(numbers: list[int]) -> list[int]:
 USING = 'pytest_plugins = ["shoal.integrations.pytest"]'
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "test-with-pytest-asyncio-and-pytest-trio.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "test-code-that-batches.md"
 NEEDS_PYTEST_ASYNCIO = pytest.mark.skipif(
     importlib.util.find_spec("pytest_asyncio") is None, reason="needs pytest-asyncio"
 )
@@ -131,11 +131,13 @@ def test_its_fixtures(request):
 
 
 def page(heading):
-    """The first python block of the page, and those below one heading."""
-    text = PAGE.read_text(encoding="utf-8")
-    first, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
-    (section,) = [one for one in sections if one.startswith(f"{heading}\n")]
-    blocks = re.findall(r"^```python\n(.*?)^```$", first + section, re.MULTILINE | re.DOTALL)
+    """The first python block of the section about plugins, and the blocks below one heading."""
+    _, section = PAGE.read_text(encoding="utf-8").split(
+        "\n## With pytest-trio and pytest-asyncio\n"
+    )
+    first, *sections = re.split(r"^### ", section, flags=re.MULTILINE)
+    (below,) = [one for one in sections if one.startswith(f"{heading}\n")]
+    blocks = re.findall(r"^```python\n(.*?)^```$", first + below, re.MULTILINE | re.DOTALL)
     return "\n".join(["import pytest", *blocks])
 
 

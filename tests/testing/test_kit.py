@@ -12,7 +12,7 @@ import pytest
 import shoal.testing
 import shoal.testing.asgi
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "testing.rst"
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "modules.rst"
 
 
 def test_the_kit_needs_no_test_framework():

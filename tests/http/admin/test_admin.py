@@ -20,7 +20,7 @@ from shoal.testing.asgi import Call, ask, calling
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
 
-REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "http.md"
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "server.md"
 TOKEN = "correct-horse"
 BEARER = ("authorization", f"Bearer {TOKEN}")
 LOCAL = ("host", "localhost:8000")

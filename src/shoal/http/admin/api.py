@@ -1,7 +1,7 @@
 """The admin API: the verbs of a `Client` over HTTP, under ``/-/api/``.
 
 Its routes are those of the table of verbs (`shoal.serving.clients.verbs`), one that shows an
-endpoint, one for calls, and one that records arrivals. docs/reference/http.md lists them.
+endpoint, one for calls, and one that records arrivals. docs/reference/server.md lists them.
 
 A request is checked in this order: its authorization (`guard`), its path and method, its body, its
 import paths (`imports`), and then by the client's own checks. A verb is cancelled if the HTTP

@@ -5,7 +5,7 @@ wakes twice a second. A client that reads slowly gets fewer notes, and the numbe
 that does not read is disconnected, like every client.
 
 Lines: ``trace`` comes first, then one ``batcher`` for each batcher, and again when its options have
-changed. Requests have no member ``record``; docs/reference/http.md lists theirs. ``progress``
+changed. Requests have no member ``record``; docs/reference/server.md lists theirs. ``progress``
 follows each piece, and ``end`` comes last.
 """
 

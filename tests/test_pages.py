@@ -1,0 +1,88 @@
+"""The pages of the documentation: few at the top, none too long, each linked where it helps."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+SECTIONS = ["start", "batch", "serve", "operate", "migrate", "reference/index", "discussion/index"]
+# Pages that list others; a link from there alone does not lead a reader on.
+LISTS = {"index", "how-to/index", "tutorials/index", *SECTIONS}
+MOST_WORDS = 2500
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+TREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def sources():
+    """The text of each page, by its name."""
+    return {
+        path.relative_to(DOCS).with_suffix("").as_posix(): path.read_text(encoding="utf-8")
+        for kind in ("md", "rst")
+        for path in DOCS.rglob(f"*.{kind}")
+        if "_build" not in path.parts
+    }
+
+
+PAGES = sources()
+
+
+def entries(name):
+    """The pages in the table of contents of a page."""
+    lines = [line for tree in TREE.findall(PAGES[name]) for line in tree.splitlines()]
+    return [
+        os.path.normpath(Path(name).parent / line)
+        for line in lines
+        if line and not line.startswith(":")
+    ]
+
+
+def links(name):
+    """The pages that the text of a page leads to."""
+    text = FENCE.sub("", PAGES[name])
+    named = re.findall(r"\]\(([^)#\s:]+)\.(?:md|rst)(?:#[^)]*)?\)", text)
+    found = {os.path.normpath(Path(name).parent / one) for one in named}
+    return found | {one.lstrip("/") for one in re.findall(r":doc:`(?:[^<`]*<)?([^>`]+)>?`", text)}
+
+
+def prose(text):
+    """What is read from the first word to the last: neither tables nor code."""
+    return "\n".join(line for line in FENCE.sub("", text).splitlines() if line[:1] != "|")
+
+
+def test_there_are_seven_entries_at_the_top():
+    assert entries("index") == SECTIONS
+
+
+def test_each_page_has_one_place_in_the_table_of_contents():
+    placed = [entry for name in PAGES for entry in entries(name)]
+    assert sorted(placed) == sorted(set(PAGES) - {"index"})
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_a_page_is_not_too_long(name):
+    assert len(prose(PAGES[name]).split()) <= MOST_WORDS
+
+
+@pytest.mark.parametrize("name", sorted(set(PAGES) - LISTS))
+def test_a_page_is_linked_from_its_section(name):
+    """The lists say for what one would want it, so the table of contents alone is not enough."""
+    assert any(name in links(one) for one in SECTIONS)
+
+
+@pytest.mark.parametrize("name", sorted(set(PAGES) - LISTS))
+def test_a_page_is_linked_from_a_page_that_its_reader_is_on(name):
+    assert any(name in links(one) for one in PAGES if one not in LISTS | {name})
+
+
+HOW_TOS = sorted(name for name in set(PAGES) - LISTS if name.startswith("how-to/"))
+
+
+@pytest.mark.parametrize("name", HOW_TOS)
+def test_a_guide_opens_with_its_code(name):
+    """A table that answers the question may come first as well."""
+    opening = re.split(r"^(?:```|\| )", PAGES[name], maxsplit=1, flags=re.MULTILINE)[0]
+    assert len(opening.split()) <= 120
