@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = README + (ROOT / "docs" / "features.md").read_text(encoding="utf-8")
 FIGURES = json.loads((ROOT / "benchmarks" / "figures.json").read_text(encoding="utf-8"))
-PYTHON = ".venv/bin/python"
 # `make release-check` names one that has the release, and nothing else.
 RUNS_IT = os.environ.get("SHOAL_README_PYTHON", sys.executable)
 
@@ -48,7 +47,9 @@ def lines_that_start(prefix):
 
 
 def words_of(command):
-    return [RUNS_IT if word == PYTHON else word for word in shlex.split(command, comments=True)]
+    first, *others = shlex.split(command, comments=True)
+    by_python = {"python": [RUNS_IT], "shoal": [RUNS_IT, "-m", "shoal"]}
+    return [*by_python.get(first, [first]), *others]
 
 
 def assert_prints(expected, words, directory):
@@ -91,7 +92,7 @@ def test_links_of_the_readme_lead_to_files():
 @pytest.mark.real_time
 def test_the_first_program_gains_by_batches(tmp_path):
     write_files(tmp_path)
-    run = re.search(r"`(\S+ embed\.py)` prints `(.*)`", README)
+    run = re.search(r"`(python embed\.py)` prints `(.*?)`", README)
     assert run is not None
     command, shown = run.groups()
     printed = subprocess.check_output(words_of(command), cwd=tmp_path, text=True, timeout=HANG_S)
@@ -124,7 +125,7 @@ BATCH
 @pytest.mark.real_time
 def test_the_release_answers_a_customer_by_the_same_version_each_time(tmp_path):
     write_files(tmp_path)
-    [(command, shown)] = lines_that_start(f"{PYTHON} release.py")
+    [(command, shown)] = lines_that_start("python release.py")
     assert_prints(shown, words_of(command), tmp_path)
 
 
@@ -143,7 +144,7 @@ def test_the_release_runs_with_replicas_in_processes_as_well(tmp_path):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the README calls with curl")
 def test_the_first_service_answers_curl(tmp_path):
     write_files(tmp_path)
-    [(serve, _)] = lines_that_start(f"{PYTHON} -m shoal serve lengths:app")
+    [(serve, _)] = lines_that_start("shoal serve lengths:app")
     [(call, answer)] = lines_that_start("curl -d '\"herring\"'")
     server = subprocess.Popen(
         [*words_of(serve), "--port", "0"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
