@@ -28,6 +28,13 @@ def test_waits_double_up_to_the_longest() -> None:
     assert waits[8:] == pytest.approx([25.6, 30.0, 30.0, 30.0])
 
 
+def test_a_longest_wait_of_its_own() -> None:
+    restarts, now = Restarts(), 0.0
+    for _ in range(12):
+        now = restarts.failed(now, ALL, longest_s=2.0)
+    assert restarts.failed(now, ALL, longest_s=2.0) == pytest.approx(now + 2.0)
+
+
 def test_replicas_that_are_started_together_fail_once() -> None:
     together, alone = Restarts(), Restarts()
     for number in range(10):

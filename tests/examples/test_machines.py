@@ -1,4 +1,4 @@
-"""`examples/deploy/machines`, run on machines of its own: three model servers, two ingresses, nginx.
+"""`examples/deploy/machines` on machines: three model servers, two ingresses, nginx.
 
 The machines are network namespaces. The commands are those of the units, and nginx has the
 configuration of the example.
@@ -16,9 +16,9 @@ import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import machines
 import pytest
 
+import machines
 from certificates import new_certificate
 from time_limits import HANG_S
 
@@ -183,8 +183,8 @@ def nginx(folder, world):
         for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     (folder / "nginx.conf").write_text(
-        f"user root; daemon off; worker_processes 1; pid {folder}/nginx.pid;\nerror_log stderr crit;\n"
-        f"events {{}}\nhttp {{\naccess_log off;\n{temporary}{site}}}\n"
+        f"user root; daemon off; worker_processes 1; pid {folder}/nginx.pid;\n"
+        f"error_log stderr crit;\nevents {{}}\nhttp {{\naccess_log off;\n{temporary}{site}}}\n"
     )
     words = ("nginx", "-e", "stderr", "-c", str(folder / "nginx.conf"))
     world.proxy.run(*words, "-t")

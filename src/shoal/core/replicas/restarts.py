@@ -22,7 +22,7 @@ from typing import Final
 
 # The longest wait after a first failure, and after many, in seconds; it doubles in between.
 _INITIAL_S: Final = 0.1
-_MAX_S: Final = 30.0
+LONGEST_S: Final = 30.0
 # How long a replica must have been ready for its death to count as a first failure, in seconds.
 _RESET_AFTER_S: Final = 10.0
 # How many starts must fail in a row to open the circuit.
@@ -42,11 +42,18 @@ class Restarts:
         """Whether callers should not wait for a replica, after several failed starts in a row."""
         return self._start_failures >= _OPEN_AFTER
 
-    def failed(self, now: float, point: float, *, began_at: float | None = None) -> float:
+    def failed(
+        self,
+        now: float,
+        point: float,
+        *,
+        began_at: float | None = None,
+        longest_s: float = LONGEST_S,
+    ) -> float:
         """Records a failed start; `point` is a random number from [0, 1)."""
         if (now if began_at is None else began_at) >= self.next_at:
             self._start_failures += 1
-            self._wait(now, point)
+            self._wait(now, point, longest_s)
         return self.next_at
 
     def started(self, now: float) -> None:
@@ -76,8 +83,8 @@ class Restarts:
             self._wait(now, point)
         return self.next_at
 
-    def _wait(self, now: float, point: float) -> None:
+    def _wait(self, now: float, point: float, longest_s: float = LONGEST_S) -> None:
         # The exponent is limited to avoid an overflow; the maximum wait is reached long before.
         growth = 2.0 ** min(self._failures, 64)
         self._failures += 1
-        self.next_at = now + point * min(_MAX_S, _INITIAL_S * growth)
+        self.next_at = now + point * min(longest_s, _INITIAL_S * growth)

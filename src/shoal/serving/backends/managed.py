@@ -19,7 +19,7 @@ from anyio.abc import TaskStatus
 
 from shoal.core.histogram import TIME_BOUNDS_S, Histogram
 from shoal.core.replicas.life import LifeState, ReplicaLife
-from shoal.core.replicas.restarts import Restarts
+from shoal.core.replicas.restarts import LONGEST_S, Restarts
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.failures.exceptions import goes_on
 from shoal.failures.held import held, shown
@@ -50,6 +50,9 @@ _STATUS: Final[dict[LifeState, ReplicaState]] = {
     LifeState.READY: "ready",
     LifeState.DRAINING: "draining",
 }
+
+_RECONNECT_S: Final = 2.0
+"""The longest pause before a model server is tried again: a start is only a connection then."""
 
 _MARGIN_S: Final = 5.0
 """How long a replica may take to end, beyond its ``cancel_grace_s``, before it is abandoned."""
@@ -311,7 +314,8 @@ class ReplicaFailures:
             self._restarts.died(now, point, ready_at=managed.ready_at)
         else:
             self.start_failures += 1
-            self._restarts.failed(now, point, began_at=managed.began_at)
+            longest_s = _RECONNECT_S if managed.replica.blueprint.address else LONGEST_S
+            self._restarts.failed(now, point, began_at=managed.began_at, longest_s=longest_s)
 
     def not_started(self, cause: Exception | None) -> ReplicaNotStarted:
         if isinstance(cause, ReplicaNotStarted):
