@@ -31,6 +31,7 @@ _OPEN_AFTER: Final = 3
 
 class Restarts:
     def __init__(self) -> None:
+        self.longest_s = LONGEST_S
         # When the next replica may be started, on the clock of the arguments.
         self.next_at = -math.inf
         self._failures = 0
@@ -42,18 +43,11 @@ class Restarts:
         """Whether callers should not wait for a replica, after several failed starts in a row."""
         return self._start_failures >= _OPEN_AFTER
 
-    def failed(
-        self,
-        now: float,
-        point: float,
-        *,
-        began_at: float | None = None,
-        longest_s: float = LONGEST_S,
-    ) -> float:
+    def failed(self, now: float, point: float, *, began_at: float | None = None) -> float:
         """Records a failed start; `point` is a random number from [0, 1)."""
         if (now if began_at is None else began_at) >= self.next_at:
             self._start_failures += 1
-            self._wait(now, point, longest_s)
+            self._wait(now, point)
         return self.next_at
 
     def started(self, now: float) -> None:
@@ -83,8 +77,8 @@ class Restarts:
             self._wait(now, point)
         return self.next_at
 
-    def _wait(self, now: float, point: float, longest_s: float = LONGEST_S) -> None:
+    def _wait(self, now: float, point: float) -> None:
         # The exponent is limited to avoid an overflow; the maximum wait is reached long before.
         growth = 2.0 ** min(self._failures, 64)
         self._failures += 1
-        self.next_at = now + point * min(longest_s, _INITIAL_S * growth)
+        self.next_at = now + point * min(self.longest_s, _INITIAL_S * growth)

@@ -307,6 +307,8 @@ class ReplicaFailures:
         if is_replaced or managed.ready_at is None:
             self.last = failure
         now = anyio.current_time()
+        is_remote = bool(managed.replica.blueprint.address)
+        self._restarts.longest_s = _RECONNECT_S if is_remote else LONGEST_S
         point = random.random()  # noqa: S311 - spreads restarts in time
         if managed.ready_at is not None:
             self.deaths += 1
@@ -314,8 +316,7 @@ class ReplicaFailures:
             self._restarts.died(now, point, ready_at=managed.ready_at)
         else:
             self.start_failures += 1
-            longest_s = _RECONNECT_S if managed.replica.blueprint.address else LONGEST_S
-            self._restarts.failed(now, point, began_at=managed.began_at, longest_s=longest_s)
+            self._restarts.failed(now, point, began_at=managed.began_at)
 
     def not_started(self, cause: Exception | None) -> ReplicaNotStarted:
         if isinstance(cause, ReplicaNotStarted):
