@@ -81,7 +81,7 @@ class Supervisor:
         self._is_draining = self._is_ending = self._is_over = self._is_first_awaited = False
         # During a change: the replicas from before it, and why a new one failed.
         self._before_change: list[ManagedReplica] | None = None
-        self._logged: set[str] = set()
+        self._logged: dict[str, str] = {}  # by the address of a model server
         self._lost: Exception | None = None
 
     def begin(self) -> None:
@@ -315,7 +315,7 @@ class Supervisor:
     ) -> None:
         managed.ready_at = now = anyio.current_time()
         self.failures.ready(None if managed.began_at is None else now - managed.began_at)
-        self._logged.clear()
+        self._logged.pop(managed.replica.blueprint.address, None)
         if not managed.life.is_leaving:
             managed.life.on("ready")
             self.description = self.description or description
@@ -356,10 +356,10 @@ class Supervisor:
         self._wake()
 
     def _log(self, managed: ManagedReplica) -> None:
-        if managed.replica.blueprint.address:  # of model servers, each failure once
-            if (why := str(managed.failure)) in self._logged:
-                return
-            self._logged.add(why)
+        why, address = str(managed.failure), managed.replica.blueprint.address
+        if address and self._logged.get(address) == why:
+            return
+        self._logged[address] = why
         logger.error("%s: %s", managed.replica.tag, managed.failure)
 
     def _none_started(self) -> bool:
