@@ -121,6 +121,12 @@ class World:
             program.kill()
             program.communicate()
 
+    def starts(self, model):
+        """How many replicas a model server has started."""
+        url = f"https://{model.address}:8001/-/metrics"
+        page = self.client.run("curl", "--insecure", "--silent", "--show-error", url)
+        return int(re.search(r"^shoal_replica_starts_total\S* (\d+)", page, re.MULTILINE)[1])
+
     def ready(self, ingress):
         """How many model servers an ingress has."""
         url = f"http://{ingress.address}:8000/-/metrics"
@@ -215,6 +221,16 @@ def test_a_rolling_update_of_the_ingresses_loses_nothing(world):
     assert met["lost"] == []
 
 
+def test_killed_programs_lose_nothing(world):
+    with world.load() as met:
+        for one in (world.models[2], world.ingresses[1]):
+            one.kill()
+            one.begin()
+            one.wait_until_served()
+            world.wait_ready(3)
+    assert met["lost"] == []
+
+
 def test_a_machine_that_is_cut_off_under_load_loses_nothing(world):
     cut = world.models[0]
     with world.load() as met:
@@ -223,6 +239,7 @@ def test_a_machine_that_is_cut_off_under_load_loses_nothing(world):
         cut.machine.plug_in()
         world.wait_ready(3)
     assert met["lost"] == []
+    assert world.starts(cut) == 1
 
 
 def test_a_path_that_fails_in_one_direction_loses_nothing(world):
