@@ -105,10 +105,10 @@ class World:
         self.proxy, self.client = network.machines[-2:]
 
     @contextmanager
-    def load(self):
-        """Clients that call nginx during the block; what they met is in the dictionary, then."""
+    def load(self, ingress=None):
+        """Clients that call nginx, or an ingress; what they met is in the dictionary at the end."""
         met = {}
-        url = self.proxy.address
+        url = self.proxy.address if ingress is None else f"{ingress.address}:8000"
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         program = self.client.popen(sys.executable, str(LOAD), url, **pipes)
         try:
@@ -221,30 +221,43 @@ def test_a_rolling_update_of_the_ingresses_loses_nothing(world):
     assert met["lost"] == []
 
 
-def test_killed_programs_lose_nothing(world):
+def test_a_killed_ingress_loses_nothing_behind_nginx(world):
     with world.load() as met:
-        for one in (world.models[2], world.ingresses[1]):
-            one.kill()
-            one.begin()
-            one.wait_until_served()
-            world.wait_ready(3)
+        restart_killed(world, world.ingresses[1])
     assert met["lost"] == []
+
+
+# From here on, the clients call an ingress: nginx would hide what it loses.
+
+
+def test_a_killed_model_server_loses_nothing(world):
+    with world.load(world.ingresses[0]) as met:
+        restart_killed(world, world.models[2])
+    assert met["lost"] == []
+
+
+def restart_killed(world, server):
+    server.kill()
+    server.begin()
+    server.wait_until_served()
+    world.wait_ready(3)
 
 
 def test_a_machine_that_is_cut_off_under_load_loses_nothing(world):
     cut = world.models[0]
-    with world.load() as met:
+    began = world.starts(cut)
+    with world.load(world.ingresses[0]) as met:
         cut.machine.unplug()
         world.wait_ready(2)
         cut.machine.plug_in()
         world.wait_ready(3)
     assert met["lost"] == []
-    assert world.starts(cut) == 1
+    assert world.starts(cut) == began == 1
 
 
 def test_a_path_that_fails_in_one_direction_loses_nothing(world):
     model, ingress = world.models[1], world.ingresses[0]
-    with world.load() as met:
+    with world.load(ingress) as met:
         ingress.machine.lose(model.machine)
         world.wait_ready(2, ingress)
         ingress.machine.find(model.machine)
