@@ -39,17 +39,15 @@ from shoal.replicas.process.wire.batch import batch_as_data
 from shoal.replicas.process.wire.errors import slots_as_exceptions
 from shoal.replicas.process.wire.start import received
 from shoal.replicas.ray.actor import HOOKS, RayFrame
-from shoal.replicas.ray.cluster import (
+from shoal.replicas.ray.cluster import end_use, has_lost_node, join, put_if_large
+from shoal.replicas.ray.link import Link
+from shoal.replicas.ray.placing import (
+    ReplicaGroup,
     actor_options,
     asked_of_ray,
-    end_use,
     free_resources,
-    has_lost_node,
-    join,
     new_actor,
-    put_if_large,
 )
-from shoal.replicas.ray.link import Link
 from shoal.replicas.scopes import Beside
 from shoal.replicas.threads import loop_of_caller
 
@@ -115,6 +113,7 @@ class RayReplica(Replica):
         self._starting = anyio.CancelScope()
         self._calls_out = CallsOut(self._link)
         self._beside = Beside()
+        self._group = ReplicaGroup()
         # The current stage of the start, for messages, its limit, and the resources that Ray has
         # not given yet.
         self._doing = ""
@@ -140,6 +139,8 @@ class RayReplica(Replica):
         finally:
             link.finish("was stopped" if self._was_stopped else "was cancelled")
             await link.wait_gone()
+            if self._group.end():
+                await self._remove_group()
             end_use(link)
 
     def stop(self) -> None:
@@ -201,7 +202,7 @@ class RayReplica(Replica):
         self._pending = asked
         place_timeout_s = RayOptions(**blueprint.placement_options).place_timeout_s
         self._limit("place_timeout_s", place_timeout_s)
-        make = partial(new_actor, blueprint, loop)
+        make = partial(new_actor, blueprint, loop, self._group)
         tasks.start_soon(self._beside.run, self._watch_wait)
         # If this is abandoned, nothing refers to the handle, and Ray ends such an actor.
         actor = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
@@ -249,6 +250,11 @@ class RayReplica(Replica):
             pass  # `serve` checks
         except Exception:
             logger.exception("%s: close() failed", self.tag)
+
+    async def _remove_group(self) -> None:
+        # The next replica may need its resources.
+        with anyio.move_on_after(self.blueprint.options.cancel_grace_s, shield=True):
+            await anyio.to_thread.run_sync(self._group.remove, abandon_on_cancel=True)
 
     async def _packed(self, method: str, items: list[Any]) -> tuple[int, Any]:
         """Returns the number of a new call, and what to send for it."""
