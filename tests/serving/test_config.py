@@ -178,7 +178,11 @@ def test_a_config_is_taken_as_it_is() -> None:
         ({"autoscaling": 4}, TypeError, "autoscaling must be"),
         ({"autoscaling": {"max_replica": 4}}, TypeError, "max_replica"),
         ({"autoscaling": {"max_replicas": 2}, "num_replicas": 3}, ValueError, "max_replicas=2"),
-        ({"fill": "open", "placement": "thread"}, ValueError, "needs placement='task', not 'thre"),
+        (
+            {"fill": "open", "placement": "thread"},
+            ValueError,
+            "needs placement='task' or placement='process', not 'thre",
+        ),
         ({"fill": "open", "bucket_by": cost}, ValueError, "do not go together"),
         ({"fill": "open", "bucket_by": "a:b"}, ValueError, "bucket_by='a:b' do not go together"),
         ({"streams": True}, TypeError, "streams=True is for fill='open'"),
