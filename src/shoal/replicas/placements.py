@@ -215,6 +215,7 @@ def check_placement_options(
                 f"{name} is for placement={' or '.join(map(repr, places))}, and has no effect with "
                 f"placement={placement!r}; leave it out"
             )
+    BUILT_IN[placement].options(**by_name)  # checks that they fit together
     if own:
         taken = options_of(BUILT_IN[placement].options)
         names = f": {', '.join(taken)}" if taken else ""

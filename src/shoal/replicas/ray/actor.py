@@ -118,8 +118,10 @@ class ReplicaActor:
     def __repr__(self) -> str:
         return self._identity.replica  # Ray prefixes the actor's output with it
 
-    def ping(self) -> None:
-        """Returns at once."""
+    def ping(self) -> str:
+        """Returns at once, with the id of the actor's node."""
+        node: str = import_module("ray").get_runtime_context().get_node_id()
+        return node
 
     def lifeline(self) -> None:
         """Never returns; the call fails when the actor dies."""

@@ -8,12 +8,13 @@ server would no longer shut down gracefully.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
 import time
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -21,12 +22,13 @@ import anyio.to_thread
 
 from shoal.core.extras import needing
 from shoal.errors import HandlerFailed, Overloaded, WrongResultType
+from shoal.loops.private import draining_nodes_of_ray
 
 with needing("placement='ray'", "ray"):
     ray: Any = import_module("ray")
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
 
 logger: Final = logging.getLogger("shoal.replicas")
 
@@ -51,6 +53,10 @@ _TURN_S: Final = 60.0
 
 # How long the head node may take to accept a connection.
 _HEAD_S: Final = 5.0
+
+# How long the GCS may take to say which nodes it drains, and how long replicas share the answer.
+_GCS_S: Final = 2.0
+_FRESH_S: Final = 1.0
 
 # How long the actors of a dead node's program may take to end, before it connects again.
 _ALL_GONE_S: Final = 10.0
@@ -97,6 +103,21 @@ def end_use(user: object) -> None:
     _users.discard(user)
 
 
+class _Loss:
+    """Since when this process has no Ray node, although it had one; None while it has one."""
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+
+
+_loss: Final = _Loss()
+
+
+def lost_for_s() -> float:
+    """Returns how long this process has been unable to connect to Ray again."""
+    return 0.0 if _loss.since is None else time.monotonic() - _loss.since
+
+
 def join(user: object) -> None:
     """Connects this process to Ray, unless it is connected. It blocks.
 
@@ -106,9 +127,11 @@ def join(user: object) -> None:
     with my_turn():
         if ray.is_initialized() and _has_lost_node():
             logger.warning("the Ray node of this program has died; connecting to Ray again")
+            _loss.since = _loss.since or time.monotonic()
             _disconnect()
         if not ray.is_initialized():
             _connect()
+        _loss.since = None
         begin_use(user)
 
 
@@ -121,6 +144,28 @@ def has_lost_node() -> bool:
 def _has_lost_node() -> bool:
     own = ray.get_runtime_context().get_node_id()
     return not any(node["NodeID"] == own and node["Alive"] for node in ray.nodes())
+
+
+class _Draining:
+    """The nodes that Ray is draining, as last read."""
+
+    def __init__(self) -> None:
+        self.nodes: Mapping[str, int] = {}
+        self.read_at = -math.inf
+
+
+_draining: Final = _Draining()
+
+
+def draining_nodes() -> Mapping[str, int]:
+    """Returns the nodes that Ray is draining, each with its deadline in ms, or 0. It may block."""
+    now = time.monotonic()
+    if now - _draining.read_at > _FRESH_S:
+        # Without an answer, or while another thread asks the GCS, the last one counts.
+        with suppress(Exception), my_turn(0.0):
+            _draining.read_at = now
+            _draining.nodes = draining_nodes_of_ray(_GCS_S) if ray.is_initialized() else {}
+    return _draining.nodes
 
 
 def _check_is_direct(is_client: bool) -> None:

@@ -62,6 +62,14 @@ class ReplicaGroup:
             _remove_left_over()
         return made
 
+    def nodes(self) -> set[str]:
+        """Returns the nodes of its bundles. It blocks."""
+        if self._made is None:
+            return set()
+        with my_turn():
+            table: Mapping[str, Any] = ray.util.placement_group_table(self._made)
+        return {*table["bundles_to_node_id"].values()}
+
     def end(self) -> bool:
         """Returns whether there is a group to remove."""
         self._is_over = True
@@ -111,7 +119,8 @@ class NewActor(NamedTuple):
     handle: Any
     lifeline: Future[None]
     ending: Future[Ending]
-    ready: Future[None]
+    # Returns the id of its node.
+    ready: Future[str]
 
 
 def new_actor(blueprint: Blueprint, loop: str, group: ReplicaGroup) -> NewActor:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -39,7 +39,14 @@ from shoal.replicas.process.wire.batch import batch_as_data
 from shoal.replicas.process.wire.errors import slots_as_exceptions
 from shoal.replicas.process.wire.start import received
 from shoal.replicas.ray.actor import HOOKS, RayFrame
-from shoal.replicas.ray.cluster import end_use, has_lost_node, join, put_if_large
+from shoal.replicas.ray.cluster import (
+    draining_nodes,
+    end_use,
+    has_lost_node,
+    join,
+    lost_for_s,
+    put_if_large,
+)
 from shoal.replicas.ray.link import Link
 from shoal.replicas.ray.placing import (
     ReplicaGroup,
@@ -65,6 +72,10 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("shoal.replicas")
 # How long Ray may take to place an actor before the log says that it waits.
 _PATIENCE_S: Final = 10.0
+# How often it looks whether its node is being drained.
+_LOOK_PERIOD_S: Final = 2.0
+# How long the program may be without a Ray node before it fails its liveness check.
+_LOST_S: Final = 60.0
 # How long Ray may take to say what it has free.
 _ROOM_S: Final = 2.0
 
@@ -187,7 +198,8 @@ class RayReplica(Replica):
             if self._pending is not None:
                 why += await self._room()
         try:
-            raise ReplicaNotStarted(f"{self.tag} {why}") from cause
+            is_lost = lost_for_s() > _LOST_S
+            raise ReplicaNotStarted(f"{self.tag} {why}", needs_restart=is_lost) from cause
         finally:
             del cause  # its traceback holds this frame
 
@@ -206,9 +218,10 @@ class RayReplica(Replica):
         tasks.start_soon(self._beside.run, self._watch_wait)
         # If this is abandoned, nothing refers to the handle, and Ray ends such an actor.
         actor = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
-        await self._link.attach(actor, soon)
+        node = await self._link.attach(actor, soon)
         self._pending = None
         tasks.start_soon(self._beside.run, self._link.watch)
+        tasks.start_soon(self._beside.run, self._watch_nodes, node)
         self._doing = "its code was still starting"
         self._limit("start_timeout_s", blueprint.options.start_timeout_s)
         tasks.start_soon(self._beside.run, self._calls_out.run, self.on_call_out)
@@ -236,6 +249,23 @@ class RayReplica(Replica):
                 logger.warning("%s waits: %s%s", self.tag, self._doing, room)
             if await anyio.to_thread.run_sync(has_lost_node, abandon_on_cancel=True):
                 self._link.finish("was lost: the Ray node of this program has died")
+
+    async def _watch_nodes(self, own: str) -> None:
+        """Has the replica replaced when Ray drains one of its nodes, which will then stop."""
+        nodes = {own}
+        has_all = False
+        while True:
+            await anyio.sleep(_LOOK_PERIOD_S)
+            if not has_all:
+                with suppress(OSError):  # the head node does not answer
+                    nodes |= await anyio.to_thread.run_sync(
+                        self._group.nodes, abandon_on_cancel=True
+                    )
+                    has_all = True
+            draining = await anyio.to_thread.run_sync(draining_nodes, abandon_on_cancel=True)
+            leaving = nodes & draining.keys()
+            if leaving and self.on_leaving is not None:
+                self.on_leaving(f"Ray is draining its node {min(leaving)}")
 
     async def _room(self) -> str:
         free: str | None = None
