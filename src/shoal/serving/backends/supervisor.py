@@ -160,12 +160,18 @@ class Supervisor:
 
     def _batch_ended(self, member: PoolMember) -> None:
         managed = next((k for k in self.managed if k.member is member), None)
-        if managed is None or managed.is_worn_out or not managed.life.takes_work:
+        if managed is None or managed.is_worn_out:
             return
         if (reason := worn_out(member, self.config)) is not None:
-            logger.info("%s: is replaced, since it %s", managed.replica.tag, reason)
-            managed.is_worn_out = True
-            self._reconcile()
+            self._replace_one(managed, f"it {reason}")
+
+    def _replace_one(self, managed: ManagedReplica, reason: str) -> None:
+        """Starts a replica in the place of a ready one, which works until that one is ready."""
+        if managed.is_worn_out or not managed.life.takes_work:
+            return
+        logger.info("%s: is replaced, since %s", managed.replica.tag, reason)
+        managed.is_worn_out = True
+        self._reconcile()
 
     async def end(self, *, at_once: bool) -> None:
         self.wanted = 0
@@ -254,6 +260,7 @@ class Supervisor:
         taken = {managed.replica.blueprint.number for managed in same}
         number = next(number for number in count() if number not in taken)
         managed = ManagedReplica(self._made(number), self.config, self._version)
+        managed.replica.on_leaving = partial(self._replace_one, managed)
         self._number += 1
         self.managed.append(managed)
         delay_s = self.failures.starting()
