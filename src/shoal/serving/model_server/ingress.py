@@ -233,7 +233,10 @@ class Ingress:
                         tasks.start_soon(steps.read, place, stream)
                 async with aclosing(steps.each()) as each:
                     async for step in each:
-                        self._send(FrameKind.PART, frame.id, _packed(calls.method, step))
+                        part = self._codec.frame(
+                            FrameKind.PART, frame.id, _packed(calls.method, step)
+                        )
+                        self._connection.send_soon(part)  # with those of other streams
                         call.credit -= 1
                         while call.credit <= 0:
                             call.has_credit = anyio.Event()
