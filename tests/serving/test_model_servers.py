@@ -398,7 +398,7 @@ async def test_a_peer_that_hangs_is_given_up(tmp_path, monkeypatch, silent):
         ({"model_servers": "unix:/a", "num_replicas": 2}, "num_replicas has no effect"),
         ({"model_servers": "unix:/a", "max_batch_size": 9}, "max_batch_size has no effect"),
         ({"model_servers": "unix:/a", "user_config": 1}, "user_config has no effect"),
-        ({"model_servers": "unix:/a", "fill": "continuous"}, "needs placement='task'"),
+        ({"model_servers": "unix:/a", "fill": "continuous"}, "fill has no effect"),
         ({"model_servers": "unix:/a", "gpus": 1}, "gpus is for placement="),
     ],
 )
