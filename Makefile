@@ -142,7 +142,8 @@ fuzz: $(DEV_STAMP)
 	@$(BIN)/python tests/hostile/report.py --connections $(FUZZ_CONNECTIONS)
 
 # Installs the other servers that `benchmarks/http.py` compares with.
-bench-peers: $(PEERS_VENV)/.installed
+bench-peers: $(DEV_STAMP) $(PEERS_VENV)/.installed
+	@$(BIN)/python benchmarks/peers.py
 
 # Runs the steps of the Dockerfile, and the image, without Docker; needs root and debootstrap.
 image-check: $(DEV_STAMP)
@@ -183,8 +184,8 @@ $(FREE_THREADED_VENV)/.installed: $(INSTALLED_FROM)
 		'hypothesis>=6.115' 'pytest>=8.4' 'pytest-trio>=0.8' 'pytest-xdist>=3.8' --only-binary hypothesis
 	@touch $@
 
-$(PEERS_VENV)/.installed: $(PEERS) .ci/create-venv
+$(PEERS_VENV)/.installed: $(PEERS) $(INSTALLED_FROM)
 	@PYTHON='$(PYTHON)' bash .ci/create-venv $(PEERS_VENV)
 	@echo "== installing $(PEERS) in $(PEERS_VENV)"
-	@$(PEERS_VENV)/bin/python $(PIP) install --requirement $(PEERS)
+	@$(PEERS_VENV)/bin/python $(PIP) install --editable . --requirement $(PEERS)
 	@touch $@

@@ -8,15 +8,18 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from test_layers import parsed, shoal_modules
+from time_limits import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -106,3 +109,42 @@ def test_each_import_is_declared():
 )
 def test_a_planted_import_that_is_not_declared_is_found(module, source, complaints):
     assert len(list(undeclared_imports({module: source}))) == complaints
+
+
+def pages_with(line: str) -> dict[Path, str]:
+    texts = {path: path.read_text("utf-8") for path in (ROOT / "docs").rglob("*.md")}
+    return {path: text for path, text in texts.items() if line in text}
+
+
+def test_pages_with_a_line_that_installs_lead_to_how_to_install():
+    start = ROOT / "docs" / "start.md"
+    pages = pages_with("pip install 'shoal[")
+    pages.pop(start)
+    assert len(pages) > 10
+    away = [path for path, text in pages.items() if "start.md#install)" not in text]
+    assert away == []
+
+
+def test_the_page_about_installing_lists_the_extras():
+    page = (ROOT / "docs" / "start.md").read_text("utf-8")
+    table = page.split("| extra | for |\n|---|---|\n")[1].split("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(
+        PROJECT["optional-dependencies"]
+    )
+
+
+@pytest.mark.real_time
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("pip") is None, reason="uses pip")
+def test_the_lines_that_install_need_no_published_version():
+    """pip takes the Shoal that is installed, even from a clone, and only adds packages."""
+    pages = " ".join(pages_with("pip install 'shoal[").values())
+    named = ",".join(re.findall(r"pip install 'shoal\[([a-z,]+)\]'", pages)).split(",")
+    # Ray is not among the packages of the tests.
+    extras = ",".join(sorted(set(named) - {"ray"}))
+    command = [sys.executable, "-m", "pip", "install", "--no-index", "--dry-run"]
+    installs = subprocess.run(
+        [*command, f"shoal[{extras}]"], capture_output=True, text=True, check=False, timeout=HANG_S
+    )
+    assert installs.returncode == 0, installs.stderr
+    assert "Would install" not in installs.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -24,3 +25,14 @@ def test_a_picture_is_what_its_script_draws(name):
 
 def test_each_picture_has_a_script():
     assert {path.name for path in FOLDER.glob("*.svg")} == set(PICTURES)
+    photographs = list(FOLDER.glob("*.png"))
+    assert all(path.with_suffix(".py").exists() for path in photographs)
+    assert max(path.stat().st_size for path in photographs) <= 150_000
+
+
+def test_the_readme_shows_pictures_that_have_a_script():
+    shown = re.findall(
+        r"!\[[^]]*\]\(([^)]+)\)", (FOLDER.parents[1] / "README.md").read_text("utf-8")
+    )
+    assert len(shown) == 4
+    assert {Path(path).parent for path in shown} == {Path("docs/pictures")}

@@ -1,4 +1,4 @@
-"""Draws the pictures of the README: batches.svg, which moves, and decides.svg.
+"""Draws the pictures of the README: batches.svg, which moves, cost.svg and decides.svg.
 
     python docs/pictures/draw.py
 
@@ -17,6 +17,8 @@ text { font: 14px system-ui, sans-serif; fill: #1f2933 }
 .box { fill: none; stroke: #7b8794; stroke-width: 1.5 }
 .run { fill: #f0b429 }
 .wait { stroke: #2f7fc1; stroke-width: 2 }
+.single { fill: none; stroke: #d64545; stroke-width: 3 }
+.batched { fill: none; stroke: #2f7fc1; stroke-width: 3 }
 @media (prefers-color-scheme: dark) {
   text { fill: #e4e7eb }
   .small { fill: #a3adb8 }
@@ -24,6 +26,8 @@ text { font: 14px system-ui, sans-serif; fill: #1f2933 }
 @media (prefers-reduced-motion: reduce) { .request { animation: none !important } }
 """
 REQUESTS = 8
+# The model of the README: milliseconds for a call, and for each item.
+CALL_MS, ITEM_MS = 10, 0.2
 CYCLE_S = 9.0
 
 
@@ -78,6 +82,28 @@ def batches() -> str:
     return svg(720, 215, "Eight requests, one at a time and in one batch", style, parts)
 
 
+def cost() -> str:
+    """What a number of items costs, with a call for each and with one call for all."""
+    left, bottom, most = 60, 150, 60
+
+    def point(items: int, milliseconds: float) -> str:
+        return f"{left + 8 * items:g},{bottom - milliseconds / 5:g}"
+
+    parts = [f'<path class="box" d="M{left},20 V{bottom} H{left + 8 * most + 10}"/>']
+    parts += [text(10, bottom - ms / 5 + 4, f"{ms} ms", "small") for ms in (0, 300, 600)]
+    parts += [text(left + 8 * n - 8, bottom + 18, f"{n}", "small") for n in (20, 40, 60)]
+    parts.append(text(left + 8 * most + 28, bottom + 18, "items", "small"))
+    for kind, first, last in (
+        ("single", CALL_MS + ITEM_MS, most * (CALL_MS + ITEM_MS)),
+        ("batched", CALL_MS + ITEM_MS, CALL_MS + most * ITEM_MS),
+    ):
+        parts.append(f'<polyline class="{kind}" points="{point(1, first)} {point(most, last)}"/>')
+        parts.append(text(left + 8 * most + 15, bottom - last / 5 + 5, f"{last:.0f} ms"))
+    parts.append(text(180, 70, "a call for each item"))
+    parts.append(text(300, 138, "one call for all items"))
+    return svg(720, 180, "Time for up to 60 items: single calls and one batch", "", parts)
+
+
 def decides() -> str:
     """When batches leave the queue: a timeline of one worker slot."""
     arrivals = [160, 250, 270, 295, 325, 350, 382, 420, 460, 475]
@@ -98,7 +124,11 @@ def decides() -> str:
     return svg(720, 120, "A free slot takes every waiting request", "", parts)
 
 
-PICTURES: dict[str, Callable[[], str]] = {"batches.svg": batches, "decides.svg": decides}
+PICTURES: dict[str, Callable[[], str]] = {
+    "batches.svg": batches,
+    "cost.svg": cost,
+    "decides.svg": decides,
+}
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.server.server import serve
 
 _LOAD = Path(__file__).parents[1] / "digits" / "load.py"
+_DOCUMENTATION = Path(__file__).parents[2] / "docs" / "start.md"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -70,6 +71,10 @@ def _announce(url: str) -> None:
     print(
         f"""
 Shoal's demo is at {url}/
+
+  dashboard:      {url}/-/dashboard
+  endpoints:      {url}/-/docs
+  documentation:  {_DOCUMENTATION}
 
 Recognise the digit of an image, and stream a generated text, also as OpenAI's clients do:
 

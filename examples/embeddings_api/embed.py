@@ -1,6 +1,6 @@
 """Embeds 5,000 texts with an API that limits its callers; see api.py, which stands for the API.
 
-pip install 'shoal[cache,client,progress]'
+pip install '.[cache,client,progress]'
 python -m examples.embeddings_api.embed
 """
 

@@ -1,6 +1,6 @@
 """A FastAPI site whose routes share batches: a classifier, a stream, a token, a background task.
 
-    pip install 'shoal[serve]' fastapi uvicorn
+    pip install '.[serve]' fastapi uvicorn
     uvicorn examples.fastapi.app:api
 
     curl -X POST localhost:8000/classify -H 'Authorization: Bearer token-of-ann' \\

@@ -1,6 +1,6 @@
 """GraphQL whose requests share their queries: strawberry, with a `shoal.Loader` for each request.
 
-    pip install 'shoal[serve]' strawberry-graphql
+    pip install '.[serve]' strawberry-graphql
     shoal serve examples.graphql.app:app --event-loop asyncio
 
 A resolver asks for one row. A batched function reads the rows of all requests that ask at the same

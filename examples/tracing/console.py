@@ -1,6 +1,6 @@
 """Prints the spans of a batcher: three callers share a batch, and one of them is traced further.
 
-Run it: ``python -m examples.tracing.console``. It needs ``pip install 'shoal[otel]'``.
+Run it: ``python -m examples.tracing.console``. It needs ``pip install '.[otel]'``.
 """
 
 from __future__ import annotations

@@ -278,6 +278,17 @@ def test_the_page_may_load_nothing_from_elsewhere(url):
     assert not re.search(r"<script(?![^>]*\bsrc=)|\sstyle=|\son\w+=", page)
 
 
+def test_the_page_and_the_terminal_lead_to_the_dashboard_and_the_documentation(announced, url):
+    named = {name: rest for name, _, rest in (line.partition(":") for line in announced)}
+    page = urllib.request.urlopen(url).read().decode()
+    for name, path in (("dashboard", "/-/dashboard"), ("endpoints", "/-/docs")):
+        printed = named[name].strip()
+        assert printed == url.rstrip("/") + path
+        assert f'href="{path}"' in page
+        assert urllib.request.urlopen(printed).status == 200
+    assert Path(named["documentation"].strip()).is_file()
+
+
 def test_the_commands_that_are_printed_work_from_any_folder(announced, tmp_path):
     def answer_of(line):
         ran = subprocess.run(

@@ -146,7 +146,6 @@ class Joining(ABC):
         await self._queue.bell.change()
 
     def look_again(self) -> None:
-        """Ends the waits for a change."""
         self._queue.bell.ring()
 
     @abstractmethod

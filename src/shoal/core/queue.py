@@ -145,7 +145,6 @@ def take_from(queue: Queue, room: Amount) -> list[Request]:
 
 
 def is_worth_a_sweep(queue: Queue, live: int) -> bool:
-    """Returns whether the leftovers of a queue outnumber its `live` requests."""
     return len(queue) - live > max(live, LEFTOVERS_WORTH_A_SWEEP)
 
 

@@ -137,7 +137,6 @@ class ArrivalRecorder(BatchObserver):
             hold(note)
 
     def _said(self, batcher: str, options: RequestOptions, arrived_at: float) -> Note:
-        """Returns the notes about a request's options."""
         note: Note = {}
         made_by = options.options_factory
         if isinstance(made_by, RequestOptionsFactory) and made_by.has_costs:

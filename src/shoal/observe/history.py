@@ -88,7 +88,6 @@ class OpenBatchPlaces:
         self._used = 0
 
     def join(self, request: Request, now: float) -> None:
-        """Assigns a request the first free place."""
         if self._free:
             place = heapq.heappop(self._free)
         else:

@@ -103,7 +103,6 @@ class RecordedBatcher:
             self.per_item_s = at_least_0(run_time.get("per_item_s"))
 
     def add_batch(self, row: Mapping[str, Any]) -> None:
-        """Reads a batch from a line of the recording."""
         batch = RecordedBatch(
             at_least_0(row["at"]),
             DispatchReason(row["reason"]),
@@ -117,7 +116,6 @@ class RecordedBatcher:
         self._batch = row.get("batch")
 
     def add_request(self, row: Mapping[str, Any]) -> None:
-        """Reads the outcome of a request from its line."""
         outcome = row.get("outcome", "finished")
         if outcome not in REQUEST_OUTCOMES:
             raise ValueError
@@ -207,7 +205,6 @@ def measured_run_times(
 
 
 def _by_size(runs: Iterable[tuple[float, float]]) -> dict[float, list[float]]:
-    """Groups runs of nearly the same size."""
     ordered = sorted(runs)
     if len({size for size, _ in ordered}) <= _MOST_SIZES:
         groups: dict[float, list[float]] = {}

@@ -190,7 +190,6 @@ class BoundedCall(Generic[T]):
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     async def wait(self, limit_s: float) -> bool:
-        """Returns whether the call ended within the limit."""
         with anyio.move_on_after(limit_s):
             await self.done.wait()
         return self.done.is_set()

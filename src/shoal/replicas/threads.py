@@ -49,7 +49,6 @@ class InnerCalls:
                 self._waiting.discard(give_up)
 
     def cancel(self) -> None:
-        """Cancels current and later calls."""
         with self._lock:
             self.is_cancelled = True
             waiting = tuple(self._waiting)

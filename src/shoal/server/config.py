@@ -25,8 +25,6 @@ class WorkersFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Drained:
-    """The outcome of a server's run."""
-
     started: bool  # it has listened; False if it was shut down while the application started
     served: int = 0  # requests and WebSockets of the whole run that ended by themselves
     finished: int = 0  # those among them that were running at the shutdown, or arrived just after

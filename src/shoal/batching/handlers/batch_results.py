@@ -30,7 +30,6 @@ def check_results(name: str, items: int, results: Any, *, is_step: bool = False)
 def not_results(
     name: str, items: int, results: Any, advice: str = "", *, is_step: bool = False
 ) -> WrongResultType:
-    """Returns the error for a value that is not one result for each item."""
     wanted = f"yield a list of {items} slots" if is_step else f"give back a list of {items} results"
     return WrongResultType(
         f"the handler {name} was given {items} items and must {wanted}, "

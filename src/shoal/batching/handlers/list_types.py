@@ -71,7 +71,6 @@ def holds_no_results(annotation: Any) -> bool:
 
 
 def holds_no_batch(annotation: Any) -> bool:
-    """Returns whether an annotation certainly allows no `OpenBatch`."""
     if len(parts := choices(annotation)) > 1:
         return all(map(holds_no_batch, parts))
     annotation = bare(annotation)

@@ -150,7 +150,6 @@ class Slots(ABC, Generic[RunT]):
         self._report_idle()
 
     def start(self, tasks: TaskGroup) -> None:
-        """Starts the slots in a nursery."""
         self._tasks = tasks
         self._context = copy_context()
         self._start_slot()

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 
 class Rule(BatchPolicy):
-    """A policy as `Former` uses it."""
-
     @abstractmethod
     def cost_of_all(self) -> float:
         """Returns the sum of the costs of the waiting requests."""

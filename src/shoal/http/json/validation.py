@@ -168,7 +168,6 @@ def adapter_of(annotation: Any) -> TypeAdapter[Any]:
 
 
 def _open_adapter(annotation: Any) -> TypeAdapter[Any]:
-    """Returns an adapter for an annotation with types that pydantic does not know."""
     if hasattr(annotation, "model_config") or hasattr(annotation, "__pydantic_config__"):
         return TypeAdapter(annotation)
     # An alias, since a record that has no configuration of its own can't be given one.

@@ -92,7 +92,6 @@ def fields_of(annotation: Any) -> dict[str, Any] | None:
 
 
 def is_mapping(annotation: Any) -> bool:
-    """Returns whether a type is a mapping with unknown names."""
     kind: Any = get_origin(bare(annotation)) or bare(annotation)
     return not is_typeddict(kind) and isinstance(kind, type) and issubclass(kind, Mapping)
 

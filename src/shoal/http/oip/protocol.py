@@ -82,8 +82,6 @@ class ProtocolRoute(Route):
 
 
 class MetadataPage(ProtocolRoute):
-    """Responds with the status and the JSON that a function returns."""
-
     def __init__(
         self, describe: Callable[[Exchange], tuple[int, dict[str, Any]]], name: str = NO_ENDPOINT
     ) -> None:

@@ -170,7 +170,6 @@ class OpenAIModels:
         return fitting[0]
 
     def _named(self, name: str) -> OpenAIModel:
-        """Raises `Refused` for an unknown model."""
         endpoints = self.controller.endpoints
         model = self._models.get(name)
         if model is not None and endpoints.get(model.endpoint.name) is model.endpoint:

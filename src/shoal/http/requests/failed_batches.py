@@ -137,7 +137,6 @@ def _trace_of(trace: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def batch_observers(settings: HttpOptions) -> list[BatchObserver]:
-    """Returns the observers that an application itself needs."""
     observers: list[BatchObserver] = [FailedBatchLog(settings)]
     if settings.server_timing != "never":
         from shoal.http.requests.timed import RequestTimer

@@ -147,7 +147,6 @@ def _are_numbers(values: list[Any]) -> bool:
 
 @lru_cache(256)
 def _is_number(kind: Any) -> bool:
-    """Returns whether a type is one of numpy's numbers that JSON has."""
     return kind.__module__ == "numpy" and _form_of(kind) not in (_of_any, _of_numpy)
 
 

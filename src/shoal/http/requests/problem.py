@@ -327,5 +327,4 @@ def too_large(max_bytes: int) -> Refused:
 
 
 def problem_json(problem: Problem, request_id: str) -> tuple[bytes, bytes]:
-    """Returns the media type and the body of a problem (RFC 9457)."""
     return PROBLEM_JSON, orjson.dumps(problem.members(request_id))

@@ -64,7 +64,6 @@ class HandleOptions:
         return HandleOptions(**{**vars(self), **changes})
 
     def changed(self) -> dict[str, Any]:
-        """Returns the options that differ from their defaults."""
         return {
             name: value for name, value in vars(self).items() if value != getattr(_DEFAULTS, name)
         }

@@ -163,7 +163,6 @@ class JobThread:
         self._queue.put((job, context, answered))
 
     def release(self) -> None:
-        """Ends the thread after its jobs."""
         self._queue.put(None)
 
     def abandon(self) -> None:

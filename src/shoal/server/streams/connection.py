@@ -173,7 +173,6 @@ class StreamConnection(Receiver):
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing more is sent."""
         return self._finishing
 
     @property

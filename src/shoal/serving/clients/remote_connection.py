@@ -102,8 +102,8 @@ class AdminConnection:
             return error
         if status == 404:
             return ConnectionError(
-                f"there is no admin API at {self.url}: it is off without a token, or this is not "
-                "a Shoal server"
+                f"there is no admin API at {self.url}: start the server with --admin-socket or "
+                "--token-file, or check that this is a Shoal server"
             )
         return RuntimeError(f"{self.url} answered {status}: {text}")
 

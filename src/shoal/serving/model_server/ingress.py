@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
+    from shoal.replicas.code.instance import Description
     from shoal.replicas.process.wire.frames import Frame
     from shoal.replicas.process.wire.messages import Message
     from shoal.replicas.remote.calls_as_data import CallsAsData
+    from shoal.serving.backend_config import BackendConfig
     from shoal.serving.backends.backend import Backend
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.controller import Controller
@@ -174,6 +177,7 @@ class Ingress:
             raise NoSuchName(f"it has no backend {tag!r}; it has: {there}")
         description = await backend.supervisor.described()
         self._backend = backend
+        description = _for_ingress(description, backend.config)
         methods = description.methods
         self._defaults = {name: Defaults(one.signature) for name, one in methods.items()}
         return packed(sendable(description))
@@ -229,7 +233,10 @@ class Ingress:
                         tasks.start_soon(steps.read, place, stream)
                 async with aclosing(steps.each()) as each:
                     async for step in each:
-                        self._send(FrameKind.PART, frame.id, _packed(calls.method, step))
+                        part = self._codec.frame(
+                            FrameKind.PART, frame.id, _packed(calls.method, step)
+                        )
+                        self._connection.send_soon(part)  # with those of other streams
                         call.credit -= 1
                         while call.credit <= 0:
                             call.has_credit = anyio.Event()
@@ -309,6 +316,22 @@ class _Steps:
             for has_room in self._has_room:
                 has_room.set()
             yield step
+
+
+def _for_ingress(description: Description, config: BackendConfig) -> Description:
+    """Lets each item for an open batch have a message of its own, and so an answer of its own."""
+    if config.fill == "closed":
+        return description
+    methods = {
+        name: replace(
+            method,
+            signature=method.open_signature or method.signature,
+            streams=config.streams,
+            batched=False,
+        )
+        for name, method in description.methods.items()
+    }
+    return replace(description, methods=methods)
 
 
 def _raise_common(outcomes: Sequence[Any]) -> None:

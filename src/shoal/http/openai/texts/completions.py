@@ -105,8 +105,6 @@ class TextCall:
 
 
 class _OneResult:
-    """The result of a call as a stream of one item."""
-
     def __init__(self, call: EndpointCall, item: Any) -> None:
         self._call = call
         self._item = item

@@ -253,8 +253,6 @@ def error_event(problem: Problem) -> bytes:
 
 
 class _Events(EventStream):
-    """The end and the errors of a stream."""
-
     def __init__(
         self,
         form: MessageForm,

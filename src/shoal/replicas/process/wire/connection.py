@@ -55,6 +55,8 @@ class FrameConnection(Generic[K]):
         self._end_reading: Callable[[], object] = _nothing
         # The unsent parts of frames.
         self._waiting: deque[list[Buffer]] = deque()
+        # Those of frames that `write` will send in the next pass.
+        self._gathered: list[Buffer] = []
         self._has_some = anyio.Event()
 
     @property
@@ -66,17 +68,27 @@ class FrameConnection(Generic[K]):
         """Sends a frame, at once or when the socket takes it. Its parts must not change."""
         if self.is_closed:
             return
+        if self._gathered:
+            frame = [*self._gathered, *frame]
+            self._gathered = []
         self._waiting.append(frame)
         if len(self._waiting) == 1:
             self._send_some()
             if self._waiting:
                 self._has_some.set()
 
+    def send_soon(self, frame: list[Buffer]) -> None:
+        """Sends a frame in the event loop's next pass, together with others."""
+        self._gathered += frame
+        self._has_some.set()
+
     async def write(self) -> None:
-        """Sends frames that could not be sent at once, until the connection is closed."""
+        """Sends frames that were not sent at once, until the connection is closed."""
         while not self.is_closed:
             await self._has_some.wait()
             self._has_some = anyio.Event()
+            if self._gathered:
+                self.send([])
             while self._waiting and not self.is_closed:
                 await anyio.wait_writable(self._socket)
                 self._send_some()
@@ -177,6 +189,7 @@ class FrameConnection(Generic[K]):
         self._end_reading()
         self._end_reading = _nothing  # breaks a reference cycle
         self._waiting.clear()
+        self._gathered.clear()
         self._reader.close()
         self._socket.close()
 
