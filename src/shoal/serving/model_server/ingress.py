@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 
@@ -57,6 +57,15 @@ _WORK: Final = frozenset(
 )
 
 
+class Traffic(NamedTuple):
+    """What a connection has received and sent; messages with requests only."""
+
+    messages: int = 0
+    requests: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+
+
 class _Call:
     """A call under way; `credit` is the number of steps that its reader has room for."""
 
@@ -80,6 +89,7 @@ class Ingress:
         self._backend: Backend | None = None
         self._tag = ""
         self._defaults: dict[str, Defaults] = {}
+        self._messages = self._requests = 0
         self._is_draining = False
         self._ended = anyio.Event()
         self._tasks: TaskGroup
@@ -97,6 +107,11 @@ class Ingress:
                 tasks.cancel_scope.cancel()
         finally:
             self._connection.close()
+
+    def traffic(self) -> Traffic:
+        return Traffic(
+            self._messages, self._requests, self._reader.total, self._connection.sent_bytes
+        )
 
     def drain(self) -> None:
         """Notifies the ingress that it should send no more; its calls go on."""
@@ -248,6 +263,8 @@ class Ingress:
             calls: CallsAsData = unpickled(frame.body, frame.buffers)
         except Exception as error:
             raise TypeError(f"the items can't be unpickled in the model server: {error}") from error
+        self._messages += 1
+        self._requests += len(calls.items)
         batcher = backend.method_batchers.get(calls.method)
         if batcher is None:
             try:

@@ -45,6 +45,7 @@ class FrameConnection(Generic[K]):
         self._pending: Callable[[], int] = getattr(sock, "pending", _none)
         # Whether the other end is gone, or this one was closed.
         self.is_closed = False
+        self.sent_bytes = 0
         self._socket = sock
         self._reader: FrameReader[K] = reader or FrameReader()
         # Called with the error when the input is not a frame or can't be handled; nothing is read
@@ -204,6 +205,7 @@ class FrameConnection(Generic[K]):
                 # The other end is gone. What it sent before can still be read.
                 self._waiting.clear()
                 return
+            self.sent_bytes += count
             rest = rest_of(parts, count)
             if rest:
                 self._waiting[0] = rest
