@@ -122,6 +122,7 @@ class AsyncWork:
                 start = OpenStart(*self._answers.codec.opened_here(frame))
                 send = partial(self._send_answers, frame.id)
                 begun.open = OpenWork(start, self._control.draining, send)
+                self._tasks.start_soon(begun.open.send_gathered)
             self._tasks.start_soon(self._work, frame, begun)
         elif frame.kind is FrameKind.CLOSE:
             self._is_closing.cancel()

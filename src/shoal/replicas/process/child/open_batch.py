@@ -17,7 +17,7 @@ import anyio
 from shoal.core.request import DispatchReason, State
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.errors import as_data, check_may_leave
-from shoal.replicas.process.wire.messages import packed, sealed
+from shoal.replicas.process.wire.messages import PLAIN, packed, sealed
 from shoal.replicas.process.wire.open_batch import (
     AnswerKind,
     NewsReader,
@@ -76,6 +76,7 @@ class OpenWork:
         self._is_closed = self._has_ended = False
         self._change = anyio.Event()
         self._is_due = False  # whether `flush` will be called in the next pass
+        self._flusher: Any = None  # `send_gathered` waits on this
         self._wait_ids = count(1)
         self._saw = self._reported = self._begun = 0
         self._steps: list[int] = []
@@ -84,6 +85,15 @@ class OpenWork:
         self._waits: list[tuple[int, list[int]]] = []
         self._ended_waits: list[int] = []
         self._leaves = False
+
+    async def send_gathered(self) -> None:
+        """Sends what has gathered in each pass, until the batch has ended."""
+        # The loop's own way to call a function soon would cost a step two system calls.
+        while not self._has_ended:
+            if self._is_due:
+                self.flush()
+            self._flusher = self._parking.new_waiter()
+            await self._flusher
 
     # What the parent sends.
 
@@ -172,6 +182,7 @@ class OpenWork:
         """Sends the last answers, because the handler has ended."""
         self._has_ended = True
         self.flush()
+        self._wake_flusher()
         self.batch.members = []
 
     def flush(self) -> None:
@@ -224,6 +235,9 @@ class OpenWork:
 
     def _answer_with(self, kind: AnswerKind, request: Request, value: Any, name: str) -> bool:
         """Adds a value to the next message; fails the request if it can't be sent."""
+        if type(value) in PLAIN:
+            self._answer(kind, request.waiter.number, value)
+            return True
         buffers = len(self._buffers)
         try:
             check_may_leave([value])
@@ -248,7 +262,11 @@ class OpenWork:
         """Lets `flush` be called in the next pass, when more may have gathered."""
         if not self._is_due:
             self._is_due = True
-            self._parking.soon(self.flush)
+            self._wake_flusher()
+
+    def _wake_flusher(self) -> None:
+        if self._flusher is not None:
+            self._parking.wake(self._flusher)
 
     def _end(self, request: Request, state: State) -> None:
         is_begun = request.waiter.number <= self._begun
