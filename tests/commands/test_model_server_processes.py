@@ -26,12 +26,14 @@ app = shoal.App()
 
 @app.endpoint("/embed", max_batch_size=16)
 class Embed:
+    loads = 0
+
     def __init__(self) -> None:
-        self.loads = 1
+        Embed.loads += 1
 
     async def __call__(self, items: list[int]) -> list[list[int]]:
         await anyio.sleep(0.02)
-        return [[item, os.getpid()] for item in items]
+        return [[item, os.getpid(), self.loads] for item in items]
 """
 INGRESS = """\
 [backends.Embed]
@@ -53,6 +55,7 @@ class Load:
 
     def __init__(self, ports):
         self.pids = []
+        self.loads = []
         self.errors = []
         self._is_over = threading.Event()
         self._threads = [
@@ -71,6 +74,7 @@ class Load:
                 return
             if status == 200 and answer[0] == number:
                 self.pids.append(answer[1])
+                self.loads.append(answer[2])
             else:
                 self.errors.append((port, status, answer))
 
@@ -155,13 +159,18 @@ def test_killed_model_servers_and_rolling_updates_lose_nothing(terminal):
         assert second.wait(timeout=HANG_S) == 0
         load.wait_for_any()
         assert load.errors == []
-        # An ingress is killed: its own clients lose their calls, and nobody else.
+        # An ingress and a model server are killed at once: the ingress's own clients lose their
+        # calls, and nobody else. The other model server keeps its models.
+        second = running.enter_context(model_server(terminal, 2))
+        load.wait_for(second.pid)
         ingress.kill()
+        second.kill()
         load.wait_for(first.pid)
         load.stop()
         assert {port for port, *_ in load.errors} == {ports[1]}
         assert len(load.errors) <= CLIENTS // 2
         assert first.poll() is None
+        assert set(load.loads) == {1}
 
 
 def test_a_command_that_can_not_be_a_model_server_says_why(terminal, directory):

@@ -57,7 +57,7 @@ _WORK: Final = frozenset(
 )
 
 
-class Traffic(NamedTuple):
+class IngressTraffic(NamedTuple):
     """What a connection has received and sent; messages with requests only."""
 
     messages: int = 0
@@ -108,8 +108,8 @@ class Ingress:
         finally:
             self._connection.close()
 
-    def traffic(self) -> Traffic:
-        return Traffic(
+    def traffic(self) -> IngressTraffic:
+        return IngressTraffic(
             self._messages, self._requests, self._reader.total, self._connection.sent_bytes
         )
 

@@ -14,7 +14,7 @@ from shoal.core.addresses import model_server_address
 from shoal.failures.exceptions import ungrouped
 from shoal.replicas.remote.handshake import HANDSHAKE_S, HandshakeRefused, greet_ingress, token_in
 from shoal.replicas.remote.sockets import prepare
-from shoal.serving.model_server.ingress import Ingress, Traffic
+from shoal.serving.model_server.ingress import Ingress, IngressTraffic
 from shoal.serving.status import ModelServerStatus
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class ModelServerListener:
         self._accepted = 0
         self._refused: Counter[str] = Counter()
         # What connections that have ended had received and sent.
-        self._past = Traffic()
+        self._past = IngressTraffic()
         self._is_draining = False
         self._accepting = anyio.CancelScope()
         self.ingresses: set[Ingress] = set()
@@ -220,7 +220,7 @@ class ModelServerListener:
         finally:
             self.ingresses.discard(ingress)
             past = zip(self._past, ingress.traffic(), strict=True)
-            self._past = Traffic(*map(sum, past))
+            self._past = IngressTraffic(*map(sum, past))
             if self._is_draining and not self.ingresses:
                 self._is_alone.set()
             logger.info("%s is disconnected", name)
