@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -174,3 +176,8 @@ def test_a_response_that_the_server_must_send_can_not_leave_its_process(response
     with pytest.raises(TypeError, match=r"can't leave its process; .* placement='task'"):
         check_may_leave([1, response])
     check_may_leave([1, Response("a")])
+
+
+def test_results_leave_while_another_thread_imports_starlette(monkeypatch):
+    monkeypatch.setitem(sys.modules, "starlette.responses", ModuleType("starlette.responses"))
+    check_may_leave([1, 2])

@@ -110,7 +110,8 @@ def slots_as_data(results: Any) -> Any:
 def check_may_leave(results: Any) -> None:
     """Raises a TypeError for a response that only the server's process can send."""
     responses: Any = sys.modules.get("starlette.responses")
-    if responses is None or type(results) not in (list, tuple):
+    # Another thread may be importing it: its classes are not there then, nor an instance of them.
+    if not hasattr(responses, "FileResponse") or type(results) not in (list, tuple):
         return
     for kind in kinds_of(results):
         if issubclass(kind, (responses.StreamingResponse, responses.FileResponse)):
