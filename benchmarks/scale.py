@@ -3,7 +3,7 @@
 
     python benchmarks/scale.py [--only batches|http|simulated] [--rate 1000000] [--rounds 3]
 
-The first part measures how many batches of 64 small items one event loop moves to a model server,
+The first part measures how many batches of small items one event loop moves to a model server,
 without HTTP. The second measures the processor time of a request over HTTP: in one server, and in
 an ingress and a model server; it needs wrk. The last part simulates the model servers with the
 rules that form batches: pooled, where all ingresses share the queues of the model servers, and
@@ -144,7 +144,7 @@ def measure(rounds: int) -> None:
     print_table([*heads, "items a message"], rows)
 
 
-async def batches() -> tuple[float, float]:
+async def batches(items: int) -> tuple[float, float]:
     """Returns the batches a second that one event loop moves, and its milliseconds for each."""
     for address in model_server():
         identity = Identity("nothing", "nothing#0")
@@ -160,20 +160,20 @@ async def batches() -> tuple[float, float]:
             async with anyio.create_task_group() as moving:
                 counts = [0] * AT_ONCE
                 for number in range(AT_ONCE):
-                    moving.start_soon(move, replica, until, counts, number)
+                    moving.start_soon(move, replica, items, until, counts, number)
             spent_s = time.process_time() - began
             replica.stop()
         return sum(counts) / SECONDS, spent_s / sum(counts) * 1000
     raise RuntimeError("there is no model server")
 
 
-async def move(replica: Replica, until: float, counts: list[int], number: int) -> None:
+async def move(replica: Replica, items: int, until: float, counts: list[int], number: int) -> None:
     batch = Batch(7, DispatchReason.FULL, [])
     metadata = {"context": "python", "endpoint": "nothing"}
-    batch.admit([make_request(item, metadata=metadata) for item in SMALL])
+    batch.admit([make_request(item, metadata=metadata) for item in SMALL[:items]])
     with setting(running_batch, batch):
         while time.monotonic() < until:
-            await replica.run("__call__", SMALL)
+            await replica.run("__call__", SMALL[:items])
             counts[number] += 1
 
 
@@ -230,10 +230,13 @@ def main() -> None:
     if given.only in {None, "batches"}:
         rows: list[list[str]] = []
         for loop in ("trio", "asyncio"):
-            runs = [anyio.run(batches, backend=loop) for _ in range(given.rounds)]
-            per_s, cost_ms = map(statistics.median, zip(*runs, strict=True))
-            rows.append([loop, f"{per_s:,.0f}", f"{cost_ms:.2f} ms"])
-        print_table(["event loop", "batches/s", "processor time of a batch"], rows)
+            for items in (1, 8, 64):
+                runs = [anyio.run(batches, items, backend=loop) for _ in range(given.rounds)]
+                per_s, cost_ms = map(statistics.median, zip(*runs, strict=True))
+                row = [loop, f"{items}", f"{per_s:,.0f}", f"{cost_ms:.3f} ms"]
+                rows.append([*row, f"{cost_ms / items * 1000:.1f} us"])
+        heads = ["event loop", "items", "batches/s", "processor time of a batch", "of an item"]
+        print_table(heads, rows)
     if given.only in {None, "http"}:
         measure(given.rounds)
     if given.only in {None, "simulated"}:
