@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """One million requests a second: what a request costs each process, and how many GPUs they need.
 
-    python benchmarks/scale.py [--only measured|simulated] [--rate 1000000] [--rounds 3]
+    python benchmarks/scale.py [--only batches|http|simulated] [--rate 1000000] [--rounds 3]
 
-The first part measures the processor time of a request over HTTP: in one server, and in an ingress
-and a model server. It needs wrk. The second part simulates the model servers with the rules that
-form batches: pooled, where all ingresses share the queues of the model servers, and unpooled, where
-each server of HTTP has replicas of its own.
+The first part measures how many batches of small items one event loop moves to a model server,
+without HTTP. The second measures the processor time of a request over HTTP: in one server, and in
+an ingress and a model server; it needs wrk. The last part simulates the model servers with the
+rules that form batches: pooled, where all ingresses share the queues of the model servers, and
+unpooled, where each server of HTTP has replicas of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 import statistics
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from math import ceil
 from pathlib import Path
@@ -25,16 +27,28 @@ if __name__ == "__main__":
     # In place of this folder, whose http.py is not the standard library's.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+import anyio
+
 from benchmarks.http_load import POST, ask, drive_with_wrk, wrk_path
 from benchmarks.http_process import ServerProcess
+from benchmarks.model_servers import SMALL, model_server, played
 from benchmarks.report import print_table
 from shoal import BatchOptions
+from shoal.batching.current import Identity, running_batch, setting
+from shoal.core.request import Batch, DispatchReason
 from shoal.planning import Linear, poisson, simulate
+from shoal.replicas.code.definition import Definition
+from shoal.replicas.contract import Blueprint, ReplicaOptions
+from shoal.replicas.remote.replica import RemoteReplica
+from shoal.testing.policies import make_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shoal.replicas.contract import Replica
+
 SECONDS: Final = 4
+AT_ONCE: Final = 16
 CLIENTS: Final = (64, 256)
 TARGET_S: Final = 0.025
 SIZE: Final = 256
@@ -130,6 +144,39 @@ def measure(rounds: int) -> None:
     print_table([*heads, "items a message"], rows)
 
 
+async def batches(address: str, items: int) -> tuple[float, float]:
+    """Returns the batches a second that one event loop moves, and its milliseconds for each."""
+    identity = Identity("nothing", "nothing#0")
+    definition = Definition("benchmarks.model_servers:nothing")
+    replica = RemoteReplica(
+        Blueprint(
+            identity=identity, definition=definition, options=ReplicaOptions(), address=address
+        )
+    )
+    counts = [0] * AT_ONCE
+    spent_s = 0.0
+    async with anyio.create_task_group() as tasks:
+        await played(replica, tasks)
+        until = time.monotonic() + SECONDS
+        spent_s -= time.process_time()
+        async with anyio.create_task_group() as moving:
+            for number in range(AT_ONCE):
+                moving.start_soon(move, replica, items, until, counts, number)
+        spent_s += time.process_time()
+        replica.stop()
+    return sum(counts) / SECONDS, spent_s / sum(counts) * 1000
+
+
+async def move(replica: Replica, items: int, until: float, counts: list[int], number: int) -> None:
+    batch = Batch(7, DispatchReason.FULL, [])
+    metadata = {"context": "python", "endpoint": "nothing"}
+    batch.admit([make_request(item, metadata=metadata) for item in SMALL[:items]])
+    with setting(running_batch, batch):
+        while time.monotonic() < until:
+            await replica.run("__call__", SMALL[:items])
+            counts[number] += 1
+
+
 def most() -> float:
     """Returns the throughput of a GPU with full batches, in items a second."""
     return SIZE / MODEL(SIZE)
@@ -174,15 +221,29 @@ def plan(rate: float, costs_us: Iterable[float]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", choices=["measured", "simulated"])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", choices=["batches", "http", "simulated"])
     parser.add_argument("--rate", type=float, default=1e6)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cost-us", type=float, nargs="+", default=[20.0, 40.0, 70.0, 105.6])
     given = parser.parse_args()
-    if given.only != "simulated":
+    if given.only in {None, "batches"}:
+        rows: list[list[str]] = []
+        for address in model_server():
+            for loop in ("trio", "asyncio"):
+                for items in (1, 8, 64):
+                    runs = [
+                        anyio.run(batches, address, items, backend=loop)
+                        for _ in range(given.rounds)
+                    ]
+                    per_s, cost_ms = map(statistics.median, zip(*runs, strict=True))
+                    row = [loop, f"{items}", f"{per_s:,.0f}", f"{cost_ms:.3f} ms"]
+                    rows.append([*row, f"{cost_ms / items * 1000:.1f} us"])
+        heads = ["event loop", "items", "batches/s", "processor time of a batch", "of an item"]
+        print_table(heads, rows)
+    if given.only in {None, "http"}:
         measure(given.rounds)
-    if given.only != "measured":
+    if given.only in {None, "simulated"}:
         plan(given.rate, given.cost_us)
 
 
