@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+import shoal  # noqa: TC001 - annotations are looked at
 from benchmarks.report import print_table
 from shoal.batching.current import Identity, running_batch, setting
 from shoal.core.request import Batch, DispatchReason
@@ -44,9 +45,18 @@ SMALL: Final = [{"text": "a few words", "id": number} for number in range(ITEMS)
 ROUNDS: Final = 7
 CALLS: Final = 150
 PAUSES_S: Final = (0.0, 0.05, 0.2)
+STREAMS: Final = 16
+STEP_S: Final = 0.006
+CONTINUOUS: Final[dict[str, Any]] = {
+    "fill": "continuous",
+    "streams": True,
+    "max_batch_size": STREAMS,
+}
 APP: Final = """
 import anyio
-import shoal
+import shoal  # noqa: TC001 - annotations are looked at
+
+from benchmarks.model_servers import CONTINUOUS
 
 app = shoal.App()
 
@@ -62,11 +72,19 @@ async def nothing(items: list[object]) -> list[int]:
 
 app.backend("sizes", sizes, max_batch_size=64)
 app.backend("nothing", nothing, max_batch_size=64)
+app.backend("tokens", "benchmarks.model_servers:tokens", **CONTINUOUS)
 """
 
 
 async def nothing(items: list[object]) -> list[int]:
     return [0] * len(items)
+
+
+async def tokens(batch: shoal.OpenBatch[object, str]) -> None:
+    """Sends a token to each request in each step, and never ends."""
+    async for _ in batch.steps():
+        await anyio.sleep(STEP_S)
+        await batch.send(dict.fromkeys(batch.active, "token"))
 
 
 async def played(replica: Replica, tasks: Any) -> Replica:
@@ -141,6 +159,32 @@ async def mean_batch(address: str, ingresses: int, pause_s: float, lasts_s: floa
     return len(settled) / sum(1 / size for size in settled)
 
 
+async def token_costs(config: dict[str, Any], lasts_s: float) -> tuple[float, float]:
+    """Returns tokens/s and this process's processor time for a token, in microseconds."""
+    count = 0
+
+    async def read(handle: Any) -> None:
+        nonlocal count
+        async with handle.stream("x") as stream:
+            async for _ in stream:
+                count += 1
+
+    async with Controller() as controller:
+        code = "benchmarks.model_servers:tokens"
+        await controller.create_backend("tokens", code, config=config)
+        await controller.create_endpoint("tokens", backend="tokens")
+        handle = await controller.get_handle("tokens")
+        async with anyio.create_task_group() as tasks:
+            for _ in range(STREAMS):
+                tasks.start_soon(read, handle)
+            await anyio.sleep(0.5)
+            count, began = 0, time.process_time()
+            await anyio.sleep(lasts_s)
+            used_s, found = time.process_time() - began, count
+            tasks.cancel_scope.cancel()
+    return found / lasts_s, used_s / found * 1e6
+
+
 def model_server() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "app.py").write_text(APP)
@@ -171,6 +215,16 @@ def main() -> None:
             process_ms, remote_ms = anyio.run(costs, address, backend=loop)
             rows.append([loop, f"{process_ms:.3f} ms", f"{remote_ms:.3f} ms"])
         print_table(["event loop", "process", "remote"], rows)
+        rows = []
+        placements = {
+            "process": {"placement": "process", **CONTINUOUS},
+            "remote": {"placement": "remote", "model_servers": address},
+        }
+        for loop in ("trio", "asyncio"):
+            for name, config in placements.items():
+                per_s, cost_us = anyio.run(token_costs, config, 3.0, backend=loop)
+                rows.append([loop, name, f"{per_s:,.0f}", f"{cost_us:.0f} µs"])
+        print_table(["event loop", "placement", "tokens/s", "a token"], rows)
         rows = []
         for pause_s in PAUSES_S:
             one = anyio.run(mean_batch, address, 1, pause_s, 4.0, backend="asyncio")

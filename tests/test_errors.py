@@ -24,6 +24,7 @@ OWN_ARGUMENTS: dict[type[Exception], dict[str, Any]] = {
     },
     errors.HttpProblem: {"status": 422, "kind": "invalid-item", "members": {"status": 422}},
     errors.LifespanFailed: {"details": "Traceback"},
+    errors.ReplicaNotStarted: {"needs_restart": True},
     errors.RetryLater: {"after_s": 2.5},
     errors.WrongBatchSize: {"expected": 3, "got": 2},
 }

@@ -156,7 +156,16 @@ class ReplicaDied(ShoalError, ConnectionError):
 
 
 class ReplicaNotStarted(ShoalError, RuntimeError):
-    """A replica could not be started: its code can't be loaded, raised, or took too long."""
+    """A replica could not be started: its code can't be loaded, raised, or took too long.
+
+    Attributes:
+        needs_restart: Whether the program has lost Ray, and can't connect again. A server then
+            fails its liveness check.
+    """
+
+    def __init__(self, message: str, *, needs_restart: bool = False) -> None:
+        super().__init__(message)
+        self.needs_restart = needs_restart
 
 
 class HttpProblem(ShoalError, RuntimeError):

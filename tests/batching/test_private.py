@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -71,6 +73,20 @@ async def test_a_call_that_waits_for_itself_is_refused() -> None:
         assert await call(2) == 2
 
 
+@WITHOUT
+@pytest.mark.one_loop
+async def test_no_node_of_ray_is_known_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = SimpleNamespace(
+        gcs_client=SimpleNamespace(get_draining_nodes=lambda timeout: {"a": 0})
+    )
+    monkeypatch.setitem(
+        sys.modules,
+        "ray._private.worker",
+        SimpleNamespace(global_worker=worker),  # type: ignore[arg-type]
+    )
+    assert private.draining_nodes_of_ray(1.0) == ({} if private.OF_RAY == "_absent" else {"a": 0})
+
+
 @pytest.mark.one_loop
 async def test_no_other_file_reads_them() -> None:
     package = Path(shoal.__file__).parent
@@ -79,7 +95,7 @@ async def test_no_other_file_reads_them() -> None:
         for path in package.rglob("*.py")
         for name in (
             *("_task_states", "_parent_scope", "_cancel_status", "_asyncio_future_blocking"),
-            "_use_prebuilt",
+            *("_use_prebuilt", "gcs_client"),
         )
         if name in path.read_text()
     ]

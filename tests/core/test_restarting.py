@@ -28,6 +28,16 @@ def test_waits_double_up_to_the_longest() -> None:
     assert waits[8:] == pytest.approx([25.6, 30.0, 30.0, 30.0])
 
 
+def test_the_longest_wait_can_be_set() -> None:
+    restarts, now = Restarts(), 0.0
+    restarts.longest_s = 2.0
+    now = sum(fail(restarts, 12))
+    assert restarts.failed(now, ALL) == pytest.approx(now + 2.0)
+    now += 2.0
+    restarts.started(now)
+    assert restarts.died(now + 1.0, ALL) == pytest.approx(now + 3.0)
+
+
 def test_replicas_that_are_started_together_fail_once() -> None:
     together, alone = Restarts(), Restarts()
     for number in range(10):

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import configparser
 import http.client
 import json
 import os
@@ -21,6 +20,7 @@ import pytest
 import yaml
 from dockerfile_parse import DockerfileParser
 
+from examples_checks import option, read_unit, run, tool, verify_units
 from progress_lines import first_line
 from schema_checks import check_schema
 from time_limits import HANG_S
@@ -41,17 +41,6 @@ def read(path):
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-def run(*command, **more):
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **more)
-    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
-    return ran.stdout
-
-
-def tool(name):
-    """Returns the path of a command that is installed beside Python."""
-    return str(Path(sys.executable).parent / name)
-
-
 def dockerfile():
     structure = DockerfileParser(str(DEPLOY / "Dockerfile")).structure
     return [(one["instruction"], one["value"]) for one in structure]
@@ -59,16 +48,6 @@ def dockerfile():
 
 def of(instruction):
     return [value for name, value in dockerfile() if name == instruction]
-
-
-def option(words, name):
-    """Returns the value of an option that is written as two words or as one."""
-    for place, word in enumerate(words):
-        if word == name:
-            return words[place + 1]
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    return None
 
 
 TEMPLATE = read(KUBERNETES / "deployment.yaml")["spec"]["template"]
@@ -288,28 +267,13 @@ def test_prometheus_takes_its_configuration():
 
 
 def unit(name):
-    parser = configparser.ConfigParser(strict=False, interpolation=None)
-    parser.optionxform = str
-    parser.read(SYSTEMD / name)
-    return parser
+    return read_unit(SYSTEMD / name)
 
 
 @pytest.mark.real_time
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing")
 def test_systemd_takes_the_units(tmp_path):
-    program = str(Path(sys.executable))
-    for path in SYSTEMD.iterdir():
-        text = path.read_text().replace("/srv/shoal/.venv/bin/shoal", program)
-        (tmp_path / path.name).write_text(text)
-    ran = subprocess.run(
-        ["systemd-analyze", "verify", *map(str, sorted(tmp_path.iterdir()))],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    ours = [line for line in ran.stderr.splitlines() if "shoal" in line]
-    assert (ran.returncode, ours) == (0, [])
+    verify_units(SYSTEMD, tmp_path)
 
 
 @pytest.mark.real_time

@@ -174,8 +174,9 @@ def test_the_reference_has_all_metrics_and_no_other(families):
         for family in families
         if not family.name.startswith("process_")
     }
-    of_gpus = {name for name in told if "_gpu" in name}  # there are none here
-    assert {name for name in told if name.startswith("shoal_")} - of_gpus == exposed
+    # This server has no GPU, and is no model server.
+    others = {name for name in told if "_gpu" in name or "_model_server_" in name}
+    assert {name for name in told if name.startswith("shoal_")} - others == exposed
 
 
 @needs_promtool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,9 @@ import pytest
 
 import shoal
 from replicas.ray_backends import Model
-from replicas.ray_cluster import MARKS, SMALL, cluster_of
+from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
 from shoal.serving.controller.controller import Controller
+from shoal.testing.asgi import ask
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -64,6 +66,38 @@ async def test_a_program_whose_ray_node_dies_connects_again(cluster, folder, cap
         assert ray.get_runtime_context().get_node_id() != own
     said = [record.getMessage() for record in caplog.records]
     assert "the Ray node of this program has died; connecting to Ray again" in said
+
+
+async def test_a_program_without_a_ray_node_fails_its_liveness_check(cluster, folder, monkeypatch):
+    monkeypatch.setattr("shoal.replicas.ray.replica._LOST_S", 0.1)
+    app = shoal.App()
+
+    @app.endpoint("/other")
+    async def other(item: int) -> int:
+        return item
+
+    app.backend("b", Model, folder.path, **CONFIG)
+    app.route("e", backend="b", path="/e")
+
+    async def alive() -> int:
+        return (await ask(app, "/-/healthz", method="GET")).status
+
+    async with app.lifespan():
+        assert await alive() == 200
+        for node in cluster.list_all_nodes():
+            await anyio.to_thread.run_sync(node.kill_raylet)
+        while await alive() == 200:  # noqa: ASYNC110 - Ray is in other processes
+            await anyio.sleep(0.1)
+        said = await ask(app, "/-/healthz", method="GET")
+        assert (said.status, json.loads(said.body)["status"]) == (
+            503,
+            "lost: the backend b can't reach Ray",
+        )
+        assert json.loads((await ask(app, "/other", 3)).body) == 3
+        cluster.add_node(num_cpus=2, **NODE)  # in the main thread
+        while await alive() == 503:  # noqa: ASYNC110
+            await anyio.sleep(0.1)
+        assert json.loads((await ask(app, "/e", 4)).body) == 4
 
 
 async def test_a_program_runs_on_while_the_gcs_is_away(cluster, folder):

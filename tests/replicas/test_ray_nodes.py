@@ -1,7 +1,12 @@
-"""Three nodes under load over HTTP, one of which is killed: only what ran there is lost."""
+"""Three nodes under load over HTTP, one of which leaves.
+
+If it is killed, only what ran there is lost; if it is drained first, nothing.
+"""
 
 from __future__ import annotations
 
+import sys
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +23,10 @@ from shoal.server.server import serve
 from shoal.testing.replicas.code import Folder
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
     from pathlib import Path
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
 
 pytestmark = [*MARKS, pytest.mark.slow]
 
@@ -110,8 +116,60 @@ def test_only_what_runs_on_a_node_that_is_killed_is_lost(tmp_path: Path, retries
         assert set(load.failed.values()) <= {DIED}
 
 
+def test_nothing_is_lost_with_a_node_that_is_drained(tmp_path: Path) -> None:
+    node = {"num_cpus": 1}
+    with cluster_of(node, node, node) as cluster:
+        load = anyio.run(_drained_under_load, cluster, tmp_path, backend="trio")
+    assert load.failed == {}
+    assert load.answered.keys() == set(range(1, load.sent + 1))
+    began = [line.split()[1] for line in Folder(str(tmp_path)).notes()]
+    assert len(began) == len({*began})  # each ran once
+
+
 async def _killed_under_load(cluster: Any, folder: Path, retries: int) -> tuple[Load, str]:
     """Kills one of the nodes under load; returns the load, and the node's id."""
+    node = cluster.list_all_nodes()[-1]
+    async with _under_load(folder, NODES, retries) as (app, load):
+        killing = partial(cluster.remove_node, node, allow_graceful=False)
+        await anyio.to_thread.run_sync(killing)
+        noting = app.controller.backends["noting"]
+        await load.until(lambda: noting.supervisor.failures.deaths > 0)
+        await load.more(ENOUGH)
+        status = app.controller.status_now().backends["noting"]
+        # The new actor has no place, and waits for one.
+        assert (status.state, status.deaths) == ("degraded", 1)
+        assert sorted(one.state for one in status.replicas) == ["ready", "ready", "starting"]
+    return load, node.node_id
+
+
+async def _drained_under_load(cluster: Any, folder: Path) -> Load:
+    """Drains one of two nodes with a replica, and then kills it; a third node is free."""
+    async with _under_load(folder, NODES - 1, 0) as (app, load):
+        own = ray.get_runtime_context().get_node_id()
+        leaving = min({*load.answered.values()} - {own})
+        drain = f"drain-node --address {cluster.address} --node-id {leaving}".split()
+        drain += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+        drain += ["--deadline-remaining-seconds", "60"]
+        await anyio.run_process([sys.executable, "-m", "ray.scripts.scripts", *drain])
+
+        def has_moved() -> bool:
+            latest = [*load.answered.values()][-ENOUGH:]
+            return leaving not in latest and len({*latest}) == NODES - 1
+
+        await load.until(has_moved)
+        [node] = [one for one in cluster.list_all_nodes() if one.node_id == leaving]
+        await anyio.to_thread.run_sync(partial(cluster.remove_node, node, allow_graceful=False))
+        await load.more(ENOUGH)
+        status = app.controller.status_now().backends["noting"]
+        assert (status.state, status.deaths, status.starts) == ("ready", 0, NODES)
+    return load
+
+
+@asynccontextmanager
+async def _under_load(
+    folder: Path, replicas: int, retries: int
+) -> AsyncGenerator[tuple[shoal.App, Load]]:
+    """Serves replicas, each on a node of its own, and sends requests during the block."""
     app = shoal.App()
     app.backend(
         "noting",
@@ -119,14 +177,12 @@ async def _killed_under_load(cluster: Any, folder: Path, retries: int) -> tuple[
         str(folder),
         placement="ray",
         ray_options={"num_cpus": 1},  # so that each node has one
-        num_replicas=NODES,
+        num_replicas=replicas,
         max_batch_size=BATCH,
         retries=retries,
     )
     app.route("noting", backend="noting", path="/noting")
     stop, urls = anyio.Event(), list[str]()
-    node = cluster.list_all_nodes()[-1]
-
     async with anyio.create_task_group() as tasks:
         has_started = anyio.Event()
 
@@ -141,17 +197,8 @@ async def _killed_under_load(cluster: Any, folder: Path, retries: int) -> tuple[
         async with httpx.AsyncClient() as client, anyio.create_task_group() as clients:
             for _ in range(CLIENTS):
                 clients.start_soon(load.send, client)
-            await load.until(lambda: len({*load.answered.values()}) == NODES)
+            await load.until(lambda: len({*load.answered.values()}) == replicas)
             await load.more(ENOUGH)
-            killing = partial(cluster.remove_node, node, allow_graceful=False)
-            await anyio.to_thread.run_sync(killing)
-            noting = app.controller.backends["noting"]
-            await load.until(lambda: noting.supervisor.failures.deaths > 0)
-            await load.more(ENOUGH)
-            status = app.controller.status_now().backends["noting"]
+            yield app, load
             load.is_over = True
-        # The new actor has no place, and waits for one.
-        assert (status.state, status.deaths) == ("degraded", 1)
-        assert sorted(one.state for one in status.replicas) == ["ready", "ready", "starting"]
         stop.set()
-    return load, node.node_id

@@ -115,12 +115,13 @@ def greeting_of(protocol, version):
 
 
 async def test_an_ingress_of_another_version_is_refused_with_both_versions(tmp_path, caplog):
-    async with serving(f"unix:{tmp_path}/a", None) as (_, address):
+    async with serving(f"unix:{tmp_path}/a", None) as (listener, address):
         with await connected(address) as sock, caplog.at_level(logging.WARNING):
             await handshake.send_all(sock, greeting_of(1, b"0.0.9"))
             with anyio.fail_after(5):
                 await handshake.receive(sock, handshake._GREETING.size)  # it says its own
                 assert await closed(sock)
+            assert listener.status().refused == {"version": 1}
         assert "refused: the client runs Shoal 0.0.9 with protocol 1.1, and this" in caplog.text
 
 
@@ -205,17 +206,20 @@ async def test_rubbish_ends_a_connection_and_nothing_is_unpickled(tmp_path, rubb
             await handshake.send_all(sock, rubbish)
             await closed(sock)
         assert not listener.ingresses
+        why = "version" if rubbish.startswith(b"SHOAL") else "not shoal"
+        assert listener.status().refused == {why: 1}
 
 
 async def test_silence_ends_a_connection_and_others_get_in(tmp_path, monkeypatch, token_file):
     monkeypatch.setattr(listener_module, "HANDSHAKE_S", 0.3)
     monkeypatch.setattr(listener_module, "_MOST_UNKNOWN", 2)
-    async with serving(f"unix:{tmp_path}/a") as (_, address):
+    async with serving(f"unix:{tmp_path}/a") as (listener, address):
         silent = [await connected(address) for _ in range(3)]
         with anyio.fail_after(5):
             for sock in silent:
                 await closed(sock)
                 sock.close()
+        assert listener.status().refused == {"timeout": 2, "too many": 1}
         assert await answer_of(replica_of(address, token_file(TOKEN))) == [42]
 
 

@@ -357,6 +357,17 @@ async def test_a_start_waits_for_a_model_server_and_not_for_ever(tmp_path):
         tasks.cancel_scope.cancel()
 
 
+async def test_an_address_without_a_server_is_tried_again_and_logged_once(tmp_path, caplog):
+    at, nobody = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+    async with model_server(at, Model()), ingress(at, nobody) as (controller, handle):
+        await until(lambda: controller.backends["model"].supervisor.failures.start_failures >= 4)
+        said = [r.getMessage() for r in caplog.records if nobody in r.getMessage()]
+        assert len(said) == 1
+        assert await handle.call(1) == 1
+        async with model_server(nobody, Model()):
+            await until(lambda: [r.state for r in status_of(controller).replicas] == ["ready"] * 2)
+
+
 @pytest.mark.parametrize("silent", ["model server", "ingress"])
 async def test_a_peer_that_hangs_is_given_up(tmp_path, monkeypatch, silent):
     async def hang(*_):
@@ -387,7 +398,7 @@ async def test_a_peer_that_hangs_is_given_up(tmp_path, monkeypatch, silent):
         ({"model_servers": "unix:/a", "num_replicas": 2}, "num_replicas has no effect"),
         ({"model_servers": "unix:/a", "max_batch_size": 9}, "max_batch_size has no effect"),
         ({"model_servers": "unix:/a", "user_config": 1}, "user_config has no effect"),
-        ({"model_servers": "unix:/a", "fill": "continuous"}, "needs placement='task'"),
+        ({"model_servers": "unix:/a", "fill": "continuous"}, "fill has no effect"),
         ({"model_servers": "unix:/a", "gpus": 1}, "gpus is for placement="),
     ],
 )

@@ -431,6 +431,25 @@ async def test_a_replica_is_replaced_after_so_many_batches_and_none_is_missed() 
         assert (status.deaths, status.restarts, len(status.replicas)) == (0, 0, 1)
 
 
+async def test_a_replica_whose_machine_leaves_works_until_another_one_is_ready() -> None:
+    stage = Stage()
+    async with serving(echo, stage) as (controller, handle, _):
+        await handle.call(1)
+        stage.start = gated = Gated()
+        leaving = stage.replicas[0].on_leaving
+        for _ in range(2):
+            leaving("its node is drained")
+        await handle.call(2)
+        assert stage.calls[-1] == (0, [2])
+        gated.let(1)
+        await settle()
+        assert numbers(stage.alive) == [1]
+        await handle.call(3)
+        assert stage.calls[-1] == (1, [3])
+        status = status_of(controller)
+        assert (status.deaths, status.restarts, status.starts) == (0, 0, 2)
+
+
 async def test_a_replica_that_has_grown_too_large_is_replaced() -> None:
     async with serving(echo, max_memory_bytes=1000) as (_, handle, stage):
         await handle.call(1)

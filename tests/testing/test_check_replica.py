@@ -258,7 +258,7 @@ class KeepsPlaces(TaskReplica):
     async def run_open(self, method, batch):
         async for request in batch:
             if isinstance(request.item, str):
-                self.instance._target._folder.note(f"holds {request.item}")
+                self.instance.target._folder.note(f"holds {request.item}")
                 await anyio.sleep_forever()
             elif request.item < 0:
                 request.fail(Mistake())

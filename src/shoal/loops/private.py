@@ -12,10 +12,13 @@
 - `OF_PYDANTIC`, a parameter of pydantic-core: whether the validator of a changed schema uses the
   validators that its models have already, which don't know the changes. A public parameter would
   do.
+- The client of the GCS in a connected Ray driver, and its ``get_draining_nodes``: the nodes that
+  will leave, as Ray Serve reads them. ``ray.nodes()`` could show it.
 
 Where a library has none of that, each function returns what its docstring says. Then Shoal notices
 less of what handlers do wrong: on asyncio one that never leaves a scope breaks its batcher, rather
-than its batch. And models over HTTP accept NaN as text. `tests/batching/test_private.py` and
+than its batch. Models over HTTP accept NaN as text. And replicas stay on Ray's nodes until these
+have gone. `tests/batching/test_private.py` and
 `tests/http/json/test_json_type.py` take each away.
 """
 
@@ -38,6 +41,7 @@ OF_ANYIO_SCOPES: Final = "_parent_scope"
 OF_FUTURES: Final = "_callbacks"
 OF_AWAITED_FUTURES: Final = "_asyncio_future_blocking"
 OF_PYDANTIC: Final = "_use_prebuilt"
+OF_RAY: Final = "get_draining_nodes"
 
 V = TypeVar("V")
 
@@ -87,3 +91,13 @@ def rebuilt(validator: Callable[..., V], schema: object) -> V:
         return validator(schema, **{OF_PYDANTIC: False})
     except TypeError:
         return validator(schema)
+
+
+def draining_nodes_of_ray(timeout_s: float) -> dict[str, int]:
+    """Returns Ray's nodes that are being drained, with their deadlines; empty if not known."""
+    try:
+        read = getattr(import_module("ray._private.worker").global_worker.gcs_client, OF_RAY)
+    except (ImportError, AttributeError):
+        return {}
+    found: dict[str, int] = read(timeout=timeout_s)
+    return found

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from shoal.serving.status import (
         BackendStatus,
         EndpointStatus,
+        ModelServerStatus,
         ReplicaStatus,
         ShadowStatus,
         Status,
@@ -160,6 +161,15 @@ def _of_controller(status: Status, starts: Mapping[str, StartTimes]) -> Iterator
     yield _histogram("replica_start_seconds", "Start time of a replica.", ("backend",), times)
     yield from metrics(("backend", "replica"), replicas, _OF_REPLICAS)
     yield from metrics(("endpoint", "backend"), shadows, _OF_SHADOWS)
+    if (model_server := status.model_server) is not None:
+        yield from metrics((), [((), model_server)], _OF_MODEL_SERVER)
+        yield _family(
+            COUNTER,
+            "model_server_refused_connections",
+            "Connections that are not of an ingress, by reason.",
+            ("reason",),
+            (((reason,), count) for reason, count in model_server.refused.items()),
+        )
 
 
 def metrics(
@@ -291,6 +301,15 @@ _OF_LISTENERS: Final[Rows[ConnectionTotals]] = (
     (COUNTER, "accepted_connections", "Accepted connections.", lambda c: c.accepted),
     (COUNTER, "received_bytes", "Received bytes.", lambda c: c.received),
     (COUNTER, "sent_bytes", "Bytes that went out.", lambda c: c.sent),
+)
+
+_OF_MODEL_SERVER: Final[Rows[ModelServerStatus]] = (
+    (GAUGE, "model_server_connections", "Connected ingresses.", lambda m: m.connections),
+    (COUNTER, "model_server_accepted_connections", "Accepted connections.", lambda m: m.accepted),
+    (COUNTER, "model_server_messages", "Messages with requests.", lambda m: m.messages),
+    (COUNTER, "model_server_requests", "Requests in messages.", lambda m: m.requests),
+    (COUNTER, "model_server_received_bytes", "Received bytes.", lambda m: m.received_bytes),
+    (COUNTER, "model_server_sent_bytes", "Sent bytes.", lambda m: m.sent_bytes),
 )
 
 _OF_REPLICAS: Final[Rows[ReplicaStatus]] = (

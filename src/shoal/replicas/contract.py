@@ -97,6 +97,13 @@ class Replica(ABC):
     it is None, such calls are refused.
     """
 
+    on_leaving: Callable[[str], object] | None = None
+    """Replaces the replica without a loss of work, for the given reason: its machine will stop.
+
+    The replica works until another one is ready in its place. Calls before it is ready, and further
+    calls, have no effect.
+    """
+
     def __init__(self, blueprint: Blueprint) -> None:
         self.blueprint = blueprint
 

@@ -17,7 +17,7 @@ from shoal.core.options.checks import mapping, more_than_0, one_of, whole
 from shoal.core.options.option import check_options, option, options_of, record_of, table
 from shoal.failures.held import held
 from shoal.replicas.code.definition import imported, qualified_name, split_import_path
-from shoal.replicas.ray_options import checked_ray_options
+from shoal.replicas.ray_options import check_fits_bundle, checked_ray_options, with_defaults
 
 if TYPE_CHECKING:
     from shoal.replicas.contract import Placement
@@ -137,6 +137,7 @@ class RayOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        check_fits_bundle(with_defaults(self.ray_options, self.gpus))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +215,7 @@ def check_placement_options(
                 f"{name} is for placement={' or '.join(map(repr, places))}, and has no effect with "
                 f"placement={placement!r}; leave it out"
             )
+    BUILT_IN[placement].options(**by_name)  # checks that they fit together
     if own:
         taken = options_of(BUILT_IN[placement].options)
         names = f": {', '.join(taken)}" if taken else ""

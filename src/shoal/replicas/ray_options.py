@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.core.options.checks import mapping, named_values, number, yes_or_no
+from shoal.core.options.checks import mapping, named_values, number, one_of, yes_or_no
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +31,9 @@ _SHOALS: Final = frozenset(
     }
 )
 _STRATEGIES: Final = ("DEFAULT", "SPREAD")
+BUNDLES: Final = "placement_group_bundles"
+GROUP_STRATEGY: Final = "placement_group_strategy"
+_GROUP_STRATEGIES: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 # Resources with an option of their own.
 _OF_OPTIONS: Final = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
@@ -68,6 +71,22 @@ def _strategy(name: str, value: Any) -> None:
         )
 
 
+def _bundles(name: str, value: Any) -> None:
+    _list(name, value)
+    for index, bundle in enumerate(value):
+        amounts = named_values(f"{name}[{index}]", bundle, "CPU")
+        for resource, amount in amounts.items():
+            _amount(f"{resource!r} in {name}[{index}]", amount)
+        if not any(amounts.values()):
+            raise ValueError(f"{name}[{index}] must have a resource, such as {{'CPU': 1}}")
+    if not value:
+        raise ValueError(f"{name} must have at least one bundle, such as {{'CPU': 1}}")
+
+
+def _group_strategy(name: str, value: Any) -> None:
+    one_of(name, value, _GROUP_STRATEGIES)
+
+
 def _text(name: str, value: Any) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{name} must be text, not {value!r}")
@@ -90,6 +109,9 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], object]]] = {
     "scheduling_strategy": _strategy,
     "runtime_env": partial(mapping, form='{"pip": ["torch"]}'),
     "enable_task_events": yes_or_no,
+    # As in Ray Serve: a placement group for each replica. Its actor is in the first bundle.
+    BUNDLES: _bundles,
+    GROUP_STRATEGY: _group_strategy,
 }
 
 
@@ -104,4 +126,38 @@ def checked_ray_options(name: str, value: Any) -> dict[str, Any]:
             raise ValueError(f"{name} has no {key!r}; it has {', '.join(_CHECKS)}")
         if given is not None:
             check(f"{key} in {name}", given)
+    if options.get(BUNDLES) is None:
+        if options.get(GROUP_STRATEGY) is not None:
+            raise ValueError(f"{GROUP_STRATEGY} in {name} has no effect without {BUNDLES}")
+    elif options.get("scheduling_strategy") is not None:
+        raise ValueError(
+            f"{name} can't have both {BUNDLES} and scheduling_strategy; {GROUP_STRATEGY} places "
+            "the bundles"
+        )
     return options
+
+
+def with_defaults(ray_options: Mapping[str, Any], gpus: float | None) -> dict[str, Any]:
+    """Returns the Ray options of a backend, with Shoal's defaults and the backend's `gpus`."""
+    options = dict(ray_options)
+    # As in Ray Serve, so that Ray spreads replicas out.
+    options.setdefault("num_cpus", 1)
+    if gpus is not None:
+        options["num_gpus"] = gpus
+    return options
+
+
+def check_fits_bundle(options: Mapping[str, Any]) -> None:
+    """Checks that a replica's actor, with these Ray options, fits into the first bundle."""
+    bundles = options.get(BUNDLES)
+    if bundles is None:
+        return
+    needed = {resource: options.get(name) or 0 for resource, name in _OF_OPTIONS.items()}
+    needed |= options.get("resources") or {}
+    for resource, amount in needed.items():
+        if amount > bundles[0].get(resource, 0):
+            setting = _OF_OPTIONS.get(resource, "resources")
+            raise ValueError(
+                f"the first of {BUNDLES} must have at least {amount:g} {resource!r} for the "
+                f"replica's own actor, not {bundles[0]!r}; see {setting}"
+            )

@@ -39,6 +39,7 @@ from shoal.replicas.placements import (
 )
 from shoal.serving.backend_options import (
     MOST_REMOTE,
+    MOST_REMOTE_CALLS,
     NAMES,
     SERVED_DEFAULTS,
     BackendKeywords,
@@ -257,7 +258,7 @@ class BackendConfig:
             ValueError: An option is only for code that takes lists.
         """
         if self.is_remote:  # what waits here would not count for the batches over there
-            return math.inf
+            return MOST_REMOTE_CALLS
         options = self._fitted(batched)
         most = self.max_ongoing_requests
         is_given = "max_concurrent_batches" in options

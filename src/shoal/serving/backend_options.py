@@ -226,11 +226,14 @@ def one_at_a_time(batching: Mapping[str, Any]) -> dict[str, Any]:
 MOST_REMOTE: Final = 64
 """The most items in one message to a model server, which forms the batches."""
 
+MOST_REMOTE_CALLS: Final = 4000
+"""The most messages under way to one model server, which takes 4,096, with health checks."""
+
 _OF_MODEL_SERVERS: Final = frozenset(
     {
         *("num_replicas", "autoscaling", "max_ongoing_requests", "max_concurrent_batches"),
         *("max_batches_per_replica", "models", "sticky_load_factor", "isolate_errors", "limit"),
-        *("user_config", "open", "bucket_by", "policy", "adaptive"),
+        *("user_config", "open", "bucket_by", "policy", "adaptive", "fill", "streams"),
     }
 )
 """Options that the server has which runs the code, beside those that shape batches."""

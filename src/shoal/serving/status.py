@@ -159,6 +159,30 @@ class EndpointStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelServerStatus:
+    """The address for other Shoal servers (``--model-server``), and what has arrived there.
+
+    Attributes:
+        connections: The number of open connections.
+        accepted: The number of connections that were accepted, before their handshake.
+        refused: The number of refused connections by reason: ``"token"``, ``"version"``,
+            ``"not shoal"``, ``"timeout"``, ``"broken"`` (the connection, or TLS), ``"too many"``.
+        messages: The number of messages with requests.
+        requests: The number of requests in them.
+        received_bytes: The bytes received after handshakes, without TLS's own.
+        sent_bytes: The bytes sent after handshakes, without TLS's own.
+    """
+
+    connections: int
+    accepted: int
+    refused: Mapping[str, int]
+    messages: int
+    requests: int
+    received_bytes: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """The status of a controller.
 
@@ -167,8 +191,10 @@ class Status:
         endpoints: The status of each endpoint, by name.
         gpus: The GPUs that the server may use, by their names in ``CUDA_VISIBLE_DEVICES``: those
             that NVML reports, and those that are given to replicas.
+        model_server: Its address for other Shoal servers; None without one.
     """
 
     backends: Mapping[str, BackendStatus] = field(default_factory=dict[str, BackendStatus])
     endpoints: Mapping[str, EndpointStatus] = field(default_factory=dict[str, EndpointStatus])
     gpus: Mapping[str, GpuStatus] = field(default_factory=dict[str, GpuStatus])
+    model_server: ModelServerStatus | None = None

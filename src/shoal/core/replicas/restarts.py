@@ -22,7 +22,7 @@ from typing import Final
 
 # The longest wait after a first failure, and after many, in seconds; it doubles in between.
 _INITIAL_S: Final = 0.1
-_MAX_S: Final = 30.0
+LONGEST_S: Final = 30.0
 # How long a replica must have been ready for its death to count as a first failure, in seconds.
 _RESET_AFTER_S: Final = 10.0
 # How many starts must fail in a row to open the circuit.
@@ -31,6 +31,7 @@ _OPEN_AFTER: Final = 3
 
 class Restarts:
     def __init__(self) -> None:
+        self.longest_s = LONGEST_S
         # When the next replica may be started, on the clock of the arguments.
         self.next_at = -math.inf
         self._failures = 0
@@ -80,4 +81,4 @@ class Restarts:
         # The exponent is limited to avoid an overflow; the maximum wait is reached long before.
         growth = 2.0 ** min(self._failures, 64)
         self._failures += 1
-        self.next_at = now + point * min(_MAX_S, _INITIAL_S * growth)
+        self.next_at = now + point * min(self.longest_s, _INITIAL_S * growth)

@@ -1,7 +1,7 @@
 """The application's own pages: under ``/-/``, and at ``/`` if nothing else is there.
 
 ========================  ==========================================================================
-``/-/healthz``            200 while the process answers at all
+``/-/healthz``            200 while the process answers at all, and has not lost Ray for long
 ``/-/readyz``             200 while every backend can take calls and nothing drains, else 503; with
                           the state of each endpoint
 ``/-/metrics``            the metrics, for Prometheus
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import orjson
 
 from shoal.asgi.extensions import SERVER
+from shoal.errors import ReplicaNotStarted
 from shoal.http.app.lifespan import unwrapped
 from shoal.http.dashboard.dashboard import DASHBOARD, Dashboard
 from shoal.http.openapi.served import Documented, ServedEndpoint, text_of
@@ -132,6 +133,14 @@ class Pages:
         return None if self._controller is None else self._controller.status_now()
 
     async def _answer_alive(self, exchange: Exchange) -> None:
+        controller = self._controller
+        if controller is not None:
+            for tag, backend in controller.backends.items():
+                failure = backend.supervisor.failures.last
+                if isinstance(failure, ReplicaNotStarted) and failure.needs_restart:
+                    body = orjson.dumps({"status": f"lost: the backend {tag} can't reach Ray"})
+                    await exchange.answer(503, JSON, body, FRESH)
+                    return
         await exchange.answer(200, JSON, b'{"status":"alive"}', FRESH)
 
     async def _answer_ready(self, exchange: Exchange) -> None:

@@ -130,13 +130,13 @@ class Instance:
         loaded = definition.load()
         definition.check_loaded(loaded)
         if inspect.isclass(loaded):
-            self._target: Any = copy_context().run(definition.instantiated, loaded)
+            self.target: Any = copy_context().run(definition.instantiated, loaded)
         else:
-            self._target = loaded
+            self.target = loaded
         self.handlers: dict[str, Handler] = {}
         methods: dict[str, Method] = {}
-        forms_batches = _forms_batches(self._target)
-        for name, function in _methods(self._target):
+        forms_batches = _forms_batches(self.target)
+        for name, function in _methods(self.target):
             handler, batched = _adapted(name, function, definition)
             if handler is not None:
                 self.handlers[name] = handler
@@ -145,7 +145,7 @@ class Instance:
                 opened = _open_signature(handler, definition.signature)
                 methods[name] = Method(name, signature, handler.streams, batched, gathers, opened)
         if any(method.gathers for method in methods.values()):
-            for face in _own_batchers(self._target):
+            for face in _own_batchers(self.target):
                 face.warn_if_unreachable()
         self.description = Description(
             methods,
@@ -155,11 +155,11 @@ class Instance:
 
     @held
     def hook(self, name: str) -> Callable[..., Any] | None:
-        if inspect.isroutine(self._target):
+        if inspect.isroutine(self.target):
             return None
-        hook = getattr(self._target, name, None)
+        hook = getattr(self.target, name, None)
         if not callable(hook) and name in _RAYS:
-            hook = getattr(self._target, _RAYS[name], None)
+            hook = getattr(self.target, _RAYS[name], None)
         return hook if callable(hook) else None
 
     @held

@@ -138,7 +138,7 @@ class Conversation:
                 taken += 1
                 if taken == STEPS_AHEAD // 2 and not call.is_over:
                     credit = packed(taken)
-                    self.data.send(self.codec.frame(FrameKind.CREDIT, call.id, credit))
+                    self.data.send_soon(self.codec.frame(FrameKind.CREDIT, call.id, credit))
                     taken = 0
         finally:
             await self._leave(call, FrameKind.STREAM)

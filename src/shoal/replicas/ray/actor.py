@@ -45,6 +45,7 @@ from shoal.replicas.process.wire.frames import Frame, FrameKind
 from shoal.replicas.process.wire.messages import EMPTY, Message
 from shoal.replicas.process.wire.start import Defaults, sendable
 from shoal.replicas.ray.async_code import AsyncActorWork, AsyncSteps, CodeEnded, as_exceptions
+from shoal.replicas.ray.shards import Shards
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
@@ -108,6 +109,7 @@ class ReplicaActor:
         self._channel.clock_offset = self._clock_offset
         self._methods: dict[str, _Method] = {}
         self._instance: Any = None
+        self._shards: Shards | None = None
         self._lock = threading.Lock()
         self._works: dict[int, AsyncActorWork] = {}
         # A cancellation may overtake its call, since Ray may have to fetch the call's items.
@@ -116,15 +118,17 @@ class ReplicaActor:
     def __repr__(self) -> str:
         return self._identity.replica  # Ray prefixes the actor's output with it
 
-    def ping(self) -> None:
-        """Returns at once."""
+    def ping(self) -> str:
+        """Returns at once, with the id of the actor's node."""
+        node: str = import_module("ray").get_runtime_context().get_node_id()
+        return node
 
     def lifeline(self) -> None:
         """Never returns; the call fails when the actor dies."""
         threading.Event().wait()
 
     def ending(self) -> Ending:
-        """Returns when a batched function of the code has raised an error that ends processes."""
+        """Returns when the replica must end, although no call of the program says so."""
         return self._end.result()
 
     def send(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> None:
@@ -158,6 +162,8 @@ class ReplicaActor:
                 if user_config is not None:
                     self._reconfigure(user_config)
                 self._call_hook("warm_up")
+            if import_module("ray").util.get_current_placement_group() is not None:
+                self._shards = Shards(instance.target, self._shard_has_died)
         except BaseException as error:
             return None, _sendable(error)
         return sendable(instance.description), None
@@ -175,7 +181,7 @@ class ReplicaActor:
                     results = self._portal.call(work.results, found.handler, items)
                 return found.slots_of(items, results), None
         except BaseException as error:
-            return None, _convert_error(error)
+            return None, self._convert_error(error)
 
     def steps(self, load: Load) -> Generator[Answer]:
         """Runs a generator method, until its end or until it is cancelled."""
@@ -197,7 +203,7 @@ class ReplicaActor:
         except GeneratorExit:
             raise
         except BaseException as error:
-            yield None, _convert_error(error)
+            yield None, self._convert_error(error)
 
     def cancel(self, call: int) -> None:
         """Cancels a call by its number: async code at once, generators after their current step."""
@@ -222,7 +228,7 @@ class ReplicaActor:
             with self._code_context():
                 return function(), None
         except BaseException as error:
-            return None, _convert_error(error)
+            return None, self._convert_error(error)
 
     def close(self) -> Answer:
         try:
@@ -257,11 +263,26 @@ class ReplicaActor:
 
     def _convert_batch_error(self, error: BaseException) -> Exception:
         # Any call may wait for the batch, and may not pass the error on.
-        if not self._end.done():
-            self._end.set_result(_ending(error))
+        self._must_end(_ending(error))
         ended = CodeEnded()
         ended.__cause__ = error
         return ended
+
+    def _shard_has_died(self, how: str) -> None:
+        self._must_end(Ending(how))
+
+    def _must_end(self, ending: Ending) -> None:
+        with self._lock:
+            if not self._end.done():
+                self._end.set_result(ending)
+
+    def _convert_error(self, error: BaseException) -> ErrorAsData | Ending:
+        """Converts an error of the code, after it was ready, to a response."""
+        error = _of_the_code(error)
+        if ends_the_program(error):
+            return _ending(error)
+        how = None if self._shards is None else self._shards.explain(error)
+        return _sendable(error) if how is None else Ending(how)
 
     @contextmanager
     def _code_context(
@@ -324,12 +345,6 @@ async def _instantiated(definition: Definition) -> Instance:
 async def _awaited(awaitable: Any) -> Any:
     with as_exceptions():
         return await awaitable
-
-
-def _convert_error(error: BaseException) -> ErrorAsData | Ending:
-    """Converts an error of the code, after it was ready, to a response."""
-    error = _of_the_code(error)
-    return _ending(error) if ends_the_program(error) else _sendable(error)
 
 
 def _ending(error: BaseException) -> Ending:

@@ -1,4 +1,4 @@
-"""The use of Ray: joins a cluster, creates actors, and converts Ray's errors.
+"""The use of Ray: joins a cluster, and converts Ray's errors.
 
 A process has one connection to Ray. The first replica opens it, and it stays open until the process
 ends. `ray.init` must not run in the main thread: there it installs its own SIGTERM handler, and a
@@ -8,47 +8,29 @@ server would no longer shut down gracefully.
 from __future__ import annotations
 
 import logging
+import math
 import os
-import secrets
 import socket
 import threading
 import time
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio.to_thread
 
 from shoal.core.extras import needing
 from shoal.errors import HandlerFailed, Overloaded, WrongResultType
+from shoal.loops.private import draining_nodes_of_ray
 
 with needing("placement='ray'", "ray"):
     ray: Any = import_module("ray")
 
-from shoal.replicas.placements import RayOptions
-from shoal.replicas.ray.actor import CONTROL, GROUPS, WORK_THREADS, ReplicaActor
-
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
-    from concurrent.futures import Future
-
-    from shoal.replicas.contract import Blueprint
-    from shoal.replicas.ray.actor import Ending
 
 logger: Final = logging.getLogger("shoal.replicas")
-
-# The options of every actor: Shoal's supervisor restarts replicas and retries work, and actors must
-# not outlive the program.
-_OURS: Final[Mapping[str, Any]] = {
-    "max_restarts": 0,
-    "max_task_retries": 0,
-    "max_concurrency": WORK_THREADS,
-    "lifetime": "non_detached",
-}
-
-# Options that decide where there is a place for an actor.
-_ASKED: Final = ("num_cpus", "num_gpus", "memory", "resources", "scheduling_strategy")
 
 # From this size on, a thread copies what is sent, because copying would block the event loop.
 _LARGE_BYTES: Final = 1_000_000
@@ -61,8 +43,6 @@ _LOOKED_AT: Final = (0, 8, 16, 256)
 _TEXTS: Final = frozenset({str, bytes})
 _SMALL: Final = frozenset({int, float, bool, type(None)})
 
-_MOST_SHOWN: Final = 8
-
 # Ray ends the process if the GCS, its head service, is away for longer than this variable says: by
 # default 60 s. The endpoints that don't use Ray would end too.
 _GCS_TIMEOUT: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
@@ -73,6 +53,10 @@ _TURN_S: Final = 60.0
 
 # How long the head node may take to accept a connection.
 _HEAD_S: Final = 5.0
+
+# How long the GCS may take to say which nodes it drains, and how long replicas share the answer.
+_GCS_S: Final = 2.0
+_FRESH_S: Final = 1.0
 
 # How long the actors of a dead node's program may take to end, before it connects again.
 _ALL_GONE_S: Final = 10.0
@@ -86,7 +70,7 @@ _users: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 
 @contextmanager
-def _my_turn(limit_s: float = _TURN_S) -> Generator[None]:
+def my_turn(limit_s: float = _TURN_S) -> Generator[None]:
     if not _turn.acquire(timeout=limit_s):
         raise TimeoutError("Ray has not answered an earlier call; is its head node running?")
     try:
@@ -119,30 +103,69 @@ def end_use(user: object) -> None:
     _users.discard(user)
 
 
+class _Loss:
+    """Since when this process has no Ray node, although it had one; None while it has one."""
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+
+
+_loss: Final = _Loss()
+
+
+def lost_for_s() -> float:
+    """Returns how long this process has been unable to connect to Ray again."""
+    return 0.0 if _loss.since is None else time.monotonic() - _loss.since
+
+
 def join(user: object) -> None:
     """Connects this process to Ray, unless it is connected. It blocks.
 
     The connection stays open while it has users. It is lost when the Ray node of this process dies;
     Ray ends its actors on all nodes then, and this connects again.
     """
-    with _my_turn():
+    with my_turn():
         if ray.is_initialized() and _has_lost_node():
             logger.warning("the Ray node of this program has died; connecting to Ray again")
+            _loss.since = _loss.since or time.monotonic()
             _disconnect()
         if not ray.is_initialized():
             _connect()
+        _loss.since = None
         begin_use(user)
 
 
 def has_lost_node() -> bool:
     """Returns whether the Ray node of this process has died. It blocks."""
-    with _my_turn():
+    with my_turn():
         return _has_lost_node()
 
 
 def _has_lost_node() -> bool:
     own = ray.get_runtime_context().get_node_id()
     return not any(node["NodeID"] == own and node["Alive"] for node in ray.nodes())
+
+
+class _Draining:
+    """The nodes that Ray is draining, as last read."""
+
+    def __init__(self) -> None:
+        self.nodes: Mapping[str, int] = {}
+        self.read_at = -math.inf
+
+
+_draining: Final = _Draining()
+
+
+def draining_nodes() -> Mapping[str, int]:
+    """Returns the nodes that Ray is draining, each with its deadline in ms, or 0. It may block."""
+    now = time.monotonic()
+    if now - _draining.read_at > _FRESH_S:
+        # Without an answer, or while another thread asks the GCS, the last one counts.
+        with suppress(Exception), my_turn(0.0):
+            _draining.read_at = now
+            _draining.nodes = draining_nodes_of_ray(_GCS_S) if ray.is_initialized() else {}
+    return _draining.nodes
 
 
 def _check_is_direct(is_client: bool) -> None:
@@ -169,64 +192,6 @@ def _disconnect() -> None:
             raise TimeoutError("the Ray node of this program has died, and Ray has not ended all")
         time.sleep(0.05)
     ray.shutdown()
-
-
-def actor_options(blueprint: Blueprint) -> dict[str, Any]:
-    """Returns the Ray options of a replica's actor."""
-    options = RayOptions(**blueprint.placement_options)
-    given = dict(options.ray_options)
-    # As in Ray Serve, so that Ray spreads replicas out.
-    given.setdefault("num_cpus", 1)
-    if options.gpus is not None:
-        given["num_gpus"] = options.gpus
-    if options.env:
-        runtime_env = dict(given.get("runtime_env") or {})
-        runtime_env["env_vars"] = {**(runtime_env.get("env_vars") or {}), **options.env}
-        given["runtime_env"] = runtime_env
-    # Programs may share a namespace of Ray's, where names are unique.
-    name = f"{blueprint.identity.replica} {secrets.token_hex(4)}"
-    return {**given, **_OURS, "name": name}
-
-
-def asked_of_ray(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the resources that an actor requests from the cluster, for messages."""
-    return {name: options[name] for name in _ASKED if name in options}
-
-
-class NewActor(NamedTuple):
-    """An actor that was requested from Ray, and the first calls of its methods."""
-
-    handle: Any
-    lifeline: Future[None]
-    ending: Future[Ending]
-    ready: Future[None]
-
-
-def new_actor(blueprint: Blueprint, loop: str) -> NewActor:
-    """Requests an actor from Ray. It may block."""
-    options = actor_options(blueprint)
-    actor_class: Any = ray.remote(concurrency_groups=dict(GROUPS))(ReplicaActor)
-    with _my_turn():
-        handle = actor_class.options(**options).remote(tuple(blueprint.identity), loop)
-        return NewActor(
-            handle,
-            handle.lifeline.options(concurrency_group=CONTROL).remote().future(),
-            handle.ending.options(concurrency_group=CONTROL).remote().future(),
-            handle.ping.options(concurrency_group=CONTROL).remote().future(),
-        )
-
-
-def free_resources() -> str:
-    """Returns the cluster's free resources, for messages. It blocks."""
-    with _my_turn():
-        free: Mapping[str, float] = ray.available_resources()
-        there: Mapping[str, float] = ray.cluster_resources()
-    shown = [
-        f"{free.get(name, 0.0):g} of {number:g} {name}"
-        for name, number in sorted(there.items())
-        if ":" not in name and not name.endswith("memory")
-    ]
-    return f"these are free: {', '.join(shown[:_MOST_SHOWN])}" if shown else "none are free"
 
 
 def death_of(error: BaseException) -> str | None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from shoal.replicas.ray.actor import Answer, RayFrame
-    from shoal.replicas.ray.cluster import NewActor
+    from shoal.replicas.ray.placing import NewActor
     from shoal.replicas.threads import Soon
 
 # How many steps of a stream an actor runs before they are fetched.
@@ -132,13 +132,14 @@ class Link:
         self._is_gone = anyio.Event()
         self._waiting: set[anyio.Event] = set()
 
-    async def attach(self, actor: NewActor, soon: Soon) -> None:
-        """Connects to an actor, and waits until Ray has placed it and it responds."""
+    async def attach(self, actor: NewActor, soon: Soon) -> str:
+        """Connects to an actor, waits until Ray has placed it, and returns the id of its node."""
         self._actor, self._soon = actor.handle, soon
         actor.lifeline.add_done_callback(partial(soon, self._has_gone))
         actor.ending.add_done_callback(partial(soon, self._is_to_end))
         await self._wait(self._when_done(actor.ready))
-        self._value(actor.ready)
+        node: str = self._value(actor.ready)
+        return node
 
     async def ask(self, name: str, *args: Any, group: str | None = None) -> Any:
         """Calls a method of the actor; if this is cancelled, the actor keeps running the call."""

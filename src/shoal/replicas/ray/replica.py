@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -40,16 +40,21 @@ from shoal.replicas.process.wire.errors import slots_as_exceptions
 from shoal.replicas.process.wire.start import received
 from shoal.replicas.ray.actor import HOOKS, RayFrame
 from shoal.replicas.ray.cluster import (
-    actor_options,
-    asked_of_ray,
+    draining_nodes,
     end_use,
-    free_resources,
     has_lost_node,
     join,
-    new_actor,
+    lost_for_s,
     put_if_large,
 )
 from shoal.replicas.ray.link import Link
+from shoal.replicas.ray.placing import (
+    ReplicaGroup,
+    actor_options,
+    asked_of_ray,
+    free_resources,
+    new_actor,
+)
 from shoal.replicas.scopes import Beside
 from shoal.replicas.threads import loop_of_caller
 
@@ -67,6 +72,10 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("shoal.replicas")
 # How long Ray may take to place an actor before the log says that it waits.
 _PATIENCE_S: Final = 10.0
+# How often it looks whether its node is being drained.
+_LOOK_PERIOD_S: Final = 2.0
+# How long the program may be without a Ray node before it fails its liveness check.
+_LOST_S: Final = 60.0
 # How long Ray may take to say what it has free.
 _ROOM_S: Final = 2.0
 
@@ -115,6 +124,7 @@ class RayReplica(Replica):
         self._starting = anyio.CancelScope()
         self._calls_out = CallsOut(self._link)
         self._beside = Beside()
+        self._group = ReplicaGroup()
         # The current stage of the start, for messages, its limit, and the resources that Ray has
         # not given yet.
         self._doing = ""
@@ -140,6 +150,8 @@ class RayReplica(Replica):
         finally:
             link.finish("was stopped" if self._was_stopped else "was cancelled")
             await link.wait_gone()
+            if self._group.end():
+                await self._remove_group()
             end_use(link)
 
     def stop(self) -> None:
@@ -186,7 +198,8 @@ class RayReplica(Replica):
             if self._pending is not None:
                 why += await self._room()
         try:
-            raise ReplicaNotStarted(f"{self.tag} {why}") from cause
+            is_lost = lost_for_s() > _LOST_S
+            raise ReplicaNotStarted(f"{self.tag} {why}", needs_restart=is_lost) from cause
         finally:
             del cause  # its traceback holds this frame
 
@@ -201,13 +214,14 @@ class RayReplica(Replica):
         self._pending = asked
         place_timeout_s = RayOptions(**blueprint.placement_options).place_timeout_s
         self._limit("place_timeout_s", place_timeout_s)
-        make = partial(new_actor, blueprint, loop)
+        make = partial(new_actor, blueprint, loop, self._group)
         tasks.start_soon(self._beside.run, self._watch_wait)
         # If this is abandoned, nothing refers to the handle, and Ray ends such an actor.
         actor = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
-        await self._link.attach(actor, soon)
+        node = await self._link.attach(actor, soon)
         self._pending = None
         tasks.start_soon(self._beside.run, self._link.watch)
+        tasks.start_soon(self._beside.run, self._watch_nodes, node)
         self._doing = "its code was still starting"
         self._limit("start_timeout_s", blueprint.options.start_timeout_s)
         tasks.start_soon(self._beside.run, self._calls_out.run, self.on_call_out)
@@ -236,6 +250,23 @@ class RayReplica(Replica):
             if await anyio.to_thread.run_sync(has_lost_node, abandon_on_cancel=True):
                 self._link.finish("was lost: the Ray node of this program has died")
 
+    async def _watch_nodes(self, own: str) -> None:
+        """Has the replica replaced when Ray drains one of its nodes, which will then stop."""
+        nodes = {own}
+        has_all = False
+        while True:
+            await anyio.sleep(_LOOK_PERIOD_S)
+            if not has_all:
+                with suppress(OSError):  # the head node does not answer
+                    nodes |= await anyio.to_thread.run_sync(
+                        self._group.nodes, abandon_on_cancel=True
+                    )
+                    has_all = True
+            draining = await anyio.to_thread.run_sync(draining_nodes, abandon_on_cancel=True)
+            leaving = nodes & draining.keys()
+            if leaving and self.on_leaving is not None:
+                self.on_leaving(f"Ray is draining its node {min(leaving)}")
+
     async def _room(self) -> str:
         free: str | None = None
         with anyio.move_on_after(_ROOM_S):
@@ -249,6 +280,11 @@ class RayReplica(Replica):
             pass  # `serve` checks
         except Exception:
             logger.exception("%s: close() failed", self.tag)
+
+    async def _remove_group(self) -> None:
+        # The next replica may need its resources.
+        with anyio.move_on_after(self.blueprint.options.cancel_grace_s, shield=True):
+            await anyio.to_thread.run_sync(self._group.remove, abandon_on_cancel=True)
 
     async def _packed(self, method: str, items: list[Any]) -> tuple[int, Any]:
         """Returns the number of a new call, and what to send for it."""

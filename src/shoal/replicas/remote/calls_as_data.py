@@ -18,7 +18,7 @@ from shoal.replicas.process.wire.messages import Message, packed
 from shoal.replicas.process.wire.start import why_unsendable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _Metadata = tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]]
 
@@ -53,34 +53,28 @@ def packed_calls(method: str, items: list[Any]) -> Message:
     """Packs the calls of the running batch; raises a `TypeError` that names a wrong item."""
     batch = running_batch.get(None)
     requests = () if batch is None else batch.members
-    now = anyio.current_time()
-    left_s: list[float | None] = []
-    priorities: list[int | None] = []
-    metadata: list[_Metadata] = []
-    places: list[int] = []
-    known: dict[int, int] = {}
-    for request in requests:
-        options = request.options
-        deadline = None if options is None else options.deadline
-        left_s.append(None if deadline is None else deadline - now)
-        priorities.append(None if options is None else options.asked_priority)
-        given = NOTHING if options is None else options.metadata
-        # Calls through one handle share their metadata.
-        place = known.get(id(given))
-        if place is None:
-            place = known[id(given)] = len(metadata)
-            metadata.append(metadata_parts(given))
-        places.append(place)
+    options = [request.options for request in requests]
+    deadlines = [None if one is None else one.deadline for one in options]
+    priorities = [None if one is None else one.asked_priority for one in options]
+    given = [NOTHING if one is None else one.metadata for one in options]
+    # Calls through one handle share their metadata.
+    known = {id(one): one for one in given}
+    places = {one: place for place, one in enumerate(known)}
     calls = CallsAsData(
         method,
         items,
         None if batch is None else batch.trace,
-        left_s if any(one is not None for one in left_s) else None,
+        None if deadlines.count(None) == len(deadlines) else _left(deadlines),
         priorities if any(priorities) else None,
-        metadata,
-        places if len(metadata) > 1 else None,
+        [metadata_parts(one) for one in known.values()],
+        [places[id(one)] for one in given] if len(known) > 1 else None,
     )
     try:
         return packed(calls)
     except Exception as error:
         raise why_unsendable("item {nth} of the batch", items, error) from error
+
+
+def _left(deadlines: Sequence[float | None]) -> list[float | None]:
+    now = anyio.current_time()
+    return [None if one is None else one - now for one in deadlines]

@@ -44,6 +44,14 @@ _PROOF: Final = hashlib.sha256().digest_size
 _ACCEPTED, _REFUSED = b"\x01", b"\x00"
 
 
+class HandshakeRefused(NotAllowed):
+    """The `reason` is a word for metrics."""
+
+    def __init__(self, text: str, reason: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
 class _Greeting(NamedTuple):
     protocol: tuple[int, int]
     has_token: bool
@@ -94,7 +102,7 @@ async def greet_ingress(sock: Any, token: str | None, fingerprint: bytes) -> Non
     proof = await receive(sock, _PROOF)
     if not hmac.compare_digest(proof, _proof(token, b"ingress", *context)):
         await send_all(sock, _REFUSED + bytes(_PROOF))
-        raise NotAllowed("the client has another token")
+        raise HandshakeRefused("the client has another token", "token")
     await send_all(sock, _ACCEPTED + _proof(token, b"model server", *context))
 
 
@@ -107,22 +115,23 @@ def _greeting(token: str | None) -> bytes:
 def _read_greeting(data: bytes, who: str) -> _Greeting:
     magic, version, protocol, has_token, release, _ = _GREETING.unpack(data)
     if magic != _MAGIC:
-        raise NotAllowed(f"{who} does not speak the protocol of model servers")
+        raise HandshakeRefused(f"{who} does not speak the protocol of model servers", "not shoal")
     text = release.rstrip(b"\0").decode("ascii", "replace")
     return _Greeting((version, protocol), has_token, text, data)
 
 
 def _check_alike(other: _Greeting, token: str | None, who: str) -> None:
     if other.protocol != (_VERSION, PROTOCOL):
-        raise NotAllowed(
+        raise HandshakeRefused(
             f"{who} runs Shoal {other.version} with protocol {_dotted(other.protocol)}, and this "
             f"is Shoal {__version__} with protocol {_dotted((_VERSION, PROTOCOL))}; run the same "
-            "version on both"
+            "version on both",
+            "version",
         )
     if other.has_token is not (token is not None):
         whose = f"{who} has a token" if other.has_token else f"{who} has no token"
         here = "there is none here" if other.has_token else "there is one here"
-        raise NotAllowed(f"{whose}, and {here}; give both the same one")
+        raise HandshakeRefused(f"{whose}, and {here}; give both the same one", "token")
 
 
 def _dotted(protocol: tuple[int, int]) -> str:

@@ -316,7 +316,8 @@ class Backend:
         slots = max(1, self.supervisor.wanted) * config.slots(
             method.batched, gathers=method.gathers
         )
-        return {**options, "max_concurrent_batches": None if slots == math.inf else int(slots)}
+        has_limit = slots < math.inf and not config.is_remote  # then the pool has one
+        return {**options, "max_concurrent_batches": int(slots) if has_limit else None}
 
     def resize_batchers(self) -> None:
         """Fits ``max_concurrent_batches`` to the wanted number of replicas."""

@@ -19,7 +19,7 @@ from anyio.abc import TaskStatus
 
 from shoal.core.histogram import TIME_BOUNDS_S, Histogram
 from shoal.core.replicas.life import LifeState, ReplicaLife
-from shoal.core.replicas.restarts import Restarts
+from shoal.core.replicas.restarts import LONGEST_S, Restarts
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.failures.exceptions import goes_on
 from shoal.failures.held import held, shown
@@ -50,6 +50,9 @@ _STATUS: Final[dict[LifeState, ReplicaState]] = {
     LifeState.READY: "ready",
     LifeState.DRAINING: "draining",
 }
+
+_RECONNECT_S: Final = 2.0
+"""The longest pause before a model server is tried again: a start is only a connection then."""
 
 _MARGIN_S: Final = 5.0
 """How long a replica may take to end, beyond its ``cancel_grace_s``, before it is abandoned."""
@@ -304,6 +307,8 @@ class ReplicaFailures:
         if is_replaced or managed.ready_at is None:
             self.last = failure
         now = anyio.current_time()
+        is_remote = bool(managed.replica.blueprint.address)
+        self._restarts.longest_s = _RECONNECT_S if is_remote else LONGEST_S
         point = random.random()  # noqa: S311 - spreads restarts in time
         if managed.ready_at is not None:
             self.deaths += 1

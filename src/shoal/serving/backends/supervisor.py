@@ -81,6 +81,7 @@ class Supervisor:
         self._is_draining = self._is_ending = self._is_over = self._is_first_awaited = False
         # During a change: the replicas from before it, and why a new one failed.
         self._before_change: list[ManagedReplica] | None = None
+        self._logged: dict[str, str] = {}  # by the address of a model server
         self._lost: Exception | None = None
 
     def begin(self) -> None:
@@ -159,12 +160,18 @@ class Supervisor:
 
     def _batch_ended(self, member: PoolMember) -> None:
         managed = next((k for k in self.managed if k.member is member), None)
-        if managed is None or managed.is_worn_out or not managed.life.takes_work:
+        if managed is None or managed.is_worn_out:
             return
         if (reason := worn_out(member, self.config)) is not None:
-            logger.info("%s: is replaced, since it %s", managed.replica.tag, reason)
-            managed.is_worn_out = True
-            self._reconcile()
+            self._replace_one(managed, f"it {reason}")
+
+    def _replace_one(self, managed: ManagedReplica, reason: str) -> None:
+        """Starts a replica in the place of a ready one, which works until that one is ready."""
+        if managed.is_worn_out or not managed.life.takes_work:
+            return
+        logger.info("%s: is replaced, since %s", managed.replica.tag, reason)
+        managed.is_worn_out = True
+        self._reconcile()
 
     async def end(self, *, at_once: bool) -> None:
         self.wanted = 0
@@ -253,6 +260,7 @@ class Supervisor:
         taken = {managed.replica.blueprint.number for managed in same}
         number = next(number for number in count() if number not in taken)
         managed = ManagedReplica(self._made(number), self.config, self._version)
+        managed.replica.on_leaving = partial(self._replace_one, managed)
         self._number += 1
         self.managed.append(managed)
         delay_s = self.failures.starting()
@@ -314,6 +322,7 @@ class Supervisor:
     ) -> None:
         managed.ready_at = now = anyio.current_time()
         self.failures.ready(None if managed.began_at is None else now - managed.began_at)
+        self._logged.pop(managed.replica.blueprint.address, None)
         if not managed.life.is_leaving:
             managed.life.on("ready")
             self.description = self.description or description
@@ -345,13 +354,20 @@ class Supervisor:
             is_replaced = self.wanted > 0 and not managed.is_to_end
             self.failures.failed(managed, managed.failure, is_replaced=is_replaced)
             if not (self._is_first_awaited and self._none_started()):  # `first_ready` raises it
-                logger.error("%s: %s", managed.replica.tag, managed.failure)
+                self._log(managed)
             if self._before_change is not None and managed not in self._before_change:
                 self._lost = self._lost or managed.failure
             if self.failures.is_open and not self.ready():
                 self._pool.fail(managed.failure)
         self._reconcile()
         self._wake()
+
+    def _log(self, managed: ManagedReplica) -> None:
+        why, address = str(managed.failure), managed.replica.blueprint.address
+        if address and self._logged.get(address) == why:
+            return
+        self._logged[address] = why
+        logger.error("%s: %s", managed.replica.tag, managed.failure)
 
     def _none_started(self) -> bool:
         if anyio.current_time() < self.waits_until:

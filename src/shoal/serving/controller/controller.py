@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from shoal.serving.controller.journal import Declared, Program
     from shoal.serving.imports import ImportRule
     from shoal.serving.state_file import StateFile
+    from shoal.serving.status import ModelServerStatus
 
 
 class Controller(Client):
@@ -65,6 +66,8 @@ class Controller(Client):
         self.observers = Observers() if observers is None else observers
         self.url: str | None = None  # where it is served over HTTP
         self.is_draining = False
+        # Of its listener for other Shoal servers, if it has one.
+        self.model_server_status: Callable[[], ModelServerStatus | None] = lambda: None
         self._declarations = Journal(state, imports, program)
         self._declaring = anyio.Lock()
         self._lifetime = Lifetime(self._restore, self._drained, self._declarations.close)
@@ -305,6 +308,7 @@ class Controller(Client):
             backends={tag: backend.status() for tag, backend in self.backends.items()},
             endpoints={name: endpoint.status() for name, endpoint in self.endpoints.items()},
             gpus=self.devices.status(readings),
+            model_server=self.model_server_status(),
         )
 
     def endpoint(self, name: str) -> Endpoint:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from contextlib import AsyncExitStack, aclosing
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
+    from shoal.replicas.code.instance import Description
     from shoal.replicas.process.wire.frames import Frame
     from shoal.replicas.process.wire.messages import Message
     from shoal.replicas.remote.calls_as_data import CallsAsData
+    from shoal.serving.backend_config import BackendConfig
     from shoal.serving.backends.backend import Backend
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.controller import Controller
@@ -52,6 +55,15 @@ _WORK: Final = frozenset(
         FrameKind.HEALTH,
     }
 )
+
+
+class Traffic(NamedTuple):
+    """What a connection has received and sent; messages with requests only."""
+
+    messages: int = 0
+    requests: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
 
 
 class _Call:
@@ -77,6 +89,7 @@ class Ingress:
         self._backend: Backend | None = None
         self._tag = ""
         self._defaults: dict[str, Defaults] = {}
+        self._messages = self._requests = 0
         self._is_draining = False
         self._ended = anyio.Event()
         self._tasks: TaskGroup
@@ -94,6 +107,11 @@ class Ingress:
                 tasks.cancel_scope.cancel()
         finally:
             self._connection.close()
+
+    def traffic(self) -> Traffic:
+        return Traffic(
+            self._messages, self._requests, self._reader.total, self._connection.sent_bytes
+        )
 
     def drain(self) -> None:
         """Notifies the ingress that it should send no more; its calls go on."""
@@ -174,6 +192,7 @@ class Ingress:
             raise NoSuchName(f"it has no backend {tag!r}; it has: {there}")
         description = await backend.supervisor.described()
         self._backend = backend
+        description = _for_ingress(description, backend.config)
         methods = description.methods
         self._defaults = {name: Defaults(one.signature) for name, one in methods.items()}
         return packed(sendable(description))
@@ -229,7 +248,10 @@ class Ingress:
                         tasks.start_soon(steps.read, place, stream)
                 async with aclosing(steps.each()) as each:
                     async for step in each:
-                        self._send(FrameKind.PART, frame.id, _packed(calls.method, step))
+                        part = self._codec.frame(
+                            FrameKind.PART, frame.id, _packed(calls.method, step)
+                        )
+                        self._connection.send_soon(part)  # with those of other streams
                         call.credit -= 1
                         while call.credit <= 0:
                             call.has_credit = anyio.Event()
@@ -241,6 +263,8 @@ class Ingress:
             calls: CallsAsData = unpickled(frame.body, frame.buffers)
         except Exception as error:
             raise TypeError(f"the items can't be unpickled in the model server: {error}") from error
+        self._messages += 1
+        self._requests += len(calls.items)
         batcher = backend.method_batchers.get(calls.method)
         if batcher is None:
             try:
@@ -309,6 +333,22 @@ class _Steps:
             for has_room in self._has_room:
                 has_room.set()
             yield step
+
+
+def _for_ingress(description: Description, config: BackendConfig) -> Description:
+    """Lets each item for an open batch have a message of its own, and so an answer of its own."""
+    if config.fill == "closed":
+        return description
+    methods = {
+        name: replace(
+            method,
+            signature=method.open_signature or method.signature,
+            streams=config.streams,
+            batched=False,
+        )
+        for name, method in description.methods.items()
+    }
+    return replace(description, methods=methods)
 
 
 def _raise_common(outcomes: Sequence[Any]) -> None:

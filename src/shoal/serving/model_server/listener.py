@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
 from shoal.core.addresses import model_server_address
-from shoal.errors import NotAllowed
 from shoal.failures.exceptions import ungrouped
-from shoal.replicas.remote.handshake import HANDSHAKE_S, greet_ingress, token_in
+from shoal.replicas.remote.handshake import HANDSHAKE_S, HandshakeRefused, greet_ingress, token_in
 from shoal.replicas.remote.sockets import prepare
-from shoal.serving.model_server.ingress import Ingress
+from shoal.serving.model_server.ingress import Ingress, Traffic
+from shoal.serving.status import ModelServerStatus
 
 if TYPE_CHECKING:
     import socket
@@ -107,6 +108,10 @@ class ModelServerListener:
         self._token = token
         self._certificate = certificate
         self._unknown = 0
+        self._accepted = 0
+        self._refused: Counter[str] = Counter()
+        # What connections that have ended had received and sent.
+        self._past = Traffic()
         self._is_draining = False
         self._accepting = anyio.CancelScope()
         self.ingresses: set[Ingress] = set()
@@ -132,8 +137,22 @@ class ModelServerListener:
         with anyio.move_on_after(min(_LEAVING_S, graceful_timeout_s / 2)):
             await self.wait_alone()
 
+    def status(self) -> ModelServerStatus:
+        traffic = [self._past, *(ingress.traffic() for ingress in self.ingresses)]
+        messages, requests, received, sent = map(sum, zip(*traffic, strict=True))
+        return ModelServerStatus(
+            connections=len(self.ingresses),
+            accepted=self._accepted,
+            refused=dict(self._refused),
+            messages=messages,
+            requests=requests,
+            received_bytes=received,
+            sent_bytes=sent,
+        )
+
     async def run(self, controller: Controller) -> None:
         """Serves until it is cancelled; `drain` ends the accepting before."""
+        controller.model_server_status = self.status
         async with anyio.create_task_group() as connections:
             try:
                 with self._accepting:
@@ -173,7 +192,9 @@ class ModelServerListener:
                     await anyio.sleep(_RETRY_S)
                 continue
             name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a UNIX socket"
+            self._accepted += 1
             if self._unknown >= _MOST_UNKNOWN:
+                self._refused["too many"] += 1
                 logger.warning("%s: closed, since %d others are unknown", name, _MOST_UNKNOWN)
                 sock.close()
                 continue
@@ -198,6 +219,8 @@ class ModelServerListener:
             logger.exception("%s: its connection broke", name)
         finally:
             self.ingresses.discard(ingress)
+            past = zip(self._past, ingress.traffic(), strict=True)
+            self._past = Traffic(*map(sum, past))
             if self._is_draining and not self.ingresses:
                 self._is_alone.set()
             logger.info("%s is disconnected", name)
@@ -216,11 +239,14 @@ class ModelServerListener:
                     await sock.shake_hands()
                     fingerprint = self._certificate.fingerprint
                 await greet_ingress(sock, self._token, fingerprint)
-        except NotAllowed as error:
+        except HandshakeRefused as error:
+            self._refused[error.reason] += 1
             logger.warning("%s was refused: %s", name, error)
         except TimeoutError:
+            self._refused["timeout"] += 1
             logger.warning("%s was disconnected: no handshake within %g s", name, HANDSHAKE_S)
         except OSError as error:
+            self._refused["broken"] += 1
             logger.info("%s was disconnected in its handshake: %s", name, error)
         except BaseException:
             sock.close()

@@ -45,6 +45,7 @@ class FrameConnection(Generic[K]):
         self._pending: Callable[[], int] = getattr(sock, "pending", _none)
         # Whether the other end is gone, or this one was closed.
         self.is_closed = False
+        self.sent_bytes = 0
         self._socket = sock
         self._reader: FrameReader[K] = reader or FrameReader()
         # Called with the error when the input is not a frame or can't be handled; nothing is read
@@ -55,6 +56,8 @@ class FrameConnection(Generic[K]):
         self._end_reading: Callable[[], object] = _nothing
         # The unsent parts of frames.
         self._waiting: deque[list[Buffer]] = deque()
+        # Those of frames that `write` will send in the next pass.
+        self._gathered: list[Buffer] = []
         self._has_some = anyio.Event()
 
     @property
@@ -66,17 +69,27 @@ class FrameConnection(Generic[K]):
         """Sends a frame, at once or when the socket takes it. Its parts must not change."""
         if self.is_closed:
             return
+        if self._gathered:
+            frame = [*self._gathered, *frame]
+            self._gathered = []
         self._waiting.append(frame)
         if len(self._waiting) == 1:
             self._send_some()
             if self._waiting:
                 self._has_some.set()
 
+    def send_soon(self, frame: list[Buffer]) -> None:
+        """Sends a frame in the event loop's next pass, together with others."""
+        self._gathered += frame
+        self._has_some.set()
+
     async def write(self) -> None:
-        """Sends frames that could not be sent at once, until the connection is closed."""
+        """Sends frames that were not sent at once, until the connection is closed."""
         while not self.is_closed:
             await self._has_some.wait()
             self._has_some = anyio.Event()
+            if self._gathered:
+                self.send([])
             while self._waiting and not self.is_closed:
                 await anyio.wait_writable(self._socket)
                 self._send_some()
@@ -177,6 +190,7 @@ class FrameConnection(Generic[K]):
         self._end_reading()
         self._end_reading = _nothing  # breaks a reference cycle
         self._waiting.clear()
+        self._gathered.clear()
         self._reader.close()
         self._socket.close()
 
@@ -191,6 +205,7 @@ class FrameConnection(Generic[K]):
                 # The other end is gone. What it sent before can still be read.
                 self._waiting.clear()
                 return
+            self.sent_bytes += count
             rest = rest_of(parts, count)
             if rest:
                 self._waiting[0] = rest

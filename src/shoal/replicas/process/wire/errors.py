@@ -110,7 +110,8 @@ def slots_as_data(results: Any) -> Any:
 def check_may_leave(results: Any) -> None:
     """Raises a TypeError for a response that only the server's process can send."""
     responses: Any = sys.modules.get("starlette.responses")
-    if responses is None or type(results) not in (list, tuple):
+    # The last name in that module, which another thread may be importing.
+    if not hasattr(responses, "FileResponse") or type(results) not in (list, tuple):
         return
     for kind in kinds_of(results):
         if issubclass(kind, (responses.StreamingResponse, responses.FileResponse)):
@@ -125,7 +126,7 @@ def slots_as_exceptions(results: Any, where: str) -> Any:
     if not issubclass(type(results), list):
         return results
     slots: list[Any] = results
-    if not any(isinstance(slot, SlotError) for slot in slots):
+    if SlotError not in map(type, slots):
         return slots
     return [s.error.as_exception(where) if isinstance(s, SlotError) else s for s in slots]
 

@@ -1,0 +1,120 @@
+"""Replicas of several Ray actors: they start together or not at all, and end together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+import shoal
+from replicas.ray_cluster import MARKS, cluster_of
+from replicas.ray_shard_code import Sharded
+from shoal.serving.controller.controller import Controller
+from worker_processes import until
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+ray = pytest.importorskip("ray")
+
+pytestmark = [
+    *MARKS,
+    pytest.mark.slow,
+    pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True),
+]
+
+CONFIG: Any = {
+    "placement": "ray",
+    "ray_options": {"num_cpus": 0, "placement_group_bundles": [{"CPU": 1}, {"CPU": 1}]},
+    "max_batch_size": 4,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _on_three_cpus() -> Generator[None]:
+    """The cluster has room for one whole replica, and for one shard of another."""
+    with cluster_of(*[{"num_cpus": 1}] * 3):
+        yield
+
+
+def groups() -> list[str]:
+    """The states of the placement groups that there are."""
+    table: dict[str, Any] = ray.util.placement_group_table()
+    return sorted(one["state"] for one in table.values() if one["state"] != "REMOVED")
+
+
+async def test_one_replica_starts_wholly_and_the_other_waits_and_says_so(monkeypatch, caplog):
+    monkeypatch.setattr("shoal.replicas.ray.replica._PATIENCE_S", 0.5)
+    caplog.set_level(logging.WARNING, "shoal")
+    async with Controller() as controller, anyio.create_task_group() as tasks:
+        config = {**CONFIG, "num_replicas": 2}
+
+        async def create() -> None:
+            await controller.create_backend("b", Sharded, config=config)
+
+        def said() -> list[str]:
+            return [r.getMessage() for r in caplog.records if " waits: " in r.getMessage()]
+
+        def states() -> list[str]:
+            return sorted(one.state for one in controller.status_now().backends["b"].replicas)
+
+        tasks.start_soon(create)
+        await until(lambda: "b" in controller.backends and said())
+        waits = said()[-1]
+        assert waits.startswith("b#")
+        assert "has not placed its actor" in waits
+        assert "'placement_group_bundles': [{'CPU': 1}, {'CPU': 1}]" in waits
+        assert "1 of 3 CPU" in waits
+        assert await anyio.to_thread.run_sync(groups) == ["CREATED", "PENDING"]
+        assert states() == ["ready", "starting"]
+        await controller.create_endpoint("e", backend="b")
+        handle = await controller.get_handle("e")
+        assert await handle.call(1) == 3
+        # Nothing of the other replica keeps the CPUs.
+        await controller.scale_backend("b", 1)
+        await until(lambda: states() == ["ready"])
+        assert await anyio.to_thread.run_sync(groups) == ["CREATED"]
+        assert await handle.call(2) == 4
+    assert await anyio.to_thread.run_sync(groups) == []
+
+
+@pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "in a batch"])
+async def test_the_death_of_a_shard_ends_its_replica(is_idle):
+    async with Controller() as controller:
+        await controller.create_backend("b", Sharded, config=CONFIG)
+        await controller.create_endpoint("e", backend="b")
+        handle = await controller.get_handle("e")
+        [first, second] = await handle.options(method_name="where").call(0)
+        os.kill(second, signal.SIGKILL)
+        status = controller.status_now
+        if not is_idle:
+            with pytest.raises(shoal.errors.ReplicaDied, match=r"its actor Actor\(Shard, .* died"):
+                await handle.call(1)
+        await until(lambda: status().backends["b"].deaths == 1)
+        assert "its actor Actor(Shard, " in str(status().backends["b"].failure)
+        answer: int | None = None
+        while answer is None:
+            try:
+                answer = await handle.call(5)
+            except shoal.errors.ReplicaDied:
+                await anyio.sleep(0.1)
+        assert answer == 7
+        assert not {first, second} & {*await handle.options(method_name="where").call(0)}
+    assert await anyio.to_thread.run_sync(groups) == []
+
+
+async def test_a_group_whose_replica_did_not_start_is_removed():
+    async with Controller() as controller:
+        config = {
+            **CONFIG,
+            "ray_options": {"placement_group_bundles": [{"CPU": 1}] * 4},
+            "place_timeout_s": 0.5,
+        }
+        with pytest.raises(shoal.errors.ReplicaNotStarted, match="has not placed its actor"):
+            await controller.create_backend("b", Sharded, config=config)
+    assert await anyio.to_thread.run_sync(groups) == []
