@@ -74,12 +74,18 @@ def test_the_figures_are_those_of_the_table_of_figures():
         assert (ROOT / "benchmarks" / row["command"].split()[0]).exists()
 
 
-def test_pages_agree_on_the_cpu_time_of_a_request():
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*/*.md")]
-    said = re.compile(r"([\d,.]+)\s+µs\s+of\s+CPU(?!\s+for\s+an\s+item)")
-    on_pages = {figure for path in pages for figure in said.findall(path.read_text("utf-8"))}
-    rows = FIGURES["cpu_time_of_a_request"]["rows"]
-    assert on_pages == {row["microseconds"] for row in rows}
+def test_pages_agree_on_what_a_request_costs():
+    texts = [path.read_text("utf-8") for path in (ROOT / "docs").glob("*/*.md")]
+    cpu_time = re.compile(r"([\d,.]+)\s+µs\s+of\s+CPU(?!\s+for\s+an\s+item)")
+    pages = [text for text in [README, *texts] if cpu_time.search(text)]
+    rows = FIGURES["cost_of_a_request"]["rows"]
+    times = {row["microseconds"] for row in rows if "microseconds" in row}
+    rates = {row["requests_per_second"] for row in rows if "requests_per_second" in row}
+    assert {figure for page in pages for figure in cpu_time.findall(page)} == times
+    assert {
+        figure for page in pages for figure in re.findall(r"([\d,]+) requests/s", page)
+    } <= rates
+    assert {rate for rate in rates if not any(rate in page for page in pages)} == set()
     assert all((ROOT / "benchmarks" / row["command"].split()[0]).exists() for row in rows)
 
 
