@@ -103,7 +103,7 @@ def requests(url: str, body: str, clients: int, seconds: int) -> tuple[float, fl
     times = {
         percent: float(number) * units[unit]
         for percent, number, unit in re.findall(
-            r"^\s+(50|99)%\s+([\d.]+)([a-z]+)$", out, re.MULTILINE
+            r"^\s+(50|99)%\s+([\d.]+)([a-z]+) *$", out, re.MULTILINE
         )
     }
     return rate, times.get("50", math.nan), times.get("99", math.nan)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -50,7 +52,12 @@ async def test_a_variable_that_code_sets_holds_until_its_call_ends(
 
 
 @pytest.mark.parametrize("code", [Plain, Async])
-def test_a_variable_that_code_sets_holds_until_its_call_ends_in_an_actor(code: Any) -> None:
+def test_a_variable_that_code_sets_holds_until_its_call_ends_in_an_actor(
+    code: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Ray, in an actor without a placement group.
+    ray = SimpleNamespace(util=SimpleNamespace(get_current_placement_group=lambda: None))
+    monkeypatch.setitem(sys.modules, "ray", ray)
     actor = ReplicaActor(("code", "code#1"), "trio")
     assert actor.begin(Definition(code), {"version": 1})[1] is None
     for call in range(2):

@@ -33,7 +33,7 @@ CALLERS = 12
 @pytest.fixture(autouse=True)
 def restarts_wait_little(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """What is killed again and again would wait for half a minute each time."""
-    monkeypatch.setattr(restarts, "_MAX_S", 0.02)
+    monkeypatch.setattr(restarts, "LONGEST_S", 0.02)
     # The log of a test holds on to errors, and these to what they are about.
     caplog.set_level(logging.CRITICAL, logger="shoal")
 

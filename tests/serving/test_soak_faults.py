@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 @pytest.fixture(autouse=True)
 def restarts_wait_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is shot again and again would wait for half a minute each time."""
-    monkeypatch.setattr(restarts, "_MAX_S", 0.1)
+    monkeypatch.setattr(restarts, "LONGEST_S", 0.1)
 
 
 @pytest.fixture(autouse=True)
