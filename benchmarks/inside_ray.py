@@ -129,7 +129,7 @@ def compare(name: str, routes: dict[str, tuple[str, str]], rounds: int, seconds:
 
 @contextmanager
 def server(arguments: list[str], ready: str, variables: dict[str, str]) -> Generator[None]:
-    """Runs a server in a process of its own; `ready` is in the line that says that it serves."""
+    """Runs a server in a process of its own; it prints `ready` when it serves."""
     with subprocess.Popen(
         [sys.executable, *arguments],
         stdin=subprocess.PIPE,

@@ -347,6 +347,7 @@ class Supervisor:
 
     def _has_ended(self, managed: ManagedReplica) -> None:
         self.managed.remove(managed)
+        managed.replica.on_leaving = None  # a reference cycle, which only a collection would free
         self._devices.release(managed.replica.tag)
         if managed.member is not None:
             self._pool.withdraw(managed.member)
