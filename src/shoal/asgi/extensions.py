@@ -48,17 +48,13 @@ class ConnectionTotals(NamedTuple):
 
 
 class CountedConnections(Protocol):
-    async def refresh(self) -> None:
-        """Asks processes that have connections for their counts."""
-        ...
+    async def refresh(self) -> None: ...
 
     def totals(self) -> ConnectionTotals:
         """Returns the counts, which include open connections."""
         ...
 
-    def pids(self) -> Mapping[int, int]:
-        """Returns the worker processes that have connections, by their numbers."""
-        ...
+    def pids(self) -> Mapping[int, int]: ...
 
 
 class ConnectionCounts:

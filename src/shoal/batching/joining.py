@@ -49,7 +49,6 @@ class OpenQueue:
         self._counters = counters
 
     def joined(self, batch: Batch, requests: list[Request]) -> None:
-        """Counts requests that have joined a batch, and notifies the observers."""
         now = self.parking.now()
         self.occupancy.joined += len(requests)
         self.occupancy.note(now)

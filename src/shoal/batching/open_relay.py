@@ -149,7 +149,6 @@ class OpenRelay:
             self._joining.look_again()
 
     def put(self, number: int, chunk: Any) -> None:
-        """Puts an item into a stream, which must have room for it."""
         request = self._requests.get(number)
         if request is None:
             return  # its caller has left
@@ -214,7 +213,6 @@ class OpenRelay:
         self._joining.look_again()
 
     def queue_again(self) -> None:
-        """Queues the requests that the handler, which has ended, never got."""
         batch = self._joining.batch
         never_got = [
             request

@@ -177,7 +177,6 @@ class ServerView:
 
 
 def picture(view: ServerView, source: str, status: str, width: int, height: int | None) -> str:
-    """Returns the picture of a server; without a height it has no limit."""
     head = f"shoal top  {_cleaned(source, 60)}  {status}"
     state = view.state
     if state is None:

@@ -131,7 +131,6 @@ def _as_options(candidate: Candidate) -> str:
 
 
 def _without_batches(search: Search) -> list[str]:
-    """Returns advice if the handler gains nothing from batches."""
     if search.batching_helps:
         return []
     largest = max(search.run_times.runs_s)

@@ -34,11 +34,9 @@ class ModelServerAddress:
 
     @property
     def is_name(self) -> bool:
-        """Whether its host is a name, which may stand for several addresses."""
         return bool(self.host) and _ip(self.host) is None
 
     def at(self, host: str, port: int | None = None) -> ModelServerAddress:
-        """Returns the same address with another host, and perhaps another port."""
         return replace(self, host=host, port=self.port if port is None else port)
 
     def __str__(self) -> str:
@@ -74,7 +72,6 @@ def model_server_address(name: str, value: Any) -> ModelServerAddress:
 
 
 def checked_listening(name: str, value: Any) -> str:
-    """Checks the address at which a model server listens."""
     return str(model_server_address(name, value))
 
 
@@ -89,13 +86,11 @@ def checked_model_servers(name: str, value: Any) -> tuple[str, ...]:
 
 
 def addresses_in(text: str) -> list[ModelServerAddress]:
-    """Reads the addresses in a file: one a line; blank lines and comments (``#``) are skipped."""
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     return [model_server_address("a line of the file", line) for line in lines if line]
 
 
 def file_of(entry: str) -> str | None:
-    """Returns the path of an entry ``file:/PATH``; None if it is an address."""
     return entry.removeprefix("file:").removeprefix("//") if entry.startswith("file:") else None
 
 

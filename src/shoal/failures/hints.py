@@ -31,7 +31,6 @@ _PAGE: Final = "see the page 'Where your code runs'"
 
 
 def _message(error: BaseException) -> str:
-    """Returns the message of an error; nothing if it has none, or is no `Exception`."""
     args = error.args if isinstance(error, Exception) else ()
     # Not str(error), which may be code of the user's.
     return args[0] if len(args) == 1 and type(args[0]) is str else ""

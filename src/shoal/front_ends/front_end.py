@@ -138,7 +138,6 @@ class FrontEnd:
             self._incomplete -= size
 
     def _head(self, scope: Scope) -> tuple[int, Head | None]:
-        """Returns the number of a request's head, and the head unless it was sent before."""
         headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         key = (
             *(scope["type"], scope.get("method"), scope["http_version"], scope["scheme"]),
@@ -163,8 +162,6 @@ class FrontEnd:
 
 
 class PassedRequest:
-    """One request, until its response has ended here."""
-
     _is_over = False  # nothing more is expected from the server's process
     _waiter: Any = None  # of the task that relays the response
     _wants_waiter: Any = None  # of the task that forwards the client's messages
@@ -231,7 +228,6 @@ class PassedRequest:
     # The client's side.
 
     def _on_disconnect(self) -> None:
-        """Handles that the client is gone, or that its request is cut off."""
         if self._offered["is_cut_off"]():
             self._post("cut off")
         elif self._is_websocket:
@@ -261,7 +257,6 @@ class PassedRequest:
             self._parking.wake(self._wants_waiter)
 
     async def _pass_messages(self, receive: Receive, first: Message | None) -> None:
-        """Forwards the client's messages, as far as the application wants them."""
         while not self._is_over:
             while not self._wanted:
                 self._wants_waiter = self._parking.new_waiter()
@@ -322,7 +317,6 @@ class PassedRequest:
         await send({"type": f"{kind}.body", "body": body})
 
     def _count(self, size: int) -> None:
-        """Counts bytes that the client has taken, and reports them at intervals."""
         self._taken += size
         if self._taken >= _REPORTED:
             self._post("taken", self._taken)
@@ -337,7 +331,6 @@ class Decoders:
         self._decoders: dict[int, Decoder | None] = {}  # None while it is built
 
     def learn(self, key: tuple[str, str], number: int, description: bytes) -> None:
-        """Sets the decoder of requests; 0 for none."""
         self._numbers.pop(key, None)
         if not number:
             return
@@ -359,7 +352,6 @@ class Decoders:
         return 0 if decoder is None else min(decoder.most_bytes, _LONGEST_DECODED)
 
     def pickled_item(self, scope: Scope, body: bytes) -> tuple[int, bytes] | None:
-        """Returns the number of the decoder, and the item; None if the body can't be decoded."""
         decoder = self._decoder(scope)
         if decoder is None or not body:
             return None

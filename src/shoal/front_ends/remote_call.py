@@ -80,7 +80,6 @@ class RemoteCalls:
             self._start_task()
 
     def disconnected(self) -> None:
-        """Handles that the front end is gone, and all its clients with it."""
         self._is_over = True
         for call in tuple(self.running.values()):
             call.disconnected()
@@ -118,8 +117,6 @@ class RemoteCalls:
 
 
 class RemoteCall(ServedCall):
-    """One request, its response, and the application's side of both."""
-
     _decoded: tuple[int, Any] | None = None
     _start: Message | None = None  # the first message of the response, until it is sent
     _changed: Change | None = None  # created by the first wait
@@ -153,7 +150,6 @@ class RemoteCall(ServedCall):
     # The application's side: ASGI.
 
     async def run(self) -> None:
-        """Calls the application, and notifies the front end if it has not answered."""
         shared = self._shared
         shared.started += 1
         try:
@@ -243,7 +239,6 @@ class RemoteCall(ServedCall):
     # Extensions of ASGI.
 
     def note_trace(self, ids: tuple[str, str]) -> None:
-        """Sends the ids of the trace and span to the front end, which logs the request."""
         self._post("trace", tuple(map(str, ids)))
 
     def heartbeat(self, after_s: float, data: bytes) -> None:
@@ -271,7 +266,6 @@ class RemoteCall(ServedCall):
         self._calls.teach(key, int(number), bytes(description))
 
     async def send_array(self, headers: Iterable[tuple[bytes, bytes]], array: Any) -> None:
-        """Sends a whole response with an array of numpy, as JSON."""
         if self.is_over:
             await anyio.lowlevel.checkpoint()
             return
@@ -334,14 +328,12 @@ class RemoteCall(ServedCall):
                 callback()
 
     def disconnected(self, status: int = 0) -> None:
-        """Handles that the client is gone, or that the server has refused it with a status."""
         self.refusal = status or self.refusal
         self.is_over = True
         self._call_back()
         self._signal()
 
     def end_early(self) -> None:
-        """Asks the application to end its response; refuses the request if it can't."""
         if self._is_cut_off or self.is_over:
             return
         self._is_cut_off = True

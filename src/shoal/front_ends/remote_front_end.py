@@ -110,7 +110,6 @@ class RemoteFrontEnd:
             self._shared.remove(self)
 
     async def _kill_if_silent(self) -> None:
-        """Kills the process if it is stopped, or stuck in C code."""
         answered, looks = self.is_ready, _LOOKS_AT_START
         while await _is_set_within(answered, looks):
             await anyio.sleep(_ASKED_EVERY_S)
@@ -149,7 +148,6 @@ class RemoteFrontEnd:
     # The methods of a connection.
 
     def drain(self) -> None:
-        """Lets it end after the running requests."""
         if not self._is_draining:
             self._is_draining = True
             if not self.was_ready:  # it has no clients, and may never read this

@@ -138,7 +138,6 @@ class Channel:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the other end is gone, or this end was closed."""
         return self._connection.is_closed
 
     def post(self, name: str, id_: int = 0, content: object = None, size: int = 0) -> None:

@@ -128,7 +128,6 @@ class Servers:
         random.shuffle(self._servers)  # so that not all clients begin with the same one
 
     def choose(self, tried: Sequence[Server], *, also_resting: bool) -> Server | None:
-        """Returns one of those that were not tried; None if there is none."""
         now = anyio.current_time()
         found = [one for one in self._servers if one not in tried]
         awake = [one for one in found if one.rests_until <= now]

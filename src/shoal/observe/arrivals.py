@@ -71,7 +71,6 @@ class ArrivalRecorder(BatchObserver):
         return self.requests >= self._most_requests
 
     def take(self) -> list[Note]:
-        """Returns the notes since the last call, in the order in which requests ended."""
         taken = list(self._held)
         self._held.clear()
         return taken
@@ -159,7 +158,6 @@ class ArrivalRecorder(BatchObserver):
         return note
 
     def _room_for(self, count: int, now: float) -> int:
-        """Counts requests; returns how many of them to note."""
         second = int(now - self._began_at)
         if second != self._second:
             self._second, self._in_second = second, 0
@@ -185,7 +183,6 @@ class ArrivalRecorder(BatchObserver):
         return round(max(0.0, at - self._began_at), _MICROSECONDS)
 
     def _hashed(self, key: Hashable) -> str:
-        """Returns a text that is equal for equal keys, and does not reveal them."""
         try:
             found = self._hashes.get(key)
             if found is not None:

@@ -137,7 +137,6 @@ class ShoalCollector(Collector):
 
 
 def _of_controller(status: Status, starts: Mapping[str, StartTimes]) -> Iterator[Metric]:
-    """Yields the metrics of Ray Serve 1.x's router, and of replicas."""
     endpoints = status.endpoints.items()
     backends = status.backends.items()
     replicas = [((tag, one.tag), one) for tag, backend in backends for one in backend.replicas]

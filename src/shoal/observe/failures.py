@@ -31,8 +31,6 @@ _LONGEST: Final = 64
 
 @dataclass(slots=True)
 class Failure:
-    """Requests of one batcher that failed with errors of one class."""
-
     at: float  # when the last of them failed
     batcher: str
     batch: int  # the last one's
@@ -83,7 +81,6 @@ def name_of(error: Any) -> str:
 
 
 def id_of(request: Request) -> str:
-    """Returns the id of a request; empty if it has none."""
     try:
         found = request.metadata.get("request_id")
     except Exception:  # the caller's own mapping

@@ -97,7 +97,6 @@ class OpenBatchPlaces:
         self._by_request[id(request)] = place, round(now, _DIGITS), waited_s, id_of(request)
 
     def leave(self, request: Request) -> tuple[int, float, float, str] | None:
-        """Frees the place of a request, and returns its entry, if it has one."""
         found = self._by_request.pop(id(request), None)
         if found is not None:
             heapq.heappush(self._free, found[0])
@@ -125,7 +124,6 @@ class BatchHistory(BatchObserver):
             del self.by_batcher[name]
 
     def forget_running(self) -> None:
-        """Forgets running batches, since the observer is about to be removed."""
         for one in self.by_batcher.values():
             one.running.clear()
             one.open_batches.clear()
@@ -251,8 +249,6 @@ class BatcherReading(NamedTuple):
 
 
 class Sampler:
-    """Computes a sample each second, as long as it is called."""
-
     def __init__(
         self,
         history: BatchHistory,
@@ -325,7 +321,6 @@ _OUTCOMES: Final = ("finished", "failed", "declined", "left", "refused")
 
 
 def _rates(now: BatcherStatistics, before: BatcherStatistics | None, passed_s: float) -> Sample:
-    """Returns rates per second, and the mean size of a batch."""
     if before is None or before.finished > now.finished:  # another batcher of that name
         return {
             **dict.fromkeys((*_OUTCOMES, "batches", "size", "wait_s", "run_s"), 0),
@@ -357,13 +352,11 @@ def _rates(now: BatcherStatistics, before: BatcherStatistics | None, passed_s: f
 
 
 def _mean(now: HistogramSnapshot, before: HistogramSnapshot) -> float:
-    """Returns the mean of the observations in between; 0 for none."""
     count = now.total - before.total
     return round((now.sum - before.sum) / count, 6) if count else 0
 
 
 def _percentiles(times: Sequence[float]) -> Sample:
-    """Returns the percentiles of sorted times, by nearest rank; None where there are none."""
     if not times:
         return {f"p{percent}": None for percent in _PERCENTS}
     return {

@@ -68,8 +68,6 @@ _OF_PROCESS: Final = {
 
 
 class WorkerCollector(Collector):
-    """Reads the figures of workers from ``/proc``."""
-
     def __init__(self) -> None:
         self.pids: Mapping[int, int] = {}  # by worker number; set before each scrape
 

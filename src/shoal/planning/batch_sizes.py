@@ -88,7 +88,6 @@ class BatcherFigures:
 
     @property
     def most_load(self) -> float:
-        """The limit of a batch in cost, or in requests without costs."""
         cost: float | None = self.options.get("max_batch_cost")
         return cost or self.most
 
@@ -143,7 +142,6 @@ def figures_of(
 
 
 def _concurrency(requests: Iterable[Mapping[str, Any]], seconds: float) -> tuple[float, int]:
-    """Returns the mean and the largest number of requests at the server at once."""
     changes: list[tuple[float, int]] = []
     total_s = 0.0
     for row in requests:
@@ -242,7 +240,6 @@ FINDINGS: Final = {
 
 
 def explain(figures: BatcherFigures) -> list[Finding]:
-    """Returns the reasons for the size of a batcher's batches, the likeliest first."""
     return [
         Finding(kind, FINDINGS[kind][0], evidence, FINDINGS[kind][1])
         for kind, evidence in _found(figures)

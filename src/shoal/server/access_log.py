@@ -98,7 +98,6 @@ class AccessLogLine:
         self.trace_ids = ids
 
     def note_status(self, status: int, size: int = 0) -> None:
-        """Notes the status that the server sends if the application sends none; 0 for none."""
         if self._status is None and status:
             self._status = status
             self._bytes += size

@@ -80,7 +80,6 @@ class ClientFaults:
 
 
 def kinds(error: Any) -> str:
-    """Returns the names of the classes of an error, or of the errors in a group."""
     if isinstance(error, BaseExceptionGroup):
         inner: list[Any] = list(error.exceptions)  # pyright: ignore[reportUnknownMemberType,reportUnknownArgumentType]
         return ", ".join(dict.fromkeys(map(kinds, inner)))

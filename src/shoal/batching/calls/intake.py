@@ -352,7 +352,6 @@ class CallErrors:
     def notify_left(
         self, requests: Sequence[Request], why: Unserved, now: float | None = None
     ) -> None:
-        """Notifies the observers of requests that end before they are in a batch."""
         # `now` is None for the time of their arrival.
         if not (observers := self._counters.observers).all:
             return

@@ -110,7 +110,6 @@ class Watches:
         return [observer for _, observer in ended]
 
     def opening(self, batcher: Batcher[Any]) -> None:
-        """Adds the observers to a batcher that is about to be opened."""
         for kind in tuple(self._makers):
             self._observe(kind, batcher)
 

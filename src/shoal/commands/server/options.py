@@ -151,7 +151,6 @@ def _number(text: str) -> int | float | str:
 
 
 def server_options(arguments: Namespace, from_file: Mapping[str, Any]) -> HttpOptions:
-    """Returns the server's options: of the command line first, then of the file."""
     chosen = {name: one for name, one in vars(arguments).items() if one is not None}
     values: dict[str, Any] = {**from_file, **chosen}
     known = {name: one for name, one in values.items() if name in HTTP_OPTIONS}
@@ -160,7 +159,6 @@ def server_options(arguments: Namespace, from_file: Mapping[str, Any]) -> HttpOp
 
 
 def process_options(arguments: Namespace, from_file: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a `ServerProcess` that do not depend on the command."""
     return {
         "event_loop": arguments.event_loop or from_file.get("event_loop", "trio"),
         "server": _server(arguments, from_file),

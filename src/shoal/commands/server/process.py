@@ -271,7 +271,6 @@ def skip_what_was_loaded() -> None:
 
 
 def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]:
-    """Returns the application for the port, and the other listeners."""
     app, inner, options = run.app, run.shoals, run.options
     others: list[AppListener] = []
     at: Address | None = run.passed.admin

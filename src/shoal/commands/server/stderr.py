@@ -89,7 +89,6 @@ class JsonFormatter(logging.Formatter):
 
 
 def _ids_of(record: logging.LogRecord) -> tuple[str, str] | None:
-    """Returns the ids of the trace and span of a record: its own, or the current ones."""
     own: Any = getattr(record, "trace_id", None), getattr(record, "span_id", None)
     return own if all(isinstance(one, str) for one in own) else trace_ids()
 

@@ -30,7 +30,6 @@ APPLICATION: Final = "MODULE:ATTRIBUTE|FILE.py|FILE.toml"
 
 
 def application_of(spec: str) -> ASGIApp:
-    """Imports an application, or creates the one that a file declares."""
     # Modules in the current directory can be imported, as with ``python -m``, and modules beside
     # the file.
     if spec.endswith(".toml"):
@@ -89,7 +88,6 @@ def server_settings(app: Any) -> Mapping[str, Any]:
 
 
 def file_settings(spec: str) -> Mapping[str, Any]:
-    """Returns the server settings of a file, without loading the application."""
     if not spec.endswith(".toml"):
         return {}
     from shoal.serving.app_file.file import read_app_file
@@ -134,7 +132,6 @@ def _of_file(spec: str) -> ASGIApp:
 
 
 def _of_module_file(spec: str) -> object:
-    """Returns a module's `app`, or else its only `shoal.App`."""
     from shoal.http.app.app import App
 
     names: dict[str, object] = named(f"{spec}:__dict__", "my_module:app")

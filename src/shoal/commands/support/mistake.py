@@ -37,13 +37,11 @@ def as_mistakes() -> Generator[None]:
 
 
 def failed_code(what: str, error: BaseException) -> CommandError:
-    """Prints the traceback of the user's code; returns the error of the command."""
     traceback.print_exception(error)
     return CommandError(f"{what}, see above", 1)
 
 
 def in_one_line(error: BaseException) -> str:
-    """Returns the message of an error in one line, or its class if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

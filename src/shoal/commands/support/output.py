@@ -192,7 +192,6 @@ def config_listed(config: Mapping[str, Any]) -> str:
 
 
 def routing(endpoint: EndpointStatus | EndpointDeclaration) -> tuple[str, str]:
-    """Returns an endpoint's traffic, and its shadow traffic, for a table."""
     shadows = {shadow.backend: shadow.proportion for shadow in endpoint.shadows}
     return weights(endpoint.traffic) or "held", weights(shadows) or _NONE
 

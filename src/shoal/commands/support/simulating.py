@@ -177,7 +177,6 @@ def _plain(pairs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _written(pairs: Mapping[str, Any]) -> str:
-    """Returns the options that are not the defaults, as keyword arguments."""
     usual = BatchOptions()
     return ", ".join(
         keywords({name: one for name, one in pairs.items() if one != getattr(usual, name)})

@@ -146,7 +146,6 @@ def proportion_of(text: str) -> float:
 
 
 def _share(text: str) -> float | None:
-    """Returns a number, or the hundredth of a percentage; None for other text."""
     digits = text.strip().removesuffix("%")
     try:
         value = float(digits)

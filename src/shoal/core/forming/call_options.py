@@ -176,7 +176,6 @@ class RequestOptionsFactory:
         return self.refusal(asked.cost) if asked.cost > self._limit_cost else None
 
     def _model(self, item: Any, metadata: Mapping[str, Any]) -> str | None:
-        """Returns the model that a request names: its call, or else its item."""
         assert self._models is not None
         model: Any = metadata.get("model")
         name = self._models.field

@@ -291,7 +291,6 @@ class Buckets(Rule):
                 self.cost = 0  # sums of fractions accumulate rounding errors
 
     def _order_of(self, request: Request) -> Any:
-        """Returns the unique sort key of the first request of a bucket."""
         rank = request.arrived_at if self._rank is None else self._rank(request)
         return rank, request.options.number if request.options is not None else 0
 

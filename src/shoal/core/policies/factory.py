@@ -90,7 +90,6 @@ def policy_of(
 
 
 def custom_policy(make: Callable[[BatchOptions], Any], options: BatchOptions) -> BatchPolicy:
-    """Raises a `TypeError` if it is not a `BatchPolicy`."""
     made = make(options)
     if not isinstance(made, BatchPolicy):
         raise TypeError(

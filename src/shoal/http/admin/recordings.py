@@ -117,7 +117,6 @@ class RunningRecording:
         )
 
     async def send(self, exchange: Exchange) -> None:
-        """Records, and sends all but the last piece."""
         self._controller.observers.add(self.recorder)
         await exchange.begin(200, _HEADERS)
         first: Note = {

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 
 class AdminListener:
-    """The admin API as an ASGI application, with another application behind it."""
-
     # It does not run the lifespan of the application behind.
 
     def __init__(

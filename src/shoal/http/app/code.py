@@ -93,7 +93,6 @@ def _of_batched_function(face: Decorated, options: Mapping[str, Any]) -> Declare
 
 
 def _check_class(cls: type) -> None:
-    """Checks that a class can be instantiated without arguments."""
     Definition(cls).checked()
     try:
         read_signature(cls).bind(**handle_names(cls))

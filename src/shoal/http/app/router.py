@@ -53,15 +53,12 @@ class _JsonRoutes(ProtocolRoutes):
 
 
 class _CheckedRoutes:
-    """The routes of one protocol; its errors affect no other protocol."""
-
     def __init__(self, routes: ProtocolRoutes) -> None:
         self._routes = routes
         self._last: dict[Endpoint | None, list[_RouteEntry]] = {}
         self._has_logged = False
 
     def entries(self, endpoints: Iterable[Endpoint], *, strict: bool) -> Iterator[_RouteEntry]:
-        """Yields the routes of endpoints, then the others."""
         # Where the protocol fails its error is raised, or the previous routes stay if not `strict`.
         self._has_logged = False
         current: dict[Endpoint | None, list[_RouteEntry]] = {}
@@ -96,7 +93,6 @@ class _CheckedRoutes:
 
 
 def _checked(entries: Iterable[_RouteEntry]) -> list[_RouteEntry]:
-    """Checks that a table can hold the routes."""
     listed = list(entries)
     table = PathTable[Route]()
     for path, method, route in listed:

@@ -60,7 +60,6 @@ class Dashboard:
         }
 
     def observe(self, controller: Controller) -> None:
-        """Notes the failures of a controller's backends from now on."""
         controller.observers.add(self._failures, only_failures=True)
 
     def is_public_to(self, scope: Scope) -> bool:
@@ -76,7 +75,6 @@ class Dashboard:
         return True
 
     def public_pages(self) -> dict[str, Page]:
-        """Returns the page for each path at the application's own address."""
         pages = {**self.pages, _FEED: Page(partial(self._answer_feed, is_public=True))}
         return {path: Page(partial(self._answer_public, one)) for path, one in pages.items()}
 

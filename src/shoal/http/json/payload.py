@@ -132,7 +132,6 @@ def _msgpack_form() -> BodyForm:
 
 
 def fields_adapter(parameters: list[Parameter], name: str = "Body") -> TypeAdapter[Any]:
-    """Returns an adapter for an object with a member for each parameter, and no others."""
     fields: dict[str, Any] = {}
     for parameter in parameters:
         annotation: Any = parameter.annotation

@@ -194,7 +194,6 @@ def _checked(validator: SchemaValidator, values: list[Any], what: str) -> list[A
 
 
 def _rows_of(tensors: Mapping[str, Tensor]) -> int:
-    """Returns the number of rows, which must be the same for all tensors."""
     counts = {tensor.shape[0] for tensor in tensors.values()}
     if len(counts) > 1:
         sizes = ", ".join(f"{name!r} has {one.shape[0]}" for name, one in tensors.items())

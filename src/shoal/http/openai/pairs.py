@@ -105,8 +105,6 @@ class _Score(Body):
 
 
 class ScoreRoute(InputsRoute):
-    """One text, or each of several, with each of the others."""
-
     body: ClassVar[type[Mapping[str, Any]]] = _Score
     make: ClassVar[type[ItemMaker]] = PairMaker
     param = "text_2"

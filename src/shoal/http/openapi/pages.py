@@ -144,7 +144,6 @@ def _curl(route: Mapping[str, Any], operations: Mapping[str, Any], base: str) ->
 
 
 def index_page(package: str, title: str, policy: str) -> Content:
-    """Returns the ``index.html`` of a package's folder ``static``."""
     text = _read(package, "index.html")[0].decode()
     return _page(text.replace("{title}", escape(title)), policy)
 

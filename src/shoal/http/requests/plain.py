@@ -246,7 +246,6 @@ def _of_times(value: Any) -> Any:
 
 
 def _of_structure(value: Any) -> list[Any]:
-    """Returns the fields of a structure, or those of each structure in an array."""
     if value.ndim:
         return [_of_structure(one) for one in value]
     return [value[name] for name in value.dtype.names]

@@ -173,7 +173,6 @@ class BatchTracer(BatchObserver):
         requests: Iterable[Request],
         now: float,
     ) -> Context | None:
-        """Begins spans of requests in a batch, and the batch's own; returns its context."""
         # Without a sampled request that is the context of a span that is not sampled.
         sampled: list[SpanContext] = []
         begun: list[Span] = []
@@ -244,7 +243,6 @@ class BatchTracer(BatchObserver):
 
 
 def _context_of(request: Request) -> tuple[Context, bool]:
-    """Returns a caller's context, and whether this process decided not to sample it."""
     # A copy can be entered even if the handler is in the context at this moment.
     context: Context = request.context.copy().run(get_current)
     caller = trace.get_current_span(context).get_span_context()
@@ -276,7 +274,6 @@ def _fail(span: Span, error: BaseException | None) -> None:
 
 
 def class_name(error: BaseException) -> str:
-    """Returns the name of an error's class, with the module unless it is a builtin."""
     kind = type(error)
     in_module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return f"{in_module}{kind.__qualname__}"

@@ -28,15 +28,11 @@ SCOPE: Final = "shoal"
 
 
 class Observed(Protocol):
-    """A `shoal.Batcher`, `shoal.Controller` or `shoal.App`."""
-
     @property
     def observers(self) -> Observers: ...
 
 
 class Batched(Protocol):
-    """A function that is decorated with `shoal.batch`."""
-
     @property
     def watches(self) -> Any:
         """Observes its batchers, also later ones; None for a method of one instance."""
@@ -44,8 +40,6 @@ class Batched(Protocol):
 
 
 class Instrumentation:
-    """Tracing that is on, as `instrument` returns it."""
-
     def __init__(self, end: list[Callable[[], object]]) -> None:
         self._end = end
 
@@ -153,8 +147,6 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class _Getter(Getter[Headers]):
-    """Reads the headers that occur once, and are not too long."""
-
     def get(self, carrier: Headers, key: str) -> list[str] | None:
         name = key.lower()
         wanted = name.encode("latin-1")

@@ -90,7 +90,6 @@ async def export_metrics(
 
 
 async def _export(exporter: Any, data: MetricsData) -> None:
-    """Exports metrics in a thread; errors are logged."""
     try:
         await anyio.to_thread.run_sync(exporter.export, data, abandon_on_cancel=True)
     except Exception as error:

@@ -46,7 +46,6 @@ def set_up_traces() -> TracerProvider | None:
 
 
 def provider_of_replica() -> TracerProvider:
-    """Makes the provider of a replica's process, if its server exports spans."""
     # OpenTelemetry finds it by the name ``shoal`` in ``OTEL_PYTHON_TRACER_PROVIDER``.
     return _provider(_span_exporter())
 

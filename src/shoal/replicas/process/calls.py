@@ -62,18 +62,12 @@ class Peer(Protocol):
         """Returns the data channel and the control channel, which may be one connection."""
         ...
 
-    def kill(self, reason: str | None = None) -> None:
-        """Ends the peer, or the connection to it."""
-        ...
+    def kill(self, reason: str | None = None) -> None: ...
 
-    def death(self) -> ReplicaDied:
-        """Returns a new error that says how it ended."""
-        ...
+    def death(self) -> ReplicaDied: ...
 
 
 class Conversation:
-    """All calls to one worker; `where` names the worker in notes on its errors."""
-
     def __init__(self, worker: Peer, where: str, cancel_grace_s: float) -> None:
         shared_memory = worker.shared_memory
         self.codec = (
@@ -257,7 +251,6 @@ class Conversation:
     async def _leave(
         self, call: PendingCall, kind: FrameKind, relay: OpenRelay | None = None
     ) -> None:
-        """Ends a call after the worker has stopped working on it."""
         try:
             if not call.is_over and kind is not FrameKind.START:
                 await self._interrupt(call, kind)
@@ -311,7 +304,6 @@ class Conversation:
         return slots_as_exceptions(content, self._where)
 
     async def _copy(self, frame: Frame) -> None:
-        """Copies a frame's content out of the shared memory."""
         places = places_of(frame)
         if places and sum(size for _, size in places) < LEAST_IN_THREAD:
             self.codec.copied(frame, pause=False)

@@ -74,7 +74,6 @@ class Replies:
         self._is_reading = not reads or channel.begin_reading(take, self._closed)
 
     def put(self, frame: Frame) -> bool:
-        """Delivers a frame to its call; returns whether that call is under way."""
         call = self.calls.get(frame.id)
         if call is None or call.is_over:
             return False
@@ -85,7 +84,6 @@ class Replies:
         return True
 
     def end(self) -> None:
-        """Ends all calls, because the worker is dead."""
         for call in self.calls.values():
             call.is_over = True
             self._wake(call)
@@ -95,7 +93,6 @@ class Replies:
         self._take = self._on_silence = _ignore
 
     async def next(self, call: PendingCall) -> Frame | None:
-        """Waits for the next frame of a call; None if there are no more."""
         try:
             while (frame := call.pop()) is None and not call.is_over:
                 await self._read_or_wait(call)

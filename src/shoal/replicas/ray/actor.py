@@ -277,7 +277,6 @@ class ReplicaActor:
                 self._end.set_result(ending)
 
     def _convert_error(self, error: BaseException) -> ErrorAsData | Ending:
-        """Converts an error of the code, after it was ready, to a response."""
         error = _of_the_code(error)
         if ends_the_program(error):
             return _ending(error)
@@ -288,7 +287,6 @@ class ReplicaActor:
     def _code_context(
         self, load: Load | None = None, work: AsyncActorWork | None = None
     ) -> Generator[None]:
-        """Sets the context variables for code in this block."""
         replica_token = running_replica.set(self._identity)
         channel_token = parent_channel.set(self._channel)
         work_token = None if work is None else current_cancel_token.set(work.cancel_token)

@@ -147,8 +147,6 @@ def _has_lost_node() -> bool:
 
 
 class _Draining:
-    """The nodes that Ray is draining, as last read."""
-
     def __init__(self) -> None:
         self.nodes: Mapping[str, int] = {}
         self.read_at = -math.inf

@@ -208,7 +208,6 @@ class Link:
                 await self._is_gone.wait()
 
     def died(self) -> ReplicaDied:
-        """Returns a new error for one call that was lost with the replica."""
         how, cause = self.end or ("is not ready", None)
         death = ReplicaDied(f"{self._tag} {how}", replica=self._tag)
         death.__cause__ = cause
@@ -228,7 +227,6 @@ class Link:
         return self._value(future)
 
     async def _has_step(self, pump: Pump) -> bool:
-        """Waits for a stream's next step; returns whether there is one."""
         while not pump.steps:
             if pump.ended.is_set():
                 if pump.error is not None:

@@ -71,7 +71,6 @@ class ReplicaGroup:
         return {*table["bundles_to_node_id"].values()}
 
     def end(self) -> bool:
-        """Returns whether there is a group to remove."""
         self._is_over = True
         return self._made is not None
 
@@ -109,7 +108,6 @@ def actor_options(blueprint: Blueprint) -> dict[str, Any]:
 
 
 def asked_of_ray(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the resources that an actor requests from the cluster, for messages."""
     return {name: options[name] for name in _ASKED if options.get(name) is not None}
 
 
@@ -124,7 +122,6 @@ class NewActor(NamedTuple):
 
 
 def new_actor(blueprint: Blueprint, loop: str, group: ReplicaGroup) -> NewActor:
-    """Requests an actor from Ray. It may block."""
     options = actor_options(blueprint)
     bundles, strategy = options.pop(BUNDLES, None), options.pop(GROUP_STRATEGY, None)
     actor_class: Any = ray.remote(concurrency_groups=dict(GROUPS))(ReplicaActor)

@@ -81,8 +81,6 @@ _ROOM_S: Final = 2.0
 
 
 class CallsOut:
-    """Makes the calls of the code of one actor, in the program."""
-
     def __init__(self, link: Link) -> None:
         self._link = link
         self._answers: list[RayFrame] = []
@@ -180,7 +178,6 @@ class RayReplica(Replica):
             raise RuntimeError(f"health() of {self.tag} returned False")
 
     async def _start(self, tasks: TaskGroup) -> Description:
-        """Creates the actor, which starts the code; calls of its code run in `tasks`."""
         cause: BaseException | None = None
         try:
             with self._starting:
@@ -231,7 +228,6 @@ class RayReplica(Replica):
         return received(description, path and split_import_path(path)[0])
 
     def _limit(self, option: str, limit_s: float | None) -> None:
-        """Limits the stage of the start that begins now."""
         self._limited_by = option
         self._limit_s = math.inf if limit_s is None else limit_s
         self._starting.deadline = anyio.current_time() + self._limit_s
@@ -287,7 +283,6 @@ class RayReplica(Replica):
             await anyio.to_thread.run_sync(self._group.remove, abandon_on_cancel=True)
 
     async def _packed(self, method: str, items: list[Any]) -> tuple[int, Any]:
-        """Returns the number of a new call, and what to send for it."""
         self._check_ready()
         call = next(self._calls)
         batch = running_batch.get(None)

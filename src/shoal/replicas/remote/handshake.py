@@ -146,7 +146,6 @@ def _proof(token: str | None, side: bytes, *context: bytes) -> bytes:
 
 
 async def receive(sock: socket.socket, size: int) -> bytes:
-    """Receives the given number of bytes from a non-blocking socket."""
     data = bytearray(size)
     view = memoryview(data)
     while view:
@@ -162,7 +161,6 @@ async def receive(sock: socket.socket, size: int) -> bytes:
 
 
 async def send_all(sock: socket.socket, data: bytes) -> None:
-    """Sends all bytes over a non-blocking socket."""
     view = memoryview(data)
     while view:
         try:

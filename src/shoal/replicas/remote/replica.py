@@ -48,8 +48,6 @@ _ANSWERS: Final = frozenset({FrameKind.RESULT, FrameKind.PART, FrameKind.ERROR, 
 
 @dataclass
 class ModelServer:
-    """The other end of the connection."""
-
     tag: str
     address: ModelServerAddress
     socket: Any
@@ -139,7 +137,6 @@ class RemoteReplica(Replica):
                 self._ended_one()
 
     async def reconfigure(self, user_config: Any) -> None:
-        """Passes a user config to the current replicas of the model server's backend."""
         conversation = self._working()
         try:
             message = packed(user_config)

@@ -78,7 +78,6 @@ class TlsSocket:
         self._socket.setblocking(blocking)
 
     def recv_into(self, space: Buffer) -> int:
-        """Fills the space as far as bytes are available."""
         view = memoryview(space)
         filled = 0
         while filled < len(view):

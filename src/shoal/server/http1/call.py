@@ -145,7 +145,6 @@ class Http1Call(ServedCall):
         return {"type": "http.disconnect"}
 
     async def _wait_for_body(self) -> None:
-        """Waits for a part of the body, its end, or the end of the request."""
         connection, now = self._connection, self._shared.timeouts.now
         while not (self.is_over or self.is_complete):
             try:

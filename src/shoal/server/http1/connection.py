@@ -321,7 +321,6 @@ class Http1Connection(Receiver):
     # Ends.
 
     def _answer_with_error(self, status: int, text: str = "") -> None:
-        """Answers in place of the application, and ends the connection."""
         call, self._call = self._call, None
         self.send(error_answer(status, text))
         size = len(text) + 1 if text else 0

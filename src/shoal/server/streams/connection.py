@@ -207,7 +207,6 @@ class StreamConnection(Receiver):
                 await self._changed.wait()
 
     def spawn(self, func: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
-        """Starts a task, which ends with the connection."""
         assert self._tasks is not None
         # Not in the context of the caller, where code of the application may have run.
         self.shared.context.run(self._tasks.start_soon, func, *args)

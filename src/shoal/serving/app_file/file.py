@@ -201,7 +201,6 @@ def _names(name: str, error: str) -> bool:
 
 
 def _place(options: Mapping[str, Any], at: str | None, error: str) -> Keys:
-    """Returns the path of an option, or of the key in its table that the error names."""
     if at is None:
         return ()
     path: Keys = (at,)

@@ -61,7 +61,6 @@ class Flaws:
         return self._lines.get(path, 1)
 
     def table(self, path: Path, value: Any, known: Collection[str] | None = None) -> dict[str, Any]:
-        """Checks that a value is a table; returns its values with known keys."""
         if not isinstance(value, dict):
             self.add(path, f"must be a table, as [{written(path)}], not {value!r}")
             return {}
@@ -78,7 +77,6 @@ class Flaws:
 
 
 def unknown(known: Collection[str], name: str) -> str:
-    """Returns the message for an unknown key, with a suggestion or the known keys."""
     there_are = (
         f"there are {', '.join(known)}"
         if len(known) <= _MOST_LISTED

@@ -30,7 +30,6 @@ _STRING: Final = re.compile(
 
 
 def lines_of_keys(text: str) -> Mapping[Path, int]:
-    """Returns the line of each key, table and array element, from 1 on."""
     # A key that occurs several times, such as ``a`` in ``[a.b]`` and ``[a.c]``, has its first line.
     return _Scanner(text).scanned()
 

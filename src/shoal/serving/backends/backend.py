@@ -69,7 +69,6 @@ class Scaling:
             self._woken.set()
 
     def configure(self, options: AutoscalingOptions | None) -> None:
-        """Starts, changes or ends autoscaling; None ends it."""
         if options == self._options:
             return
         self._options = options
@@ -183,7 +182,6 @@ class Backend:
             method_batcher.forget_results()
 
     def set_wanted(self, num_replicas: int) -> None:
-        """Changes the wanted number of replicas, without waiting for them."""
         self.supervisor.scale(num_replicas)
         self.resize_batchers()
 
@@ -202,7 +200,6 @@ class Backend:
         self.supervisor.drain()
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Ends the backend, after its queued requests or by failing them."""
         # Cancellation ends the backend at once; `wait_ended` waits for that.
         self.is_closing = True
         self.supervisor.drain()
@@ -226,7 +223,6 @@ class Backend:
         self._tasks.start_soon(function, *args)
 
     async def method_batcher(self, method: str) -> MethodBatcher:
-        """Returns the batcher of a method, and opens it if it is not open yet."""
         described = (await self.supervisor.described()).method(method)
         async with self._opening:
             if (method_batcher := self.method_batchers.get(method)) is not None:
@@ -278,7 +274,6 @@ class Backend:
                 await self.method_batcher(method)
 
     def configure_batchers(self, config: BackendConfig) -> None:
-        """Applies a config to all batchers, or to none if one refuses it."""
         done: list[MethodBatcher] = []
         converters = loaded_converters(config.decode, config.encode)
         try:

@@ -173,7 +173,6 @@ class ManagedReplica:
             held(self.replica.drain)()
 
     def abandon(self) -> None:
-        """Cancels a replica that has not become ready."""
         self._scope.cancel()
 
     def end_at_once(self) -> None:
@@ -235,8 +234,6 @@ class _ReadyStatus(TaskStatus["Description"]):
 
 
 class NotMade(Replica):
-    """A replica that never becomes ready."""
-
     def __init__(self, identity: Identity, number: int, cause: Exception) -> None:
         super().__init__(Blueprint(identity=identity, definition=Definition(None), number=number))
         self._cause = cause
@@ -287,7 +284,6 @@ class ReplicaFailures:
         return self._restarts.is_open
 
     def starting(self) -> float:
-        """Counts a start; returns its delay in seconds."""
         self.starts += 1
         return max(0.0, self._restarts.next_at - anyio.current_time())
 

@@ -97,7 +97,6 @@ class MethodBatcher:
         return made
 
     def convert_with(self, converters: Converters | None) -> None:
-        """Changes the functions between HTTP and the method."""
         self.converters = converters
         # Whether only HTTP requests make items, with the function of the backend.
         self.decodes = converters is not None and converters.decode is not None
@@ -280,8 +279,6 @@ def open_handler(pool: Pool, method: str, fill: Fill, streams: bool, binding: Bi
 
 
 class _Attempt:
-    """One run of a streaming batch: the requests in it, and the progress of each."""
-
     def __init__(self, positions: list[int], width: int) -> None:
         self._positions = positions
         self._width = width

@@ -130,7 +130,6 @@ def model_states(member: PoolMember) -> dict[str, ModelState]:
 
 
 async def _run(member: PoolMember, method: str, model: str) -> None:
-    """Runs a method with the name of a model, in a batch of its own."""
     request = Request()
     request.item, request.context, request.state = model, Context(), State.RUNNING
     request.arrived_at = anyio.current_time()

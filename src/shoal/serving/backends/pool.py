@@ -83,7 +83,6 @@ class Pool:
             self.withdraw(best)
 
     async def wait(self, size: int) -> PoolMember:
-        """Waits for a replica with room for a batch of a size."""
         self._run_again += 1
         if self._run_again == 1:
             self.changed()

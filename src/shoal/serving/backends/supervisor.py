@@ -94,7 +94,6 @@ class Supervisor:
             self._reconcile()
 
     def follow(self, addresses: Collection[str]) -> None:
-        """Keeps one replica for each address of a model server."""
         if self._is_ending:
             return
         self.waits_until = anyio.current_time() + (self.config.replica.start_timeout_s or math.inf)
@@ -144,7 +143,6 @@ class Supervisor:
         self._reconcile()
 
     def adopt(self, config: BackendConfig) -> None:
-        """Applies a config that needs no new replicas."""
         self.config = config
         for managed in self.ready():
             self._compare(managed, config)

@@ -296,8 +296,6 @@ class Ingress:
 
 
 class _Steps:
-    """Joins the streams of a call to steps, with one slot for each."""
-
     def __init__(self, count: int) -> None:
         self._ready: list[deque[Any]] = [deque() for _ in range(count)]
         self._has_room = [anyio.Event() for _ in range(count)]
@@ -319,7 +317,6 @@ class _Steps:
         self.end(place, end)
 
     def end(self, place: int, how: Any) -> None:
-        """Ends a stream, with its error or `END`."""
         self._ready[place].append(how)
         self._left -= 1
         self._is_changed.set()

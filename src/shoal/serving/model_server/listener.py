@@ -45,8 +45,6 @@ _RETRY_S: Final = 0.1
 
 
 class BoundLike(Protocol):
-    """A bound socket, and how it is closed."""
-
     socket: socket.socket
 
     def close(self) -> None: ...
@@ -120,7 +118,6 @@ class ModelServerListener:
 
     @property
     def url(self) -> str:
-        """Its address, with the port that it has."""
         assert self._address is not None
         if self._address.scheme == "unix":
             return str(self._address)
@@ -128,7 +125,6 @@ class ModelServerListener:
         return str(self._address.at(self._address.host, port))
 
     def begin(self, controller: Controller) -> None:
-        """Serves the backends of a controller, in the background."""
         self.tasks.start_soon(self.run, controller)
 
     async def leave(self, graceful_timeout_s: float) -> None:
@@ -165,7 +161,6 @@ class ModelServerListener:
                 self.close()
 
     def close(self) -> None:
-        """Closes the sockets at which it listens, if that was not done before."""
         for one in self._bound:
             one.close()
 

@@ -216,7 +216,6 @@ class ChoiceMessages:
         self._last = head + parts.no_piece + b',"logprobs":null,"finish_reason":%b}]' + tail
 
     def piece(self, piece: Any) -> bytes:
-        """Returns the message with a piece, and with the first or the last message if due."""
         if isinstance(piece, str):
             return self._message(self.output.end.take(whole_text(piece)))
         text, fields, logprobs = self.output.take(piece)

@@ -123,7 +123,6 @@ class TextOutput:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of the whole message, without its text."""
         if not self._pieces:
             return {}
         fields = _joined([piece.fields for piece in self._pieces])

@@ -131,7 +131,6 @@ class CallAnswers:
         )
 
     def opened_batch(self, opened: OpenWork, cancel_token: CancelToken) -> Work:
-        """Returns the work of a call on an open batch."""
         method = self.instance.description.method(opened.method)  # raises NoSuchName
         if method.open_signature is None:
             raise takes_no_open_batch(method.name, running_replica.get().replica)

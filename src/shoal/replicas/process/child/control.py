@@ -82,8 +82,6 @@ class Control:
             self.send(FrameKind.ERROR, id_, packed(as_data(error)))
 
     def check_in_thread(self, id_: int, health: Callable[[], object], context: Context) -> None:
-        """Runs a plain ``health()`` in a thread of its own, and sends the outcome."""
-
         def check() -> None:
             try:
                 answer = context.copy().run(health)
@@ -95,7 +93,6 @@ class Control:
         threading.Thread(target=check, name="shoal health", daemon=True).start()
 
     def watch(self) -> None:
-        """Starts to read the channel, in a thread."""
         threading.Thread(target=self._read, name="shoal watchdog", daemon=True).start()
 
     def _read(self) -> None:

@@ -32,8 +32,6 @@ _WHERE: Final = "the process that the call was made by"
 
 
 class CancelToken:
-    """Cancels the blocking calls that one piece of work makes."""
-
     def __init__(self) -> None:
         self._is_cancelled = False
         self._waits: set[queue.SimpleQueue[Frame | None]] = set()
@@ -151,11 +149,9 @@ class ParentChannel:
         return id_
 
     def took(self, id_: int, steps: int) -> None:
-        """Reports that a stream's reader has taken steps."""
         self._control.send(FrameKind.CREDIT, id_, packed(steps))
 
     def leave(self, id_: int, *, is_over: bool) -> None:
-        """Removes a call, and cancels it unless it is over."""
         self._takers.pop(id_, None)
         if not is_over:
             self._control.send(FrameKind.CANCEL, id_)
@@ -242,7 +238,6 @@ def _leave(begun: _BlockingAnswers | TypeError) -> None:
 
 
 def _outcome(begun: _BlockingAnswers | TypeError) -> Outcome:
-    """Waits for the outcome of a call that was begun, or could not be."""
     if isinstance(begun, TypeError):
         return None, begun
     try:

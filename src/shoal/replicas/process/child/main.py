@@ -227,7 +227,6 @@ def _loaded(start_message: StartMessage) -> tuple[Definition, Any]:
 
 
 def _run_main_again(script: MainScript) -> None:
-    """Runs the parent's main script, because the code is defined in it."""
     # This is the name that `multiprocessing` uses, so ``if __name__ == "__main__":`` skips the
     # parts that only the parent should run.
     main = types.ModuleType("__mp_main__")

@@ -186,7 +186,6 @@ class OpenWork:
         self.batch.members = []
 
     def flush(self) -> None:
-        """Sends what has gathered."""
         self._is_due = False
         if not (
             self._answers

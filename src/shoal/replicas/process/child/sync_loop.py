@@ -54,7 +54,6 @@ class SyncWork:
         self._dropped: set[int] = set()
 
     def cancel(self, id_: int) -> None:
-        """Cancels a call; runs in the watchdog's thread."""
         with self._lock:
             if id_ < self._begun:
                 return

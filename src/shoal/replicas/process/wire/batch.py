@@ -68,7 +68,6 @@ class BatchAsData(NamedTuple):
 def received_request(
     item: Any, arrived_at: float, extra: Extras | None, context: Context, now: float
 ) -> Request:
-    """Makes a running request of what was sent of it."""
     request = Request()
     request.item = item
     request.arrived_at = arrived_at
@@ -150,7 +149,6 @@ def _options(extra: Extras, now: float) -> RequestOptions:
 def received_metadata(
     plain: dict[str, Any], pickled: dict[str, bytes], lost: Sequence[str]
 ) -> SentMetadata:
-    """Returns the metadata that `metadata_parts` has split."""
     metadata = SentMetadata(plain)
     all_lost = set(lost)
     for name, data in pickled.items():

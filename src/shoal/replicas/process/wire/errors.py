@@ -92,8 +92,6 @@ def _chained(error: BaseException, dumps: Dumps, left: int) -> ErrorAsData:
 
 
 class SlotError(NamedTuple):
-    """An exception as one of a batch's results, as data."""
-
     error: ErrorAsData
 
 

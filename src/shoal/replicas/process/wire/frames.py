@@ -168,7 +168,6 @@ class FrameReader(Generic[K]):
             self._end += count
 
     def next(self) -> Frame[K] | None:
-        """Returns the next frame; None if more bytes are needed."""
         return next(self._frames, None)
 
     def close(self) -> None:
@@ -211,7 +210,6 @@ class FrameReader(Generic[K]):
         return (yield from self._take_writable(count))
 
     def _take_writable(self, count: int) -> Generator[None, None, memoryview]:
-        """Returns the next bytes, in memory of their own."""
         taken = fresh_memory(count)
         at_hand = min(count, self._end - self._start)
         taken[:at_hand] = self._chunk[self._start : self._start + at_hand]
@@ -235,7 +233,6 @@ def _check_from_afar(places: Sequence[int], given_back: int, size: int, most: in
 
 
 def rest_of(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
-    """Returns the unsent parts of a frame after `sent` bytes were sent."""
     for nth, part in enumerate(parts):
         length = memoryview(part).nbytes
         if sent < length:

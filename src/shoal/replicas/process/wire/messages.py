@@ -48,7 +48,6 @@ class Message:
 
     @property
     def size(self) -> int:
-        """The number of bytes for shared memory."""
         return sum(self.shared)
 
 
@@ -134,13 +133,11 @@ class MessageCodec:
     incoming: Region | None = None
 
     def reserve(self, message: Message) -> bool:
-        """Reserves shared memory for a message; returns whether `write` must follow."""
         if message.shared and self.outgoing is not None:
             message.places = self.outgoing.reserve(message.shared)
         return bool(message.places)
 
     def write(self, message: Message, *, pause: bool = False) -> None:
-        """Moves the large parts of a message to the reserved memory."""
         assert self.outgoing is not None
         copied: list[Sequence[Buffer]] = [[buffer] for buffer in message.buffers]
         if len(message.places) > len(copied):
@@ -161,14 +158,12 @@ class MessageCodec:
             self.outgoing.free(frame.given_back)
 
     def unreserve(self, message: Message) -> None:
-        """Frees the memory of a message that will not be sent."""
         if message.places:
             assert self.outgoing is not None
             self.outgoing.free([message.places[0][0]])
             message.places = ()
 
     def drop(self, frame: Frame[Any]) -> None:
-        """Gives back the memory of a frame that will not be read."""
         places = places_of(frame)
         if places:
             assert self.incoming is not None

@@ -24,15 +24,12 @@ if TYPE_CHECKING:
 
 
 class OpenStart(NamedTuple):
-    """The start of a call on an open batch."""
-
     method: str
     streams: bool
     id: int
     trace: Mapping[str, str] | None
 
     def as_batch(self, draining: Draining) -> Batch:
-        """Returns the batch, which has no requests yet."""
         batch = Batch(self.id, DispatchReason.OPEN, [], draining=draining)
         batch.trace = self.trace
         return batch
@@ -130,7 +127,6 @@ class NewsReader:
     def read(
         self, body: Buffer, buffers: Sequence[Any], now: float
     ) -> tuple[News, list[tuple[int, int, Request]], list[tuple[int, Exception]]]:
-        """Returns a message, the requests in it with their numbers and room, and failed ones."""
         news = News(*unpickled(body))
         unsealer = Unsealer(buffers)
         requests: list[tuple[int, int, Request]] = []

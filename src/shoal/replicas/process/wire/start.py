@@ -34,8 +34,6 @@ running_main_again: Final[ContextVar[bool]] = ContextVar("shoal.running_main_aga
 
 
 class MainScript(NamedTuple):
-    """The parent's main script, as the module of ``python -m`` or as a path."""
-
     is_module: bool
     found_at: str
 
@@ -118,7 +116,6 @@ class Default:
 
 
 def sendable(description: Description) -> Description:
-    """Replaces annotations with their pickles, and defaults that are not sent."""
     return _converted(description, _pickled, _default)
 
 
