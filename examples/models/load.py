@@ -22,8 +22,8 @@ import anyio
 import shoal
 from examples.models import items
 
-Call = Callable[[], Awaitable[int]]
-"""Calls a model with an item, and returns the number of its results: 1, or a text's tokens."""
+Results = Callable[[], AsyncGenerator[object]]
+"""Calls a model with an item, and yields its result, or the tokens of a text."""
 
 
 @dataclass(frozen=True)
