@@ -16,6 +16,9 @@ class Texts(Generic[K]):
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.keys: list[K] = []
+        self.mask: Any = None
+        self.tokens: Any = None
+        self.cache: Any = None
 
     def run(self, tokens: Any, mask: Any, cache: Any) -> Any:
         """Returns the next tokens. A row's positions begin after the blanks on its left."""
@@ -23,15 +26,15 @@ class Texts(Generic[K]):
         output = self.model(tokens, attention_mask=mask, position_ids=positions, cache=cache)
         return output.logits[:, -1:].argmax(2)
 
-    @torch.inference_mode()
     def write(self, joined: dict[K, str], ended: Iterable[K]) -> dict[K, int]:
         """Drops texts, appends one token to each other, and adds texts with their first."""
         self.drop(set(ended))
-        if self.keys:
-            self.mask = pad(self.mask, (0, 1), value=1)
-            self.tokens = self.run(self.tokens, self.mask, self.cache)
-        if joined:
-            self.add(joined)
+        with torch.inference_mode():
+            if self.keys:
+                self.mask = pad(self.mask, (0, 1), value=1)
+                self.tokens = self.run(self.tokens, self.mask, self.cache)
+            if joined:
+                self.add(joined)
         return dict(zip(self.keys, self.tokens.flatten().tolist(), strict=True))
 
     def add(self, joined: dict[K, str]) -> None:

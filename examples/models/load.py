@@ -114,12 +114,12 @@ def tuned(case: Case) -> dict[str, Any]:
         *("--p99", f"{case.p99_s:g}", "--max-batch-size", str(case.largest)),
         *("--runs", "10", "--limit", "20", "--json"),
     ]
-    told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=False).stdout)
-    best = told["candidates"][0]
+    output = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=False).stdout)
+    best = output["candidates"][0]
     return {
         "rate": case.rate,
         "p99_s": case.p99_s,
-        "batching_helps": told["batching_helps"],
+        "batching_helps": output["batching_helps"],
         "meets_target": best["meets_target"],
         "max_batch_size": best["max_batch_size"],
         "batch_wait_timeout_s": best["batch_wait_timeout_s"],

@@ -42,7 +42,8 @@ class Embedder:
             states = self.model(**inputs).last_hidden_state
             mask = inputs["attention_mask"].unsqueeze(-1)
             means = (states * mask).sum(1) / mask.sum(1)
-            return torch.nn.functional.normalize(means).tolist()
+            vectors: list[list[float]] = torch.nn.functional.normalize(means).tolist()
+        return vectors
 
 
 app = shoal.App()

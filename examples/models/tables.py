@@ -31,7 +31,8 @@ class Digits:
         self.pipeline = make_pipeline(*steps).fit(images, digits)
 
     def __call__(self, images: list[Pixels]) -> list[int]:
-        return self.pipeline.predict(np.array(images)).tolist()
+        digits: list[int] = self.pipeline.predict(np.array(images)).tolist()
+        return digits
 
 
 class Diabetes:
@@ -40,11 +41,12 @@ class Diabetes:
     def __init__(self) -> None:
         patients, progress = load_diabetes(return_X_y=True)
         data = lightgbm.Dataset(patients, progress)
-        options = {"verbosity": -1, "num_threads": 1, "min_data_in_leaf": 5}
+        options = {"verbosity": -1, "min_data_in_leaf": 5}
         self.booster = lightgbm.train(options, data, num_boost_round=300)
 
     def __call__(self, patients: list[Patient]) -> list[float]:
-        return self.booster.predict(np.array(patients)).tolist()
+        progress: list[float] = self.booster.predict(np.array(patients), num_threads=1).tolist()
+        return progress
 
 
 app = shoal.App()

@@ -8,7 +8,7 @@ curl localhost:8000/read -H 'content-type: application/octet-stream' --data-bina
 from typing import Any
 
 import numpy as np
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from rapidocr import RapidOCR
 
 import shoal
@@ -20,7 +20,7 @@ SETTINGS = {"Global.log_level": "warning", "Rec.rec_batch_num": 64}
 def width(line: Line) -> int:
     """Lines of a batch are padded to the widest, so only similar ones share a batch."""
     height, pixels = line.shape[:2]
-    return -(-pixels * 48 // height // 160)  # in steps of 160 pixels, at 48 pixels of height
+    return int(-(-pixels * 48 // height // 160))  # in steps of 160 pixels, at 48 pixels of height
 
 
 class Recognizer:
@@ -39,6 +39,7 @@ class Reader:
     def __init__(self, lines: shoal.Handle) -> None:
         self.lines = lines
         self.ocr = RapidOCR(params=SETTINGS)
+        self.one_page = CapacityLimiter(1)  # it uses all cores for a page
 
     def crop(self, page: bytes) -> list[Line]:
         image, scale = self.ocr.preprocess_img(self.ocr.load_img(page))
@@ -46,7 +47,8 @@ class Reader:
         return list(crops)
 
     async def __call__(self, page: bytes) -> list[str]:
-        return await self.lines.map(await to_thread.run_sync(self.crop, page))
+        crops = await to_thread.run_sync(self.crop, page, limiter=self.one_page)
+        return await self.lines.map(crops)
 
 
 app = shoal.App()
