@@ -41,6 +41,7 @@ VENV_STAMP := $(VENV)/.created
 DEMO_STAMP := $(VENV)/.demo-installed
 DEV_STAMP := $(VENV)/.dev-installed
 RAY_VENV := .venv-ray
+MODELS_VENV := .venv-models
 LOWEST_VENV := .venv-lowest
 FREE_THREADED_VENV := .venv-free-threaded
 PEERS_VENV := .venv-peers
@@ -48,7 +49,7 @@ PEERS := benchmarks/http_peers/requirements.txt
 # An editable install records the version, so a new version needs a new install.
 INSTALLED_FROM := pyproject.toml src/shoal/version.py .ci/create-venv
 
-.PHONY: help demo check test test-slow format docs test-lowest test-ray soak bench release-check clean \
+.PHONY: help demo check test test-slow format docs test-lowest test-ray test-models soak bench release-check clean \
 	lint types checked-docs pytest fast-pytest test-base test-free-threaded fuzz bench-peers image-check
 
 help:
@@ -84,6 +85,9 @@ test-lowest: $(LOWEST_VENV)/.installed ## tests with the lowest dependencies on 
 test-ray: $(RAY_VENV)/.installed ## tests of replicas on a Ray cluster, and of batches inside Ray and Dask
 	@$(RAY_VENV)/bin/python -m pytest tests/replicas/test_ray*.py tests/examples/test_inside_ray_and_dask.py
 
+test-models: $(MODELS_VENV)/.installed ## tests of the real models in examples/models, with PyTorch
+	@$(MODELS_VENV)/bin/python -m pytest tests/examples/test_models.py
+
 soak: $(DEV_STAMP) ## long randomised runs: 20,000 programs, or SOAK_PROGRAMS=n
 	@SHOAL_SOAK_PROGRAMS=$(SOAK_PROGRAMS) $(BIN)/python -m pytest -m soak
 
@@ -94,7 +98,7 @@ release-check: $(DEV_STAMP) ## build a release in dist/, install it, and run the
 	@bash .ci/release-check $(VENV)
 
 clean: ## remove the environments and everything that was built
-	@rm -rf $(VENV) $(RAY_VENV) $(LOWEST_VENV) $(FREE_THREADED_VENV) $(PEERS_VENV) docs/_build .hypothesis .mypy_cache .ruff_cache .pytest_cache .image dist
+	@rm -rf $(VENV) $(RAY_VENV) $(MODELS_VENV) $(LOWEST_VENV) $(FREE_THREADED_VENV) $(PEERS_VENV) docs/_build .hypothesis .mypy_cache .ruff_cache .pytest_cache .image dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Targets that are not in the help: parts of the above, and what few need.
@@ -167,6 +171,12 @@ $(RAY_VENV)/.installed: $(INSTALLED_FROM)
 	@PYTHON='$(PYTHON)' bash .ci/create-venv $(RAY_VENV)
 	@echo "== installing shoal and Ray in $(RAY_VENV)"
 	@$(RAY_VENV)/bin/python $(PIP) install --editable '.[$(EXTRAS),ray]' --group test --group inside
+	@touch $@
+
+$(MODELS_VENV)/.installed: $(INSTALLED_FROM)
+	@PYTHON='$(PYTHON)' bash .ci/create-venv $(MODELS_VENV)
+	@echo "== installing shoal, PyTorch and Transformers in $(MODELS_VENV)"
+	@$(MODELS_VENV)/bin/python $(PIP) install --editable '.[$(EXTRAS)]' --group test --group models --group large-models
 	@touch $@
 
 $(LOWEST_VENV)/.installed: $(INSTALLED_FROM) .ci/floors.py
