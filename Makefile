@@ -49,8 +49,8 @@ PEERS := benchmarks/http_peers/requirements.txt
 # An editable install records the version, so a new version needs a new install.
 INSTALLED_FROM := pyproject.toml src/shoal/version.py .ci/create-venv
 
-.PHONY: help demo check test test-slow format docs test-lowest test-ray test-models soak bench release-check clean \
-	lint types checked-docs pytest fast-pytest test-base test-free-threaded fuzz bench-peers image-check
+.PHONY: help demo check test test-slow format docs test-lowest test-ray soak bench release-check clean \
+	test-models lint types checked-docs pytest fast-pytest test-base test-free-threaded fuzz bench-peers image-check
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,9 +84,6 @@ test-lowest: $(LOWEST_VENV)/.installed ## tests with the lowest dependencies on 
 
 test-ray: $(RAY_VENV)/.installed ## tests of replicas on a Ray cluster, and of batches inside Ray and Dask
 	@$(RAY_VENV)/bin/python -m pytest tests/replicas/test_ray*.py tests/examples/test_inside_ray_and_dask.py
-
-test-models: $(MODELS_VENV)/.installed ## tests of the real models in examples/models, with PyTorch
-	@$(MODELS_VENV)/bin/python -m pytest tests/examples/test_models.py
 
 soak: $(DEV_STAMP) ## long randomised runs: 20,000 programs, or SOAK_PROGRAMS=n
 	@SHOAL_SOAK_PROGRAMS=$(SOAK_PROGRAMS) $(BIN)/python -m pytest -m soak
@@ -140,6 +137,10 @@ FREE_THREADED_TESTS := tests/core tests/batching \
 
 test-free-threaded: $(FREE_THREADED_VENV)/.installed
 	@PYTHON_GIL=0 $(FREE_THREADED_VENV)/bin/python -m pytest $(IN_PARALLEL) -m '$(EACH)' $(FREE_THREADED_TESTS)
+
+# The real models of examples/models, with PyTorch, which brings 2 GB.
+test-models: $(MODELS_VENV)/.installed
+	@$(MODELS_VENV)/bin/python -m pytest tests/examples/test_models.py
 
 # Attacks the server for about an hour; FUZZ_CONNECTIONS=n shortens it.
 fuzz: $(DEV_STAMP)
