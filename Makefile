@@ -140,7 +140,7 @@ test-free-threaded: $(FREE_THREADED_VENV)/.installed
 
 # The real models of examples/models, with PyTorch, which brings 2 GB.
 test-models: $(MODELS_VENV)/.installed
-	@$(MODELS_VENV)/bin/python -m pytest tests/examples/test_models.py
+	@$(MODELS_VENV)/bin/python -m pytest tests/examples/test_real_models.py
 
 # Attacks the server for about an hour; FUZZ_CONNECTIONS=n shortens it.
 fuzz: $(DEV_STAMP)

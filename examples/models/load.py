@@ -63,6 +63,8 @@ async def opened(case: Case, size: int) -> AsyncGenerator[Results]:
     """Opens a model with batches of at most this size."""
     item = getattr(items, case.item)
     options: dict[str, Any] = {key: named(value) for key, value in case.options.items()}
+    if "batch_size_fn" in options:
+        options["max_batch_cost"] = 2048
     handler = named(case.handler)
     async with AsyncExitStack() as stack:
         if case.unit == "pages":

@@ -66,7 +66,8 @@ def test_an_empty_server_says_that_it_is(done):
     assert done("status") == "no backends\n\nno endpoints"
     assert done("backends", "list") == "no backends"
     assert done("endpoints", "list") == "no endpoints"
-    assert json.loads(done("status", "--json")) == {"backends": {}, "endpoints": {}, "gpus": {}}
+    empty = {"backends": {}, "endpoints": {}, "gpus": {}, "model_server": None}
+    assert json.loads(done("status", "--json")) == empty
 
 
 def test_a_backend_is_created_shown_and_deleted(done):
