@@ -57,5 +57,5 @@ def test_each_image_of_a_page_exists_and_has_words_for_it():
 def test_no_image_is_without_a_script():
     """The others are of a script elsewhere in these folders, but for the photograph of a page."""
     made = {"architecture.svg", "timeouts.svg", "dashboard.png", *PICTURES}
-    made |= {path.name for path in (DOCS / "pictures").iterdir()}
+    made |= {path.name for path in (DOCS / "pictures").rglob("*")}
     assert {Path(path).name for path in SHOWN} <= made
