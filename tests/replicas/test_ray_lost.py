@@ -68,6 +68,7 @@ async def test_a_program_whose_ray_node_dies_connects_again(cluster, folder, cap
     assert "the Ray node of this program has died; connecting to Ray again" in said
 
 
+@pytest.mark.slow
 async def test_a_program_without_a_ray_node_fails_its_liveness_check(cluster, folder, monkeypatch):
     monkeypatch.setattr("shoal.replicas.ray.replica._LOST_S", 0.1)
     app = shoal.App()
