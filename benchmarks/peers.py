@@ -7,6 +7,7 @@ prints the tables of one page, and saves them with plots. It takes about eight m
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -315,14 +316,17 @@ def faults(peer: Peer) -> dict[str, str]:
         with start(peer, PEERS_NOTES=str(notes)) as server, ThreadPoolExecutor(16) as threads:
 
             def ask(value: int) -> str:
+                connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+                headers = {"Content-Type": "application/json"}
                 try:
-                    status, _ = http_load.ask(server.port, "POST", "/predict", peer.payload(value))
+                    connection.request("POST", "/predict", peer.payload(value), headers)
+                    status = connection.getresponse().status
                 except TimeoutError:
                     return "hang"
-                except OSError:
+                except (OSError, http.client.HTTPException):
                     return "broken"
-                except Exception as error:
-                    return type(error).__name__
+                finally:
+                    connection.close()
                 return str(status)
 
             def settle() -> None:
