@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -15,10 +15,10 @@ from shoal.http.app.middleware import with_middleware
 from shoal.http.app.router import load_the_rest
 from shoal.server.listeners import AppListener, Unix, bind_for_servers
 from shoal.server.server import serve
+from shoal.serving.model_server import model_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-    from contextlib import AbstractAsyncContextManager
 
     from anyio.abc import TaskStatus
     from starlette.types import ASGIApp
@@ -76,7 +76,7 @@ async def _serve(
         task_status.started(url)
 
     served: ModelServerListener | None
-    async with _model_server(options) as served:
+    async with model_server(options, bind_for_servers) as served:
         await serve(
             wrapped,
             options,
@@ -86,17 +86,6 @@ async def _serve(
             extra_listeners=admin_listeners,
             load_later=load_the_rest,
         )
-
-
-def _model_server(
-    options: HttpOptions,
-) -> AbstractAsyncContextManager[ModelServerListener | None]:
-    """Binds the address for other Shoal servers, if there is one."""
-    if options.model_server is None:
-        return nullcontext()
-    from shoal.serving.model_server.listener import model_server
-
-    return model_server(options, bind_for_servers)
 
 
 def _wrapped(served: App, options: HttpOptions) -> ASGIApp:

@@ -27,10 +27,10 @@ from shoal.replicas.code.definition import keeping_loggers_on
 from shoal.replicas.threads import into_this_loop
 from shoal.server.listeners import NO_SOCKETS, AppListener, PassedSockets, Unix, bind_for_servers
 from shoal.server.log_errors import contained
+from shoal.serving.model_server import model_server
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
     from types import FrameType
 
@@ -222,7 +222,7 @@ async def _serve(
             AppListener(address=at, app=app, started=say_where, may_have_tls=True)
             for at in run.passed.public[1:]
         ]
-        async with _model_server(run.options) as served:
+        async with model_server(run.options, bind_for_servers) as served:
             with startup:
                 drained = await serve_it(
                     app,
@@ -244,17 +244,6 @@ async def _serve(
     except OSError as error:
         raise CommandError(cant_listen(run.options, error), 1) from None
     return _report(drained, signals.first)
-
-
-def _model_server(
-    options: HttpOptions,
-) -> AbstractAsyncContextManager[ModelServerListener | None]:
-    """Binds the address for other Shoal servers, if there is one."""
-    if options.model_server is None:
-        return nullcontext()
-    from shoal.serving.model_server.listener import model_server
-
-    return model_server(options, bind_for_servers)
 
 
 def collect_less_often() -> None:

@@ -51,18 +51,10 @@ class BoundLike(Protocol):
 
 
 @asynccontextmanager
-async def model_server(
+async def bound(
     options: HttpOptions, bind: Callable[[ModelServerAddress], Sequence[BoundLike]]
-) -> AsyncGenerator[ModelServerListener | None]:
-    """Binds the address of the options, if there is one; `begin` serves there during the block.
-
-    Raises:
-        OSError: It can't listen there, or can't read the certificate.
-        NotAllowed: The token can't be used.
-    """
-    if options.model_server is None:
-        yield None
-        return
+) -> AsyncGenerator[ModelServerListener]:
+    assert options.model_server is not None
     address = model_server_address("model_server", options.model_server)
     token = certificate = None
     if options.model_server_token_file is not None:
