@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
@@ -54,7 +55,9 @@ class Load:
     """Clients that call until they are stopped; what they got, and what went wrong."""
 
     def __init__(self, ports):
+        self.ports = ports
         self.pids = []
+        self.answered = Counter()
         self.loads = []
         self.errors = []
         self._is_over = threading.Event()
@@ -74,14 +77,15 @@ class Load:
                 return
             if status == 200 and answer[0] == number:
                 self.pids.append(answer[1])
+                self.answered[port, answer[1]] += 1
                 self.loads.append(answer[2])
             else:
                 self.errors.append((port, status, answer))
 
-    def wait_for(self, pid, more=30):
-        """Waits until a model server has answered some more calls."""
-        before = len(self.pids)
-        self._wait(lambda: self.pids[before:].count(pid) >= more)
+    def wait_for(self, pid, more=15):
+        """Waits until a model server has answered some more calls of each ingress."""
+        enough = {port: self.answered[port, pid] + more for port in self.ports}
+        self._wait(lambda: all(self.answered[port, pid] >= enough[port] for port in enough))
 
     def wait_for_any(self, more=60):
         before = len(self.pids)
@@ -163,6 +167,7 @@ def test_killed_model_servers_and_rolling_updates_lose_nothing(terminal):
         # calls, and nobody else. The other model server keeps its models.
         second = running.enter_context(model_server(terminal, 2))
         load.wait_for(second.pid)
+        load.ports = ports[:1]
         ingress.kill()
         second.kill()
         load.wait_for(first.pid)
