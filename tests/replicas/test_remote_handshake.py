@@ -125,47 +125,46 @@ async def test_an_ingress_of_another_version_is_refused_with_both_versions(tmp_p
         assert "refused: the client runs Shoal 0.0.9 with protocol 1.1, and this" in caplog.text
 
 
-async def test_a_model_server_of_another_version_is_refused(tmp_path):
+@asynccontextmanager
+async def impostor(path, answer):
+    """Runs a program that accepts one connection at a UNIX socket, and greets it with `answer`."""
     with socket.socket(socket.AF_UNIX) as listening_socket:
-        listening_socket.bind(f"{tmp_path}/a")
+        listening_socket.bind(path)
         listening_socket.listen()
         listening_socket.setblocking(False)
 
-        async def be_newer():
+        async def greet():
             await anyio.wait_readable(listening_socket)
             sock, _ = listening_socket.accept()
             sock.setblocking(False)
             with sock:
                 await handshake.receive(sock, handshake._GREETING.size)
-                await handshake.send_all(sock, greeting_of(99, b"9.9"))
+                await answer(sock)
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(be_newer)
-            said = await failure_of(replica_of(f"unix:{tmp_path}/a"))
-        assert "the model server runs Shoal 9.9 with protocol 1.99, and this is Shoal" in said
-        assert "run the same version on both" in said
+            tasks.start_soon(greet)
+            yield f"unix:{path}"
+
+
+async def test_a_model_server_of_another_version_is_refused(tmp_path):
+    async def be_newer(sock):
+        await handshake.send_all(sock, greeting_of(99, b"9.9"))
+
+    async with impostor(f"{tmp_path}/a", be_newer) as address:
+        said = await failure_of(replica_of(address))
+    assert "the model server runs Shoal 9.9 with protocol 1.99, and this is Shoal" in said
+    assert "run the same version on both" in said
 
 
 async def test_a_server_that_does_not_know_the_token_is_refused(tmp_path, token_file):
-    with socket.socket(socket.AF_UNIX) as listening_socket:
-        listening_socket.bind(f"{tmp_path}/a")
-        listening_socket.listen()
-        listening_socket.setblocking(False)
+    async def lie(sock):
+        await handshake.send_all(sock, handshake._greeting("anything"))
+        await handshake.receive(sock, handshake._PROOF)
+        await handshake.send_all(sock, b"\x01" + bytes(handshake._PROOF))
 
-        async def lie():
-            await anyio.wait_readable(listening_socket)
-            sock, _ = listening_socket.accept()
-            sock.setblocking(False)
-            with sock:
-                await handshake.receive(sock, handshake._GREETING.size)
-                await handshake.send_all(sock, handshake._greeting("anything"))
-                await handshake.receive(sock, handshake._PROOF)
-                await handshake.send_all(sock, b"\x01" + bytes(handshake._PROOF))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(lie)
-            said = await failure_of(replica_of(f"unix:{tmp_path}/a", token_file(TOKEN)))
-        assert "the model server does not know the token" in said
+    async with impostor(f"{tmp_path}/a", lie) as address:
+        said = await failure_of(replica_of(address, token_file(TOKEN)))
+    assert "the model server does not know the token" in said
 
 
 async def test_tls_carries_batches_and_binds_the_proof_to_the_certificate(tmp_path, token_file):
