@@ -29,7 +29,7 @@ from shoal.core.forming.former import Former
 from shoal.core.options.checks import whole
 from shoal.core.policies.sizing import load_of
 from shoal.core.policy import Dispatch
-from shoal.core.replicas.members import LoadedModel, Member, Members, home_of, model_of
+from shoal.core.replicas.members import LoadedModel, Member, Members, home_and_model_of
 from shoal.core.request import NOTHING, Batch, DispatchReason, Request, State
 from shoal.core.simulation_results import (
     Arrival,
@@ -269,7 +269,7 @@ class SimulatedBatcher:
         for request in requests:
             request.state = RUNNING
             request.batch = batch
-        home, model = home_of(batch), model_of(batch)
+        home, model = home_and_model_of(batch)
         replica = self._members.choose(self._options.max_batch_size, home, model)
         assert replica is not None  # a slot is idle
         self._members.begin(replica, batch.size)
@@ -310,7 +310,8 @@ class SimulatedBatcher:
         run_s = now - self._since.pop(batch)
         replica = self._places.pop(batch)
         self._members.end(replica, batch.size)
-        if (model := model_of(batch)) is not None:
+        _, model = home_and_model_of(batch)
+        if model is not None:
             replica.models[model].batches -= 1
         latency_s = self.latency_s
         for request in batch.members:

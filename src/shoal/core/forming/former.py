@@ -264,8 +264,8 @@ class Former:
             return
         self.model.observe(batch.load, run_s)
         regathering = self.regathering
-        # Nothing is learned from short batches, and nothing was if it is not learning.
-        if run_s >= WORTH_S or regathering.rounds:
+        # Nothing is learned from short batches and while one caller is alone.
+        if regathering.rounds or (run_s >= WORTH_S and (batch.size > 1 or self.live)):
             regathering.ended(batch.members, run_s, now, self.calls, len(self.batches))
 
     def flush(self) -> None:

@@ -24,7 +24,7 @@ and delays calls that come at random as well.
 
 Which callers come back is not known, only how many calls there are: each call may be made by a new
 task, as in a server. No work is done for a call. For a batch it is linear in its size, and nothing
-is done for batches that run for less than `WORTH_S`.
+is done for batches that run for less than `WORTH_S`, or while one caller is alone.
 """
 
 from __future__ import annotations

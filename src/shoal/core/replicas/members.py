@@ -145,7 +145,10 @@ class Members(Generic[ReplicaT]):
         member.ongoing -= requests
 
     def room(self, size: int) -> float:
-        return sum([member.room(size) for member in self._all])
+        room: float = 0
+        for member in self._all:
+            room += member.room(size)
+        return room
 
     def choose(
         self, size: int, home: Member[ReplicaT] | None = None, model: str | None = None
@@ -212,10 +215,7 @@ NO_MEMBERS: Final[Members[Any]] = Members()
 """The replicas of a batcher that runs its handler itself."""
 
 
-def model_of(batch: Batch) -> str | None:
-    return getattr(batch.members[0].options, "model", None)  # set only with the option `models`
-
-
-def home_of(batch: Batch) -> Member[Any] | None:
+def home_and_model_of(batch: Batch) -> tuple[Member[Any] | None, str | None]:
     asked = batch.members[0].options
-    return getattr(asked, "home", None)  # set only with the option `sticky_load_factor`
+    # Each is set only with its option, `sticky_load_factor` or `models`.
+    return getattr(asked, "home", None), getattr(asked, "model", None)

@@ -28,7 +28,7 @@ from shoal.batching.handlers.array_types import array_check
 from shoal.batching.handlers.binding import Binding
 from shoal.batching.handlers.handler import Handler
 from shoal.batching.options import checked_options, refuse_change
-from shoal.core.replicas.members import home_of, model_of
+from shoal.core.replicas.members import home_and_model_of
 from shoal.errors import ReplicaDied
 from shoal.failures.exceptions import own_copy
 from shoal.serving.backends.pool import PoolCapacity
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from shoal.batching.open_batch import OpenBatch
     from shoal.core.events import Observers
     from shoal.core.replicas.members import LoadedModel
-    from shoal.core.request import Batch
     from shoal.replicas.code.instance import Method
     from shoal.serving.backends.models import ModelLoader
     from shoal.serving.backends.pool import Pool, PoolMember
@@ -182,9 +181,9 @@ class BatchDispatcher:
         tries = 0
         batch = running_batch.get()
         size = batch.size  # with padding there are more items
+        home, model = home_and_model_of(batch)
         while True:
-            model = model_of(batch)
-            member = self._chosen(batch, size) or await self._pool.wait(size)
+            member = self._pool.choose(size, home, model) or await self._pool.wait(size)
             self._pool.begin(member, size)
             used: LoadedModel | None = None
             try:
@@ -201,17 +200,14 @@ class BatchDispatcher:
                 self._pool.end(member, size)
             tries += 1
 
-    def _chosen(self, batch: Batch, size: int) -> PoolMember | None:
-        return self._pool.choose(size, home_of(batch), model_of(batch))
-
     async def _steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
         batch = running_batch.get()
+        home, model = home_and_model_of(batch)
         remaining = list(range(len(items)))
         tries = 0
         while remaining:
             size = min(len(remaining), batch.size)
-            model = model_of(batch)
-            member = self._chosen(batch, size) or await self._pool.wait(size)
+            member = self._pool.choose(size, home, model) or await self._pool.wait(size)
             # Recording each step costs time, so a batch that can't run again skips it.
             attempt = _Attempt(remaining, len(items)) if tries or self._retries() else None
             self._pool.begin(member, size)
