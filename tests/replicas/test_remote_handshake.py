@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
-import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from tempfile import TemporaryDirectory
@@ -308,18 +308,26 @@ async def test_a_model_server_that_lies_is_left_at_once(tmp_path, frame):
 @pytest.mark.skipif(
     os.getuid() != 0 or not hasattr(socket, "SO_PEERCRED"), reason="needs root, and Linux"
 )
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 async def test_without_a_token_the_model_server_of_another_user_is_refused():
     nobody = 65534
-    code = (
-        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen();"
-        "print(flush=True); sys.stdin.read()"
-    )
     with TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
-        path = f"{folder}/a"
-        async with await anyio.open_process([sys.executable, "-c", code, path], user=nobody) as it:
-            assert it.stdout is not None
-            await it.stdout.receive()
+        ready, says_so = os.pipe()
+        if not (child := os.fork()):
+            os.setuid(nobody)
+            listening_socket = socket.socket(socket.AF_UNIX)
+            listening_socket.bind(f"{folder}/a")
+            os.chmod(f"{folder}/a", 0o777)
+            listening_socket.listen()
+            os.write(says_so, b"x")
+            signal.pause()
+        try:
+            os.read(ready, 1)
             with pytest.raises(NotAllowed, match="runs as user 65534; set model_server_token_file"):
-                await connect(model_server_address("", f"unix:{path}"), None)
-            it.kill()
+                await connect(model_server_address("", f"unix:{folder}/a"), None)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)  # noqa: ASYNC222 - it is dead
+            os.close(ready)
+            os.close(says_so)
