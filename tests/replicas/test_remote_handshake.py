@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import socket
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 
 import anyio
 import pytest
@@ -14,7 +17,7 @@ from certificates import new_certificate
 from replicas.remote_servers import TOKEN, listening
 from shoal.batching.current import Identity
 from shoal.core.addresses import model_server_address
-from shoal.errors import ReplicaNotStarted
+from shoal.errors import NotAllowed, ReplicaNotStarted
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint
 from shoal.replicas.process.wire.frames import FrameKind, encoded
@@ -117,12 +120,13 @@ def greeting_of(protocol, version):
 async def test_an_ingress_of_another_version_is_refused_with_both_versions(tmp_path, caplog):
     async with serving(f"unix:{tmp_path}/a", None) as (listener, address):
         with await connected(address) as sock, caplog.at_level(logging.WARNING):
-            await handshake.send_all(sock, greeting_of(1, b"0.0.9"))
+            await handshake.send_all(sock, greeting_of(1, b"0.0.9\n\x1b[2J"))
             with anyio.fail_after(5):
                 await handshake.receive(sock, handshake._GREETING.size)  # it says its own
                 assert await closed(sock)
             assert listener.status().refused == {"version": 1}
-        assert "refused: the client runs Shoal 0.0.9 with protocol 1.1, and this" in caplog.text
+        said = r"refused: the client runs Shoal 0.0.9\n\x1b[2J with protocol "
+        assert said in caplog.text  # escaped
 
 
 @asynccontextmanager
@@ -152,7 +156,7 @@ async def test_a_model_server_of_another_version_is_refused(tmp_path):
 
     async with impostor(f"{tmp_path}/a", be_newer) as address:
         said = await failure_of(replica_of(address))
-    assert "the model server runs Shoal 9.9 with protocol 1.99, and this is Shoal" in said
+    assert "the model server runs Shoal 9.9 with protocol 2.99, and this is Shoal" in said
     assert "run the same version on both" in said
 
 
@@ -299,3 +303,31 @@ async def test_a_model_server_that_lies_is_left_at_once(tmp_path, frame):
             with anyio.fail_after(5):
                 said = await failure_of(replica_of(f"unix:{tmp_path}/a"))
         assert "it sent an invalid frame" in said
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0 or not hasattr(socket, "SO_PEERCRED"), reason="needs root, and Linux"
+)
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+async def test_without_a_token_the_model_server_of_another_user_is_refused():
+    nobody = 65534
+    with TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        ready, says_so = os.pipe()
+        if not (child := os.fork()):
+            os.setuid(nobody)
+            listening_socket = socket.socket(socket.AF_UNIX)
+            listening_socket.bind(f"{folder}/a")
+            os.chmod(f"{folder}/a", 0o777)
+            listening_socket.listen()
+            os.write(says_so, b"x")
+            signal.pause()
+        try:
+            os.read(ready, 1)
+            with pytest.raises(NotAllowed, match="runs as user 65534; set model_server_token_file"):
+                await connect(model_server_address("", f"unix:{folder}/a"), None)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)  # noqa: ASYNC222 - it is dead
+            os.close(ready)
+            os.close(says_so)

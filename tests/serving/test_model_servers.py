@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import count
 
 import anyio
 import numpy as np
@@ -296,10 +298,9 @@ async def test_a_file_of_addresses_is_read_again(tmp_path, monkeypatch, caplog):
         file.write_text("not an address")
         await until(lambda: "a line of the file must be tls://" in caplog.text)
         assert await handle.call(1) == 1
-        file.write_text("")
-        await until(lambda: not status_of(controller).replicas)
-        with pytest.raises(BackendUnavailable, match="model_servers leads to no address"):
-            await handle.call(2)
+        file.write_text("")  # as while it is being written
+        await until(lambda: "it has no address" in caplog.text)
+        assert await handle.call(2) == 2
         file.write_text(at)
         await until(lambda: ready() == {at})
         assert await handle.call(3) == 3
@@ -337,6 +338,32 @@ async def test_the_list_is_changed_while_it_serves(tmp_path):
         await until(lambda: [r.state for r in status_of(controller).replicas] == ["ready"] * 2)
         assert status_of(controller).replicas[0].tag == first.tag
         assert await handle.call(1) == 1
+
+
+async def test_a_list_that_leads_nowhere_takes_no_model_server_away(tmp_path, caplog):
+    at = f"unix:{tmp_path}/a"
+    async with model_server(at, Model()), ingress(at) as (controller, handle):
+        changed = {"model_servers": f"file:{tmp_path}/missing"}
+        await controller.update_backend_config("model", changed)
+        await until(lambda: "can't look up file:" in caplog.text)
+        assert await handle.call(1) == 1
+
+
+async def test_a_start_without_an_address_fails_in_time(tmp_path):
+    (tmp_path / "models").write_text("# none yet\n")
+    with anyio.fail_after(5), pytest.raises(BackendUnavailable, match="leads to no address"):
+        async with ingress(f"file:{tmp_path}/models", start_timeout_s=0.2):
+            pass
+
+
+async def test_a_file_that_can_not_be_read_delays_no_other_entry(tmp_path, monkeypatch):
+    monkeypatch.setattr(lookup, "_TIMEOUT_S", 0.05)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "models").write_text("unix:/a")
+    lookups = lookup.Lookup("model", [f"file:{tmp_path}/pipe", f"file:{tmp_path}/models"])
+    with anyio.fail_after(5):
+        assert await lookups.addresses() == ("unix:/a",)
+    os.close(os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK))  # ends the thread
 
 
 async def test_a_start_waits_for_a_model_server_and_not_for_ever(tmp_path):
@@ -385,6 +412,32 @@ async def test_a_peer_that_hangs_is_given_up(tmp_path, monkeypatch, silent):
         if silent == "model server":
             assert "nothing was received for 0.2 s" in str(status_of(controller).failure or "0.2 s")
         assert listener is not None
+
+
+async def test_a_peer_that_takes_less_than_is_sent_is_not_given_up():
+    class Link:
+        sent_bytes = 0
+        unsent_bytes = 1000
+
+        @property
+        def is_closed(self):
+            self.sent_bytes += self.is_taking
+            self.unsent_bytes += 1000
+            return self.unsent_bytes > 30_000
+
+        def send(self, frame):
+            pass
+
+    class Reader:
+        numbers = count()
+        total = property(lambda self: next(self.numbers))
+
+    link, reader = Link(), Reader()
+    for is_taking in (True, False):
+        said = []
+        link.unsent_bytes, link.is_taking = 1000, is_taking
+        await keep_alive_module.keep_alive(link, reader, said.append, period_s=0)
+        assert bool(said) is not is_taking
 
 
 @pytest.mark.parametrize(

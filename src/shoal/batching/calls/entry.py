@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 from anyio.lowlevel import checkpoint
 
-from shoal.batching.calls.groups import Splitting, all_results, any_failed, clear_errors
+from shoal.batching.calls.groups import (
+    SeparateCalls,
+    Splitting,
+    all_results,
+    any_failed,
+    clear_errors,
+)
 from shoal.batching.calls.intake import result_of
 from shoal.batching.calls.leaving import CallerLeft, leave, run_unless_left
 from shoal.batching.calls.sharing import Sharing
@@ -185,18 +191,25 @@ class Entry:
         return self._map(items, asked, return_exceptions=return_exceptions)
 
     async def outcomes_of(
-        self, items: list[Any], call_options: Sequence[CallOptions | None]
+        self,
+        items: list[Any],
+        call_options: Sequence[CallOptions | None],
+        begun: Callable[[Callable[[int], None]], object],
     ) -> list[Any]:
-        """Makes a call for each item, with its own options; returns results and exceptions."""
-        if self._sharing is not None:
-            rest = iter(call_options)
-            return await self._sharing.map(
-                items, lambda item: self.options_of(item, next(rest)), return_exceptions=True
-            )
-        if not self.needs_options and not any(call_options):
-            return await self._map_alike(items, return_exceptions=True)
-        asked = [options or NO_CALL_OPTIONS for options in call_options]
-        return await self._map(items, asked, return_exceptions=True)
+        """Makes a call for each item, with its own options; returns results and exceptions.
+
+        Each call is admitted by itself. `begun` gets a function that makes the caller of one leave.
+        """
+        if self._divides:
+            asked = [options or NO_CALL_OPTIONS for options in call_options]
+            return await self._map(items, asked, return_exceptions=True)
+        rest = iter(call_options)
+        opener = self._sharing or self.intake
+        calls = SeparateCalls(self.intake, opener.enter)
+        for item in items:
+            calls.enter(item, lambda item: self.options_of(item, next(rest)))
+        begun(calls.leave)
+        return await calls.outcomes()
 
     def begin_stream_of(self, item: Any, call_options: CallOptions | None) -> ResultStream[Any]:
         return ResultStream(partial(self._entered_with, item, call_options))

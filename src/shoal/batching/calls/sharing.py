@@ -27,17 +27,15 @@ from functools import partial
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio.lowlevel
-
 from shoal.batching.calls.flight import Flight, SharedBuffer, filled_buffer
-from shoal.batching.calls.groups import GroupWaiter
+from shoal.batching.calls.groups import SeparateCalls
 from shoal.batching.current import waiting_batches
 from shoal.core.request import NOTHING, Request, State
 from shoal.failures.exceptions import own_copy
 from shoal.failures.held import held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, MutableMapping
 
     from shoal.batching.calls.intake import Intake
     from shoal.core.counters import Counters
@@ -118,46 +116,11 @@ class Sharing:
         *,
         return_exceptions: bool,
     ) -> list[Any]:
-        intake = self._intake
-        intake.check_loop()
-        waiter = GroupWaiter(intake.parking, len(items))
-        made: list[Request | Exception] = []
-        requests: list[Request] = []
-        try:
-            for item in items:
-                try:
-                    request = self.enter(item, options_of(item), waiter)
-                except Exception as error:
-                    if not return_exceptions:
-                        self._drop(requests)
-                        await anyio.lowlevel.checkpoint()
-                        raise
-                    made.append(error)
-                else:
-                    made.append(request)
-                    requests.append(request)
-            waiter.left = sum([request.state is RUNNING for request in requests])
-            try:
-                await (waiter if waiter.left else anyio.lowlevel.checkpoint())
-            except BaseException:
-                self._drop(requests)
-                raise
-            for request in requests:
-                if request.error is not None and not return_exceptions:
-                    raise request.error
-            return [
-                one if isinstance(one, Exception) else one.value if one.error is None else one.error
-                for one in made
-            ]
-        finally:
-            made.clear()  # the traceback of an error holds this frame
-            for request in requests:
-                request.error = None
-                intake.former.overdue.forget(request)
-
-    def _drop(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self._intake.abandon(request)
+        calls = SeparateCalls(self._intake, self.enter)
+        for item in items:
+            if not calls.enter(item, options_of) and not return_exceptions:
+                break
+        return await calls.outcomes(return_exceptions=return_exceptions)
 
     def enter(self, item: Any, options: RequestOptions | None, waiter: Any = None) -> Request:
         """Makes the request of one call, like `Intake.enter`; it may have ended already."""

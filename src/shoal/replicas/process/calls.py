@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from shoal.batching.open_relay import OpenNews, OpenRelay
+    from shoal.core.request import Batch, Request
     from shoal.errors import ReplicaDied
     from shoal.replicas.process.wire.connection import FrameConnection
     from shoal.replicas.process.wire.frames import Frame
@@ -107,16 +108,37 @@ class Conversation:
         call = self._replies.calls.get(id_)
         return 0 if call is None else len(call.frames)
 
-    async def ask(self, kind: FrameKind, message: Message) -> Any:
-        """Makes a call with one response. Cancellation cancels it, unless it starts the code."""
+    async def ask(self, kind: FrameKind, message: Message, batch: Batch | None = None) -> Any:
+        """Makes a call with one response. Cancellation cancels it, unless it starts the code.
+
+        With a `batch`, callers of it that leave are reported to the other end.
+        """
         call = await self._begin(kind, message)
+        on_left = None if batch is None else batch.on_left
         try:
+            if batch is not None:
+                batch.on_left = partial(self._left, call, batch, on_left)
             frame = await self._replies.next(call)
             if frame is None:
                 raise self._worker.death()
             return await self._opened(frame, _NAMES.get(kind, HANDLER))
         finally:
+            if batch is not None:
+                batch.on_left = on_left
             await self._leave(call, kind)
+
+    def _left(
+        self,
+        call: PendingCall,
+        batch: Batch,
+        on_left: Callable[[Request | None], object] | None,
+        request: Request | None,
+    ) -> None:
+        if request is not None and batch.active and not call.is_over:
+            place = packed(batch.members.index(request))
+            self.data.send_soon(self.codec.frame(FrameKind.CANCEL, call.id, place))
+        if on_left is not None:
+            on_left(request)
 
     async def ask_steps(self, message: Message) -> AsyncGenerator[Any, None]:
         call = await self._begin(FrameKind.STREAM, message)

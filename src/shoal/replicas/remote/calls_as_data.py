@@ -16,6 +16,7 @@ from shoal.core.request import NOTHING
 from shoal.replicas.process.wire.batch import metadata_parts, received_metadata
 from shoal.replicas.process.wire.messages import Message, packed
 from shoal.replicas.process.wire.start import why_unsendable
+from shoal.replicas.remote.keep_alive import check_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,7 +36,8 @@ class CallsAsData(NamedTuple):
     metadata: list[_Metadata]
     places: list[int] | None  # the metadata of each call; None if all have the first, or have none
 
-    def call_options(self) -> list[CallOptions | None]:
+    def call_options(self, levels: int) -> list[CallOptions | None]:
+        """Returns the options of each call, for a server with that many priority levels."""
         count = len(self.items)
         if self.left_s is None and self.priorities is None and not self.metadata:
             return [None] * count
@@ -44,7 +46,7 @@ class CallsAsData(NamedTuple):
         priorities = self.priorities or [None] * count
         places = self.places or [0] * count
         return [
-            CallOptions(limit_s, metadata[place], priority)
+            CallOptions(limit_s, metadata[place], priority and min(priority, levels))
             for limit_s, place, priority in zip(left_s, places, priorities, strict=True)
         ]
 
@@ -70,9 +72,11 @@ def packed_calls(method: str, items: list[Any]) -> Message:
         [places[id(one)] for one in given] if len(known) > 1 else None,
     )
     try:
-        return packed(calls)
+        message = packed(calls)
     except Exception as error:
         raise why_unsendable("item {nth} of the batch", items, error) from error
+    check_size(message, "the items of a batch")
+    return message
 
 
 def _left(deadlines: Sequence[float | None]) -> list[float | None]:

@@ -36,7 +36,7 @@ LEAST_TOKEN: Final = 32
 
 _MAGIC: Final = b"SHOAL-MS"
 # Of the handshake and of the content of the messages; the frames have their own version.
-_VERSION: Final = 1
+_VERSION: Final = 2
 # Magic, versions, whether it has a token, the version of Shoal, nonce.
 _GREETING: Final = struct.Struct("<8sHH?x20s32s")
 _NONCE: Final = 32
@@ -116,7 +116,8 @@ def _read_greeting(data: bytes, who: str) -> _Greeting:
     magic, version, protocol, has_token, release, _ = _GREETING.unpack(data)
     if magic != _MAGIC:
         raise HandshakeRefused(f"{who} does not speak the protocol of model servers", "not shoal")
-    text = release.rstrip(b"\0").decode("ascii", "replace")
+    # It is logged before the other end has proved anything.
+    text = ascii(release.rstrip(b"\0").decode("latin-1"))[1:-1]
     return _Greeting((version, protocol), has_token, text, data)
 
 

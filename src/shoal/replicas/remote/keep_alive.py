@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from shoal.errors import ItemTooLarge
 from shoal.replicas.process.wire.frames import FrameKind
 from shoal.replicas.process.wire.messages import MessageCodec
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from shoal.replicas.process.wire.connection import FrameConnection
     from shoal.replicas.process.wire.frames import FrameReader
+    from shoal.replicas.process.wire.messages import Message
 
 PERIOD_S: Final = 1.0
 MOST_SILENT: Final = 10
@@ -27,6 +29,14 @@ MOST_SILENT: Final = 10
 
 MOST_BYTES: Final = 2**30
 """The largest frame between servers, and the most bytes that may wait to be sent."""
+
+
+def check_size(message: Message, what: str) -> None:
+    """Raises `ItemTooLarge` for a message that would end the connection."""
+    size = sum([len(part) for part in message.parts])
+    size += sum([memoryview(buffer).nbytes for buffer in message.buffers])
+    if size > MOST_BYTES:
+        raise ItemTooLarge(f"{what} take {size:,} bytes; a message may take {MOST_BYTES:,}")
 
 
 async def keep_alive(
@@ -38,13 +48,13 @@ async def keep_alive(
     """Sends pings; calls `on_dead` with the reason if the other end is silent or takes nothing."""
     ping = MessageCodec().frame(FrameKind.PING, 0)
     silent = stuck = 0
-    received, unsent = reader.total, 0
+    received, sent = reader.total, connection.sent_bytes
     while not connection.is_closed:
         await anyio.sleep(period_s)
-        now_unsent = connection.unsent_bytes
+        unsent = connection.unsent_bytes
         silent = silent + 1 if reader.total == received else 0
-        stuck = stuck + 1 if unsent and now_unsent >= unsent else 0
-        received, unsent = reader.total, now_unsent
+        stuck = stuck + 1 if unsent and connection.sent_bytes == sent else 0
+        received, sent = reader.total, connection.sent_bytes
         if silent >= MOST_SILENT:
             on_dead(f"nothing was received for {MOST_SILENT * period_s:g} s")
         elif stuck >= MOST_SILENT:

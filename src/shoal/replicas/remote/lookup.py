@@ -33,15 +33,19 @@ class Lookup:
 
     async def addresses(self) -> tuple[str, ...]:
         """Returns the addresses, each once, in the order of the entries."""
-        for entry in self._entries:
-            try:
-                with anyio.fail_after(_TIMEOUT_S):
-                    self._last[entry] = await _addresses_of(entry)
-                self._failures.pop(entry, None)
-            except (OSError, ValueError, UnicodeError) as error:
-                self._note(entry, error)
+        async with anyio.create_task_group() as tasks:
+            for entry in self._entries:
+                tasks.start_soon(self._look_up, entry)
         found = [one for entry in self._entries for one in self._last.get(entry, ())]
         return tuple(dict.fromkeys(found))
+
+    async def _look_up(self, entry: str) -> None:
+        try:
+            with anyio.fail_after(_TIMEOUT_S):
+                self._last[entry] = await _addresses_of(entry)
+            self._failures.pop(entry, None)
+        except (OSError, ValueError) as error:
+            self._note(entry, error)
 
     def _note(self, entry: str, error: Exception) -> None:
         """Logs a failure once, until another one takes its place."""
@@ -56,7 +60,10 @@ async def _addresses_of(entry: str) -> list[str]:
     if path is None:
         named = [model_server_address("model_servers", entry)]
     else:
-        named = addresses_in(await anyio.to_thread.run_sync(Path(path).read_text))
+        # A file on a broken mount, or a pipe, may never be read.
+        text = await anyio.to_thread.run_sync(Path(path).read_text, abandon_on_cancel=True)
+        if not (named := addresses_in(text)):
+            raise ValueError("it has no address")
     return [str(one) for address in named for one in await _behind(address)]
 
 

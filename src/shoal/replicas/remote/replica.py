@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from shoal.batching.current import running_batch
 from shoal.core.addresses import model_server_address
 from shoal.errors import NotAllowed, ReplicaDied, ReplicaNotStarted
 from shoal.failures.exceptions import ungrouped
@@ -119,7 +120,8 @@ class RemoteReplica(Replica):
         conversation = self._working()
         self._under_way += 1
         try:
-            return await conversation.ask(FrameKind.RUN, packed_calls(method, items))
+            message = packed_calls(method, items)
+            return await conversation.ask(FrameKind.RUN, message, running_batch.get(None))
         finally:
             self._ended_one()
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from shoal.errors import NotAllowed
 from shoal.replicas.remote.handshake import HANDSHAKE_S, greet_model_server
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 _IDLE_S: Final = 2
 _PROBES: Final = 3
 _UNACKNOWLEDGED_MS: Final = 5000
+
+# Of the process at the other end of a UNIX socket: its id, user and group.
+_CREDENTIALS: Final = struct.Struct("3i")
 
 
 async def connect(address: ModelServerAddress, token: str | None) -> Any:
@@ -33,6 +38,8 @@ async def connect(address: ModelServerAddress, token: str | None) -> Any:
         with anyio.fail_after(HANDSHAKE_S):
             sock = await _connected(address)
             prepare(sock)
+            if token is None:
+                _check_owner(sock)
             fingerprint = b""
             if address.has_tls:
                 from shoal.replicas.remote.tls import TlsSocket, client_context
@@ -72,6 +79,16 @@ async def _connected(address: ModelServerAddress) -> socket.socket:
             return sock
     assert failure is not None
     raise failure
+
+
+def _check_owner(sock: socket.socket) -> None:
+    """Raises `NotAllowed` unless the listening program runs as this user, or as root."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(credentials)
+    if user not in (0, os.getuid()):
+        raise NotAllowed(f"it runs as user {user}; set model_server_token_file")
 
 
 async def _connect(sock: socket.socket, name: Any) -> None:

@@ -124,6 +124,7 @@ class Backend:
         self.changing = anyio.Lock()  # held while the config changes
         self.method_batchers: dict[str, MethodBatcher] = {}
         self.is_closing = False
+        self.on_closing: set[Callable[[], object]] = set()  # called when it begins to close
         self._enter = enter  # called first in each task in which the code may run
         self._observers = observers
         self.devices = devices
@@ -202,6 +203,8 @@ class Backend:
     async def close(self, *, at_once: bool = False) -> None:
         # Cancellation ends the backend at once; `wait_ended` waits for that.
         self.is_closing = True
+        for notify in tuple(self.on_closing):
+            notify()
         self.supervisor.drain()
         self._scaling.configure(None)
         self.membership.end()

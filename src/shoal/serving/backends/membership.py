@@ -87,7 +87,8 @@ class Membership:
                     await anyio.sleep(LOOKUP_S)
                 at_once = False
                 addresses = await lookup.addresses()
-                if addresses != self._addresses:
+                # Those that are there stay while nothing is found: a file may be being written.
+                if addresses and set(addresses) != set(self._addresses):
                     self._follow(addresses)
 
     def _follow(self, addresses: tuple[str, ...]) -> None:

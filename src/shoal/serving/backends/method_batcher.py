@@ -222,7 +222,7 @@ class BatchDispatcher:
                 return
             except ReplicaDied as death:
                 if attempt is None:
-                    self._note(member, death)
+                    note_death(self._pool, member, death)
                     raise
                 if not self._runs_again(member, death, tries):
                     raise
@@ -235,20 +235,23 @@ class BatchDispatcher:
             remaining = attempt.untouched()
             tries += 1
 
-    def _note(self, member: PoolMember, death: ReplicaDied) -> bool:
-        """Withdraws a replica that died; returns whether it was the one that died."""
-        if death.replica not in ("", member.replica.tag):
-            return False
-        self._pool.withdraw(member)
-        return True
-
     def _runs_again(self, member: PoolMember, death: ReplicaDied, tries: int) -> bool:
-        # The replica that died may be another one, which the code has called.
-        is_own = self._note(member, death)
+        is_own = note_death(self._pool, member, death)
         if not is_own or tries >= self._retries():
             return False
         logger.warning("%s: a batch runs again, since %s", self._name, death)
         return True
+
+
+def note_death(pool: Pool, member: PoolMember, death: ReplicaDied) -> bool:
+    """Withdraws a replica that died; returns whether it was the one that died."""
+    # The replica that died may be another one, which the code has called.
+    if death.replica not in ("", member.replica.tag):
+        return False
+    pool.withdraw(member)
+    if member.replica.takes_work:  # it must end, or nothing would take its place
+        member.replica.kill("its work failed with ReplicaDied")
+    return True
 
 
 def open_handler(pool: Pool, method: str, fill: Fill, streams: bool, binding: Binding) -> Handler:
@@ -263,8 +266,7 @@ def open_handler(pool: Pool, method: str, fill: Fill, streams: bool, binding: Bi
         try:
             await member.replica.run_open(method, batch)
         except ReplicaDied as death:
-            if death.replica in ("", member.replica.tag):  # the code may have called another
-                pool.withdraw(member)
+            note_death(pool, member, death)
             raise
         finally:
             member.open.remove(running)

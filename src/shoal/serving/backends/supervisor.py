@@ -13,7 +13,7 @@ import math
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -216,7 +216,11 @@ class Supervisor:
             if self._none_started():
                 raise self.failures.not_started(self.failures.last)
             self._is_first_awaited = True
-            await self._change.wait()
+            is_waiting = anyio.current_time() < self.waits_until
+            if not is_waiting and not self.managed:
+                self._pool.check_available()  # there is no model server
+            with anyio.CancelScope(deadline=self.waits_until if is_waiting else math.inf):
+                await self._change.wait()
         return self.description
 
     async def described(self) -> Description:
@@ -318,6 +322,9 @@ class Supervisor:
     def _is_ready(
         self, tasks: TaskGroup, managed: ManagedReplica, description: Description
     ) -> None:
+        if self.config.is_remote and not _alike(self.description or description, description):
+            managed.kill("it has other methods than before; restart this server as well")
+            return
         managed.ready_at = now = anyio.current_time()
         self.failures.ready(None if managed.began_at is None else now - managed.began_at)
         self._logged.pop(managed.replica.blueprint.address, None)
@@ -362,7 +369,8 @@ class Supervisor:
         self._wake()
 
     def _log(self, managed: ManagedReplica) -> None:
-        why, address = str(managed.failure), managed.replica.blueprint.address
+        address = managed.replica.blueprint.address
+        why = str(managed.failure).replace(managed.replica.tag, "")
         if address and self._logged.get(address) == why:
             return
         self._logged[address] = why
@@ -400,3 +408,21 @@ class Supervisor:
     def _wake(self) -> None:
         self._change.set()
         self._change = anyio.Event()
+
+
+def _alike(one: Description, other: Description) -> bool:
+    """Whether calls of the methods that both have are made in the same way."""
+    forms, others = _forms(one), _forms(other)
+    return all(forms[name] == others[name] for name in forms.keys() & others.keys())
+
+
+def _forms(description: Description) -> dict[str, Any]:
+    # Not the defaults and annotations, which may be of any class, and may not be comparable.
+    return {
+        name: (
+            method.streams,
+            method.batched,
+            [(one.name, one.kind) for one in method.signature.parameters.values()],
+        )
+        for name, method in description.methods.items()
+    }

@@ -17,7 +17,13 @@ import anyio
 
 from shoal.batching.calls.stream import END, SKIP
 from shoal.batching.current import continued
-from shoal.errors import BatcherClosed, DeadlineExceeded, HandlerFailed, NoSuchName, ReplicaDied
+from shoal.errors import (
+    BackendUnavailable,
+    BatcherClosed,
+    HandlerFailed,
+    NoSuchName,
+    ReplicaDied,
+)
 from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.process.wire.connection import FrameConnection
@@ -25,10 +31,10 @@ from shoal.replicas.process.wire.errors import as_data, check_may_leave, slots_a
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, FrameReader
 from shoal.replicas.process.wire.messages import EMPTY, MessageCodec, packed, unpickled
 from shoal.replicas.process.wire.start import Defaults, sendable, why_unsendable
-from shoal.replicas.remote.keep_alive import MOST_BYTES, keep_alive
+from shoal.replicas.remote.keep_alive import MOST_BYTES, check_size, keep_alive
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from anyio.abc import TaskGroup
 
@@ -71,8 +77,22 @@ class _Call:
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
+        # Ends the request at a place in the message, and the places before that is known.
+        self._leave: Callable[[int], object] | None = None
+        self._left: list[int] = []
         self.credit = STEPS_AHEAD
         self.has_credit = anyio.Event()
+
+    def leave(self, place: int) -> None:
+        if self._leave is None:
+            self._left.append(place)
+        else:
+            self._leave(place)
+
+    def begun(self, leave: Callable[[int], object]) -> None:
+        self._leave = leave
+        for place in self._left:
+            leave(place)
 
 
 class Ingress:
@@ -107,6 +127,8 @@ class Ingress:
                 tasks.cancel_scope.cancel()
         finally:
             self._connection.close()
+            if self._backend is not None:
+                self._backend.on_closing.discard(self.drain)
 
     def traffic(self) -> IngressTraffic:
         return IngressTraffic(
@@ -115,6 +137,8 @@ class Ingress:
 
     def drain(self) -> None:
         """Notifies the ingress that it should send no more; its calls go on."""
+        if self._is_draining:
+            return
         self._is_draining = True
         self._connection.send(self._codec.frame(FrameKind.DRAIN, 0))
 
@@ -144,7 +168,9 @@ class Ingress:
         elif kind is FrameKind.CANCEL or kind is FrameKind.CREDIT:
             if (known := self._calls.get(frame.id)) is None:
                 return  # it has ended
-            if kind is FrameKind.CANCEL:
+            if kind is FrameKind.CANCEL and frame.body:
+                known.leave(int(unpickled(frame.body)))
+            elif kind is FrameKind.CANCEL:
                 known.scope.cancel()
             else:
                 known.credit += int(unpickled(frame.body))
@@ -172,7 +198,7 @@ class Ingress:
     async def _attempt(self, frame: Frame, call: _Call) -> tuple[FrameKind, Message]:
         match frame.kind:
             case FrameKind.RUN:
-                return FrameKind.RESULT, await self._run(frame)
+                return FrameKind.RESULT, await self._run(frame, call)
             case FrameKind.STREAM:
                 await self._stream(frame, call)
                 return FrameKind.END, EMPTY
@@ -190,8 +216,12 @@ class Ingress:
         if backend is None:
             there = ", ".join(self._controller.backends) or "none"
             raise NoSuchName(f"it has no backend {tag!r}; it has: {there}")
-        description = await backend.supervisor.described()
+        supervisor = backend.supervisor
+        if supervisor.wanted:  # else a request starts a replica
+            await supervisor.any_ready()
+        description = await supervisor.described()
         self._backend = backend
+        backend.on_closing.add(self.drain)
         description = _for_ingress(description, backend.config)
         methods = description.methods
         self._defaults = {name: Defaults(one.signature) for name, one in methods.items()}
@@ -204,37 +234,32 @@ class Ingress:
 
     async def _check_health(self) -> None:
         """Raises an error unless a replica is healthy; its supervisor replaces the others."""
-        managed = await self._found().supervisor.any_ready()
-        if (trouble := await managed.trouble()) is not None:
+        supervisor = self._found().supervisor
+        if supervisor.wanted:
+            await supervisor.any_ready()
+        trouble = None
+        for managed in supervisor.ready():
+            if (trouble := await managed.trouble()) is None:
+                return
+        if trouble is not None:
             raise HandlerFailed(trouble)
 
-    async def _run(self, frame: Frame) -> Message:
+    async def _run(self, frame: Frame, call: _Call) -> Message:
         batcher, calls = await self._opened(frame, streams=False)
-        items, options = calls.items, calls.call_options()
-        # One that is late already would make the others late: they are admitted together.
-        late = {
-            place: DeadlineExceeded(f"a call to {batcher.batcher.name} was made after its deadline")
-            for place, asked in enumerate(options)
-            if asked is not None and asked.timeout_s is not None and asked.timeout_s <= 0
-        }
         with continued(calls.trace):
             outcomes = await batcher.batcher.find().outcomes_of(
-                [item for place, item in enumerate(items) if place not in late],
-                [asked for place, asked in enumerate(options) if place not in late],
+                calls.items, calls.call_options(_levels(batcher)), call.begun
             )
         try:
-            if not late:
-                self._refuse_unserved(outcomes)
-                _raise_common(outcomes)
-            for place, error in late.items():
-                outcomes.insert(place, error)
+            self._refuse_unserved(outcomes)
+            _raise_common(outcomes)
             return _packed(calls.method, outcomes)
         finally:
             outcomes.clear()  # the tracebacks of errors hold this frame
 
     async def _stream(self, frame: Frame, call: _Call) -> None:
         batcher, calls = await self._opened(frame, streams=True)
-        items, options = calls.items, calls.call_options()
+        items, options = calls.items, calls.call_options(_levels(batcher))
         with continued(calls.trace):
             steps = _Steps(len(items))
             async with AsyncExitStack() as leaving, anyio.create_task_group() as tasks:
@@ -247,7 +272,11 @@ class Ingress:
                     else:
                         tasks.start_soon(steps.read, place, stream)
                 async with aclosing(steps.each()) as each:
+                    is_first = True
                     async for step in each:
+                        if is_first:
+                            self._refuse_unserved(step)
+                            is_first = False
                         part = self._codec.frame(
                             FrameKind.PART, frame.id, _packed(calls.method, step)
                         )
@@ -270,7 +299,7 @@ class Ingress:
             try:
                 batcher = await backend.method_batcher(calls.method)
             except BatcherClosed as error:
-                raise self._closing() from error
+                raise self._unserved("is closing") from error
         if batcher.streams is not streams:
             raise TypeError(
                 f"{batcher.batcher.name} {'gives one result' if streams else 'streams'}"
@@ -281,18 +310,25 @@ class Ingress:
 
     def _found(self) -> Backend:
         backend = self._backend
-        if backend is None or self._controller.backends.get(backend.tag) is not backend:
+        if backend is None:
             self._ended.set()
-            raise self._closing()
+        if backend is None or backend.is_closing:
+            raise self._unserved("is closing")
         return backend
 
     def _refuse_unserved(self, outcomes: Sequence[Any]) -> None:
-        """Raises `ReplicaDied`, so that the batch may run elsewhere, if this server was closing."""
-        if outcomes and all(type(one) is BatcherClosed for one in outcomes):
-            raise self._closing()
+        """Raises `ReplicaDied`, so that the batch may run elsewhere, if nothing can serve it."""
+        # The code may raise such errors as well, for reasons of its own.
+        backend, kinds = self._backend, {type(one) for one in outcomes}
+        assert backend is not None
+        if kinds == {BatcherClosed} and (self._is_draining or backend.is_closing):
+            raise self._unserved("is closing")
+        if kinds == {BackendUnavailable} and not backend.supervisor.ready():
+            self.drain()  # it connects again, and then waits for a replica
+            raise self._unserved("has no replica")
 
-    def _closing(self) -> ReplicaDied:
-        return ReplicaDied("the backend of the model server is closing", replica=self._tag)
+    def _unserved(self, why: str) -> ReplicaDied:
+        return ReplicaDied(f"the backend of the model server {why}", replica=self._tag)
 
 
 class _Steps:
@@ -332,6 +368,10 @@ class _Steps:
             yield step
 
 
+def _levels(batcher: MethodBatcher) -> int:
+    return batcher.batcher.options.priority_levels
+
+
 def _for_ingress(description: Description, config: BackendConfig) -> Description:
     """Lets each item for an open batch have a message of its own, and so an answer of its own."""
     if config.fill == "closed":
@@ -360,7 +400,12 @@ def _raise_common(outcomes: Sequence[Any]) -> None:
 
 def _packed(method: str, slots: list[Any]) -> Message:
     check_may_leave(slots)
+    for slot in slots:
+        if isinstance(slot, ReplicaDied):  # the ingress has replicas of the same name
+            slot.replica = f"{slot.replica or 'a replica'} of the model server"
     try:
-        return packed(slots_as_data(slots))
+        message = packed(slots_as_data(slots))
     except Exception as error:
         raise why_unsendable(f"result {{nth}} of {method}()", slots, error) from error
+    check_size(message, f"the results of {method}()")
+    return message

@@ -397,7 +397,7 @@ async def _raises_no_exception(stage: Stage, function: Callable[[], None]) -> No
         stage.promise = RAISED
         got = await outcome(played.run("call", [function]))
         # What forms the batches may outlive the code, and start it again.
-        if stage.own_batches and issubclass(type(got), list) and _has_died(got[0]):
+        if stage.own_batches and issubclass(type(got), list) and isinstance(got[0], ReplicaDied):
             got = HandlerFailed(str(got[0]))
         if _has_died(got):
             await played.ended.wait()

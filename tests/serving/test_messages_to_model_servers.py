@@ -1,0 +1,221 @@
+"""What a message of several calls to a model server owes to each of them, and how backends end."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from serving.test_model_servers import Model, ingress, model_server, status_of, until
+from shoal.errors import BatcherClosed, ItemTooLarge, Overloaded, ReplicaDied
+from shoal.replicas.remote import keep_alive
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+
+async def outcome_of(call, outcomes=None):
+    try:
+        outcome = await call
+    except Exception as error:
+        outcome = error
+    if outcomes is not None:
+        outcomes.append(outcome)
+    return outcome
+
+
+async def test_the_calls_of_a_message_that_fit_into_the_queue_are_served(tmp_path):
+    model, at = Model(), f"unix:{tmp_path}/a"
+    outcomes = []
+    async with (
+        model_server(at, model, max_batch_size=1, max_queued_requests=4) as (server, _),
+        ingress(at) as (_, handle),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(handle.call, "hold")
+        await model.holding.wait()
+        for n in range(10):
+            tasks.start_soon(outcome_of, handle.call(n), outcomes)
+        await until(lambda: status_of(server).queued == 4)
+        model.released.set()
+    assert sum(isinstance(one, Overloaded) for one in outcomes) == 6
+    assert len([one for one in outcomes if isinstance(one, int)]) == 4
+
+
+async def test_a_caller_of_a_message_that_leaves_frees_its_place_over_there(tmp_path):
+    model, at = Model(), f"unix:{tmp_path}/a"
+    async with (
+        model_server(at, model, max_batch_size=1) as (server, _),
+        ingress(at) as (_, handle),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(handle.call, "hold")
+        await model.holding.wait()
+        outcomes = []
+        async with anyio.create_task_group() as together:
+            for n in range(6):
+                if n in (2, 4):
+                    tasks.start_soon(outcome_of, handle.call(n), outcomes)
+                else:
+                    together.start_soon(handle.call, n)
+            await until(lambda: status_of(server).queued == 6)
+            together.cancel_scope.cancel()
+        await until(lambda: status_of(server).queued == 2)
+        model.released.set()
+        await until(lambda: len(outcomes) == 2)
+    assert sorted(outcomes) == [2, 4]
+    assert model.batches == [1, 1, 1]
+
+
+async def test_an_error_of_the_code_that_looks_like_a_closed_backend_is_its_result(tmp_path):
+    async def model(items: list[int]) -> list[int]:
+        if 1 in items:
+            raise BatcherClosed("another batcher is closed")
+        return items
+
+    at = f"unix:{tmp_path}/a"
+    async with model_server(at, model), ingress(at, retries=1) as (controller, handle):
+        with pytest.raises(BatcherClosed, match="another batcher"):
+            await handle.call(1)
+        with anyio.fail_after(5):
+            assert await handle.call(2) == 2
+        assert status_of(controller).deaths == 0
+
+
+async def test_a_model_server_without_a_replica_gets_no_more_work(tmp_path):
+    class Broken:
+        def __init__(self):
+            if broken:
+                raise RuntimeError("the GPU is broken")
+
+        async def __call__(self, items: list[str]) -> list[str]:
+            if "die" in items:
+                raise SystemExit("the code wants to end")
+            return ["the broken one"] * len(items)
+
+    broken = False
+    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+    async with (
+        model_server(at, Broken) as (server, _),
+        model_server(also, Model()),
+        ingress(at, also, retries=1) as (_, handle),
+    ):
+        broken = True
+        while status_of(server).state != "unavailable":
+            await outcome_of(handle.call("die"))
+        outcomes = [await outcome_of(handle.call("go on")) for _ in range(8)]
+        assert outcomes == ["go on"] * 8
+        broken = False
+
+
+async def test_the_work_of_a_backend_that_is_deleted_ends_and_the_next_one_gets_more(tmp_path):
+    model, at = Model(), f"unix:{tmp_path}/a"
+    outcomes = []
+    async with (
+        model_server(at, model) as (server, _),
+        ingress(at) as (controller, handle),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(outcome_of, handle.call("hold"), outcomes)
+        await model.holding.wait()
+        deleted = anyio.Event()
+
+        async def delete():
+            await server.delete_backend("model")
+            deleted.set()
+
+        tasks.start_soon(delete)
+        members = controller.backends["model"].pool.members
+        await until(lambda: not any(member.replica.takes_work for member in members))
+        tasks.start_soon(outcome_of, handle.call("later"), outcomes)
+        await anyio.wait_all_tasks_blocked()
+        assert not outcomes
+        model.released.set()
+        await until(lambda: outcomes == ["hold"])
+        with anyio.fail_after(5):
+            await deleted.wait()
+        await server.create_backend("model", Model(), config={"max_batch_size": 64})
+        await until(lambda: len(outcomes) == 2)
+    assert outcomes == ["hold", "later"]
+
+
+async def test_a_replica_that_says_it_died_is_replaced(tmp_path):
+    async def model(items: list[int]) -> list[int]:
+        if 1 in items:
+            raise ReplicaDied("it says", replica="model#0")
+        return items
+
+    at = f"unix:{tmp_path}/a"
+    async with model_server(at, model), ingress(at) as (_, handle):
+        with pytest.raises(ReplicaDied):
+            await handle.call(1)
+        with anyio.fail_after(8):
+            assert await handle.call(2) == 2
+
+
+async def test_a_message_that_is_too_large_fails_alone(tmp_path, monkeypatch):
+    async def model(items: list[bytes]) -> list[bytes]:
+        return [item * 100 for item in items]
+
+    at = f"unix:{tmp_path}/a"
+    async with model_server(at, model), ingress(at) as (controller, handle):
+        monkeypatch.setattr(keep_alive, "MOST_BYTES", 10_000)
+        with pytest.raises(ItemTooLarge, match="the items of a batch take 20,"):
+            await handle.call(bytes(20_000))
+        with pytest.raises(ItemTooLarge, match="the results of __call__"):
+            await handle.call(bytes(200))
+        assert await handle.call(b"x") == b"x" * 100
+        assert status_of(controller).deaths == 0
+
+
+async def test_a_model_server_that_returns_with_other_methods_gets_no_calls(tmp_path, caplog):
+    async def one(items: list[int]) -> list[int]:
+        return items
+
+    async def two(items: list[int], scales: list[int]) -> list[int]:
+        return [item * scale for item, scale in zip(items, scales, strict=True)]
+
+    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+    async with (
+        model_server(at, one),
+        ingress(at) as (controller, handle),
+        model_server(also, two),
+    ):
+        await controller.update_backend_config("model", {"model_servers": [at, also]})
+        await until(lambda: "has other methods than before" in caplog.text)
+        assert [await handle.call(n) for n in range(8)] == list(range(8))
+        await until(lambda: controller.backends["model"].supervisor.failures.start_failures > 1)
+        assert caplog.text.count("has other methods than before") == 1
+
+
+async def test_one_sick_replica_does_not_take_its_model_server_away(tmp_path):
+    class Sick:
+        numbers = 0
+
+        def __init__(self):
+            self.number = Sick.numbers
+            Sick.numbers += 1
+
+        async def __call__(self, items: list[int]) -> list[int]:
+            return items
+
+        async def health(self):
+            checked.append(self.number)
+            return self.number > 0 or len(checked) < 3
+
+    checked = []
+    at = f"unix:{tmp_path}/a"
+    config = {"num_replicas": 2, "health_check_period_s": 3600}
+    often = {"health_check_period_s": 0.02, "health_check_timeout_s": 5}
+    async with model_server(at, Sick, **config), ingress(at, **often) as (controller, handle):
+        await until(lambda: checked.count(0) >= 9)
+        assert await handle.call(1) == 1
+        assert status_of(controller).deaths == 0
+
+
+async def test_priorities_beyond_the_levels_over_there_are_the_lowest(tmp_path):
+    model, at = Model(), f"unix:{tmp_path}/a"
+    async with (
+        model_server(at, model, priority_levels=2),
+        ingress(at, priority_levels=5) as (_, handle),
+    ):
+        assert await handle.options(priority=5).call("low") == "low"
+    assert model.metadata[0][1] == 2
