@@ -101,7 +101,10 @@ class Supervisor:
         if not there.issuperset(addresses):
             self.failures.forget(self.failures.last)  # a new address need not wait for others
         for managed in tuple(self.managed):
-            if managed.replica.blueprint.address not in addresses and not managed.is_to_end:
+            if managed.replica.blueprint.address in addresses:
+                continue
+            managed.is_to_end = True
+            if not (managed.life.is_leaving or managed.life.is_over):
                 self._drain(managed)
         self.wanted = len(addresses)
         self._reconcile()
