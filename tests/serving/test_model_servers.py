@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 
 import anyio
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import shoal
-from replicas.remote_servers import listening
+from replicas.remote_servers import bound, listening
 from shoal.errors import (
     BackendUnavailable,
     DeadlineExceeded,
@@ -337,6 +337,36 @@ async def test_the_list_is_changed_while_it_serves(tmp_path):
         await until(lambda: [r.state for r in status_of(controller).replicas] == ["ready"] * 2)
         assert status_of(controller).replicas[0].tag == first.tag
         assert await handle.call(1) == 1
+
+
+async def test_a_failed_change_keeps_the_model_servers_that_were_found_during_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(membership, "LOOKUP_S", 0.02)
+    file, at, also = tmp_path / "models", f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+    file.write_text(at)
+    async with (
+        model_server(at, Model()),
+        model_server(also, Model()),
+        ingress(f"file:{file}") as (controller, _),
+    ):
+        (tmp_path / "a").rename(tmp_path / "away")
+        with closing(bound(at)):  # a replica that is started now waits
+            async with anyio.create_task_group() as tasks:
+                change = {"cancel_grace_s": 3}
+                tasks.start_soon(controller.update_backend_config, "model", change)
+                await until(lambda: len(status_of(controller).replicas) == 2)
+                file.write_text(f"{at}\n{also}")
+                await until(lambda: status_of(controller).wanted == 2)
+                tasks.cancel_scope.cancel()
+        (tmp_path / "away").rename(tmp_path / "a")
+        ready = {at, also}
+        await until(
+            lambda: (
+                {r.address for r in status_of(controller).replicas if r.state == "ready"} == ready
+            )
+        )
+        assert status_of(controller).wanted == 2
 
 
 async def test_a_start_waits_for_a_model_server_and_not_for_ever(tmp_path):

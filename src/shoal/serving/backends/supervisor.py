@@ -125,9 +125,11 @@ class Supervisor:
             self._reconcile()
             yield
         except BaseException:
+            # As many model servers are wanted as were found last.
+            is_followed = config.is_remote and self.config.is_remote
             self.config, self._version = config, version
             self.failures.forget(failure)
-            if not self._is_ending:
+            if not (self._is_ending or is_followed):
                 self.wanted = wanted
             for managed, its_version, its_config in were:
                 if managed.life.takes_work:  # the change may have set these
