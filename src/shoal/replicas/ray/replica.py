@@ -253,7 +253,7 @@ class RayReplica(Replica):
         while True:
             await anyio.sleep(_LOOK_PERIOD_S)
             if not has_all:
-                with suppress(OSError):  # the head node does not answer
+                with suppress(Exception):  # for example, the head node does not answer
                     nodes |= await anyio.to_thread.run_sync(
                         self._group.nodes, abandon_on_cancel=True
                     )
