@@ -16,6 +16,7 @@ from replicas.ray_backends import Model
 from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
+from worker_processes import until
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -101,13 +102,27 @@ async def test_a_program_without_a_ray_node_fails_its_liveness_check(cluster, fo
         assert json.loads((await ask(app, "/e", 4)).body) == 4
 
 
-async def test_a_program_runs_on_while_the_gcs_is_away(cluster, folder):
-    async with Controller() as controller:
+async def test_a_program_runs_on_while_the_gcs_is_away(cluster, folder, monkeypatch, caplog):
+    monkeypatch.setattr("shoal.replicas.ray.replica._PATIENCE_S", 0.5)
+    waiting = {
+        **CONFIG,
+        "ray_options": {**SMALL, "resources": {"nowhere": 1}},
+        "place_timeout_s": 15.0,
+    }
+
+    async def create_in_vain() -> None:
+        why = r"was not ready within 15 s \(place_timeout_s\): Ray has not placed its actor"
+        with pytest.raises(shoal.errors.ReplicaNotStarted, match=why):
+            await controller.create_backend("waiting", Model, folder.path, config=waiting)
+
+    async with Controller() as controller, anyio.create_task_group() as tasks:
         await controller.create_backend("b", Model, folder.path, config=CONFIG)
         await controller.create_endpoint("e", backend="b")
         handle = await controller.get_handle("e")
         assert await handle.call(1) == 1
         assert int(os.environ[GCS_TIMEOUT]) > 10 * 365 * 86400
+        tasks.start_soon(create_in_vain)
+        await until(lambda: "waiting#0 waits: " in caplog.text)
         await anyio.to_thread.run_sync(cluster.head_node.kill_gcs_server)
         with pytest.raises(shoal.errors.ReplicaNotStarted, match="head node can't be reached at"):
             await controller.create_backend("other", Model, folder.path, config=CONFIG)
