@@ -22,7 +22,7 @@ import anyio.to_thread
 
 from shoal.core.extras import needing
 from shoal.errors import HandlerFailed, Overloaded, WrongResultType
-from shoal.loops.private import draining_nodes_of_ray
+from shoal.loops.private import draining_nodes_of_ray, uses_ray_client
 
 with needing("placement='ray'", "ray"):
     ray: Any = import_module("ray")
@@ -75,7 +75,7 @@ def my_turn(limit_s: float = _TURN_S) -> Generator[None]:
         raise TimeoutError("Ray has not answered an earlier call; is its head node running?")
     try:
         if ray.is_initialized():
-            _check_is_direct(ray.util.client.ray.is_connected())
+            _check_is_direct(uses_ray_client())
             _check_head_answers()
         yield
     finally:
