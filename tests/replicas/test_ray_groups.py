@@ -137,7 +137,7 @@ SMALL_GROUP: Any = {
 }
 
 
-async def test_the_groups_of_replicas_that_end_together_are_removed(monkeypatch):
+async def test_the_groups_of_replicas_that_end_together_are_removed(monkeypatch, folder):
     remove = ray.util.remove_placement_group
 
     def slowly(group: Any) -> None:
@@ -145,13 +145,15 @@ async def test_the_groups_of_replicas_that_end_together_are_removed(monkeypatch)
         remove(group)
 
     async with Controller() as controller:
-        await controller.create_backend("b", Model, "", config={**SMALL_GROUP, "num_replicas": 3})
+        await controller.create_backend(
+            "b", Model, folder.path, config={**SMALL_GROUP, "num_replicas": 3}
+        )
         await until(lambda: controller.status_now().backends["b"].state == "ready")
         monkeypatch.setattr(ray.util, "remove_placement_group", slowly)
     await until_groups(0)
 
 
-async def test_a_group_that_cannot_be_removed_is_removed_by_the_next_start(monkeypatch):
+async def test_a_group_that_cannot_be_removed_is_removed_by_the_next_start(monkeypatch, folder):
     asked = list[Any]()
 
     def fails(group: Any) -> None:
@@ -160,17 +162,17 @@ async def test_a_group_that_cannot_be_removed_is_removed_by_the_next_start(monke
 
     async with Controller() as controller:
         with monkeypatch.context() as patch:
-            await controller.create_backend("b", Model, "", config=SMALL_GROUP)
+            await controller.create_backend("b", Model, folder.path, config=SMALL_GROUP)
             patch.setattr(ray.util, "remove_placement_group", fails)
             await controller.delete_backend("b")
             assert asked
-            await controller.create_backend("other", Model, "", config=SMALL_GROUP)
+            await controller.create_backend("other", Model, folder.path, config=SMALL_GROUP)
         await until_groups(2)
-        await controller.create_backend("third", Model, "", config=SMALL_GROUP)
+        await controller.create_backend("third", Model, folder.path, config=SMALL_GROUP)
         await until_groups(2)
 
 
-async def test_a_replica_stays_though_ray_does_not_know_the_nodes_of_its_group(monkeypatch):
+async def test_a_replica_stays_though_ray_does_not_know_the_nodes_of_its_group(monkeypatch, folder):
     monkeypatch.setattr("shoal.replicas.ray.replica._LOOK_PERIOD_S", 0.05)
     asked = list[Any]()
 
@@ -182,7 +184,7 @@ async def test_a_replica_stays_though_ray_does_not_know_the_nodes_of_its_group(m
 
     monkeypatch.setattr(ray.util, "placement_group_table", table)
     async with Controller() as controller:
-        await controller.create_backend("b", Model, "", config=SMALL_GROUP)
+        await controller.create_backend("b", Model, folder.path, config=SMALL_GROUP)
         await controller.create_endpoint("e", backend="b")
         handle = await controller.get_handle("e")
         await until(lambda: len(asked) == 3)
