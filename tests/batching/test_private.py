@@ -87,6 +87,30 @@ async def test_no_node_of_ray_is_known_to_leave(monkeypatch: pytest.MonkeyPatch)
     assert private.draining_nodes_of_ray(1.0) == ({} if private.OF_RAY == "_absent" else {"a": 0})
 
 
+@WITHOUT
+@pytest.mark.one_loop
+async def test_no_actor_of_ray_is_asked_whether_it_lives() -> None:
+    method = SimpleNamespace(remote=lambda: "reference")
+    actor = SimpleNamespace(__ray_ready__=method)
+    is_gone = private.OF_RAY_ACTORS == "_absent"
+    assert private.ready_call_of_ray_actor(actor) == (None if is_gone else "reference")
+
+
+@WITHOUT
+@pytest.mark.one_loop
+async def test_no_client_of_ray_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stub:
+        def is_connected(self) -> bool:
+            return True
+
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError("Ray Client is not connected")
+
+    loaded: Any = SimpleNamespace(ray=Stub())
+    monkeypatch.setitem(sys.modules, "ray.util.client", loaded)
+    assert private.uses_ray_client() == (private.OF_RAY_CLIENTS != "_absent")
+
+
 @pytest.mark.one_loop
 async def test_no_other_file_reads_them() -> None:
     package = Path(shoal.__file__).parent
@@ -95,7 +119,7 @@ async def test_no_other_file_reads_them() -> None:
         for path in package.rglob("*.py")
         for name in (
             *("_task_states", "_parent_scope", "_cancel_status", "_asyncio_future_blocking"),
-            *("_use_prebuilt", "gcs_client"),
+            *("_use_prebuilt", "gcs_client", "__ray_ready__", "ray.util.client"),
         )
         if name in path.read_text()
     ]

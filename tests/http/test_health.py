@@ -6,7 +6,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 import shoal
 from handlers import double
+from serving.scenes import Stage
 from shoal.core.histogram import TIME_BOUNDS_S
+from shoal.errors import ReplicaNotStarted
 from shoal.observe.metrics import NO_ENDPOINT
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
@@ -116,3 +118,35 @@ async def test_what_callers_send_makes_no_new_series(app):
         (NO_ENDPOINT, "ok", "other"),
         *((*sorted((bound, NO_ENDPOINT, "ok", "other")),) for bound in BOUNDS),
     }
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"num_replicas": 2}, {"autoscaling": {"min_replicas": 0, "downscale_delay_s": 80}}],
+    ids=["another works", "scaled to 0"],
+)
+async def test_liveness_ignores_that_ray_was_lost_where_nothing_needs_it(config):
+    stage, is_back = Stage(), False
+
+    async def start(_):
+        if not is_back or stage.alive:
+            raise ReplicaNotStarted("no Ray", needs_restart=True)
+
+    async def alive():
+        return (await ask(app, "/-/healthz", method="GET")).status
+
+    app = shoal.App()
+    app.backend("b", double, placement=stage, **config)
+    app.route("e", backend="b", path="/e")
+    async with app.lifespan():
+        stage.start = start
+        for replica in stage.replicas:
+            replica.die()
+        await anyio.sleep(60)
+        assert await alive() == 503
+        is_back = "num_replicas" in config
+        await anyio.sleep(60)
+        status = app.controller.status_now().backends["b"]
+        assert (status.wanted, len(stage.alive)) == ((2, 1) if is_back else (0, 0))
+        assert status.failure == "no Ray"
+        assert await alive() == 200

@@ -53,11 +53,17 @@ MARKS = [
     pytest.mark.anyio,
     pytest.mark.real_time,
     pytest.mark.timeout(120),
-    # Older versions of Ray leave files of its processes open.
-    pytest.mark.filterwarnings(
-        "ignore:Exception ignored in. <_io.FileIO name='/(tmp/ray|dev/null)"
-        ":pytest.PytestUnraisableExceptionWarning"
-    ),
+    # Ray leaves files of its processes, the sockets of ports that it tried, and processes.
+    *[
+        pytest.mark.filterwarnings(
+            f"ignore:Exception ignored in. <{left}:pytest.PytestUnraisableExceptionWarning"
+        )
+        for left in (
+            "_io.FileIO name='/(tmp/ray|dev/null)",
+            r"socket.socket fd=.* laddr=\('0.0.0.0', 0\)",
+            "function Popen.__del__ ",
+        )
+    ],
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -12,6 +13,7 @@ import anyio.to_thread
 import pytest
 
 import shoal
+from replicas.ray_backends import Model
 from replicas.ray_cluster import MARKS, cluster_of
 from replicas.ray_shard_code import Sharded
 from shoal.serving.controller.controller import Controller
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 ray = pytest.importorskip("ray")
+
+from shoal.replicas.ray.placing import ReplicaGroup  # noqa: E402 - it needs Ray
 
 pytestmark = [
     *MARKS,
@@ -46,6 +50,13 @@ def groups() -> list[str]:
     """The states of the placement groups that there are."""
     table: dict[str, Any] = ray.util.placement_group_table()
     return sorted(one["state"] for one in table.values() if one["state"] != "REMOVED")
+
+
+async def until_groups(count: int) -> None:
+    """Waits until there are so many, since Ray removes them in the background."""
+    with anyio.fail_after(30):
+        while len(await anyio.to_thread.run_sync(groups)) != count:  # noqa: ASYNC110
+            await anyio.sleep(0.1)
 
 
 async def test_one_replica_starts_wholly_and_the_other_waits_and_says_so(monkeypatch, caplog):
@@ -118,3 +129,72 @@ async def test_a_group_whose_replica_did_not_start_is_removed():
         with pytest.raises(shoal.errors.ReplicaNotStarted, match="has not placed its actor"):
             await controller.create_backend("b", Sharded, config=config)
     assert await anyio.to_thread.run_sync(groups) == []
+
+
+SMALL_GROUP: Any = {
+    **CONFIG,
+    "ray_options": {"num_cpus": 0, "placement_group_bundles": [{"CPU": 0.1}]},
+}
+
+
+async def test_the_groups_of_replicas_that_end_together_are_removed(monkeypatch, folder):
+    remove = ray.util.remove_placement_group
+
+    def slowly(group: Any) -> None:
+        time.sleep(0.5)
+        remove(group)
+
+    async with Controller() as controller:
+        await controller.create_backend(
+            "b", Model, folder.path, config={**SMALL_GROUP, "num_replicas": 3}
+        )
+        await until(lambda: controller.status_now().backends["b"].state == "ready")
+        monkeypatch.setattr(ray.util, "remove_placement_group", slowly)
+    await until_groups(0)
+
+
+async def test_a_group_that_cannot_be_removed_is_removed_by_the_next_start(monkeypatch, folder):
+    asked = list[Any]()
+
+    def fails(group: Any) -> None:
+        asked.append(group)
+        raise RuntimeError("not now")
+
+    async with Controller() as controller:
+        with monkeypatch.context() as patch:
+            await controller.create_backend("b", Model, folder.path, config=SMALL_GROUP)
+            patch.setattr(ray.util, "remove_placement_group", fails)
+            await controller.delete_backend("b")
+            assert asked
+            await controller.create_backend("other", Model, folder.path, config=SMALL_GROUP)
+        await until_groups(2)
+        await controller.create_backend("third", Model, folder.path, config=SMALL_GROUP)
+        await until_groups(2)
+
+
+async def test_a_replica_stays_though_ray_does_not_know_the_nodes_of_its_group(monkeypatch, folder):
+    monkeypatch.setattr("shoal.replicas.ray.replica._LOOK_PERIOD_S", 0.05)
+    asked = list[Any]()
+
+    def table(group: Any) -> Any:
+        asked.append(group)
+        if len(asked) < 3:
+            raise RuntimeError("no table")
+        return {}
+
+    monkeypatch.setattr(ray.util, "placement_group_table", table)
+    async with Controller() as controller:
+        await controller.create_backend("b", Model, folder.path, config=SMALL_GROUP)
+        await controller.create_endpoint("e", backend="b")
+        handle = await controller.get_handle("e")
+        await until(lambda: len(asked) == 3)
+        assert await handle.call(1) == 1
+        assert controller.status_now().backends["b"].deaths == 0
+
+
+async def test_a_program_that_has_left_ray_does_not_join_it_again_to_remove_a_group():
+    group = ReplicaGroup()
+    await anyio.to_thread.run_sync(group.make, [{"CPU": 0.1}], None, "x")
+    await anyio.to_thread.run_sync(ray.shutdown)
+    await anyio.to_thread.run_sync(group.remove)
+    assert not ray.is_initialized()

@@ -16,6 +16,7 @@ from replicas.ray_backends import Model
 from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
+from worker_processes import until
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -68,9 +69,14 @@ async def test_a_program_whose_ray_node_dies_connects_again(cluster, folder, cap
     assert "the Ray node of this program has died; connecting to Ray again" in said
 
 
-@pytest.mark.slow
-async def test_a_program_without_a_ray_node_fails_its_liveness_check(cluster, folder, monkeypatch):
+@pytest.mark.parametrize("has_head", [True, False], ids=["node", "node and head"])
+async def test_a_program_without_a_ray_node_fails_its_liveness_check(
+    cluster, folder, monkeypatch, has_head
+):
     monkeypatch.setattr("shoal.replicas.ray.replica._LOST_S", 0.1)
+    # Without a head, nobody notices the end of an actor but those who call it.
+    monkeypatch.setattr("shoal.replicas.ray.link._PING_PERIOD_S", 0.5)
+    monkeypatch.setattr("shoal.replicas.ray.link._PING_LIMIT_S", 5.0)
     app = shoal.App()
 
     @app.endpoint("/other")
@@ -85,6 +91,8 @@ async def test_a_program_without_a_ray_node_fails_its_liveness_check(cluster, fo
 
     async with app.lifespan():
         assert await alive() == 200
+        if not has_head:
+            await anyio.to_thread.run_sync(cluster.head_node.kill_gcs_server)
         for node in cluster.list_all_nodes():
             await anyio.to_thread.run_sync(node.kill_raylet)
         while await alive() == 200:  # noqa: ASYNC110 - Ray is in other processes
@@ -95,19 +103,34 @@ async def test_a_program_without_a_ray_node_fails_its_liveness_check(cluster, fo
             "lost: the backend b can't reach Ray",
         )
         assert json.loads((await ask(app, "/other", 3)).body) == 3
-        cluster.add_node(num_cpus=2, **NODE)  # in the main thread
-        while await alive() == 503:  # noqa: ASYNC110
-            await anyio.sleep(0.1)
-        assert json.loads((await ask(app, "/e", 4)).body) == 4
+        if has_head:
+            cluster.add_node(num_cpus=2, **NODE)  # in the main thread
+            while await alive() == 503:  # noqa: ASYNC110
+                await anyio.sleep(0.1)
+            assert json.loads((await ask(app, "/e", 4)).body) == 4
 
 
-async def test_a_program_runs_on_while_the_gcs_is_away(cluster, folder):
-    async with Controller() as controller:
+async def test_a_program_runs_on_while_the_gcs_is_away(cluster, folder, monkeypatch, caplog):
+    monkeypatch.setattr("shoal.replicas.ray.replica._PATIENCE_S", 0.5)
+    waiting = {
+        **CONFIG,
+        "ray_options": {**SMALL, "resources": {"nowhere": 1}},
+        "place_timeout_s": 15.0,
+    }
+
+    async def create_in_vain() -> None:
+        why = r"was not ready within 15 s \(place_timeout_s\): Ray has not placed its actor"
+        with pytest.raises(shoal.errors.ReplicaNotStarted, match=why):
+            await controller.create_backend("waiting", Model, folder.path, config=waiting)
+
+    async with Controller() as controller, anyio.create_task_group() as tasks:
         await controller.create_backend("b", Model, folder.path, config=CONFIG)
         await controller.create_endpoint("e", backend="b")
         handle = await controller.get_handle("e")
         assert await handle.call(1) == 1
         assert int(os.environ[GCS_TIMEOUT]) > 10 * 365 * 86400
+        tasks.start_soon(create_in_vain)
+        await until(lambda: "waiting#0 waits: " in caplog.text)
         await anyio.to_thread.run_sync(cluster.head_node.kill_gcs_server)
         with pytest.raises(shoal.errors.ReplicaNotStarted, match="head node can't be reached at"):
             await controller.create_backend("other", Model, folder.path, config=CONFIG)

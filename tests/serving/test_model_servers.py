@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from itertools import count
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shoal
-from replicas.remote_servers import listening
+from replicas.remote_servers import bound, listening
 from shoal.errors import (
     BackendUnavailable,
     DeadlineExceeded,
@@ -364,6 +364,36 @@ async def test_a_file_that_can_not_be_read_delays_no_other_entry(tmp_path, monke
     with anyio.fail_after(5):
         assert await lookups.addresses() == ("unix:/a",)
     os.close(os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK))  # ends the thread
+
+
+async def test_a_failed_change_keeps_the_model_servers_that_were_found_during_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(membership, "LOOKUP_S", 0.02)
+    file, at, also = tmp_path / "models", f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+    file.write_text(at)
+    async with (
+        model_server(at, Model()),
+        model_server(also, Model()),
+        ingress(f"file:{file}") as (controller, _),
+    ):
+        (tmp_path / "a").rename(tmp_path / "away")
+        with closing(bound(at)):  # a replica that is started now waits
+            async with anyio.create_task_group() as tasks:
+                change = {"cancel_grace_s": 3}
+                tasks.start_soon(controller.update_backend_config, "model", change)
+                await until(lambda: len(status_of(controller).replicas) == 2)
+                file.write_text(f"{at}\n{also}")
+                await until(lambda: status_of(controller).wanted == 2)
+                tasks.cancel_scope.cancel()
+        (tmp_path / "away").rename(tmp_path / "a")
+        ready = {at, also}
+        await until(
+            lambda: (
+                {r.address for r in status_of(controller).replicas if r.state == "ready"} == ready
+            )
+        )
+        assert status_of(controller).wanted == 2
 
 
 async def test_a_start_waits_for_a_model_server_and_not_for_ever(tmp_path):

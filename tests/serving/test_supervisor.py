@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 
 import anyio
 import pytest
@@ -13,6 +14,7 @@ from batching.scenes import PENDING, Held, line_up, outcome, settle
 from serving.scenes import (
     Gated,
     Stage,
+    at_once,
     echo,
     failing,
     in_turn,
@@ -91,6 +93,22 @@ async def test_one_that_ends_by_itself_counts_as_dead() -> None:
         stage.replicas[0].stop()
         await anyio.sleep(1)
         assert status_of(controller).deaths == 1
+        assert await handle.call(1) == 1
+
+
+async def test_one_that_is_dying_may_leave_the_list_of_model_servers() -> None:
+    stage = Stage()
+    stage.kill_gate = anyio.Event()
+    stage.health = unhealthy = AsyncMock(side_effect=RuntimeError("ill"))
+    async with serving(echo, stage, health_check_period_s=1) as (controller, handle, _):
+        await anyio.sleep(3.5)
+        assert unhealthy.await_count >= 3
+        stage.health = at_once
+        controller.backends["b"].supervisor.follow(["unix:/another"])
+        stage.kill_gate.set()
+        await anyio.sleep(1)
+        status = status_of(controller)
+        assert (status.state, status.deaths, status.restarts) == ("ready", 1, 0)
         assert await handle.call(1) == 1
 
 

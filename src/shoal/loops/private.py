@@ -14,11 +14,16 @@
   do.
 - The client of the GCS in a connected Ray driver, and its ``get_draining_nodes``: the nodes that
   will leave, as Ray Serve reads them. ``ray.nodes()`` could show it.
+- ``__ray_ready__`` of Ray's actors, as Ray Serve calls it: a call that each actor answers, and that
+  fails once the actor is dead. A public method with that name, or a callback on death, would do.
+- ``ray.util.client.ray.is_connected``: whether the program uses Ray Client. A public
+  ``ray.is_client()`` would do.
 
 Where a library has none of that, each function returns what its docstring says. Then Shoal notices
 less of what handlers do wrong: on asyncio one that never leaves a scope breaks its batcher, rather
-than its batch. Models over HTTP accept NaN as text. And replicas stay on Ray's nodes until these
-have gone. `tests/batching/test_private.py` and
+than its batch. Models over HTTP accept NaN as text. Replicas stay on Ray's nodes until these have
+gone, and notice the death of their shards by their next batch. And a program that uses Ray Client
+fails with Ray's own errors. `tests/batching/test_private.py` and
 `tests/http/json/test_json_type.py` take each away.
 """
 
@@ -42,6 +47,8 @@ OF_FUTURES: Final = "_callbacks"
 OF_AWAITED_FUTURES: Final = "_asyncio_future_blocking"
 OF_PYDANTIC: Final = "_use_prebuilt"
 OF_RAY: Final = "get_draining_nodes"
+OF_RAY_ACTORS: Final = "__ray_ready__"
+OF_RAY_CLIENTS: Final = "is_connected"
 
 V = TypeVar("V")
 
@@ -101,3 +108,20 @@ def draining_nodes_of_ray(timeout_s: float) -> dict[str, int]:
         return {}
     found: dict[str, int] = read(timeout=timeout_s)
     return found
+
+
+def ready_call_of_ray_actor(handle: Any) -> Any:
+    """Calls an actor, and returns the reference to its answer; None if that is not possible."""
+    method = getattr(handle, OF_RAY_ACTORS, None)
+    return None if method is None else method.remote()
+
+
+def uses_ray_client() -> bool:
+    """Returns whether the program is connected by Ray Client; False if not known."""
+    try:
+        client = import_module("ray.util.client").ray
+        # An unknown attribute of the object itself raises an error that only says it's unconnected.
+        read = getattr(type(client), OF_RAY_CLIENTS)
+    except (ImportError, AttributeError):
+        return False
+    return bool(read(client))

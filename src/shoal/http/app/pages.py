@@ -136,7 +136,10 @@ class Pages:
         controller = self._controller
         if controller is not None:
             for tag, backend in controller.backends.items():
-                failure = backend.supervisor.failures.last
+                supervisor = backend.supervisor
+                if not supervisor.wanted or supervisor.ready():
+                    continue  # its last failure may be an old one
+                failure = supervisor.failures.last
                 if isinstance(failure, ReplicaNotStarted) and failure.needs_restart:
                     body = orjson.dumps({"status": f"lost: the backend {tag} can't reach Ray"})
                     await exchange.answer(503, JSON, body, FRESH)

@@ -22,7 +22,7 @@ import anyio.to_thread
 
 from shoal.core.extras import needing
 from shoal.errors import HandlerFailed, Overloaded, WrongResultType
-from shoal.loops.private import draining_nodes_of_ray
+from shoal.loops.private import draining_nodes_of_ray, uses_ray_client
 
 with needing("placement='ray'", "ray"):
     ray: Any = import_module("ray")
@@ -75,7 +75,7 @@ def my_turn(limit_s: float = _TURN_S) -> Generator[None]:
         raise TimeoutError("Ray has not answered an earlier call; is its head node running?")
     try:
         if ray.is_initialized():
-            _check_is_direct(ray.util.client.ray.is_connected())
+            _check_is_direct(uses_ray_client())
             _check_head_answers()
         yield
     finally:
@@ -87,12 +87,16 @@ def _check_head_answers() -> None:
     address = ray.get_runtime_context().gcs_address
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _HEAD_S).close()
+        _check_accepts(host.strip("[]"), int(port))
     except OSError as error:
         raise ConnectionError(
             f"Ray's head node can't be reached at {address}: {error}; its actors keep running, "
             "and new ones start when it is back"
         ) from error
+
+
+def _check_accepts(host: str, port: int) -> None:
+    socket.create_connection((host, port), _HEAD_S).close()
 
 
 def begin_use(user: object) -> None:
@@ -103,19 +107,44 @@ def end_use(user: object) -> None:
     _users.discard(user)
 
 
-class _Loss:
-    """Since when this process has no Ray node, although it had one; None while it has one."""
+class _OwnNode:
+    """The Ray node of this process."""
 
     def __init__(self) -> None:
-        self.since: float | None = None
+        # Since when there is none, although there was one; None while there is one.
+        self.lost_since: float | None = None
+        self.address: tuple[str, int] | None = None
+
+    def is_lost(self) -> bool:
+        """Asks Ray's head node. It blocks."""
+        own = ray.get_runtime_context().get_node_id()
+        for node in ray.nodes():
+            if node["NodeID"] == own and node["Alive"]:
+                self.address = node["NodeManagerAddress"], node["NodeManagerPort"]
+                return False
+        return True
+
+    def refuses(self) -> bool:
+        """Asks the node itself, which is only certain if its answer is no. It blocks."""
+        if self.address is None:
+            return False
+        try:
+            _check_accepts(*self.address)
+        except OSError:
+            return True
+        return False
+
+    def note_loss(self) -> None:
+        self.lost_since = self.lost_since or time.monotonic()
 
 
-_loss: Final = _Loss()
+_own_node: Final = _OwnNode()
 
 
 def lost_for_s() -> float:
     """Returns how long this process has been unable to connect to Ray again."""
-    return 0.0 if _loss.since is None else time.monotonic() - _loss.since
+    since = _own_node.lost_since
+    return 0.0 if since is None else time.monotonic() - since
 
 
 def join(user: object) -> None:
@@ -124,26 +153,31 @@ def join(user: object) -> None:
     The connection stays open while it has users. It is lost when the Ray node of this process dies;
     Ray ends its actors on all nodes then, and this connects again.
     """
-    with my_turn():
-        if ray.is_initialized() and _has_lost_node():
-            logger.warning("the Ray node of this program has died; connecting to Ray again")
-            _loss.since = _loss.since or time.monotonic()
-            _disconnect()
-        if not ray.is_initialized():
-            _connect()
-        _loss.since = None
-        begin_use(user)
+    try:
+        with my_turn():
+            if ray.is_initialized() and _own_node.is_lost():
+                logger.warning("the Ray node of this program has died; connecting to Ray again")
+                _own_node.note_loss()
+                _disconnect()
+            if not ray.is_initialized():
+                _connect()
+            _own_node.lost_since = None
+            begin_use(user)
+    except ConnectionError:
+        if _own_node.refuses():  # it has died with the head node
+            _own_node.note_loss()
+        raise
 
 
 def has_lost_node() -> bool:
     """Returns whether the Ray node of this process has died. It blocks."""
-    with my_turn():
-        return _has_lost_node()
-
-
-def _has_lost_node() -> bool:
-    own = ray.get_runtime_context().get_node_id()
-    return not any(node["NodeID"] == own and node["Alive"] for node in ray.nodes())
+    try:
+        with my_turn():
+            return _own_node.is_lost()
+    except ConnectionError:
+        if not _own_node.refuses():
+            raise
+        return True
 
 
 class _Draining:
@@ -181,6 +215,7 @@ def _connect() -> None:
     _check_is_direct("://" in os.environ.get("RAY_ADDRESS", ""))
     os.environ.setdefault(_GCS_TIMEOUT, _NEVER_S)
     ray.init()
+    _own_node.is_lost()  # remembers its address
 
 
 def _disconnect() -> None:

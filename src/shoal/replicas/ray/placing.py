@@ -8,13 +8,13 @@ together or not at all.
 from __future__ import annotations
 
 import secrets
-import threading
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shoal.replicas.placements import RayOptions
 from shoal.replicas.ray.actor import CONTROL, GROUPS, WORK_THREADS, ReplicaActor
-from shoal.replicas.ray.cluster import begin_use, end_use, my_turn, ray
+from shoal.replicas.ray.cluster import my_turn, ray
 from shoal.replicas.ray_options import BUNDLES, GROUP_STRATEGY, with_defaults
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class ReplicaGroup:
             return set()
         with my_turn():
             table: Mapping[str, Any] = ray.util.placement_group_table(self._made)
-        return {*table["bundles_to_node_id"].values()}
+        return {*table.get("bundles_to_node_id", {}).values()}
 
     def end(self) -> bool:
         self._is_over = True
@@ -77,21 +77,21 @@ class ReplicaGroup:
     def remove(self) -> None:
         """Removes the group, which ends all actors in it. It blocks."""
         _left_over.append(self._made)
-        user = threading.current_thread()
-        begin_use(user)
-        try:
-            with my_turn():
-                _remove_left_over()
-        except (OSError, ValueError):
-            pass  # the next new actor removes it
-        finally:
-            end_use(user)
+        with suppress(Exception), my_turn():
+            _remove_left_over()
 
 
 def _remove_left_over() -> None:
+    """Removes groups; if one can't be removed, the next new actor tries again."""
+    if not ray.is_initialized():
+        _left_over.clear()  # Ray removes them with their program, and a call would connect again
     while _left_over:
-        ray.util.remove_placement_group(_left_over[-1])
-        _left_over.pop()
+        group = _left_over.pop()  # other threads may append meanwhile
+        try:
+            ray.util.remove_placement_group(group)
+        except Exception:
+            _left_over.append(group)
+            return
 
 
 def actor_options(blueprint: Blueprint) -> dict[str, Any]:

@@ -243,8 +243,9 @@ class RayReplica(Replica):
                 has_said = True
                 room = await self._room()
                 logger.warning("%s waits: %s%s", self.tag, self._doing, room)
-            if await anyio.to_thread.run_sync(has_lost_node, abandon_on_cancel=True):
-                self._link.finish("was lost: the Ray node of this program has died")
+            with suppress(OSError):  # the head node does not answer
+                if await anyio.to_thread.run_sync(has_lost_node, abandon_on_cancel=True):
+                    self._link.finish("was lost: the Ray node of this program has died")
 
     async def _watch_nodes(self, own: str) -> None:
         """Has the replica replaced when Ray drains one of its nodes, which will then stop."""
@@ -253,7 +254,7 @@ class RayReplica(Replica):
         while True:
             await anyio.sleep(_LOOK_PERIOD_S)
             if not has_all:
-                with suppress(OSError):  # the head node does not answer
+                with suppress(Exception):  # for example, the head node does not answer
                     nodes |= await anyio.to_thread.run_sync(
                         self._group.nodes, abandon_on_cancel=True
                     )
@@ -265,7 +266,7 @@ class RayReplica(Replica):
 
     async def _room(self) -> str:
         free: str | None = None
-        with anyio.move_on_after(_ROOM_S):
+        with anyio.move_on_after(_ROOM_S), suppress(Exception):
             free = await anyio.to_thread.run_sync(free_resources, abandon_on_cancel=True)
         return "" if free is None else f"; of the cluster's resources, {free}"
 

@@ -10,6 +10,8 @@ import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from shoal.loops.private import ready_call_of_ray_actor
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -44,7 +46,8 @@ class Shards:
         ray: Any = import_module("ray")
         if not isinstance(error, ray.exceptions.ActorDiedError):
             return None
-        asked = {shard.__ray_ready__.remote(): shard for shard in _shards_of(self._code)}
+        asked: dict[Any, Any] = {}
+        self._ask(asked)
         return self._dead_among(asked)
 
     def _watch(self) -> None:
@@ -52,16 +55,20 @@ class Shards:
         asked: dict[Any, Any] = {}
         while True:
             # A busy actor answers late, but the pending call of a dead one fails at once.
-            waiting = set(map(id, asked.values()))
-            for shard in _shards_of(self._code):
-                if id(shard) not in waiting:
-                    asked[shard.__ray_ready__.remote()] = shard
+            self._ask(asked)
             how = self._dead_among(asked)
             if how is not None:
                 self._on_death(how)
                 return
             if not asked:
                 pause.wait(_PERIOD_S)
+
+    def _ask(self, asked: dict[Any, Any]) -> None:
+        """Calls each shard that is not among those with a call under way."""
+        waiting = set(map(id, asked.values()))
+        for shard in _shards_of(self._code):
+            if id(shard) not in waiting and (call := ready_call_of_ray_actor(shard)) is not None:
+                asked[call] = shard
 
     def _dead_among(self, asked: dict[Any, Any]) -> str | None:
         """Waits for the answers, at most for a period, and removes them."""

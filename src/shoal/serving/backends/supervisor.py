@@ -101,7 +101,10 @@ class Supervisor:
         if not there.issuperset(addresses):
             self.failures.forget(self.failures.last)  # a new address need not wait for others
         for managed in tuple(self.managed):
-            if managed.replica.blueprint.address not in addresses and not managed.is_to_end:
+            if managed.replica.blueprint.address in addresses:
+                continue
+            managed.is_to_end = True
+            if not (managed.life.is_leaving or managed.life.is_over):
                 self._drain(managed)
         self.wanted = len(addresses)
         self._reconcile()
@@ -122,9 +125,11 @@ class Supervisor:
             self._reconcile()
             yield
         except BaseException:
+            # As many model servers are wanted as were found last.
+            is_followed = config.is_remote and self.config.is_remote
             self.config, self._version = config, version
             self.failures.forget(failure)
-            if not self._is_ending:
+            if not (self._is_ending or is_followed):
                 self.wanted = wanted
             for managed, its_version, its_config in were:
                 if managed.life.takes_work:  # the change may have set these

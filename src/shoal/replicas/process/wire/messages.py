@@ -133,6 +133,7 @@ class MessageCodec:
     incoming: Region | None = None
 
     def reserve(self, message: Message) -> bool:
+        """Reserves shared memory for a message; returns whether `write` must follow."""
         if message.shared and self.outgoing is not None:
             message.places = self.outgoing.reserve(message.shared)
         return bool(message.places)

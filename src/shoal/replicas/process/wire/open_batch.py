@@ -127,6 +127,7 @@ class NewsReader:
     def read(
         self, body: Buffer, buffers: Sequence[Any], now: float
     ) -> tuple[News, list[tuple[int, int, Request]], list[tuple[int, Exception]]]:
+        """Returns a message, its requests with their numbers and room, and the failed ones."""
         news = News(*unpickled(body))
         unsealer = Unsealer(buffers)
         requests: list[tuple[int, int, Request]] = []
