@@ -12,7 +12,6 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from shoal.batching.calls.groups import (
-    SeparateCalls,
     Splitting,
     all_results,
     any_failed,
@@ -20,6 +19,7 @@ from shoal.batching.calls.groups import (
 )
 from shoal.batching.calls.intake import result_of
 from shoal.batching.calls.leaving import CallerLeft, leave, run_unless_left
+from shoal.batching.calls.separate import SeparateCalls
 from shoal.batching.calls.sharing import Sharing
 from shoal.batching.calls.stream import ResultStream
 from shoal.batching.calls.window import MapPlan

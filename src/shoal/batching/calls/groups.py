@@ -6,29 +6,24 @@ and the results of the parts are joined.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-from anyio.lowlevel import checkpoint
-
-from shoal.core.request import Request, State
+from shoal.core.request import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from shoal.batching.calls.intake import Intake
     from shoal.core.forming.call_options import CallOptions, RequestOptionsFactory
     from shoal.core.options.options import BatchOptions
-    from shoal.core.request import RequestOptions
+    from shoal.core.request import Request, RequestOptions
     from shoal.loops.parking import Parking
 
 Outcome: TypeAlias = "tuple[Any, Exception | None]"
 """The result of a call, and its error, if it failed."""
 
 FINISHED = State.FINISHED
-_UNDER_WAY: Final = (State.PARKED, State.QUEUED, State.RUNNING)
 
 
 class GroupWaiter:
@@ -84,71 +79,6 @@ def clear_errors(requests: Sequence[Request]) -> None:
     """Breaks the reference cycle of request, error, traceback and frame."""
     for request in requests:
         request.error = None
-
-
-class SeparateCalls:
-    """Calls of one caller, who waits for all of them. Each is admitted, and may leave, by itself.
-
-    `enter` adds the request of one call, like `Intake.enter`.
-    """
-
-    def __init__(self, intake: Intake, enter: Callable[..., Request]) -> None:
-        intake.check_loop()
-        self._intake = intake
-        self._enter = enter
-        # Counted in `outcomes`; the caller does not wait before.
-        self._waiter = GroupWaiter(intake.parking, sys.maxsize)
-        # A call that can't be made has its error here.
-        self._made: list[Request | Exception] = []
-
-    def enter(self, item: Any, options_of: Callable[[Any], RequestOptions | None]) -> bool:
-        """Makes one call; returns whether that succeeded."""
-        try:
-            self._made.append(self._enter(item, options_of(item), self._waiter))
-        except Exception as error:
-            self._made.append(error)
-            return False
-        return True
-
-    def leave(self, place: int) -> None:
-        """Ends the call at a place, which gets None as its result."""
-        request = self._made[place]
-        if isinstance(request, Request) and request.state in _UNDER_WAY:
-            self._intake.abandon(request)
-            request.value = None
-            self._waiter.wake()
-
-    async def outcomes(self, *, return_exceptions: bool = True) -> list[Any]:
-        """Waits for all calls; raises the first error, or returns it in its place."""
-        made = self._made
-        requests = [one for one in made if isinstance(one, Request)]
-        try:
-            if not return_exceptions and len(requests) < len(made):
-                self._drop(requests)
-                await checkpoint()
-                raise next(one for one in made if isinstance(one, Exception))
-            self._waiter.left = sum([request.state in _UNDER_WAY for request in requests])
-            try:
-                await (self._waiter if self._waiter.left else checkpoint())
-            except BaseException:
-                self._drop(requests)
-                raise
-            for request in requests:
-                if request.error is not None and not return_exceptions:
-                    raise request.error
-            return [
-                one if isinstance(one, Exception) else one.value if one.error is None else one.error
-                for one in made
-            ]
-        finally:
-            made.clear()  # the traceback of an error holds this frame
-            clear_errors(requests)
-            for request in requests:
-                self._intake.former.overdue.forget(request)
-
-    def _drop(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self._intake.abandon(request)
 
 
 class Part(NamedTuple):

@@ -28,7 +28,7 @@ from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.calls.flight import Flight, SharedBuffer, filled_buffer
-from shoal.batching.calls.groups import SeparateCalls
+from shoal.batching.calls.separate import SeparateCalls
 from shoal.batching.current import waiting_batches
 from shoal.core.request import NOTHING, Request, State
 from shoal.failures.exceptions import own_copy

@@ -1,0 +1,84 @@
+"""Several calls of one caller that succeed, fail and end independently of each other."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from anyio.lowlevel import checkpoint
+
+from shoal.batching.calls.groups import GroupWaiter, clear_errors
+from shoal.core.request import Request, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shoal.batching.calls.intake import Intake
+    from shoal.core.request import RequestOptions
+
+_UNDER_WAY: Final = (State.PARKED, State.QUEUED, State.RUNNING)
+
+
+class SeparateCalls:
+    """Calls of one caller, who waits for all of them. Each is admitted, and may leave, by itself.
+
+    `enter` adds the request of one call, like `Intake.enter`.
+    """
+
+    def __init__(self, intake: Intake, enter: Callable[..., Request]) -> None:
+        intake.check_loop()
+        self._intake = intake
+        self._enter = enter
+        # Counted in `outcomes`; the caller does not wait before.
+        self._waiter = GroupWaiter(intake.parking, sys.maxsize)
+        # A call that can't be made has its error here.
+        self._made: list[Request | Exception] = []
+
+    def enter(self, item: Any, options_of: Callable[[Any], RequestOptions | None]) -> bool:
+        """Makes one call; returns whether that succeeded."""
+        try:
+            self._made.append(self._enter(item, options_of(item), self._waiter))
+        except Exception as error:
+            self._made.append(error)
+            return False
+        return True
+
+    def leave(self, place: int) -> None:
+        """Ends the call at a place, which gets None as its result."""
+        request = self._made[place]
+        if isinstance(request, Request) and request.state in _UNDER_WAY:
+            self._intake.abandon(request)
+            request.value = None
+            self._waiter.wake()
+
+    async def outcomes(self, *, return_exceptions: bool = True) -> list[Any]:
+        """Waits for all calls; raises the first error, or returns it in its place."""
+        made = self._made
+        requests = [one for one in made if isinstance(one, Request)]
+        try:
+            if not return_exceptions and len(requests) < len(made):
+                self._drop(requests)
+                await checkpoint()
+                raise next(one for one in made if isinstance(one, Exception))
+            self._waiter.left = sum([request.state in _UNDER_WAY for request in requests])
+            try:
+                await (self._waiter if self._waiter.left else checkpoint())
+            except BaseException:
+                self._drop(requests)
+                raise
+            for request in requests:
+                if request.error is not None and not return_exceptions:
+                    raise request.error
+            return [
+                one if isinstance(one, Exception) else one.value if one.error is None else one.error
+                for one in made
+            ]
+        finally:
+            made.clear()  # the traceback of an error holds this frame
+            clear_errors(requests)
+            for request in requests:
+                self._intake.former.overdue.forget(request)
+
+    def _drop(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._intake.abandon(request)
