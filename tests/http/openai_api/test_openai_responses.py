@@ -330,6 +330,15 @@ async def test_what_is_refused(app, asked, param, code):
         assert code is None or error["code"] == code
 
 
+async def test_the_refusal_of_a_reference_says_what_to_send(app):
+    item = {"type": "item_reference", "id": "msg_0_a-1"}
+    message = (await made(app, 400, input=[item]))["error"]["message"]
+    assert "no 'msg_0_a-1'" in message
+    assert "store: false" in message  # the AI SDK sends references without it
+    message = (await made(app, 400, tools=[{"type": "web_search"}]))["error"]["message"]
+    assert message == "tools.0: the type 'web_search' is not supported here"
+
+
 async def test_null_and_what_changes_nothing_is_accepted(app):
     app.pieces = ["ok"]
     names = ("instructions", "tools", "tool_choice", "text", "reasoning", "include", "background")

@@ -89,7 +89,7 @@ class ResponsesReader:
 
 def _tool(nth: int, tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise _unsupported(f"tools.{nth}", "tool", tool.get("type"))
+        raise _unsupported(f"tools.{nth}", tool.get("type"))
     function = {name: one for name, one in tool.items() if name != "type" and one is not None}
     return {"type": "function", "function": function}
 
@@ -98,7 +98,7 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> Any:
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") != "function":
-        raise _unsupported("tool_choice", "choice", choice.get("type"))
+        raise _unsupported("tool_choice", choice.get("type"))
     return {"type": "function", "function": {"name": choice.get("name")}}
 
 
@@ -140,8 +140,13 @@ def _messages(
                 messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
             case "reasoning":
                 pass  # only the server that made it could continue it
+            case "item_reference":
+                name = str(item.get("id"))[:64]
+                detail = f"The server keeps no responses, so there is no {name!r}: send the whole"
+                detail += " item. In the AI SDK, set providerOptions: {openai: {store: false}}"
+                raise refused(detail, param=param, code="unsupported")
             case kind:
-                raise _unsupported(param, "item", kind)
+                raise _unsupported(param, kind)
     return messages
 
 
@@ -171,9 +176,9 @@ def _part(part: Any, param: str) -> dict[str, Any]:
         case "input_audio":
             return {"type": "input_audio", **given}
         case kind:
-            raise _unsupported(param, "part", kind)
+            raise _unsupported(param, kind)
 
 
-def _unsupported(param: str, what: str, kind: Any) -> Refused:
-    detail = f"A {what} of the type {str(kind)[:64]!r} is not supported here"
+def _unsupported(param: str, kind: Any) -> Refused:
+    detail = f"{param}: the type {str(kind)[:64]!r} is not supported here"
     return refused(detail, param=param, code="unsupported")
