@@ -48,6 +48,29 @@ SEARCHES = {
     "FastAPI": "how-to/batch-inside-fastapi",
 }
 FIRST = 3
+# Keeps one text of each kind as `samples`.
+SAMPLE_TEXTS = """
+const behind = new Map([[null, ""]]);
+const background = (one) => {
+  if (!behind.has(one)) {
+    const {backgroundColor, backgroundImage, opacity} = getComputedStyle(one);
+    const own = [backgroundColor, backgroundImage, opacity].join();
+    const isClear = own === "rgba(0, 0, 0, 0),none,1";
+    behind.set(one, background(one.parentElement) + (isClear ? "" : own));
+  }
+  return behind.get(one);
+};
+const kinds = new Map();
+for (const one of document.body.querySelectorAll("*")) {
+  const hasText = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+  if (hasText && one.checkVisibility({checkVisibilityCSS: true})) {
+    const {color, fontSize, fontWeight} = getComputedStyle(one);
+    const kind = [color, fontSize, fontWeight, background(one)].join();
+    if (!kinds.has(kind)) kinds.set(kind, one);
+  }
+}
+window.samples = [...kinds.values()];
+"""
 
 
 class Links(HTMLParser):
@@ -144,21 +167,69 @@ def test_no_page_sticks_out_of_the_window(browser, site, pages, width):
     assert wide == {}
 
 
-@NEEDS_CHROMIUM
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 390)])
-@pytest.mark.parametrize("name", READ)
-def test_a_page_passes_the_rules_of_axe(browser, site, name, scheme, width):
-    axe = pytest.importorskip("axe_core_python.base")
-    shown(browser, scheme, width)
-    browser.get(f"file://{site / name}.html")
-    browser.execute_script(axe.AXE_SCRIPT)
+def problems(browser, context="document", **options):
+    """Runs axe in a page, on all of it or on what the expression `context` gives."""
     found = browser.execute_async_script(
-        "const done = arguments[0]; axe.run({resultTypes: ['violations']}).then(done)"
+        f"const done = arguments[1]; axe.run({context}, arguments[0]).then(done)",
+        {"resultTypes": ["violations"], "preload": False, **options},
     )
-    problems = [
+    return [
         f"{one['id']}: {node['html'][:120]}" for one in found["violations"] for node in one["nodes"]
     ]
-    assert problems == []
+
+
+def problems_of_contrast(browser):
+    """Compares the colours of one text of each kind: all texts of a page would take axe up to 30 s.
+
+    Texts are of one kind if they have the same colour, size and weight, on the same background.
+    """
+    browser.execute_script(SAMPLE_TEXTS)
+    return problems(browser, "{include: samples}", runOnly=["color-contrast"])
+
+
+def open_page(browser, path):
+    axe = pytest.importorskip("axe_core_python.base")
+    browser.get(f"file://{path}")
+    browser.execute_script(axe.AXE_SCRIPT)
+
+
+@NEEDS_CHROMIUM
+def test_each_page_passes_the_rules_of_axe(browser, site, pages):
+    """Only contrasts depend on the colour scheme, so the other rules run once."""
+    wrong = {}
+    for page in pages:
+        shown(browser, "light", 1400)
+        open_page(browser, page)
+        found = problems(browser, rules={"color-contrast": {"enabled": False}})
+        found += problems_of_contrast(browser)
+        shown(browser, "dark", 1400)
+        found += problems_of_contrast(browser)
+        if found:
+            wrong[str(page.relative_to(site))] = found
+    assert wrong == {}
+
+
+@NEEDS_CHROMIUM
+@pytest.mark.parametrize("name", READ)
+def test_a_page_of_each_kind_passes_on_a_telephone(browser, site, name):
+    shown(browser, "dark", 390)
+    open_page(browser, site / f"{name}.html")
+    assert problems(browser) == []
+
+
+@NEEDS_CHROMIUM
+def test_a_text_of_one_kind_shows_its_contrast(browser, tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text(
+        "<style>@media (prefers-color-scheme: dark) { b { color: #ddd } } </style>"
+        "<p>black</p><p>black <b>as light as its background, in the dark</b></p>"
+    )
+    shown(browser, "light", 1400)
+    open_page(browser, page)
+    assert problems_of_contrast(browser) == []
+    shown(browser, "dark", 1400)
+    [problem] = problems_of_contrast(browser)
+    assert problem.startswith("color-contrast: <b>")
 
 
 @NEEDS_CHROMIUM

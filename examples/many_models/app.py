@@ -2,7 +2,8 @@
 
 The field ``model`` of each item names its model::
 
-    curl localhost:8000/translate -d '{"model": "en-fr", "text": "hello"}'
+    curl localhost:8000/translate -H 'content-type: application/json' \\
+        -d '{"model": "en-fr", "text": "hello"}'
 """
 
 from dataclasses import dataclass

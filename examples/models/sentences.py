@@ -2,7 +2,7 @@
 
 pip install torch transformers
 shoal serve examples.models.sentences:app
-curl localhost:8000/embed -d '"a sentence"'
+curl localhost:8000/embed -H 'content-type: application/json' -d '"a sentence"'
 
 The weights are random. Load yours with `from_pretrained`.
 """

@@ -2,7 +2,8 @@
 
 pip install scikit-learn lightgbm
 shoal serve examples.models.tables:app
-curl localhost:8000/diabetes -d '[0.04, 0.05, 0.06, 0.02, -0.04, -0.03, -0.04, 0.0, 0.02, -0.02]'
+curl localhost:8000/diabetes -H 'content-type: application/json' \\
+     -d '[0.04, 0.05, 0.06, 0.02, -0.04, -0.03, -0.04, 0.0, 0.02, -0.02]'
 """
 
 from typing import Annotated

@@ -2,7 +2,8 @@
 
 Send the session as the header ``X-Serve-Shard-Key``::
 
-    curl localhost:8000/chat -H 'X-Serve-Shard-Key: ann' -d '{"session": "ann", "turns": ["hi"]}'
+    curl localhost:8000/chat -H 'X-Serve-Shard-Key: ann' \\
+        -H 'content-type: application/json' -d '{"session": "ann", "turns": ["hi"]}'
 """
 
 from dataclasses import dataclass
