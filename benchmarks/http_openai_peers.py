@@ -4,7 +4,7 @@
 The model takes 2 ms for each step, whatever the number of prompts, and gives each of them a token;
 a text has 32 tokens. Clients ask in closed loops. LitServe is installed by ``make bench-peers``.
 
-    python benchmarks/http_openai_peers.py [--seconds 5] [--clients 1 32 128] [--only PARTS OF NAMES]
+    python benchmarks/http_openai_peers.py [--seconds 5] [--clients 1 32 128] [--only NAMES]
 """
 
 from __future__ import annotations
