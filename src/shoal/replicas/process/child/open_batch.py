@@ -61,7 +61,8 @@ class OpenWork:
         start: OpenStart,
         draining: Draining,
         send: Callable[[Message], object],
-        read: Callable[[], object],
+        *,
+        read: Callable[[], object] | None = None,
     ) -> None:
         self.method = self.name = start.method
         self.streams = start.streams
@@ -69,8 +70,9 @@ class OpenWork:
         self.joined: list[Request] = []
         self.prepare: Callable[[list[Any]], list[Any]] = list  # puts the code's defaults into items
         self._send_message = send
-        self._read_messages = read  # those that have arrived
-        # Whether the handler's task has let others run since it last asked for requests.
+        # Reads the messages that have arrived, where the handler's task can.
+        self._read_messages = read
+        # Whether that task has let others run since it last asked for requests.
         self._has_paused = False
         self._parking = parking_of_this_loop()
         self._reader = NewsReader()
@@ -130,7 +132,8 @@ class OpenWork:
     def pull(self) -> None:
         self.flush()
         self._has_paused = False
-        self._read_messages()
+        if self._read_messages is not None:
+            self._read_messages()
         batch = self.batch
         if len(batch.members) > batch.active:
             batch.members[:] = [each for each in batch.members if each.state is RUNNING]
@@ -155,8 +158,8 @@ class OpenWork:
 
     async def pause(self) -> None:
         self.flush()
-        # Messages are read by `pull`, so a second checkpoint in a step would only cost time.
-        if not self._has_paused:
+        # `pull` reads the messages, so a second checkpoint in a step would only cost time.
+        if self._read_messages is None or not self._has_paused:
             await self._parking.checkpoint()
 
     def leave(self) -> None:
