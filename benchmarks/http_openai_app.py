@@ -1,9 +1,12 @@
-"""The model of http_openai_peers.py as Shoal's users write it: closed batches, and continuous."""
+"""The model of http_openai_peers.py as Shoal's users write it.
+
+It is there with closed batches, with continuous ones, and with continuous ones in a process.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from anyio import to_thread
 
@@ -24,19 +27,40 @@ def generate(prompts: list[str]) -> Iterator[list[str]]:
         yield [f"token {nth}"] * len(prompts)
 
 
-@app.endpoint(
-    "/continuous", name="continuous", fill="continuous", streams=True, max_batch_size=MAX_BATCH_SIZE
-)
+CONTINUOUS: Final[dict[str, Any]] = {
+    "fill": "continuous",
+    "streams": True,
+    "max_batch_size": MAX_BATCH_SIZE,
+}
+Written = dict[shoal.OpenRequest[str, str], int]
+
+
+@app.endpoint("/continuous", name="continuous", **CONTINUOUS)
 async def continuous(batch: shoal.OpenBatch[str, str]) -> None:
     """The same, for prompts that join between two steps."""
-    written: dict[shoal.OpenRequest[str, str], int] = {}
+    written: Written = {}
     async for joined in batch.steps():
         written |= dict.fromkeys(joined, 0)
         await to_thread.run_sync(time.sleep, 0.002)
-        await batch.send({request: f"token {nth}" for request, nth in written.items()})
-        for request, nth in list(written.items()):
-            written[request] = nth + 1
-            if nth + 1 == MODEL_TOKENS:
-                request.finish()
-            if request.ended:
-                del written[request]
+        await send(batch, written)
+
+
+@app.endpoint("/process", name="process", placement="process", **CONTINUOUS)
+async def beside(batch: shoal.OpenBatch[str, str]) -> None:
+    """The same in a process of its own, which a step may hold."""
+    written: Written = {}
+    async for joined in batch.steps():
+        written |= dict.fromkeys(joined, 0)
+        time.sleep(0.002)  # noqa: ASYNC251 - as a step that computes
+        await send(batch, written)
+
+
+async def send(batch: shoal.OpenBatch[str, str], written: Written) -> None:
+    """Sends a token to each prompt, and ends the complete texts."""
+    await batch.send({request: f"token {nth}" for request, nth in written.items()})
+    for request, nth in list(written.items()):
+        written[request] = nth + 1
+        if nth + 1 == MODEL_TOKENS:
+            request.finish()
+        if request.ended:
+            del written[request]

@@ -4,7 +4,7 @@
 The model takes 2 ms for each step, whatever the number of prompts, and gives each of them a token;
 a text has 32 tokens. Clients ask in closed loops. LitServe is installed by ``make bench-peers``.
 
-    python benchmarks/http_openai_peers.py [--seconds 5] [--clients 1 32 128]
+    python benchmarks/http_openai_peers.py [--seconds 5] [--clients 1 32 128] [--only NAMES]
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ SERVERS: Final = (
     (shoal_serve("Shoal on uvloop, closed batches", APP, "--event-loop", "asyncio"), "generate"),
     (shoal_serve("Shoal on trio, continuous", APP), "continuous"),
     (shoal_serve("Shoal on uvloop, continuous", APP, "--event-loop", "asyncio"), "continuous"),
+    (shoal_serve("Shoal on trio, in a process", APP), "process"),
+    (shoal_serve("Shoal on uvloop, in a process", APP, "--event-loop", "asyncio"), "process"),
     (
         Server(
             "LitServe",
@@ -71,9 +73,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Streamed chats, beside other servers.")
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 32, 128])
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of the servers' names")
     given = parser.parse_args()
     print("clients  tokens/s  first token: median, 99 %  CPU/token    failures  server")
     for server, model in SERVERS:
+        if not any(part in server.name for part in given.only):
+            continue
         if server.missing:
             print(f"left out: {server.name}; {server.how_to_install}")
             continue

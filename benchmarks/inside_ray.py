@@ -47,6 +47,7 @@ wrk.body = '%s'
 """
 CLIENTS: Final = (64, 256)
 CALLS: Final = 512
+CHARACTER_S: Final = 2e-6
 
 app = shoal.App()
 app.endpoint("/lengths", name="lengths", max_batch_size=64, placement="process", num_replicas=2)(
@@ -214,11 +215,20 @@ def run_actor(_part: str, rounds: int, _seconds: int) -> None:
     ray.shutdown()
 
 
+class PaddedModel(Model):
+    """A model that computes padding as well: each character of a batch takes 2 µs."""
+
+    def __call__(self, texts: list[str]) -> list[int]:
+        """Returns the lengths of the texts."""
+        time.sleep(CHARACTER_S * len(texts) * max(map(len, texts)))
+        return super().__call__(texts)
+
+
 class InOrder:
-    """What `map_batches` calls with batches of 64 rows in their order; padding costs time."""
+    """What `map_batches` calls with batches of 64 rows in their order."""
 
     def __init__(self) -> None:
-        self.model = Model()
+        self.model = PaddedModel()
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
         """Returns the rows with their lengths."""
@@ -227,23 +237,35 @@ class InOrder:
         return {"length": lengths, "padded": [self.model.padded - before, *[0] * len(lengths[1:])]}
 
 
-def run_data(_part: str, _rounds: int, _seconds: int) -> None:
-    """Counts the characters that the model computes, padding included, for texts of Ray Data."""
+def run_data(_part: str, rounds: int, _seconds: int) -> None:
+    """Measures texts of Ray Data, and the characters that the model computes, with padding."""
     ray: Any = import_module("ray")
     start_ray(ray)
     ray_data: Any = import_module("ray.data")
     example: Any = import_module("examples.inside.ray_data")
     texts = ["a" * (4 ** (number % 6) + number % 7) for number in range(2048)]
     table = ray_data.from_items([{"text": text} for text in texts])
-    ways = {
-        "batches of 64 rows in their order": (InOrder, 64),
-        "@shoal.batch": (example.Lengths, 1024),
-    }
-    for way, (code, size) in ways.items():
-        pool = ray_data.ActorPoolStrategy(size=1)
-        rows = table.map_batches(code, batch_size=size, compute=pool).take_all()
-        padded = sum(row["padded"] for row in rows)
-        print(f"Ray Data, {len(texts)} texts | {way} | {padded:,} characters", flush=True)
+
+    class ByLength(example.Lengths):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.batched.model = PaddedModel()
+
+    padded: dict[str, int] = {}
+
+    def all_of(way: str, code: type, size: int) -> Callable[[], object]:
+        def call() -> None:
+            pool = ray_data.ActorPoolStrategy(size=1)
+            rows = table.map_batches(code, batch_size=size, compute=pool).take_all()
+            padded[way] = sum(row["padded"] for row in rows)
+
+        return call
+
+    in_order, ours = "batches of 64 rows in their order", "@shoal.batch"
+    ways = {in_order: all_of(in_order, InOrder, 64), ours: all_of(ours, ByLength, 1024)}
+    print_calls(f"Ray Data, {len(texts)} texts", ways, rounds)
+    for way, characters in padded.items():
+        print(f"Ray Data, {len(texts)} texts | {way} | {characters:,} characters", flush=True)
     ray.shutdown()
 
 

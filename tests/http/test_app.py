@@ -3,6 +3,7 @@
 import functools
 import logging
 import threading
+from datetime import date
 
 import anyio
 import pytest
@@ -17,6 +18,7 @@ from starlette.staticfiles import StaticFiles
 import shoal
 from handlers import app_of, double
 from shoal.batching.running.closed_slots import ClosedSlots
+from shoal.replicas.process.wire.batch import metadata_parts, received_metadata
 from shoal.testing import settle
 from shoal.testing.asgi import Call, Lifespan, ask, calling
 
@@ -114,6 +116,34 @@ async def test_a_handler_sees_what_the_request_was():
     assert len(metadata) == 9
     with pytest.raises(KeyError):
         metadata["other"]
+
+
+async def test_a_process_gets_all_metadata_of_a_request():
+    seen = []
+
+    async def noting(items: list[int]) -> list[int]:
+        seen.append(shoal.current_batch().requests[0].metadata)
+        return items
+
+    class User:
+        def __reduce__(self):
+            raise RuntimeError("not this one")
+
+    app = app_of(noting)
+    async with app.lifespan():
+        headers = [("x-mine", "yes"), ("X-Mine", "no"), ("x-serve-shard-key", "ann")]
+        await ask(app, "/x", 1, headers=headers)
+    scope = seen[0].caller.scope
+    for found in ({}, {"path_params": {"day": date(2026, 11, 29)}, "user": "ann", "auth": User()}):
+        scope.update(found)
+        sent = received_metadata(*metadata_parts(seen[0]))
+        there = {**seen[0], "headers": dict(seen[0]["headers"])}
+        if "auth" in found:
+            del there["auth"]
+            with pytest.raises(KeyError, match="'auth' could not be sent to this process"):
+                sent["auth"]
+        assert sent == there
+        assert (sent["headers"]["x-mine"], sent["shard_key"]) == ("yes", "ann")
 
 
 async def test_a_request_item_has_its_body_and_its_query():

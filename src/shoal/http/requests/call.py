@@ -96,6 +96,32 @@ class HttpMetadata(Mapping[str, Any]):
         headers = self.caller.scope["headers"]
         return {_OF_RAY[name]: v.decode("latin-1") for name, v in headers if name in _OF_RAY}
 
+    def to_send(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns values of plain types, and other values, for a process that gets this request."""
+        # Each request of a batch is sent, and looking up one value after the other takes 30 µs.
+        scope = self.caller.scope
+        headers: dict[str, str] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+        plain: dict[str, Any] = {
+            "endpoint": self._endpoint,
+            "context": "http",
+            "request_id": self.caller.request_id,
+            "method": scope["method"],
+            "path": scope["path"],
+            "path_params": {},
+            "headers": headers,
+            "user": None,
+            "auth": None,
+            **self._of_ray,
+        }
+        others = {name: scope[name] for name in ("user", "auth") if scope.get(name) is not None}
+        if path_params := scope.get("path_params"):
+            others["path_params"] = path_params
+        for name in others:
+            del plain[name]
+        return plain, others
+
     @property
     def user_context(self) -> Hashable:
         """The part of a request that must be equal for calls to share a result."""

@@ -121,7 +121,8 @@ class AsyncWork:
             if frame.kind is FrameKind.OPEN:
                 start = OpenStart(*self._answers.codec.opened_here(frame))
                 send = partial(self._send_answers, frame.id)
-                begun.open = OpenWork(start, self._control.draining, send)
+                read = partial(self._connection.read_available, self._handle, 1)
+                begun.open = OpenWork(start, self._control.draining, send, read=read)
                 self._tasks.start_soon(begun.open.send_gathered)
             self._tasks.start_soon(self._work, frame, begun)
         elif frame.kind is FrameKind.CLOSE:

@@ -116,9 +116,11 @@ def metadata_parts(
     metadata: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]]:
     """Splits metadata into plain values, values that are pickled one by one, and lost ones."""
-    plain: dict[str, Any] = {}
+    # The metadata of an HTTP request knows which of its values are plain.
+    to_send = getattr(metadata, "to_send", None)
+    plain, others = ({}, metadata) if to_send is None else to_send()
     pickled: dict[str, bytes] = {}
-    for name, value in metadata.items():
+    for name, value in others.items():
         if type(value) in PLAIN:
             plain[name] = value
         else:
@@ -126,7 +128,7 @@ def metadata_parts(
             data = _pickled(value)
             if data is not None:
                 pickled[name] = data
-    lost = tuple([name for name in metadata if name not in plain and name not in pickled])
+    lost = tuple([name for name in others if name not in plain and name not in pickled])
     return plain, pickled, lost
 
 

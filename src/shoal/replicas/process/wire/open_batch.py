@@ -86,7 +86,7 @@ def packed_news(news: OpenNews, relay: OpenRelay, now: float) -> Message:
             relay.fail(number, unsendable("the item", request.item, error))
         else:
             joined.append(_Join(number, room, item, now - request.arrived_at, extra))
-    return packed(News(joined, news.gone, news.room, news.closed), buffers)
+    return packed((joined, news.gone, news.room, news.closed), buffers)
 
 
 def take_answers(frame: Frame, relay: OpenRelay, where: str) -> None:
