@@ -196,10 +196,8 @@ class Entry:
         call_options: Sequence[CallOptions | None],
         begun: Callable[[Callable[[int], None]], object],
     ) -> list[Any]:
-        """Makes a call for each item, with its own options; returns results and exceptions.
-
-        Each call is admitted by itself. `begun` gets a function that makes the caller of one leave.
-        """
+        """Makes a call for each item, with its own options; returns results and exceptions."""
+        # `begun` gets a function that makes the caller of one leave.
         if self._divides:
             asked = [options or NO_CALL_OPTIONS for options in call_options]
             return await self._map(items, asked, return_exceptions=True)

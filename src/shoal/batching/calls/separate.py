@@ -20,10 +20,7 @@ _UNDER_WAY: Final = (State.PARKED, State.QUEUED, State.RUNNING)
 
 
 class SeparateCalls:
-    """Calls of one caller, who waits for all of them. Each is admitted, and may leave, by itself.
-
-    `enter` adds the request of one call, like `Intake.enter`.
-    """
+    # `enter` adds the request of one call, like `Intake.enter`.
 
     def __init__(self, intake: Intake, enter: Callable[..., Request]) -> None:
         intake.check_loop()
@@ -35,7 +32,7 @@ class SeparateCalls:
         self._made: list[Request | Exception] = []
 
     def enter(self, item: Any, options_of: Callable[[Any], RequestOptions | None]) -> bool:
-        """Makes one call; returns whether that succeeded."""
+        """Returns whether the call could be made."""
         try:
             self._made.append(self._enter(item, options_of(item), self._waiter))
         except Exception as error:

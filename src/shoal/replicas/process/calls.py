@@ -109,10 +109,8 @@ class Conversation:
         return 0 if call is None else len(call.frames)
 
     async def ask(self, kind: FrameKind, message: Message, batch: Batch | None = None) -> Any:
-        """Makes a call with one response. Cancellation cancels it, unless it starts the code.
-
-        With a `batch`, callers of it that leave are reported to the other end.
-        """
+        """Makes a call with one response. Cancellation cancels it, unless it starts the code."""
+        # The other end learns of callers of the `batch` that leave.
         call = await self._begin(kind, message)
         on_left = None if batch is None else batch.on_left
         try:

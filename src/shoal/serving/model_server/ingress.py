@@ -319,7 +319,8 @@ class Ingress:
     def _refuse_unserved(self, outcomes: Sequence[Any]) -> None:
         """Raises `ReplicaDied`, so that the batch may run elsewhere, if nothing can serve it."""
         # The code may raise such errors as well, for reasons of its own.
-        backend, kinds = self._backend, {type(one) for one in outcomes}
+        backend = self._backend
+        kinds: set[Any] = set(map(type, outcomes))
         assert backend is not None
         if kinds == {BatcherClosed} and (self._is_draining or backend.is_closing):
             raise self._unserved("is closing")

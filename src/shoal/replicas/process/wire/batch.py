@@ -118,6 +118,8 @@ def metadata_parts(
     """Splits metadata into plain values, values that are pickled one by one, and lost ones."""
     # The metadata of an HTTP request knows which of its values are plain.
     to_send = getattr(metadata, "to_send", None)
+    plain: dict[str, Any]
+    others: Mapping[str, Any]
     plain, others = ({}, metadata) if to_send is None else to_send()
     pickled: dict[str, bytes] = {}
     for name, value in others.items():
