@@ -121,7 +121,8 @@ def uses_ray_client() -> bool:
     try:
         client: Any = import_module("ray.util.client").ray
         # An unknown attribute of the object itself raises an error that only says it's unconnected.
-        read: Any = getattr(type(client), OF_RAY_CLIENTS)
+        kind: Any = client.__class__
+        read: Any = getattr(kind, OF_RAY_CLIENTS)
     except (ImportError, AttributeError):
         return False
     return bool(read(client))

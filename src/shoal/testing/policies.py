@@ -146,7 +146,6 @@ class _Trial:
             self._go_on(decision)
 
     def _look(self) -> None:
-        """Lets a free slot decide."""
         self._looks += 1
         self._go_on(self._policy.decide(self._now, None))
 

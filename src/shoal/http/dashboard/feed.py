@@ -178,7 +178,6 @@ class Feed:
         exchange.status = 0
 
     def _controller(self) -> Controller | None:
-        """Returns the controller, unless it is shutting down."""
         controller = self._find()
         return None if controller is None or controller.is_draining else controller
 

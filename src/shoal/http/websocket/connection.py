@@ -312,7 +312,6 @@ class SocketConnection:
     # The sending task.
 
     def _put(self, request: SocketRequest, kind: bytes, text: bytes) -> None:
-        """Adds a message to those that wait to be sent."""
         if request.has_ended:
             return  # it was cut off, and its handler goes on for a moment
         text = b'{"id":%b,"%b":%b}' % (request.id, kind, text)

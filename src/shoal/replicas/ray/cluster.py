@@ -108,8 +108,6 @@ def end_use(user: object) -> None:
 
 
 class _OwnNode:
-    """The Ray node of this process."""
-
     def __init__(self) -> None:
         # Since when there is none, although there was one; None while there is one.
         self.lost_since: float | None = None

@@ -261,7 +261,6 @@ class Link:
             self._raise(error)
 
     def _taken(self, answer: Answer) -> Any:
-        """Returns the code's result, or raises its error."""
         value, error = answer
         if error is None:
             return value

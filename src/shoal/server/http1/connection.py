@@ -338,7 +338,6 @@ class Http1Connection(Receiver):
         self._signal()
 
     async def _finish(self, is_client_done: bool) -> None:
-        """Ends the connection once all data was sent."""
         self._is_ending = True
         self.received = b""
         self.transport.resume()

@@ -154,7 +154,6 @@ async def calls_that_are_left(stage: Stage) -> None:
 
 
 async def _leave(stage: Stage, work: Any, name: str) -> CheckedCall:
-    """Cancels a running call, and waits for its end."""
     stage.promise = LEFT
     call = CheckedCall(stage, work)
     async with anyio.create_task_group() as tasks:
