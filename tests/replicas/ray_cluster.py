@@ -68,7 +68,7 @@ MARKS = [
 
 
 @contextmanager
-def cluster_of(*nodes: dict[str, Any]) -> Generator[Any]:
+def cluster_of(*nodes: dict[str, Any], config: dict[str, Any] = QUICK_TO_NOTICE) -> Generator[Any]:
     """Runs a cluster of these nodes, the head first; what joins Ray meanwhile joins it."""
     ray: Any = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
@@ -79,7 +79,7 @@ def cluster_of(*nodes: dict[str, Any]) -> Generator[Any]:
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         cluster = Cluster()
         head, *others = nodes
-        cluster.add_node(_system_config=QUICK_TO_NOTICE, **NODE, **head)
+        cluster.add_node(_system_config=config, **NODE, **head)
         for node in others:
             cluster.add_node(**NODE, **node)
         patch.setenv("RAY_ADDRESS", cluster.address)

@@ -5,7 +5,10 @@ If it is killed, only what ran there is lost; if it is drained first, nothing.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +24,7 @@ from replicas.ray_node_code import Noting
 from shoal.asgi.http_options import HttpOptions
 from shoal.server.server import serve
 from shoal.testing.replicas.code import Folder
+from worker_processes import children_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -45,6 +49,7 @@ class Load:
         answered: The node that answered each request.
         failed: The problem of each that failed.
         sent: How many were sent.
+        longest_s: How long the slowest answer took.
         is_over: Set to end it.
     """
 
@@ -53,6 +58,7 @@ class Load:
         self.failed: dict[int, str] = {}
         self.is_over = False
         self.sent = 0
+        self.longest_s = 0.0
         self._url = url
         self._change = anyio.Event()
 
@@ -61,7 +67,9 @@ class Load:
         while not self.is_over:
             self.sent += 1
             item = self.sent
+            began = time.monotonic()
             answer = await client.post(self._url, json=item, timeout=60)
+            self.longest_s = max(self.longest_s, time.monotonic() - began)
             if answer.status_code == 200:
                 echoed, self.answered[item] = answer.json()
                 assert echoed == item
@@ -124,6 +132,37 @@ def test_nothing_is_lost_with_a_node_that_is_drained(tmp_path: Path) -> None:
     assert load.answered.keys() == set(range(1, load.sent + 1))
     began = [line.split()[1] for line in Folder(str(tmp_path)).notes()]
     assert len(began) == len({*began})  # each ran once
+
+
+@pytest.mark.timeout(300)
+def test_a_node_that_is_frozen_delays_calls_by_less_than_a_minute_by_default(
+    tmp_path: Path,
+) -> None:
+    node = {"num_cpus": 1}
+    with cluster_of(node, node, config={}) as cluster:
+        longest_s = anyio.run(_frozen_under_load, cluster, tmp_path, backend="trio")
+    assert 40 < longest_s < 55
+
+
+async def _frozen_under_load(cluster: Any, folder: Path) -> float:
+    """Freezes all processes of a node; returns how long the longest call took."""
+    async with _under_load(folder, 2, 1) as (app, load):
+        own = ray.get_runtime_context().get_node_id()
+        [node] = [one for one in cluster.list_all_nodes() if one.node_id != own]
+        raylet = node.all_processes["raylet"][0].process.pid
+        frozen = [raylet, *children_of(raylet)]
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            noting = app.controller.backends["noting"]
+            await load.until(lambda: noting.supervisor.failures.deaths > 0)
+            await load.more(ENOUGH)
+            assert load.failed == {}
+            assert {*[*load.answered.values()][-ENOUGH:]} == {own}
+            return load.longest_s
+        finally:
+            for pid in frozen:
+                os.kill(pid, signal.SIGKILL)
 
 
 async def _killed_under_load(cluster: Any, folder: Path, retries: int) -> tuple[Load, str]:

@@ -32,7 +32,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 if TYPE_CHECKING:
     import asyncio
@@ -120,9 +120,8 @@ def uses_ray_client() -> bool:
     """Returns whether the program is connected by Ray Client; False if not known."""
     try:
         client: Any = import_module("ray.util.client").ray
-        # An unknown attribute of the object itself raises an error that only says it's unconnected.
-        kind: Any = client.__class__
-        read: Any = getattr(kind, OF_RAY_CLIENTS)
+        # The object itself raises another error for an unknown attribute.
+        read = getattr(cast("Any", type(client)), OF_RAY_CLIENTS)
     except (ImportError, AttributeError):
         return False
     return bool(read(client))

@@ -82,7 +82,6 @@ class ReplicaGroup:
 
 
 def _remove_left_over() -> None:
-    """Removes groups; if one can't be removed, the next new actor tries again."""
     if not ray.is_initialized():
         _left_over.clear()  # Ray removes them with their program, and a call would connect again
     while _left_over:
@@ -90,7 +89,7 @@ def _remove_left_over() -> None:
         try:
             ray.util.remove_placement_group(group)
         except Exception:
-            _left_over.append(group)
+            _left_over.append(group)  # the next new actor tries again
             return
 
 

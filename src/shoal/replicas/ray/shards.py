@@ -64,7 +64,6 @@ class Shards:
                 pause.wait(_PERIOD_S)
 
     def _ask(self, asked: dict[Any, Any]) -> None:
-        """Calls each shard that is not among those with a call under way."""
         waiting = set(map(id, asked.values()))
         for shard in _shards_of(self._code):
             if id(shard) not in waiting and (call := ready_call_of_ray_actor(shard)) is not None:
