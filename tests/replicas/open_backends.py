@@ -177,6 +177,20 @@ class Open:
             elif request.item == "no frame":
                 wire._send_message.func.__self__._connection.send([b"\xff" * 64])
 
+    async def two_at_once(self, batch: shoal.OpenBatch[str, str]) -> None:
+        """Uses the room of one stream while a task waits to send to both."""
+        a, b = sorted([request async for request in batch], key=lambda each: each.item)
+        for _ in range(2):
+            await a.send("alone")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(batch.send, {a: "both", b: "both"})
+            await anyio.wait_all_tasks_blocked()
+            for _ in range(2):
+                await b.send("alone")
+            self._folder.note("both are full")
+        a.finish()
+        b.finish()
+
     async def plain_lists(self, items: list[int]) -> list[int]:
         return items
 

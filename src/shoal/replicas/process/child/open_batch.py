@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from shoal.batching.stream_buffer import wait_for_room
 from shoal.core.request import DispatchReason, State
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.errors import as_data, check_may_leave
@@ -42,17 +43,22 @@ _MOST_STEPS: Final = 1000
 """After how many steps without an answer their numbers of requests are sent."""
 
 
-class _Sent:
-    """The number of a request; its ``waiter``."""
+class _RemoteWaiter:
+    """The waiter of a request with a caller in the parent: its number, and its stream's room."""
 
-    __slots__ = ("is_awaited", "number", "room")
+    __slots__ = ("hold", "number", "room")
 
     def __init__(self, number: int, room: int) -> None:
         self.number = number
         # How many items its stream has room for.
         self.room = room
-        # Whether a task waits for room.
-        self.is_awaited = False
+        # The number of the wait for its reader, if a task waits for it.
+        self.hold: int | None = None
+
+
+def _is_full(request: Request) -> bool:
+    waiter: _RemoteWaiter = request.waiter
+    return waiter.room <= 0
 
 
 class OpenWork:
@@ -101,7 +107,7 @@ class OpenWork:
         news, joined, failed = self._reader.read(body, buffers, self._parking.now())
         self._saw += 1
         for number, room, request in joined:
-            request.waiter = _Sent(number, room)
+            request.waiter = _RemoteWaiter(number, room)
             [request.item] = self.prepare([request.item])
             self._requests[number] = request
             self._held.append(request)
@@ -159,9 +165,7 @@ class OpenWork:
 
     async def send(self, chunks: Sequence[tuple[Request, Any]]) -> None:
         await self._parking.checkpoint()
-        full = [r for r, _ in chunks if r.state is RUNNING and r.waiter.room <= 0]
-        if full:
-            await self._wait_for_room(full)
+        await wait_for_room([request for request, _ in chunks], _is_full, self._wait_for_readers)
         for request, chunk in chunks:
             if request.state is RUNNING:
                 request.waiter.room -= 1
@@ -212,17 +216,15 @@ class OpenWork:
         self._waits, self._ended_waits, self._leaves = [], [], False
         self._send_message(packed(answers, buffers))
 
-    async def _wait_for_room(self, full: list[Request]) -> None:
-        if any(request.waiter.is_awaited for request in full):
-            raise RuntimeError("another task is sending to this request already")
+    async def _wait_for_readers(self, full: list[Request]) -> None:
         wait = next(self._wait_ids)
         self._waits.append((wait, [request.waiter.number for request in full]))
         # At once, also to keep the order: a wait that is given up ends in a later message.
         self.flush()
         for request in full:
-            request.waiter.is_awaited = True
+            request.waiter.hold = wait
         try:
-            while any(r.state is RUNNING and r.waiter.room <= 0 for r in full):
+            while any(r.state is RUNNING and _is_full(r) for r in full):
                 await self._change.wait()
         except BaseException:
             self._ended_waits.append(wait)
@@ -230,7 +232,7 @@ class OpenWork:
             raise
         finally:
             for request in full:
-                request.waiter.is_awaited = False
+                request.waiter.hold = None
 
     def _answer_with(self, kind: AnswerKind, request: Request, value: Any, name: str) -> bool:
         """Adds a value to the next message; fails the request if it can't be sent."""
