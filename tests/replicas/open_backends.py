@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from typing import Any
@@ -190,6 +191,13 @@ class Open:
             self._folder.note("both are full")
         a.finish()
         b.finish()
+
+    async def counts_blocks(self, batch: shoal.OpenBatch[Any, int]) -> None:
+        """Looks for no more requests until it may, and answers how many items it then holds."""
+        async for request in batch:
+            self._folder.note("busy")
+            await self._folder.wait_async("count")
+            request.finish(sum(type(each) is Block for each in gc.get_objects()))
 
     async def plain_lists(self, items: list[int]) -> list[int]:
         return items

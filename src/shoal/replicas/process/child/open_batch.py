@@ -8,7 +8,6 @@ only where it would wait in the parent's process too: for requests, and for slow
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -77,7 +76,7 @@ class OpenWork:
         self._parking = parking_of_this_loop()
         self._reader = NewsReader()
         # Those that the handler did not get yet, and all that have not ended, by number.
-        self._held: deque[Request] = deque()
+        self._held: dict[int, Request] = {}
         self._requests: dict[int, Request] = {}
         self._is_closed = self._has_ended = False
         self._change = anyio.Event()
@@ -110,11 +109,12 @@ class OpenWork:
             request.waiter = _RemoteWaiter(number, room)
             [request.item] = self.prepare([request.item])
             self._requests[number] = request
-            self._held.append(request)
+            self._held[number] = request
         for number, error in failed:
             self._answer(AnswerKind.ERROR, number, as_data(error))
         for number in news.gone:
             if (gone := self._requests.get(number)) is not None:
+                self._held.pop(number, None)  # else a busy handler would keep their items
                 self._end(gone, State.CANCELLED)
         for number, more in news.room.items():
             if (read := self._requests.get(number)) is not None:
@@ -134,14 +134,13 @@ class OpenWork:
         batch = self.batch
         if len(batch.members) > batch.active:
             batch.members[:] = [each for each in batch.members if each.state is RUNNING]
-        while self._held:
-            request = self._held.popleft()
-            self._begun = request.waiter.number
-            if request.state is RUNNING:
-                batch.members.append(request)
-                batch.size += 1
-                batch.active += 1
-                self.joined.append(request)
+        if not self._held:
+            return
+        self._begun = next(reversed(self._held))
+        joined = [*self._held.values()]
+        self._held.clear()
+        batch.admit(joined)
+        self.joined += joined
 
     async def wait(self) -> bool:
         if self._is_closed and not self._held:
