@@ -199,6 +199,17 @@ class Open:
             await self._folder.wait_async("count")
             request.finish(sum(type(each) is Block for each in gc.get_objects()))
 
+    async def leaves_early(self, batch: shoal.OpenBatch[str, Any]) -> None:
+        """Takes no more requests once it has its first."""
+        first = await batch.join()
+        batch.leave()
+        batch.join_nowait()  # sends that
+        self._folder.note(f"left {[request.item for request in first]}")
+        await self._folder.wait_async("leave")
+        rest = await batch.join()
+        for request in (*first, *rest):
+            request.finish([each.item for each in first])
+
     async def plain_lists(self, items: list[int]) -> list[int]:
         return items
 

@@ -7,11 +7,13 @@ from typing import Any
 import anyio
 import pytest
 
+import shoal
 from batching.scenes import line_up
 from event_loops import one_loop_for_the_file as one_loop_for_the_file
+from replicas.open_backends import Open
 from replicas.playing import noted
 from replicas.process_backends import Block
-from replicas.test_process_open import calling, read
+from replicas.test_process_open import batcher_of, calling, read
 from replicas.test_process_open import folder as folder
 from replicas.test_process_open import played as played
 from replicas.test_process_open import shared_path as shared_path
@@ -44,3 +46,22 @@ async def test_a_busy_handler_holds_no_items_of_callers_that_have_left(played, f
             folder.release("count")
         assert batcher.statistics().cancelled == 50
         assert first.outcome <= 2
+
+
+@pytest.mark.parametrize("place", ["task", "process"])
+async def test_a_handler_that_leaves_its_open_batch_gets_no_more_requests(played, folder, place):
+    options = {"fill": "open", "max_batch_size": 4, "batch_wait_timeout_s": 60}
+    if place == "process":
+        batcher = batcher_of(played, "leaves_early", **options)
+    else:
+        code = Open(folder.path)
+        batcher = shoal.Batcher(code.leaves_early, **options)
+    with anyio.fail_after(HANG_S):
+        async with batcher as call, anyio.create_task_group() as tasks:
+            callers = await line_up(tasks, call("a"))
+            await noted(folder, "left ['a']")
+            await anyio.wait_all_tasks_blocked()
+            callers += await line_up(tasks, call("b"))
+            await anyio.wait_all_tasks_blocked()
+            folder.release("leave")
+    assert [caller.outcome for caller in callers] == [["a"], ["b"]]

@@ -230,7 +230,7 @@ class OpenBatch(Generic[T, R]):
 
     @property
     def reason(self) -> DispatchReason:
-        """Why the batch was closed to further requests; ``open`` while it is not."""
+        """Why the batch was closed to further requests; ``open`` until then, or after `leave`."""
         return self._batch.reason
 
     @property
