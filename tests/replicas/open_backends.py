@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import time
 from typing import Any
 
 import anyio
+import sniffio
+import trio
 
 import shoal
 from replicas.process_backends import Block, Unreadable, Unsendable
@@ -176,6 +180,82 @@ class Open:
                 request.finish()
             elif request.item == "no frame":
                 wire._send_message.func.__self__._connection.send([b"\xff" * 64])
+
+    async def two_at_once(self, batch: shoal.OpenBatch[str, str]) -> None:
+        """Uses the room of one stream while a task waits to send to both."""
+        a, b = sorted([request async for request in batch], key=lambda each: each.item)
+        for _ in range(2):
+            await a.send("alone")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(batch.send, {a: "both", b: "both"})
+            await anyio.wait_all_tasks_blocked()
+            for _ in range(2):
+                await b.send("alone")
+            self._folder.note("both are full")
+        a.finish()
+        b.finish()
+
+    async def goes_on(self, batch: shoal.OpenBatch[int, Any]) -> None:
+        """Begins to wait for a reader when it has room already, and then fills its buffer."""
+        async for request in batch:
+            await request.send(1)
+            await self._folder.wait_async("the first is read")
+            await request.send(2)
+            batch.join_nowait()  # sends it
+            self._folder.note("sent 2")
+            self._folder.wait("room is reported")
+            await request.send(3)
+            batch.join_nowait()
+            self._folder.release("the buffer is full")
+            await self._folder.wait_async("end")
+            request.finish()
+
+    async def counts_blocks(self, batch: shoal.OpenBatch[Any, int]) -> None:
+        """Looks for no more requests until it may, and answers how many items it then holds."""
+        async for request in batch:
+            self._folder.note("busy")
+            await self._folder.wait_async("count")
+            request.finish(sum(type(each) is Block for each in gc.get_objects()))
+
+    async def leaves_early(self, batch: shoal.OpenBatch[str, Any]) -> None:
+        """Takes no more requests once it has its first."""
+        first = await batch.join()
+        batch.leave()
+        batch.join_nowait()  # sends that
+        self._folder.note(f"left {[request.item for request in first]}")
+        await self._folder.wait_async("leave")
+        rest = await batch.join()
+        for request in (*first, *rest):
+            request.finish([each.item for each in first])
+
+    async def answers_much(self, batch: shoal.OpenBatch[int, Any]) -> None:
+        """Answers with large and small values when it is cancelled."""
+        joined = [request async for request in batch]
+        try:
+            self._folder.note("waits")
+            await anyio.sleep_forever()
+        finally:
+            for request in joined:
+                request.finish(Block(bytearray(request.item)) if request.item else "small")
+
+    async def outlived(self, batch: shoal.OpenBatch[str, Any]) -> None:
+        """Ends while its tasks still wait for a reader, and for requests."""
+        [request] = await batch.join()
+
+        async def send() -> None:
+            while not request.ended:
+                await request.send("item")
+            self._folder.note(f"no more to send: {request.ended}")
+
+        async def join() -> None:
+            self._folder.note(f"joined: {await batch.join()}")
+
+        for function in (send, join):
+            if sniffio.current_async_library() == "trio":
+                trio.lowlevel.spawn_system_task(function)
+            else:
+                self._kept.append(asyncio.get_running_loop().create_task(function()))
+        await anyio.wait_all_tasks_blocked()
 
     async def plain_lists(self, items: list[int]) -> list[int]:
         return items

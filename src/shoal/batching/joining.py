@@ -1,10 +1,10 @@
 """Moves requests from the queue into a batch whose handler is already running.
 
 `fill="open"`: only this batch takes from the queue until it is closed. It is closed when it is
-full, by the first request that does not fit, by its wait timeout, by a flush or a drain. A task of
-the worker slot adds requests as they arrive, whether the handler takes them or not, so the wait
-ends on time whatever the handler does. (TensorFlow's streaming scheduler does the same with a
-thread that closes batches.)
+full, by the first request that does not fit, by its wait timeout, by a flush or a drain, or by
+`OpenBatch.leave`. A task of the worker slot adds requests as they arrive, whether the handler takes
+them or not, so the wait ends on time whatever the handler does. (TensorFlow's streaming scheduler
+does the same with a thread that closes batches.)
 
 `fill="continuous"`: the batch takes requests when its handler asks for them between two steps, as
 many as have ended since. It has no exclusive use of the queue; an idle slot lets it go first.
@@ -128,10 +128,7 @@ class Joining(ABC):
 
     def pull(self) -> None:
         """Adds requests that join when the handler asks, and drops those that have ended."""
-        # Otherwise a batch that stays open for long keeps all requests that it ever had.
-        members = self.batch.members
-        if len(members) > self.batch.active:
-            members[:] = [request for request in members if request.state is State.RUNNING]
+        self.batch.forget_ended()
 
     async def wait(self) -> bool:
         """Waits until a request may have joined; returns False if no more will join."""
@@ -196,7 +193,8 @@ class OpenJoining(Joining):
 
     @property
     def is_closed(self) -> bool:
-        return self.has_ended or self.batch.reason is not DispatchReason.OPEN
+        has_reason = self.batch.reason is not DispatchReason.OPEN
+        return self.has_ended or self.is_leaving or has_reason
 
     @property
     def requests_inside(self) -> int:
@@ -216,7 +214,7 @@ class OpenJoining(Joining):
         """Adds requests to the batch until it is closed; needs the turn at the queue."""
         queue = self._queue
         try:
-            while not self.has_ended:
+            while not self.is_closed:
                 for request in self._take():
                     self._newest_at = max(self._newest_at, request.arrived_at)
                     self._is_flushed = self._is_flushed or queue.former.pressures.handed_out_flushed
@@ -226,7 +224,8 @@ class OpenJoining(Joining):
                     break
                 await queue.bell.wait(until)
         finally:
-            if self.batch.reason is DispatchReason.OPEN:  # the handler has ended, or its time is up
+            # The handler has ended or takes no more, or its time is up.
+            if self.batch.reason is DispatchReason.OPEN:
                 self.has_ended = True
             self.leave_queue()
         self.changed()

@@ -14,7 +14,7 @@ import anyio.lowlevel
 
 from shoal.batching.calls.stream import Mark
 from shoal.batching.running.run import RUNNING, Run
-from shoal.batching.stream_buffer import is_full, wait_for_readers
+from shoal.batching.stream_buffer import is_full, wait_for_readers, wait_for_room
 from shoal.core.request import State
 from shoal.errors import Unfinished
 from shoal.failures.exceptions import own_copy
@@ -230,7 +230,7 @@ class OpenBatch(Generic[T, R]):
 
     @property
     def reason(self) -> DispatchReason:
-        """Why the batch was closed to further requests; ``open`` while it is not."""
+        """Why the batch was closed to further requests; ``open`` until then, or after `leave`."""
         return self._batch.reason
 
     @property
@@ -371,11 +371,11 @@ class OpenRun(Run):
 
     async def wait_for_room(self, requests: Sequence[Request]) -> None:
         """Waits until each stream has room for an item; a reader that is too slow fails alone."""
-        while full := [r for r in requests if r.state is RUNNING and is_full(r)]:
-            if any(request.waiter.hold is not None for request in full):
-                raise RuntimeError("another task is sending to this request already")
-            limit_s = self.options.slow_reader_timeout_s
-            await wait_for_readers(full, limit_s, self.parking, self._fail_slow_reader)
+        await wait_for_room(requests, is_full, self._wait_for_readers)
+
+    async def _wait_for_readers(self, full: list[Request]) -> None:
+        limit_s = self.options.slow_reader_timeout_s
+        await wait_for_readers(full, limit_s, self.parking, self._fail_slow_reader)
 
     def put(self, request: Request, chunk: Any) -> None:
         """Puts an item into a stream that has room."""

@@ -1,6 +1,7 @@
 """The buffer of one stream, shared by the worker slot that fills it and the reader.
 
 `wait_for_readers` waits for the readers of full buffers, and fails the slow ones.
+`wait_for_room` also waits for those that another task fills meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.core.request import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from shoal.core.request import Request
     from shoal.loops.parking import Parking
@@ -106,6 +107,19 @@ def offer_all(buffers: list[StreamBuffer]) -> None:
 def is_full(request: Request) -> bool:
     buffer: StreamBuffer = request.waiter
     return len(buffer.items) >= buffer.capacity
+
+
+async def wait_for_room(
+    requests: Sequence[Request],
+    is_full: Callable[[Request], bool],
+    wait: Callable[[list[Request]], Awaitable[None]],
+) -> None:
+    """Waits until each running stream has room, by a function that waits for full ones."""
+    # Again for all of them: another task may have used the room of one that had some.
+    while full := [r for r in requests if r.state is State.RUNNING and is_full(r)]:
+        if any(request.waiter.hold is not None for request in full):
+            raise RuntimeError("another task is sending to this request already")
+        await wait(full)
 
 
 async def wait_for_readers(

@@ -174,6 +174,7 @@ class Conversation:
             await self._leave(call, FrameKind.OPEN, relay)
         if frame is None:
             raise self._worker.death()
+        await self._copy(frame)
         # No other task may run from here on until the run has ended: it would take them again.
         relay.queue_again()
         await self._opened(frame, HANDLER)  # raises its error
@@ -277,9 +278,10 @@ class Conversation:
         finally:
             del self._replies.calls[call.id]
             while (frame := call.pop()) is not None:
-                if relay is not None and frame.kind is FrameKind.ANSWERS and not places_of(frame):
+                if relay is not None and frame.kind is FrameKind.ANSWERS:
                     # A handler that is cancelled may still answer.
-                    with suppress(Exception):
+                    with suppress(Exception), anyio.CancelScope(shield=True):
+                        await self._copy(frame)
                         take_answers(frame, relay, self._where)
                 else:
                     self.codec.drop(frame)

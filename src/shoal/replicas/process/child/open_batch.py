@@ -8,12 +8,12 @@ only where it would wait in the parent's process too: for requests, and for slow
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from shoal.batching.stream_buffer import wait_for_room
 from shoal.core.request import DispatchReason, State
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.errors import as_data, check_may_leave
@@ -42,17 +42,22 @@ _MOST_STEPS: Final = 1000
 """After how many steps without an answer their numbers of requests are sent."""
 
 
-class _Sent:
-    """The number of a request; its ``waiter``."""
+class _RemoteWaiter:
+    """The waiter of a request with a caller in the parent: its number, and its stream's room."""
 
-    __slots__ = ("is_awaited", "number", "room")
+    __slots__ = ("hold", "number", "room")
 
     def __init__(self, number: int, room: int) -> None:
         self.number = number
         # How many items its stream has room for.
         self.room = room
-        # Whether a task waits for room.
-        self.is_awaited = False
+        # The number of the wait for its reader, if a task waits for it.
+        self.hold: int | None = None
+
+
+def _is_full(request: Request) -> bool:
+    waiter: _RemoteWaiter = request.waiter
+    return waiter.room <= 0
 
 
 class OpenWork:
@@ -77,7 +82,7 @@ class OpenWork:
         self._parking = parking_of_this_loop()
         self._reader = NewsReader()
         # Those that the handler did not get yet, and all that have not ended, by number.
-        self._held: deque[Request] = deque()
+        self._held: dict[int, Request] = {}
         self._requests: dict[int, Request] = {}
         self._is_closed = self._has_ended = False
         self._change = anyio.Event()
@@ -107,14 +112,15 @@ class OpenWork:
         news, joined, failed = self._reader.read(body, buffers, self._parking.now())
         self._saw += 1
         for number, room, request in joined:
-            request.waiter = _Sent(number, room)
+            request.waiter = _RemoteWaiter(number, room)
             [request.item] = self.prepare([request.item])
             self._requests[number] = request
-            self._held.append(request)
+            self._held[number] = request
         for number, error in failed:
             self._answer(AnswerKind.ERROR, number, as_data(error))
         for number in news.gone:
             if (gone := self._requests.get(number)) is not None:
+                self._held.pop(number, None)  # else a busy handler would keep their items
                 self._end(gone, State.CANCELLED)
         for number, more in news.room.items():
             if (read := self._requests.get(number)) is not None:
@@ -124,8 +130,7 @@ class OpenWork:
             self.batch.reason = DispatchReason(news.closed)
         if self._saw - self._reported >= _MOST_UNREPORTED:
             self._gather()
-        self._change.set()
-        self._change = anyio.Event()
+        self._wake_waiting()
 
     # How requests join.
 
@@ -134,17 +139,14 @@ class OpenWork:
         self._has_paused = False
         if self._read_messages is not None:
             self._read_messages()
-        batch = self.batch
-        if len(batch.members) > batch.active:
-            batch.members[:] = [each for each in batch.members if each.state is RUNNING]
-        while self._held:
-            request = self._held.popleft()
-            self._begun = request.waiter.number
-            if request.state is RUNNING:
-                batch.members.append(request)
-                batch.size += 1
-                batch.active += 1
-                self.joined.append(request)
+        self.batch.forget_ended()
+        if not self._held:
+            return
+        self._begun = next(reversed(self._held))
+        joined = [*self._held.values()]
+        self._held.clear()
+        self.batch.admit(joined)
+        self.joined += joined
 
     async def wait(self) -> bool:
         if self._is_closed and not self._held:
@@ -171,9 +173,7 @@ class OpenWork:
     async def send(self, chunks: Sequence[tuple[Request, Any]]) -> None:
         await self._parking.checkpoint()
         self._has_paused = True
-        full = [r for r, _ in chunks if r.state is RUNNING and r.waiter.room <= 0]
-        if full:
-            await self._wait_for_room(full)
+        await wait_for_room([request for request, _ in chunks], _is_full, self._wait_for_readers)
         for request, chunk in chunks:
             if request.state is RUNNING:
                 request.waiter.room -= 1
@@ -191,20 +191,26 @@ class OpenWork:
             self._end(request, State.FAILED)
 
     def end(self) -> None:
-        """Sends the last answers, because the handler has ended."""
-        self._has_ended = True
-        self.flush()
+        """Sends the last answers, because the handler has ended; the parent fails the others."""
+        self.flush(is_last=True)
+        self._has_ended = self._is_closed = True
         self._wake_flusher()
+        # Tasks may outlive the handler.
+        for request in [*self._requests.values()]:
+            self._end(request, State.FAILED)
+        self._held.clear()
+        self.joined.clear()
         self.batch.members = []
+        self._wake_waiting()
 
-    def flush(self) -> None:
+    def flush(self, *, is_last: bool = False) -> None:
         self._is_due = False
-        if not (
-            self._answers
+        if self._has_ended or not (
+            is_last
+            or self._answers
             or self._waits
             or self._ended_waits
             or self._leaves
-            or self._has_ended
             or self._saw - self._reported >= _MOST_UNREPORTED
             or len(self._steps) >= _MOST_STEPS
         ):
@@ -225,25 +231,22 @@ class OpenWork:
         # A plain tuple, because pickling a class by its name doubles the time.
         self._send_message(packed(tuple(answers), buffers))
 
-    async def _wait_for_room(self, full: list[Request]) -> None:
-        if any(request.waiter.is_awaited for request in full):
-            raise RuntimeError("another task is sending to this request already")
+    async def _wait_for_readers(self, full: list[Request]) -> None:
         wait = next(self._wait_ids)
         self._waits.append((wait, [request.waiter.number for request in full]))
-        # At once, also to keep the order: a wait that is given up ends in a later message.
+        # At once, also to keep the order: it ends in a later message.
         self.flush()
         for request in full:
-            request.waiter.is_awaited = True
+            request.waiter.hold = wait
         try:
-            while any(r.state is RUNNING and r.waiter.room <= 0 for r in full):
+            while any(r.state is RUNNING and _is_full(r) for r in full):
                 await self._change.wait()
-        except BaseException:
-            self._ended_waits.append(wait)
-            self._gather()
-            raise
         finally:
             for request in full:
-                request.waiter.is_awaited = False
+                request.waiter.hold = None
+            # Also when there is room: if that was reported before the wait, the parent still waits.
+            self._ended_waits.append(wait)
+            self._gather()
 
     def _answer_with(self, kind: AnswerKind, request: Request, value: Any, name: str) -> bool:
         """Adds a value to the next message; fails the request if it can't be sent."""
@@ -272,9 +275,13 @@ class OpenWork:
 
     def _gather(self) -> None:
         """Lets `flush` be called in the next pass, when more may have gathered."""
-        if not self._is_due:
+        if not (self._is_due or self._has_ended):
             self._is_due = True
             self._wake_flusher()
+
+    def _wake_waiting(self) -> None:
+        self._change.set()
+        self._change = anyio.Event()
 
     def _wake_flusher(self) -> None:
         if self._flusher is not None:
