@@ -7,6 +7,7 @@ import json
 import os
 import platform
 from dataclasses import dataclass, field
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,6 +99,7 @@ def environment(packages: Sequence[str]) -> dict[str, str]:
     affinity = getattr(os, "sched_getaffinity", None)
     cores = os.cpu_count() if affinity is None else len(affinity(0))
     return {
+        "date": f"{date.today()}",
         "python": f"{implementation} {platform.python_version()}",
         "platform": platform.platform(),
         "cores": str(cores),

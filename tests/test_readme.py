@@ -70,8 +70,19 @@ def test_the_figures_are_those_of_the_table_of_figures():
     assert "\n".join(rows) in README
     assert FIGURES["date"] in README
     assert len(rows) == 8
-    for row in FIGURES["rows"]:
+    for row in FIGURES["elsewhere"]:
+        assert row["sentence"] in README
         assert (ROOT / "benchmarks" / row["command"].split()[0]).exists()
+
+
+def test_each_row_of_figures_is_in_the_tables_that_one_command_prints():
+    page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    tables = page[page.index("`make bench-peers` needs") : page.index("Each takes `--quick`")]
+    assert FIGURES["date"] in tables
+    for row in FIGURES["rows"]:
+        assert row["command"].startswith("peers.py --only ")
+        figures = re.findall(r"[\d,]*\d[\d,.]*", row["shoal"] + row["compared"])
+        assert [figure for figure in figures if figure not in tables] == []
 
 
 def test_pages_agree_on_what_a_request_costs():

@@ -7,6 +7,7 @@ The callers are tasks of this process. Each calls again as soon as it has its re
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -128,18 +129,26 @@ def tuned(case: Case) -> dict[str, Any]:
     }
 
 
+def rounded(found: float) -> float:
+    return float(f"{found:.3g}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("name", choices=CASES)
     parser.add_argument("--seconds", type=float, default=4, help="for each size (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=1, help="of all sizes (%(default)s)")
     parser.add_argument("--json", type=Path, help="a file of results, to update")
     options = parser.parse_args()
     case = CASES[options.name]
     sizes = [2**power for power in range(7) if 2**power <= case.largest]
-    rates = {}
-    for size in sizes:
-        rates[size] = anyio.run(rate, case, size, options.seconds)
-        print(f"{case.title}, max_batch_size={size}: {rates[size]:,.3g} {case.unit}/s", flush=True)
+    # The sizes take turns, so that other load on the machine changes each alike.
+    rounds: dict[int, list[float]] = {size: [] for size in sizes}
+    for _ in range(options.rounds):
+        for size, rates_of_size in rounds.items():
+            rates_of_size.append(anyio.run(rate, case, size, options.seconds))
+            found = f"{rates_of_size[-1]:,.3g} {case.unit}/s"
+            print(f"{case.title}, max_batch_size={size}: {found}", flush=True)
     advice = tuned(case) if case.rate else None
     print(f"shoal tune: {advice}")
     if options.json:
@@ -147,7 +156,10 @@ def main() -> None:
         known[options.name] = {
             "title": case.title,
             "unit": case.unit,
-            "rates": {size: float(f"{found:.3g}") for size, found in rates.items()},
+            "rates": {size: rounded(statistics.median(each)) for size, each in rounds.items()},
+            "ranges": {
+                size: [rounded(min(each)), rounded(max(each))] for size, each in rounds.items()
+            },
             "tune": advice,
         }
         ordered = {name: known[name] for name in CASES if name in known}
