@@ -72,7 +72,7 @@ def packed_calls(method: str, items: list[Any]) -> Message:
         [places[id(one)] for one in given] if len(known) > 1 else None,
     )
     try:
-        message = packed(calls)
+        message = packed(tuple(calls))
     except Exception as error:
         raise why_unsendable("item {nth} of the batch", items, error) from error
     check_size(message, "the items of a batch")

@@ -31,6 +31,7 @@ from shoal.replicas.process.wire.errors import as_data, check_may_leave, slots_a
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, FrameReader
 from shoal.replicas.process.wire.messages import EMPTY, MessageCodec, packed, unpickled
 from shoal.replicas.process.wire.start import Defaults, sendable, why_unsendable
+from shoal.replicas.remote.calls_as_data import CallsAsData
 from shoal.replicas.remote.keep_alive import MOST_BYTES, check_size, keep_alive
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from shoal.replicas.code.instance import Description
     from shoal.replicas.process.wire.frames import Frame
     from shoal.replicas.process.wire.messages import Message
-    from shoal.replicas.remote.calls_as_data import CallsAsData
     from shoal.serving.backend_config import BackendConfig
     from shoal.serving.backends.backend import Backend
     from shoal.serving.backends.method_batcher import MethodBatcher
@@ -289,7 +289,7 @@ class Ingress:
     async def _opened(self, frame: Frame, *, streams: bool) -> tuple[MethodBatcher, CallsAsData]:
         backend = self._found()
         try:
-            calls: CallsAsData = unpickled(frame.body, frame.buffers)
+            calls = CallsAsData(*unpickled(frame.body, frame.buffers))
         except Exception as error:
             raise TypeError(f"the items can't be unpickled in the model server: {error}") from error
         self._messages += 1
