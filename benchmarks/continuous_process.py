@@ -1,8 +1,9 @@
-"""Continuous batches of a model in a process, beside the same model in the server's process.
+"""Continuous batches of a model in a process or an actor, and in the server's process.
 
 A step holds the interpreter for 6 ms, as a model that computes in Python does: it sleeps without
 giving the event loop a turn. Twice as many readers as places read texts in loops, as
-`continuous_gpu.TWICE` does. Both backends are in one server, and are measured in turns. "Busy" is
+`continuous_gpu.TWICE` does. All backends are in one server, and are measured in turns. With Ray
+installed, the model is measured in a Ray actor on this machine as well. "Busy" is
 the same while the server answers 2,000 other requests a second over HTTP. The time to the first
 token is that of four readers, once with random pauses and once without: these ask when a step ends.
 """
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from importlib.util import find_spec
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,8 +38,8 @@ PLACES: Final = 16
 RATE: Final = 2000
 LENGTHS: Final = log_uniform(16, 256)
 SEED: Final = 20
-HERE, BESIDE = "task", "process"
-PLACEMENTS: Final = (HERE, BESIDE)
+HERE, BESIDE, ON_RAY = "task", "process", "ray"
+PLACEMENTS: Final = (HERE, BESIDE, *([ON_RAY] if find_spec("ray") else []))
 # Tokens/s, as parts of those of the model in the server's process, by load.
 TARGETS: Final = {"idle": 0.97, "busy": 1.2}
 COLUMNS: Final = {
@@ -52,15 +54,15 @@ COLUMNS: Final = {
 
 
 async def write(batch: shoal.OpenBatch[int, int]) -> None:
-    """Writes texts: an item is the number of tokens."""
+    """Writes texts: an item is the number of tokens; 0 asks for the process, as -pid."""
     left: dict[Any, int] = {}
     async for joined in batch.steps():
-        left |= {request: request.item for request in joined}
+        left |= {request: request.item or -os.getpid() for request in joined}
         left = {request: count for request, count in left.items() if not request.ended}
         time.sleep(STEP_S)  # noqa: ASYNC251 - it holds the event loop, as computing would
         await batch.send(left)
         for request, count in left.items():
-            if count == 1:
+            if count <= 1:
                 request.finish()
         left = {request: count - 1 for request, count in left.items() if count > 1}
 
@@ -73,6 +75,7 @@ async def echo(items: list[int]) -> list[int]:
 def _app() -> shoal.App:
     app = shoal.App()
     for placement in PLACEMENTS:
+        own: Any = {"ray_options": {"num_cpus": 0}} if placement == ON_RAY else {}
         declared: Any = app.endpoint(
             f"/{placement}",
             name=placement,
@@ -80,6 +83,7 @@ def _app() -> shoal.App:
             streams=True,
             placement=placement,
             max_batch_size=PLACES,
+            **own,
         )
         declared(write)
     app.endpoint("/echo", name="echo", max_batch_size=64)(echo)
@@ -173,14 +177,20 @@ async def _measure(rounds: int, seconds: float) -> list[dict[str, Any]]:
                 if name == BESIDE:
                     row["verdict"] = verdict(row["of_task"], at_least=TARGETS[load])
                 rows.append(row)
-        rows[1]["failed_ms"] = await _killed(app, handles[BESIDE])
+        for row in rows:
+            if row["load"] == "idle" and row["placement"] != HERE:
+                row["failed_ms"] = await _killed(app, row["placement"])
         stop.set()
     return rows
 
 
-async def _killed(app: shoal.App, handle: Any) -> float:
+async def _killed(app: shoal.App, placement: str) -> float:
     """Kills the process while all places are in use; returns when the last request has failed."""
+    controller: Any = app.controller
+    handle = await controller.get_handle(placement)
     failed_at: list[float] = []
+    async with handle.stream(0) as stream:
+        pid = -(await anext(stream))
 
     async def read() -> None:
         try:
@@ -194,20 +204,22 @@ async def _killed(app: shoal.App, handle: Any) -> float:
         for _ in range(PLACES):
             tasks.start_soon(read)
         await anyio.sleep(1)
-        controller: Any = app.controller
-        [kept] = controller.backends[BESIDE].supervisor.ready()
         killed_at = time.perf_counter()
-        os.kill(kept.replica._worker.pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
     return (max(failed_at) - killed_at) * 1e3
 
 
 def sentence(rows: Sequence[dict[str, Any]]) -> str:
     """Returns what the rows show."""
-    of_task = {row["load"]: row["of_task"] for row in rows if row["placement"] == BESIDE}
-    return (
-        f"in a process, a model writes {of_task['idle']:.0%} of the tokens of one in an idle "
-        f"server, and {of_task['busy']:.2f} times those of one in a busy server"
-    )
+    said = []
+    for placement, name in ((BESIDE, "a process"), (ON_RAY, "a Ray actor")):
+        of_task = {row["load"]: row["of_task"] for row in rows if row["placement"] == placement}
+        if of_task:
+            said.append(
+                f"in {name}, a model writes {of_task['idle']:.0%} of the tokens of one in an idle "
+                f"server, and {of_task['busy']:.2f} times those of one in a busy server"
+            )
+    return "; ".join(said)
 
 
 def _other_requests(url: str, seconds: float) -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-"""Code for open batches that the tests of process replicas run; it is imported in the workers."""
+"""Code for open batches that tests of replicas run; it is imported in workers and in actors."""
 
 from __future__ import annotations
 
@@ -155,6 +155,10 @@ class Open:
             while True:
                 time.sleep(0.01)  # noqa: ASYNC251 - as a model that computes would
 
+    async def exits(self, batch: shoal.OpenBatch[Any, Any]) -> None:
+        await batch.join()
+        raise SystemExit(3)
+
     async def lies(self, batch: shoal.OpenBatch[Any, Any]) -> None:
         """Sends rubbish in place of its answers."""
         async for request in batch:
@@ -179,7 +183,15 @@ class Open:
                 await request.send("sent")
                 request.finish()
             elif request.item == "no frame":
-                wire._send_message.func.__self__._connection.send([b"\xff" * 64])
+                sender = wire._send_message.func.__self__
+                if hasattr(sender, "_frames"):  # a Ray actor
+                    sender._frames.put(b"\xff" * 64)
+                else:
+                    sender._connection.send([b"\xff" * 64])
+
+    def pids(self, items: list[Any]) -> list[int]:
+        """Returns the process for each item."""
+        return [os.getpid() for _ in items]
 
     async def two_at_once(self, batch: shoal.OpenBatch[str, str]) -> None:
         """Uses the room of one stream while a task waits to send to both."""

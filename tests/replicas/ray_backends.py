@@ -297,6 +297,23 @@ class Caller:
         return doubled
 
 
+class CallerInBatches:
+    """Calls another backend for each request of an open batch, and streams its answers."""
+
+    def __init__(self, other: shoal.Handle) -> None:
+        self.other = other
+
+    async def __call__(self, batch: shoal.OpenBatch[Any, Any]) -> None:
+        async def answer(request: shoal.OpenRequest[Any, Any]) -> None:
+            for _ in range(3):
+                await request.send(await self.other.call(request.item))
+            request.finish()
+
+        async with anyio.create_task_group() as tasks:
+            async for request in batch:
+                tasks.start_soon(answer, request)
+
+
 class CallsWhileItStarts:
     """Calls another backend in its constructor."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +84,8 @@ def cluster_of(*nodes: dict[str, Any], config: dict[str, Any] = QUICK_TO_NOTICE)
         cluster.add_node(_system_config=config, **NODE, **head)
         for node in others:
             cluster.add_node(**NODE, **node)
+        with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+            gc.collect()  # Ray leaves sockets and processes of its own open
         patch.setenv("RAY_ADDRESS", cluster.address)
         try:
             yield cluster

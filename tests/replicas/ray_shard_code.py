@@ -6,6 +6,10 @@ import os
 from importlib import import_module
 from typing import Any
 
+import anyio.to_thread
+
+import shoal  # noqa: TC001 - annotations are looked at
+
 
 class Shard:
     """One of two parts of a model."""
@@ -38,3 +42,13 @@ class Sharded:
     def where(self, items: list[Any]) -> list[list[int]]:
         """The processes of the shards."""
         return [self.pids for _ in items]
+
+
+class ShardedSteps(Sharded):
+    async def __call__(self, batch: shoal.OpenBatch[int, int]) -> None:  # type: ignore[override]
+        """Streams what the shards make of an item, step by step, until its caller leaves."""
+        async for _ in batch.steps():
+            active = batch.active
+            items = [request.item for request in active]
+            made = await anyio.to_thread.run_sync(super().__call__, items)
+            await batch.send(dict(zip(active, made, strict=True)))

@@ -1,10 +1,14 @@
-"""Open and continuous batches of code in another process, which most of the tests share."""
+"""Open and continuous batches of code in another process, which most of the tests share.
+
+Other files import tests of this one, to run them with replicas of another placement.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -13,14 +17,15 @@ import pytest
 import shoal
 from batching.scenes import Caller, line_up, outcome
 from event_loops import one_loop_for_the_file as one_loop_for_the_file
-from replicas.playing import is_alive, made, noted, playing
+from replicas.playing import gone, made, noted, playing
 from replicas.process_backends import Block, Unreadable, Unsendable
 from shoal.errors import HandlerTimeout, ReplicaDied, SlowReader, Unfinished
 from shoal.testing.replicas.code import Folder, Mistake
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
+    from shoal.replicas.contract import Replica
     from shoal.testing.replicas.stage import Played
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -35,9 +40,21 @@ def shared_path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-async def played(anyio_backend, shared_path):
+def replica_of() -> Callable[..., Replica]:
+    """Makes a replica of a folder, and of options as `made` takes them."""
+    return partial(made, CODE)
+
+
+@pytest.fixture(scope="module")
+def where() -> str:
+    """What a replica calls the process of its code in errors."""
+    return "the process of replica model#0"
+
+
+@pytest.fixture(scope="module")
+async def played(anyio_backend, replica_of, shared_path):
     """A replica whose process all tests share that leave it as it was."""
-    async with playing(made(CODE, str(shared_path))) as replica:
+    async with playing(replica_of(str(shared_path))) as replica:
         yield replica
 
 
@@ -145,14 +162,14 @@ async def test_code_knows_its_requests(played):
 
 
 @pytest.mark.one_loop
-async def test_what_can_not_be_sent_fails_its_request_alone(played, folder):
+async def test_what_can_not_be_sent_fails_its_request_alone(played, folder, where):
     async with calling(played) as (call, _batcher):
         pid = await call("pid")
         for item, says in [
             (Unsendable(), r"the item can't be sent between processes \(not me\): Unsendable"),
             (Unreadable(), "the item can't be unpickled in the process: made again"),
             ("unsendable", r"the result of .*can't be sent between processes \(not me\)"),
-            ("unreadable", "the answer of the process of replica model#0 can't be unpickled here"),
+            ("unreadable", f"the answer of {where} can't be unpickled here"),
         ]:
             async with anyio.create_task_group() as tasks:
                 callers = await line_up(tasks, call(1), call(item), call(2))
@@ -246,23 +263,26 @@ async def test_a_slow_reader_fails_alone_and_is_sent_no_more_than_its_buffer(pla
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "kill"])
-async def test_a_death_fails_each_request_by_name_after_the_items_that_it_has(own_folder, how):
+async def test_a_death_fails_each_request_by_name_after_the_items_that_it_has(
+    replica_of, own_folder, how
+):
     """At once: no grace period is waited for."""
-    replica = made(CODE, own_folder.path, cancel_grace_s=3600)
+    replica = replica_of(own_folder.path, cancel_grace_s=3600)
     async with (
         playing(replica, stop=False) as played,
         calling(played, "one_task_each", streams=True) as (call, _),
     ):
+        [pid] = await played.run("pids", [1])
         got: list[list[Any]] = [[], []]
         async with anyio.create_task_group() as tasks:
             for name, into in zip("ab", got, strict=True):
                 tasks.start_soon(read, call(name), into)
-            await noted(own_folder, "sent a 5")
-            await noted(own_folder, "sent b 5")
+            while min(map(len, got)) < 5:  # noqa: ASYNC110 - they are in lists
+                await anyio.sleep(0.005)
             if how == "kill":
                 replica.kill("for the test")
             else:
-                os.kill(replica._worker.pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         for items in got:
             *items, error = items
             assert len(items) >= 5
@@ -284,8 +304,8 @@ async def test_a_replica_is_checked_and_configured_while_a_batch_runs(played, fo
 
 
 @pytest.mark.one_loop
-async def test_a_handler_that_does_not_end_when_its_time_is_up_is_killed(own_folder):
-    replica = made(CODE, own_folder.path, cancel_grace_s=0.1)
+async def test_a_handler_that_does_not_end_when_its_time_is_up_is_killed(replica_of, own_folder):
+    replica = replica_of(own_folder.path, cancel_grace_s=0.1)
     async with playing(replica, stop=False) as played:
         batcher = batcher_of(played, "never_ends", fill="open", handler_timeout_s=0.2)
         async with batcher as call:
@@ -317,9 +337,9 @@ async def test_a_handler_can_leave_its_batch_to_the_next(played):
 
 
 @pytest.mark.one_loop
-async def test_streams_can_be_ended_when_the_backend_drains(own_folder):
+async def test_streams_can_be_ended_when_the_backend_drains(replica_of, own_folder):
     async with (
-        playing(made(CODE, own_folder.path)) as played,
+        playing(replica_of(own_folder.path)) as played,
         calling(played, "drains", streams=True) as (call, _),
         call("a") as stream,
     ):
@@ -359,14 +379,15 @@ async def test_callers_that_come_and_leave_fill_no_memory_while_the_code_is_stuc
         ("no frame", "it sent an invalid frame"),
     ],
 )
-async def test_a_process_that_sends_rubbish_is_killed(own_folder, how, says):
-    async with playing(made(CODE, own_folder.path), stop=False) as played:
+async def test_a_process_that_sends_rubbish_is_killed(replica_of, own_folder, how, says):
+    async with playing(replica_of(own_folder.path), stop=False) as played:
+        [pid] = await played.run("pids", [1])
         async with calling(played, "lies", streams=True) as (call, _batcher):
             items = await read(call(how), [])
             assert isinstance(items[-1], ReplicaDied)
             await played.ended.wait()
         assert says in str(played.error)
-        assert not is_alive(played.replica._worker.pid)
+        await gone(pid)
 
 
 @pytest.mark.one_loop

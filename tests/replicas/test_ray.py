@@ -93,6 +93,7 @@ async def test_the_replicas_keep_the_promises_of_all_replicas(kind):
     def placement(blueprint: Blueprint) -> RayReplica:
         return RayReplica(replace(blueprint, placement_options={"ray_options": SMALL}))
 
+    placement.takes_open_batches = True  # type: ignore[attr-defined]
     await check_replica(placement, kinds=[kind], crash=partial(os._exit, 3), patience_s=30.0)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shoal
-from replicas.ray_backends import Caller, CallsWhileItStarts, Model
+from replicas.ray_backends import Caller, CallerInBatches, CallsWhileItStarts, Model
 from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
 from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
@@ -92,6 +92,22 @@ async def test_a_call_is_answered_or_fails_as_the_endpoint_does():
             with pytest.raises(LookupError, match="no such thing"):
                 await call("fail")
             assert await call("ab") == "abab"
+
+
+@ON_TRIO
+async def test_code_calls_from_an_open_batch():
+    config = {"fill": "continuous", "streams": True, "max_batch_size": 8}
+    async with calling(CallerInBatches, **config) as (_, handle, _other):
+        found: dict[int, list[int]] = {}
+
+        async def read(number: int) -> None:
+            async with handle.stream(number) as stream:
+                found[number] = [step async for step in stream]
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(20):
+                tasks.start_soon(read, number)
+        assert found == {number: [2 * number] * 3 for number in range(20)}
 
 
 @ON_TRIO

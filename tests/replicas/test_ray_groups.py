@@ -15,7 +15,7 @@ import pytest
 import shoal
 from replicas.ray_backends import Model
 from replicas.ray_cluster import MARKS, cluster_of
-from replicas.ray_shard_code import Sharded
+from replicas.ray_shard_code import Sharded, ShardedSteps
 from shoal.serving.controller.controller import Controller
 from worker_processes import until
 
@@ -117,6 +117,35 @@ async def test_the_death_of_a_shard_ends_its_replica(is_idle):
         assert answer == 7
         assert not {first, second} & {*await handle.options(method_name="where").call(0)}
     assert await anyio.to_thread.run_sync(groups) == []
+
+
+async def test_the_death_of_a_shard_fails_the_requests_of_an_open_batch():
+    config = {**CONFIG, "fill": "continuous", "streams": True}
+    async with Controller() as controller:
+        await controller.create_backend("b", ShardedSteps, config=config)
+        await controller.create_endpoint("e", backend="b")
+        handle = await controller.get_handle("e")
+        replica: Any = controller.backends["b"].supervisor.managed[0].replica
+        [[_, second]] = await replica.run("where", [0])
+        found: list[Any] = []
+        errors: list[str] = []
+
+        async def read(item: int) -> None:
+            try:
+                async with handle.stream(item) as stream:
+                    async for step in stream:
+                        found.append((item, step))  # noqa: PERF401
+            except shoal.errors.ReplicaDied as error:
+                errors.append(str(error))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read, 1)
+            tasks.start_soon(read, 5)
+            await until(lambda: {(1, 3), (5, 7)} <= {*found})
+            os.kill(second, signal.SIGKILL)
+        assert {*found} == {(1, 3), (5, 7)}
+        assert len(errors) == 2
+        assert all("its actor Actor(Shard, " in error for error in errors)
 
 
 async def test_a_group_whose_replica_did_not_start_is_removed():

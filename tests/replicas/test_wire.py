@@ -16,6 +16,7 @@ from shoal.replicas.process.wire.frames import (
     FrameKind,
     FrameReader,
     encoded,
+    frames_in,
     rest_of,
 )
 from shoal.replicas.process.wire.messages import MessageCodec, packed, places_of
@@ -30,14 +31,9 @@ def read_in_pieces(data: bytes, pieces: list[int]) -> list:
     reader = FrameReader()
     frames = []
     while data:
-        space = reader.space()
-        assert len(space) > 0
-        count = min(len(space), len(data), pieces.pop() if pieces else len(data))
-        space[:count] = data[:count]
+        count = pieces.pop() if pieces else len(data)
+        frames += frames_in(reader, data[:count])
         data = data[count:]
-        reader.received(count)
-        while (frame := reader.next()) is not None:
-            frames.append(frame)
     return frames
 
 

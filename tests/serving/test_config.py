@@ -181,7 +181,7 @@ def test_a_config_is_taken_as_it_is() -> None:
         (
             {"fill": "open", "placement": "thread"},
             ValueError,
-            "needs placement='task' or placement='process', not 'thre",
+            "needs placement='task', 'process' or 'ray', not 'thre",
         ),
         ({"fill": "open", "bucket_by": cost}, ValueError, "do not go together"),
         ({"fill": "open", "bucket_by": "a:b"}, ValueError, "bucket_by='a:b' do not go together"),
@@ -395,8 +395,9 @@ def test_open_batches_go_to_a_placement_that_takes_them() -> None:
     assert BackendConfig(fill="open").fill == "open"
     assert BackendConfig(fill="continuous", streams=True, placement=OpenPlacement()).streams
     assert BackendConfig(fill="continuous", streams=True, placement="process").streams
-    for other in (place, "thread", "ray"):
-        with pytest.raises(ValueError, match="needs placement='task' or placement='process', not"):
+    assert BackendConfig(fill="continuous", streams=True, placement="ray").streams
+    for other in (place, "thread"):
+        with pytest.raises(ValueError, match="needs placement='task', 'process' or 'ray', not"):
             BackendConfig(fill="open", placement=other)
 
 

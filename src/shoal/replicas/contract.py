@@ -225,7 +225,7 @@ class Replica(ABC):
 
     def _takes_no_open_batches(self) -> TypeError:
         return TypeError(
-            f"{self.tag} can't take open batches; use placement='task' or placement='process'"
+            f"{self.tag} can't take open batches; use placement='task', 'process' or 'ray'"
         )
 
     @abstractmethod

@@ -173,7 +173,7 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = {
     "process": BuiltIn(
         "shoal.replicas.process.replica:ProcessReplica", ProcessOptions, takes_open_batches=True
     ),
-    "ray": BuiltIn("shoal.replicas.ray.replica:RayReplica", RayOptions),
+    "ray": BuiltIn("shoal.replicas.ray.replica:RayReplica", RayOptions, takes_open_batches=True),
     "remote": BuiltIn("shoal.replicas.remote.replica:RemoteReplica", RemoteOptions),
 }
 

@@ -182,7 +182,7 @@ class BackendConfig:
             _check_gpus(self.placed)
         if self.fill != "closed" and not takes_open_batches(self.placement):
             raise ValueError(
-                f"fill={self.fill!r} needs placement='task' or placement='process', "
+                f"fill={self.fill!r} needs placement='task', 'process' or 'ray', "
                 f"not {self.placement!r}, whose replicas can't take open batches"
             )
         if self.max_ongoing_requests is not None:

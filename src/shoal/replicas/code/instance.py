@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.calls.call import StreamCall
 from shoal.batching.decorator.batched import Decorated
-from shoal.batching.handlers.binding import annotations_of, takes_lists
+from shoal.batching.handlers.binding import Binding, annotations_of, takes_lists
 from shoal.batching.handlers.handler import Handler, innermost
 from shoal.batching.open_batch import OpenBatch
 from shoal.errors import NoSuchName
@@ -115,6 +115,18 @@ class Description:
         if method is None:
             raise self.has_no(name)
         return method
+
+    def open_binding(self, name: str, tag: str) -> Binding:
+        """Returns the binding of a method of the replica `tag` that takes an open batch.
+
+        Raises:
+            NoSuchName: No method has that name.
+            TypeError: The method takes no open batch.
+        """
+        signature = self.method(name).open_signature
+        if signature is None:
+            raise takes_no_open_batch(name, tag)
+        return Binding.of_items(signature, "items")
 
     def has_no(self, name: str) -> NoSuchName:
         """Returns the error for a method that does not exist."""

@@ -8,6 +8,7 @@ a cancelled `reconfigure`, the grace period begins at once.
 
 from __future__ import annotations
 
+import pickle
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from shoal.errors import ReplicaDied
     from shoal.replicas.process.wire.connection import FrameConnection
     from shoal.replicas.process.wire.frames import Frame
+    from shoal.replicas.process.wire.messages import Dumps
     from shoal.replicas.process.wire.shared_memory import SharedMemory
 
 # The names of the code in errors, where it is not the handler.
@@ -53,7 +55,7 @@ _NAMES: Final = {
 
 
 class Peer(Protocol):
-    """The other end of a conversation: a worker process, or a model server."""
+    """The other end of a conversation: a worker process, a model server, or a Ray actor."""
 
     shared_memory: SharedMemory | None
 
@@ -69,7 +71,9 @@ class Peer(Protocol):
 
 
 class Conversation:
-    def __init__(self, worker: Peer, where: str, cancel_grace_s: float) -> None:
+    def __init__(
+        self, worker: Peer, where: str, cancel_grace_s: float, dumps: Dumps = pickle.dumps
+    ) -> None:
         shared_memory = worker.shared_memory
         self.codec = (
             MessageCodec()
@@ -87,6 +91,7 @@ class Conversation:
         self.at_work = anyio.Event()
         self._worker = worker
         self._where = where
+        self._dumps = dumps  # for the items of open batches
         self._grace_s = cancel_grace_s
         self._ids = count(1)
         self._replies = Replies(
@@ -180,7 +185,7 @@ class Conversation:
         await self._opened(frame, HANDLER)  # raises its error
 
     async def _send_news(self, call: PendingCall, relay: OpenRelay, news: OpenNews) -> None:
-        message = packed_news(news, relay, anyio.current_time())
+        message = packed_news(news, relay, anyio.current_time(), self._dumps)
         await self._place(message)
         if call.is_over:
             self.codec.unreserve(message)

@@ -29,14 +29,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import anyio
 
 from shoal.batching.current import running_batch
-from shoal.batching.handlers.binding import Binding
 from shoal.batching.open_relay import OpenRelay
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.failures.exceptions import ungrouped
 from shoal.failures.hints import constructor_hint
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.code.definition import split_import_path
-from shoal.replicas.code.instance import takes_no_open_batch
 from shoal.replicas.contract import Replica
 from shoal.replicas.gpus import environment_of
 from shoal.replicas.placements import ProcessOptions
@@ -61,6 +59,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
+    from shoal.batching.handlers.binding import Binding
     from shoal.batching.open_batch import OpenBatch
     from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Blueprint
@@ -162,17 +161,12 @@ class ProcessReplica(Replica):
     async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
         conversation = self._working()
         relay = OpenRelay(batch)
-        running = running_batch.get(None)
-        trace = None if running is None else running.trace
-        start = OpenStart(method, relay.streams, batch.id, trace)
+        start = OpenStart.of(method, relay.streams, batch)
         await conversation.ask_open(packed(start), relay)
 
     def open_binding(self, method: str) -> Binding:
         assert self._description is not None
-        signature = self._description.method(method).open_signature
-        if signature is None:
-            raise takes_no_open_batch(method, self.tag)
-        return Binding.of_items(signature, "items")
+        return self._description.open_binding(method, self.tag)
 
     async def reconfigure(self, user_config: Any) -> None:
         conversation = self._working()

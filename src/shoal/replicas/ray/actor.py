@@ -37,22 +37,27 @@ from shoal.batching.handlers.batch_results import check_results
 from shoal.failures.exceptions import ends_the_program
 from shoal.failures.held import shown
 from shoal.replicas.code.endpoint_call import parent_channel
-from shoal.replicas.code.instance import Instance, is_async_class
+from shoal.replicas.code.instance import Instance, is_async_class, takes_no_open_batch
 from shoal.replicas.code.jobs import DONE, PlainSteps, plain_results
+from shoal.replicas.process.child.control import ThreadsafeDraining
 from shoal.replicas.process.child.endpoints import ParentChannel, current_cancel_token
 from shoal.replicas.process.wire.errors import ErrorAsData, as_data, check_may_leave, slots_as_data
-from shoal.replicas.process.wire.frames import Frame, FrameKind
+from shoal.replicas.process.wire.frames import Frame, FrameKind, FrameReader, encoded, frames_in
 from shoal.replicas.process.wire.messages import EMPTY, Message
 from shoal.replicas.process.wire.start import Defaults, sendable
 from shoal.replicas.ray.async_code import AsyncActorWork, AsyncSteps, CodeEnded, as_exceptions
+from shoal.replicas.ray.open_batches import ABOUT_OPEN, OpenBatches
 from shoal.replicas.ray.shards import Shards
+from shoal.replicas.threads import loop_of_caller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
 
     from shoal.batching.handlers.handler import Handler
+    from shoal.core.request import Batch
     from shoal.replicas.code.definition import Definition
-    from shoal.replicas.code.instance import Description
+    from shoal.replicas.code.instance import Description, Method
+    from shoal.replicas.process.child.open_batch import OpenWork
     from shoal.replicas.process.wire.batch import BatchAsData
 
 CONTROL: Final = "control"
@@ -68,22 +73,6 @@ Load: TypeAlias = "tuple[int, str, list[Any], BatchAsData | None]"
 Answer: TypeAlias = "tuple[Any, ErrorAsData | Ending | None]"
 
 
-class RayFrame(NamedTuple):
-    """A frame as Ray carries it; code may write to the buffers."""
-
-    kind: int
-    id: int
-    body: bytes
-    buffers: tuple[bytearray, ...]
-
-    @classmethod
-    def of(cls, kind: FrameKind, id_: int, message: Message) -> RayFrame:
-        return cls(int(kind), id_, b"".join(message.parts), tuple(map(bytearray, message.buffers)))
-
-    def frame(self) -> Frame:
-        return Frame(FrameKind(self.kind), self.id, self.body, None, [*self.buffers], ())
-
-
 class Ending(NamedTuple):
     """A response that says that the replica must end, and how it ended."""
 
@@ -96,14 +85,17 @@ class ReplicaActor:
     def __init__(self, identity: tuple[str, str], loop: str) -> None:
         self._identity = Identity(*identity)
         self.on_answer: Callable[[Frame], object] = lambda _: None
-        self._frames: queue.SimpleQueue[RayFrame] = queue.SimpleQueue()
+        self._frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._reader: FrameReader = FrameReader()
+        self._draining = ThreadsafeDraining()
         self._channel = ParentChannel(self)
         self._loop = start_blocking_portal(loop)  # until the process ends
         self._portal = self._loop.__enter__()
+        self._soon = self._portal.call(loop_of_caller)[1]
         self._end: Future[Ending] = Future()
-        self._batchers = self._portal.wrap_async_context_manager(self._open_batchers())
+        self._tasks = self._portal.wrap_async_context_manager(self._run_tasks())
         with self._code_context():
-            self._batchers.__enter__()
+            self._open_batches = self._tasks.__enter__()
         # Deadlines are on the clock of that loop, but threads can't read it.
         self._clock_offset = self._portal.call(anyio.current_time) - time.monotonic()
         self._channel.clock_offset = self._clock_offset
@@ -132,19 +124,26 @@ class ReplicaActor:
         return self._end.result()
 
     def send(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> None:
-        """Sends a frame of a call of the code to an endpoint; from any thread."""
-        self._frames.put(RayFrame.of(kind, id_, message))
+        """Sends a frame to the replica; from any thread."""
+        self._frames.put(b"".join(encoded(kind, id_, message.parts, message.buffers)))
 
-    def take_frames(self) -> list[RayFrame]:
-        """Waits until the code has sent frames of its calls to endpoints, and returns them."""
+    def take_frames(self) -> bytes:
+        """Waits until there are frames for the replica, and returns them."""
         frames = [self._frames.get()]
         while not self._frames.empty():
             frames.append(self._frames.get())
-        return frames
+        return b"".join(frames)
 
-    def put_frames(self, frames: list[RayFrame]) -> None:
-        for one in frames:
-            self.on_answer(one.frame())
+    def put_frames(self, frames: bytes) -> None:
+        """Takes frames of the replica, which never calls this twice at the same time."""
+        for frame in frames_in(self._reader, frames):
+            if frame.kind in ABOUT_OPEN:
+                self._open_batches.put(frame)
+                self._soon(self._open_batches.take)
+            elif frame.kind is FrameKind.DRAIN:
+                self._draining.set()
+            else:
+                self.on_answer(frame)
 
     def begin(
         self, definition: Definition, user_config: Any
@@ -157,8 +156,7 @@ class ReplicaActor:
                 else:
                     self._instance = instance = Instance(definition)
                 for name, method in instance.description.methods.items():
-                    defaults = Defaults(method.signature)
-                    self._methods[name] = _Method(instance.handlers[name], defaults)
+                    self._methods[name] = _Method(instance.handlers[name], method)
                 if user_config is not None:
                     self._reconfigure(user_config)
                 self._call_hook("warm_up")
@@ -172,7 +170,7 @@ class ReplicaActor:
         """Runs a unary method; returns None as the results if it was cancelled."""
         try:
             found, items = self._found(load)
-            with self._at_work(load[0]) as work, self._code_context(load, work):
+            with self._at_work(load[0]) as work, self._code_context(self._batch_of(load), work):
                 if work.is_cancelled:
                     return None, None
                 if found.handler.threaded:
@@ -188,7 +186,7 @@ class ReplicaActor:
         try:
             found, items = self._found(load)
             with self._at_work(load[0]) as work:
-                with self._code_context(load, work):
+                with self._code_context(self._batch_of(load), work):
                     if found.handler.threaded:
                         steps: Any = PlainSteps(found.handler, items)
                     else:
@@ -238,6 +236,11 @@ class ReplicaActor:
             return None, _sendable(error)
         return None, None
 
+    def _batch_of(self, load: Load) -> Batch | None:
+        data = load[-1]
+        now = time.monotonic() + self._clock_offset
+        return None if data is None else data.as_batch(now, self._draining)
+
     def _found(self, load: Load) -> tuple[_Method, list[Any]]:
         _, name, items, _ = load
         self._instance.description.method(name)  # raises an error if there is no such method
@@ -257,9 +260,31 @@ class ReplicaActor:
         return self._portal.call(_awaited, result) if inspect.isawaitable(result) else result
 
     @asynccontextmanager
-    async def _open_batchers(self) -> AsyncGenerator[None]:
-        async with BatcherBlock(convert_error=self._convert_batch_error):
-            yield
+    async def _run_tasks(self) -> AsyncGenerator[OpenBatches]:
+        """Keeps a block for the batchers of the code, and the tasks of its open batches."""
+        dumps: Any = import_module("ray.cloudpickle").dumps
+        async with (
+            BatcherBlock(convert_error=self._convert_batch_error),
+            anyio.create_task_group() as tasks,
+        ):
+            yield OpenBatches(
+                tasks,
+                self._open_code,
+                self._code_context,
+                self._convert_open_error,
+                self.send,
+                self._draining,
+                dumps,
+            )
+
+    def _open_code(self, opened: OpenWork) -> Callable[..., Any]:
+        method = self._instance.description.method(opened.method)  # raises NoSuchName
+        found = self._methods[opened.method]
+        if found.open_defaults is None:
+            raise takes_no_open_batch(method.name, self._identity.replica)
+        opened.name = found.handler.name
+        opened.prepare = found.open_defaults.put_into
+        return found.handler.function
 
     def _convert_batch_error(self, error: BaseException) -> Exception:
         # Any call may wait for the batch, and may not pass the error on.
@@ -283,18 +308,21 @@ class ReplicaActor:
         how = None if self._shards is None else self._shards.explain(error)
         return _sendable(error) if how is None else Ending(how)
 
+    def _convert_open_error(self, error: BaseException) -> ErrorAsData | None:
+        converted = self._convert_error(error)
+        if not isinstance(converted, Ending):
+            return converted
+        self._must_end(converted)
+        return None
+
     @contextmanager
     def _code_context(
-        self, load: Load | None = None, work: AsyncActorWork | None = None
+        self, batch: Batch | None = None, work: AsyncActorWork | None = None
     ) -> Generator[None]:
         replica_token = running_replica.set(self._identity)
         channel_token = parent_channel.set(self._channel)
         work_token = None if work is None else current_cancel_token.set(work.cancel_token)
-        batch_token = None
-        batch = None if load is None else load[-1]
-        if batch is not None:
-            now = time.monotonic() + self._clock_offset
-            batch_token = running_batch.set(batch.as_batch(now))
+        batch_token = None if batch is None else running_batch.set(batch)
         try:
             with continued(None if batch is None else batch.trace):
                 yield
@@ -322,9 +350,12 @@ class ReplicaActor:
 
 
 class _Method:
-    def __init__(self, handler: Handler, defaults: Defaults) -> None:
+    def __init__(self, handler: Handler, method: Method) -> None:
         self.handler = handler
-        self.defaults = defaults
+        self.defaults = Defaults(method.signature)
+        # None for code that takes no open batch.
+        opened = method.open_signature
+        self.open_defaults = None if opened is None else Defaults(opened)
 
     def slots_of(self, items: list[Any], results: Any) -> Any:
         """Checks the results of a batch, and converts the exceptions among them to data."""

@@ -50,6 +50,12 @@ class AsyncActorWork:
         self.cancel_token = CancelToken()
         self._scope: anyio.CancelScope | None = None
 
+    def cancel(self) -> None:
+        """Cancels the work; called in the event loop."""
+        self.is_cancelled = True
+        self.cancel_token.cancel()
+        self.cancel_scope_if_cancelled()
+
     def new_scope(self) -> anyio.CancelScope:
         self._scope = anyio.CancelScope()
         self.cancel_scope_if_cancelled()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Iterator
     from concurrent.futures import Future
 
-    from shoal.replicas.ray.actor import Answer, RayFrame
+    from shoal.replicas.ray.actor import Answer
     from shoal.replicas.ray.placing import NewActor
     from shoal.replicas.threads import Soon
 
@@ -179,13 +179,13 @@ class Link:
             if waiting.cancelled_caught:
                 self.finish(f"died: its process did not answer for {_PING_LIMIT_S:g} s")
 
-    async def take_frames(self) -> list[RayFrame]:
-        """Waits until the code has sent frames; on cancellation, they may be lost."""
-        frames: list[RayFrame] = await self._call("take_frames", group=CONTROL)
+    async def take_frames(self) -> bytes:
+        """Waits until the actor has sent frames; on cancellation, they may be lost."""
+        frames: bytes = await self._call("take_frames", group=CONTROL)
         return frames
 
-    async def put_frames(self, frames: list[RayFrame]) -> None:
-        """Sends frames to the code, and waits until the actor has received them."""
+    async def put_frames(self, frames: Any) -> None:
+        """Sends frames, or a reference to them, and waits until the actor has received them."""
         await self._call("put_frames", frames, group=CONTROL)
 
     def finish(self, how: str, cause: BaseException | None = None) -> None:

@@ -7,12 +7,8 @@ its retries know nothing of the requests in a batch.
 
 The death of an idle actor is noticed by its lifeline, a call that never returns. Nothing is polled.
 
-The actor's code may call endpoints, which only this process can reach. They are made like those of
-a worker process, with the same frames. An actor can't send by itself, so there is always a call of
-the actor under way that returns once its code has sent frames. Responses are sent with calls of the
-actor as well, one after the other, so that they can't overtake each other; responses that
-accumulate are sent together. A generator was rejected: a thread would wait in it all the time, and
-Ray crashes when the program ends the generator during such a wait.
+The actor's code may call endpoints, which only this process can reach, and may take open batches.
+Both are done as with a worker process, with the same frames (`channel`).
 """
 
 from __future__ import annotations
@@ -22,23 +18,26 @@ import math
 from contextlib import aclosing, suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import anyio
 import anyio.to_thread
 
 from shoal.batching.current import running_batch
+from shoal.batching.open_relay import OpenRelay
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.failures.exceptions import ungrouped
 from shoal.failures.hints import constructor_hint
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Replica
 from shoal.replicas.placements import RayOptions
-from shoal.replicas.process.calls_out import CallOutRunner
 from shoal.replicas.process.wire.batch import batch_as_data
 from shoal.replicas.process.wire.errors import slots_as_exceptions
+from shoal.replicas.process.wire.messages import packed
+from shoal.replicas.process.wire.open_batch import OpenStart
 from shoal.replicas.process.wire.start import received
-from shoal.replicas.ray.actor import HOOKS, RayFrame
+from shoal.replicas.ray.actor import HOOKS
+from shoal.replicas.ray.channel import ActorChannel, conversation_with, converse
 from shoal.replicas.ray.cluster import (
     draining_nodes,
     end_use,
@@ -59,15 +58,15 @@ from shoal.replicas.scopes import Beside
 from shoal.replicas.threads import loop_of_caller
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator
 
     from anyio.abc import TaskGroup, TaskStatus
 
-    from shoal.replicas.code.endpoint_call import CallOut
+    from shoal.batching.handlers.binding import Binding
+    from shoal.batching.open_batch import OpenBatch
     from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Blueprint
-    from shoal.replicas.process.wire.frames import FrameKind
-    from shoal.replicas.process.wire.messages import Message
+    from shoal.replicas.process.calls import Conversation
 
 logger: Final = logging.getLogger("shoal.replicas")
 # How long Ray may take to place an actor before the log says that it waits.
@@ -80,38 +79,9 @@ _LOST_S: Final = 60.0
 _ROOM_S: Final = 2.0
 
 
-class CallsOut:
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._answers: list[RayFrame] = []
-        self._has_some = anyio.Event()
-
-    async def run(self, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
-        """Makes and answers calls until the actor has died; `make` is None to refuse them."""
-        calls = CallOutRunner(self._send)
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(calls.run, make)
-                tasks.start_soon(self._write)
-                while True:
-                    for one in await self._link.take_frames():
-                        calls.handle(one.frame())
-        except* ReplicaDied:
-            pass
-
-    def _send(self, kind: FrameKind, id_: int, message: Message) -> None:
-        self._answers.append(RayFrame.of(kind, id_, message))
-        self._has_some.set()
-
-    async def _write(self) -> None:
-        while True:
-            await self._has_some.wait()
-            self._has_some = anyio.Event()
-            answers, self._answers = self._answers, []
-            await self._link.put_frames(answers)
-
-
 class RayReplica(Replica):
+    takes_open_batches: ClassVar = True
+
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
         self._link = Link(self.tag, blueprint.options.cancel_grace_s, self._leave)
@@ -120,7 +90,8 @@ class RayReplica(Replica):
         self._was_stopped = False
         self._to_end = anyio.Event()
         self._starting = anyio.CancelScope()
-        self._calls_out = CallsOut(self._link)
+        self._conversation: Conversation | None = None
+        self._description: Description | None = None
         self._beside = Beside()
         self._group = ReplicaGroup()
         # The current stage of the start, for messages, its limit, and the resources that Ray has
@@ -135,9 +106,9 @@ class RayReplica(Replica):
         try:
             async with ungrouped() as tasks:
                 try:
-                    description = await self._start(tasks)
+                    self._description = await self._start(tasks)
                     self._is_ready = True
-                    task_status.started(description)
+                    task_status.started(self._description)
                     await self._to_end.wait()
                     if link.end is None:
                         await self._close()
@@ -147,6 +118,9 @@ class RayReplica(Replica):
                     self._beside.end()
         finally:
             link.finish("was stopped" if self._was_stopped else "was cancelled")
+            if self._conversation is not None:
+                self._conversation.close()
+                self._conversation = None
             await link.wait_gone()
             if self._group.end():
                 await self._remove_group()
@@ -167,6 +141,21 @@ class RayReplica(Replica):
         async with aclosing(self._link.steps(*await self._packed(method, items))) as steps:
             async for step in steps:
                 yield slots_as_exceptions(step, self.tag)
+
+    async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
+        self._check_ready()
+        assert self._conversation is not None
+        relay = OpenRelay(batch)
+        start = OpenStart.of(method, relay.streams, batch)
+        await self._conversation.ask_open(packed(start), relay)
+
+    def open_binding(self, method: str) -> Binding:
+        assert self._description is not None
+        return self._description.open_binding(method, self.tag)
+
+    def drain(self) -> None:
+        if self._conversation is not None:
+            self._conversation.drain()
 
     async def reconfigure(self, user_config: Any) -> None:
         self._check_ready()
@@ -221,7 +210,10 @@ class RayReplica(Replica):
         tasks.start_soon(self._beside.run, self._watch_nodes, node)
         self._doing = "its code was still starting"
         self._limit("start_timeout_s", blueprint.options.start_timeout_s)
-        tasks.start_soon(self._beside.run, self._calls_out.run, self.on_call_out)
+        channel = ActorChannel(self._link, self.tag)
+        grace_s = blueprint.options.cancel_grace_s
+        self._conversation = conversation = conversation_with(channel, self.tag, grace_s)
+        tasks.start_soon(self._beside.run, converse, channel, conversation, self.on_call_out)
         definition = blueprint.definition
         description = await self._link.ask("begin", definition, blueprint.user_config)
         path = definition.import_path

@@ -1,4 +1,4 @@
-"""In the worker: the open batch that a handler gets, and the messages about it.
+"""In the worker or the actor: the open batch that a handler gets, and the messages about it.
 
 `OpenWork` is what `OpenBatch` needs: requests join it by messages of the parent, and what the
 handler answers is gathered for the next message. That is sent before each step, whenever the
@@ -8,6 +8,7 @@ only where it would wait in the parent's process too: for requests, and for slow
 
 from __future__ import annotations
 
+import pickle
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from shoal.core.request import Draining, Request
     from shoal.replicas.process.wire.frames import Buffer
-    from shoal.replicas.process.wire.messages import Message
+    from shoal.replicas.process.wire.messages import Dumps, Message
 
 RUNNING: Final = State.RUNNING
 
@@ -66,6 +67,7 @@ class OpenWork:
         start: OpenStart,
         draining: Draining,
         send: Callable[[Message], object],
+        dumps: Dumps = pickle.dumps,
         *,
         read: Callable[[], object] | None = None,
     ) -> None:
@@ -79,6 +81,7 @@ class OpenWork:
         self._read_messages = read
         # Whether that task has let others run since it last asked for requests.
         self._has_paused = False
+        self._dumps = dumps
         self._parking = parking_of_this_loop()
         self._reader = NewsReader()
         # Those that the handler did not get yet, and all that have not ended, by number.
@@ -187,7 +190,8 @@ class OpenWork:
 
     def fail(self, request: Request, error: BaseException) -> None:
         if request.state is RUNNING:
-            self._answer(AnswerKind.ERROR, request.waiter.number, as_data(error))
+            data = as_data(error, self._dumps)
+            self._answer(AnswerKind.ERROR, request.waiter.number, data)
             self._end(request, State.FAILED)
 
     def end(self) -> None:
@@ -260,7 +264,7 @@ class OpenWork:
             self.fail(request, error)
             return False
         try:
-            content = sealed(value, self._buffers)
+            content = sealed(value, self._buffers, self._dumps)
         except Exception as error:
             self.fail(request, unsendable(f"{name} of {self.name}()", value, error))
             return False

@@ -106,7 +106,8 @@ def all_extras(requests: Sequence[Request], now: float) -> list[Extras | None] |
         if (model := getattr(options, "model", None)) is not None:
             parts = ({**parts[0], "model": model}, parts[1], parts[2])
         left_s = None if options.deadline is None else options.deadline - now
-        extras.append((left_s, options.priority, options.cost, *parts))
+        plain, pickled, lost = parts
+        extras.append((left_s, options.priority, options.cost, plain, pickled, lost))
     return extras if any(extras) else None
 
 

@@ -7,7 +7,8 @@ blocking socket in the worker, which `receive` and `send` use.
 
 Both ends are Shoal's own and run as one user, connected by a socket pair that no other process can
 reach. Unpickling is therefore safe. Between machines, `shoal.replicas.remote` uses these frames as
-well, once both ends have proved that they know a token; a reader then has a limit.
+well, once both ends have proved that they know a token; a reader then has a limit. In Ray, frames
+are the arguments and the results of calls of an actor.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing_extensions import TypeVar
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
 # The version of the protocol; both ends must have the same one.
 PROTOCOL: Final = 8
@@ -221,6 +222,19 @@ class FrameReader(Generic[K]):
                 yield None
             self._target = None
         return taken
+
+
+def frames_in(reader: FrameReader[K], data: Buffer) -> Iterator[Frame[K]]:
+    """Decodes frames that were received without a socket."""
+    rest = memoryview(data)
+    while rest:
+        space = reader.space()
+        count = min(len(space), len(rest))
+        space[:count] = rest[:count]
+        reader.received(count)
+        rest = rest[count:]
+        while (frame := reader.next()) is not None:
+            yield frame
 
 
 def _check_from_afar(places: Sequence[int], given_back: int, size: int, most: int) -> None:

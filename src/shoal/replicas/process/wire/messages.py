@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from shoal.failures.held import held
 from shoal.replicas.process.wire.frames import MOST_GIVEN_BACK, encoded
@@ -86,6 +86,10 @@ def _sorted_into(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], b
     return goes_inside
 
 
+# Pickles a value, with the arguments of `pickle.dumps`.
+Dumps: TypeAlias = "Callable[..., bytes]"
+
+
 class Sealed(NamedTuple):
     """A value that is pickled separately, so that only its request fails where that fails."""
 
@@ -95,12 +99,12 @@ class Sealed(NamedTuple):
 
 
 @held
-def sealed(value: Any, buffers: list[memoryview]) -> Any:
+def sealed(value: Any, buffers: list[memoryview], dumps: Dumps = pickle.dumps) -> Any:
     """Pickles a value unless it is plain, and adds its large buffers to those of the message."""
     if type(value) in PLAIN:
         return value
     own: list[memoryview] = []
-    data = pickle.dumps(value, 5, buffer_callback=_sorted_into(own))
+    data = dumps(value, 5, buffer_callback=_sorted_into(own))
     buffers += own
     return Sealed(data, len(own))
 

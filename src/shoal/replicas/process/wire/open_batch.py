@@ -6,10 +6,12 @@ that can't be pickled, or can't be unpickled, fails only its own request.
 
 from __future__ import annotations
 
+import pickle
 from contextvars import Context
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shoal.batching.current import running_batch
 from shoal.core.request import Batch, DispatchReason
 from shoal.replicas.process.wire.batch import Extras, all_extras, received_request
 from shoal.replicas.process.wire.errors import ErrorAsData
@@ -18,9 +20,11 @@ from shoal.replicas.process.wire.messages import Message, Unsealer, packed, seal
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shoal.batching.open_batch import OpenBatch
     from shoal.batching.open_relay import OpenNews, OpenRelay
     from shoal.core.request import Draining, Request
     from shoal.replicas.process.wire.frames import Buffer, Frame
+    from shoal.replicas.process.wire.messages import Dumps
 
 
 class OpenStart(NamedTuple):
@@ -28,6 +32,11 @@ class OpenStart(NamedTuple):
     streams: bool
     id: int
     trace: Mapping[str, str] | None
+
+    @classmethod
+    def of(cls, method: str, streams: bool, batch: OpenBatch[Any, Any]) -> OpenStart:
+        running = running_batch.get(None)
+        return cls(method, streams, batch.id, None if running is None else running.trace)
 
     def as_batch(self, draining: Draining) -> Batch:
         batch = Batch(self.id, DispatchReason.OPEN, [], draining=draining)
@@ -74,14 +83,16 @@ class OpenProgress(NamedTuple):
     leaves: bool
 
 
-def packed_news(news: OpenNews, relay: OpenRelay, now: float) -> Message:
+def packed_news(
+    news: OpenNews, relay: OpenRelay, now: float, dumps: Dumps = pickle.dumps
+) -> Message:
     """Packs what has happened; requests with items that can't be sent fail, and are left out."""
     buffers: list[memoryview] = []
     joined: list[_Join] = []
     extras = all_extras([each.request for each in news.joined], now) or [None] * len(news.joined)
     for (number, request, room), extra in zip(news.joined, extras, strict=True):
         try:
-            item = sealed(request.item, buffers)
+            item = sealed(request.item, buffers, dumps)
         except Exception as error:
             relay.fail(number, unsendable("the item", request.item, error))
         else:
