@@ -16,6 +16,7 @@ from replicas.process_backends import Block
 from replicas.test_process_open import batcher_of, calling, read
 from replicas.test_process_open import folder as folder
 from replicas.test_process_open import played as played
+from replicas.test_process_open import replica_of as replica_of
 from replicas.test_process_open import shared_path as shared_path
 from shoal.errors import Unfinished
 
