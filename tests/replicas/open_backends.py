@@ -210,6 +210,16 @@ class Open:
         for request in (*first, *rest):
             request.finish([each.item for each in first])
 
+    async def answers_much(self, batch: shoal.OpenBatch[int, Any]) -> None:
+        """Answers with large and small values when it is cancelled."""
+        joined = [request async for request in batch]
+        try:
+            self._folder.note("waits")
+            await anyio.sleep_forever()
+        finally:
+            for request in joined:
+                request.finish(Block(bytearray(request.item)) if request.item else "small")
+
     async def plain_lists(self, items: list[int]) -> list[int]:
         return items
 

@@ -65,3 +65,17 @@ async def test_a_handler_that_leaves_its_open_batch_gets_no_more_requests(played
             await anyio.wait_all_tasks_blocked()
             folder.release("leave")
     assert [caller.outcome for caller in callers] == [["a"], ["b"]]
+
+
+async def test_large_answers_of_a_cancelled_handler_arrive(played, folder):
+    options = {"fill": "open", "max_batch_size": 3, "batch_wait_timeout_s": 60}
+    options["graceful_shutdown_timeout_s"] = 0.1
+    async with (
+        anyio.create_task_group() as tasks,
+        calling(played, "answers_much", **options) as (call, _batcher),
+    ):
+        callers = await line_up(tasks, *[call(size) for size in (2**16, 0, 2**23 + 1)])
+        await noted(folder, "waits")
+    large, small, larger = [caller.outcome for caller in callers]
+    assert small == "small"
+    assert (len(large.memory), len(larger.memory)) == (2**16, 2**23 + 1)

@@ -257,9 +257,10 @@ class Conversation:
         finally:
             del self._replies.calls[call.id]
             while (frame := call.pop()) is not None:
-                if relay is not None and frame.kind is FrameKind.ANSWERS and not places_of(frame):
+                if relay is not None and frame.kind is FrameKind.ANSWERS:
                     # A handler that is cancelled may still answer.
-                    with suppress(Exception):
+                    with suppress(Exception), anyio.CancelScope(shield=True):
+                        await self._copy(frame)
                         take_answers(frame, relay, self._where)
                 else:
                     self.codec.drop(frame)
