@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import time
 from typing import Any
 
 import anyio
+import sniffio
+import trio
 
 import shoal
 from replicas.process_backends import Block, Unreadable, Unsendable
@@ -219,6 +222,25 @@ class Open:
         finally:
             for request in joined:
                 request.finish(Block(bytearray(request.item)) if request.item else "small")
+
+    async def outlived(self, batch: shoal.OpenBatch[str, Any]) -> None:
+        """Ends while its tasks still wait for a reader, and for requests."""
+        [request] = await batch.join()
+
+        async def send() -> None:
+            while not request.ended:
+                await request.send("item")
+            self._folder.note(f"no more to send: {request.ended}")
+
+        async def join() -> None:
+            self._folder.note(f"joined: {await batch.join()}")
+
+        for function in (send, join):
+            if sniffio.current_async_library() == "trio":
+                trio.lowlevel.spawn_system_task(function)
+            else:
+                self._kept.append(asyncio.get_running_loop().create_task(function()))
+        await anyio.wait_all_tasks_blocked()
 
     async def plain_lists(self, items: list[int]) -> list[int]:
         return items

@@ -17,6 +17,7 @@ from replicas.test_process_open import batcher_of, calling, read
 from replicas.test_process_open import folder as folder
 from replicas.test_process_open import played as played
 from replicas.test_process_open import shared_path as shared_path
+from shoal.errors import Unfinished
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -79,3 +80,11 @@ async def test_large_answers_of_a_cancelled_handler_arrive(played, folder):
     large, small, larger = [caller.outcome for caller in callers]
     assert small == "small"
     assert (len(large.memory), len(larger.memory)) == (2**16, 2**23 + 1)
+
+
+async def test_tasks_that_outlive_their_handler_learn_that_it_has_ended(played, folder):
+    options = {"streams": True, "stream_buffer": 2, "max_batch_size": 2}
+    async with calling(played, "outlived", **options) as (call, _batcher):
+        assert isinstance((await read(call("a"), []))[-1], Unfinished)
+        await noted(folder, "no more to send: True")
+        await noted(folder, "joined: []")

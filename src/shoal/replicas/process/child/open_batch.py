@@ -124,8 +124,7 @@ class OpenWork:
             self.batch.reason = DispatchReason(news.closed)
         if self._saw - self._reported >= _MOST_UNREPORTED:
             self._gather()
-        self._change.set()
-        self._change = anyio.Event()
+        self._wake_waiting()
 
     # How requests join.
 
@@ -182,20 +181,26 @@ class OpenWork:
             self._end(request, State.FAILED)
 
     def end(self) -> None:
-        """Sends the last answers, because the handler has ended."""
-        self._has_ended = True
-        self.flush()
+        """Sends the last answers, because the handler has ended; the parent fails the others."""
+        self.flush(is_last=True)
+        self._has_ended = self._is_closed = True
         self._wake_flusher()
+        # Tasks may outlive the handler.
+        for request in [*self._requests.values()]:
+            self._end(request, State.FAILED)
+        self._held.clear()
+        self.joined.clear()
         self.batch.members = []
+        self._wake_waiting()
 
-    def flush(self) -> None:
+    def flush(self, *, is_last: bool = False) -> None:
         self._is_due = False
-        if not (
-            self._answers
+        if self._has_ended or not (
+            is_last
+            or self._answers
             or self._waits
             or self._ended_waits
             or self._leaves
-            or self._has_ended
             or self._saw - self._reported >= _MOST_UNREPORTED
             or len(self._steps) >= _MOST_STEPS
         ):
@@ -263,6 +268,10 @@ class OpenWork:
         if not self._is_due:
             self._is_due = True
             self._wake_flusher()
+
+    def _wake_waiting(self) -> None:
+        self._change.set()
+        self._change = anyio.Event()
 
     def _wake_flusher(self) -> None:
         if self._flusher is not None:
