@@ -195,6 +195,21 @@ class Open:
         a.finish()
         b.finish()
 
+    async def goes_on(self, batch: shoal.OpenBatch[int, Any]) -> None:
+        """Begins to wait for a reader when it has room already, and then fills its buffer."""
+        async for request in batch:
+            await request.send(1)
+            await self._folder.wait_async("the first is read")
+            await request.send(2)
+            batch.join_nowait()  # sends it
+            self._folder.note("sent 2")
+            self._folder.wait("room is reported")
+            await request.send(3)
+            batch.join_nowait()
+            self._folder.release("the buffer is full")
+            await self._folder.wait_async("end")
+            request.finish()
+
     async def counts_blocks(self, batch: shoal.OpenBatch[Any, int]) -> None:
         """Looks for no more requests until it may, and answers how many items it then holds."""
         async for request in batch:

@@ -88,3 +88,18 @@ async def test_tasks_that_outlive_their_handler_learn_that_it_has_ended(played, 
         assert isinstance((await read(call("a"), []))[-1], Unfinished)
         await noted(folder, "no more to send: True")
         await noted(folder, "joined: []")
+
+
+async def test_a_reader_is_not_slow_while_the_code_no_longer_waits(played, folder):
+    """The code began to wait when the report of more room was still on its way."""
+    options = {"streams": True, "stream_buffer": 2, "slow_reader_timeout_s": 0.02}
+    async with calling(played, "goes_on", **options) as (call, _batcher), call(0) as stream:
+        assert await anext(stream) == 1
+        folder.release("the first is read")
+        await noted(folder, "sent 2")
+        await anyio.wait_all_tasks_blocked()
+        folder.release("room is reported")
+        folder.wait("the buffer is full")  # so the messages of it arrive together
+        await anyio.sleep(0.1)
+        folder.release("end")
+        assert await read(stream, []) == [2, 3]

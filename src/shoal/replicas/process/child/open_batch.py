@@ -223,20 +223,19 @@ class OpenWork:
     async def _wait_for_readers(self, full: list[Request]) -> None:
         wait = next(self._wait_ids)
         self._waits.append((wait, [request.waiter.number for request in full]))
-        # At once, also to keep the order: a wait that is given up ends in a later message.
+        # At once, also to keep the order: it ends in a later message.
         self.flush()
         for request in full:
             request.waiter.hold = wait
         try:
             while any(r.state is RUNNING and _is_full(r) for r in full):
                 await self._change.wait()
-        except BaseException:
-            self._ended_waits.append(wait)
-            self._gather()
-            raise
         finally:
             for request in full:
                 request.waiter.hold = None
+            # Also when there is room: if that was reported before the wait, the parent still waits.
+            self._ended_waits.append(wait)
+            self._gather()
 
     def _answer_with(self, kind: AnswerKind, request: Request, value: Any, name: str) -> bool:
         """Adds a value to the next message; fails the request if it can't be sent."""
@@ -265,7 +264,7 @@ class OpenWork:
 
     def _gather(self) -> None:
         """Lets `flush` be called in the next pass, when more may have gathered."""
-        if not self._is_due:
+        if not (self._is_due or self._has_ended):
             self._is_due = True
             self._wake_flusher()
 

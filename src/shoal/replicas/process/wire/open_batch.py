@@ -68,7 +68,7 @@ class OpenProgress(NamedTuple):
     steps: Sequence[int]
     # An `AnswerKind`, the number of its request, and its value.
     answers: Sequence[tuple[int, int, Any]]
-    # The waits for readers that have begun, with their numbers and streams; and those given up.
+    # The waits for readers that have begun, with their numbers and streams; and the ended ones.
     waits: Sequence[tuple[int, Sequence[int]]]
     ended_waits: Sequence[int]
     leaves: bool
