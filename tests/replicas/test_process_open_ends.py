@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import line_up
+from batching.scenes import Caller, line_up
 from event_loops import one_loop_for_the_file as one_loop_for_the_file
 from replicas.open_backends import Open
 from replicas.playing import noted
@@ -103,3 +103,28 @@ async def test_a_reader_is_not_slow_while_the_code_no_longer_waits(played, folde
         await anyio.sleep(0.1)
         folder.release("end")
         assert await read(stream, []) == [2, 3]
+
+
+async def test_who_joins_after_a_first_request_has_left_is_queued_again(played, folder):
+    """The handler answers for those with which its batch began, and for no others."""
+    began, goes_on = anyio.Event(), anyio.Event()
+
+    async def run(batch: shoal.OpenBatch[Any, Any]) -> None:
+        began.set()
+        await goes_on.wait()
+        await played.replica.run_open("once", batch)
+
+    batcher = shoal.Batcher(run, fill="continuous", max_batch_size=2)
+    with anyio.fail_after(HANG_S):
+        async with batcher as call, anyio.create_task_group() as tasks:
+            first, second = Caller(call("a")), Caller(call("b"))
+            for caller in (first, second):  # both before the batch begins
+                tasks.start_soon(caller.run)
+            await began.wait()
+            first.leave()
+            await anyio.wait_all_tasks_blocked()
+            goes_on.set()
+            await noted(folder, "once ['b']")
+            third = (await line_up(tasks, call("c")))[0]
+            folder.release("once")
+    assert (second.outcome, third.outcome) == ("b", "c")

@@ -119,8 +119,9 @@ class OpenRelay:
                 news.gone.append(number)
                 self._forget(number)
         for request in joining.joined:
+            # Those with which the batch began have the first numbers, also if some have left.
+            number = next(self._numbers)
             if request.state is RUNNING:
-                number = next(self._numbers)
                 requests[number] = request
                 room = 0
                 if self.streams:
