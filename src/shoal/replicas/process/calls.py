@@ -154,6 +154,7 @@ class Conversation:
             await self._leave(call, FrameKind.OPEN, relay)
         if frame is None:
             raise self._worker.death()
+        await self._copy(frame)
         # No other task may run from here on until the run has ended: it would take them again.
         relay.queue_again()
         await self._opened(frame, HANDLER)  # raises its error
