@@ -128,10 +128,7 @@ class Joining(ABC):
 
     def pull(self) -> None:
         """Adds requests that join when the handler asks, and drops those that have ended."""
-        # Otherwise a batch that stays open for long keeps all requests that it ever had.
-        members = self.batch.members
-        if len(members) > self.batch.active:
-            members[:] = [request for request in members if request.state is State.RUNNING]
+        self.batch.forget_ended()
 
     async def wait(self) -> bool:
         """Waits until a request may have joined; returns False if no more will join."""

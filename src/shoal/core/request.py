@@ -363,6 +363,11 @@ class Batch(RequestBatch):
         self.size += len(requests)
         self.active += len(requests)
 
+    def forget_ended(self) -> None:
+        """Drops the members that have ended; else a batch that stays open for long keeps all."""
+        if len(self.members) > self.active:
+            self.members[:] = [each for each in self.members if each.state is State.RUNNING]
+
     def set_overdue(self) -> None:
         """Records that its handler must end now."""
         self.is_overdue = True

@@ -130,15 +130,13 @@ class OpenWork:
 
     def pull(self) -> None:
         self.flush()
-        batch = self.batch
-        if len(batch.members) > batch.active:
-            batch.members[:] = [each for each in batch.members if each.state is RUNNING]
+        self.batch.forget_ended()
         if not self._held:
             return
         self._begun = next(reversed(self._held))
         joined = [*self._held.values()]
         self._held.clear()
-        batch.admit(joined)
+        self.batch.admit(joined)
         self.joined += joined
 
     async def wait(self) -> bool:
