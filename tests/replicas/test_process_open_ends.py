@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import line_up
+from batching.scenes import Caller, line_up
 from event_loops import one_loop_for_the_file as one_loop_for_the_file
 from replicas.open_backends import Open
 from replicas.playing import noted
@@ -70,7 +70,8 @@ async def test_a_handler_that_leaves_its_open_batch_gets_no_more_requests(played
 
 
 async def test_large_answers_of_a_cancelled_handler_arrive(played, folder):
-    options = {"fill": "open", "max_batch_size": 3, "graceful_shutdown_timeout_s": 0.1}
+    options = {"fill": "open", "max_batch_size": 3, "batch_wait_timeout_s": 60}
+    options["graceful_shutdown_timeout_s"] = 0.1
     async with (
         anyio.create_task_group() as tasks,
         calling(played, "answers_much", **options) as (call, _batcher),
@@ -117,7 +118,9 @@ async def test_who_joins_after_a_first_request_has_left_is_queued_again(played, 
     batcher = shoal.Batcher(run, fill="continuous", max_batch_size=2)
     with anyio.fail_after(HANG_S):
         async with batcher as call, anyio.create_task_group() as tasks:
-            first, second = await line_up(tasks, call("a"), call("b"))
+            first, second = Caller(call("a")), Caller(call("b"))
+            for caller in (first, second):  # both before the batch begins
+                tasks.start_soon(caller.run)
             await began.wait()
             first.leave()
             await anyio.wait_all_tasks_blocked()
