@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -135,3 +136,25 @@ async def test_a_program_runs_on_while_the_gcs_is_away(cluster, folder, monkeypa
         with pytest.raises(shoal.errors.ReplicaNotStarted, match="head node can't be reached at"):
             await controller.create_backend("other", Model, folder.path, config=CONFIG)
         assert await handle.call(2) == 2
+
+
+async def test_a_program_runs_on_while_the_head_node_is_frozen(cluster, folder):
+    async with Controller() as controller:
+        await controller.create_backend("b", Model, folder.path, config=CONFIG)
+        await controller.create_endpoint("e", backend="b")
+        handle = await controller.get_handle("e")
+        gcs = cluster.head_node.all_processes["gcs_server"][0].process.pid
+        os.kill(gcs, signal.SIGSTOP)
+        try:
+            # After 60 s Ray would end this process.
+            with (
+                anyio.fail_after(50),
+                pytest.raises(
+                    shoal.errors.ReplicaNotStarted, match="head node can't be reached at"
+                ),
+            ):
+                await controller.create_backend("other", Model, folder.path, config=CONFIG)
+            assert await handle.call(2) == 2
+        finally:
+            os.kill(gcs, signal.SIGCONT)
+        await controller.create_backend("other", Model, folder.path, config=CONFIG)

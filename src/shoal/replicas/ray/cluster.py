@@ -51,7 +51,7 @@ _NEVER_S: Final = "1000000000"
 # How long a thread waits for the thread that uses Ray. When the GCS is away, such calls take long.
 _TURN_S: Final = 60.0
 
-# How long the head node may take to accept a connection.
+# How long the head node may take to accept a connection, and to answer.
 _HEAD_S: Final = 5.0
 
 # How long the GCS may take to say which nodes it drains, and how long replicas share the answer.
@@ -88,7 +88,8 @@ def _check_head_answers() -> None:
     host, _, port = address.rpartition(":")
     try:
         _check_accepts(host.strip("[]"), int(port))
-    except OSError as error:
+        draining_nodes_of_ray(_HEAD_S)  # a frozen head node accepts, and does not answer
+    except Exception as error:
         raise ConnectionError(
             f"Ray's head node can't be reached at {address}: {error}; its actors keep running, "
             "and new ones start when it is back"
