@@ -243,12 +243,15 @@ def run_data(_part: str, rounds: int, _seconds: int) -> None:
     start_ray(ray)
     ray_data: Any = import_module("ray.data")
     example: Any = import_module("examples.inside.ray_data")
+    lengths: type = example.Lengths
     texts = ["a" * (4 ** (number % 6) + number % 7) for number in range(2048)]
     table = ray_data.from_items([{"text": text} for text in texts])
 
-    class ByLength(example.Lengths):  # type: ignore[misc]
+    class ByLength(lengths):  # type: ignore[misc]
+        batched: Any
+
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__()  # pyright: ignore[reportUnknownMemberType]
             self.batched.model = PaddedModel()
 
     padded: dict[str, int] = {}

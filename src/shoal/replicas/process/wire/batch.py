@@ -15,7 +15,7 @@ from shoal.core.request import NEVER, NOTHING, Batch, DispatchReason, Request, R
 from shoal.replicas.process.wire.messages import PLAIN, unpickled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shoal.core.request import Draining
 
@@ -94,7 +94,7 @@ def all_extras(requests: Sequence[Request], now: float) -> list[Extras | None] |
     """Converts the options of the requests to data; None if no request has any."""
     extras: list[Extras | None] = []
     shared: Mapping[str, Any] = NOTHING
-    parts: tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]] = {}, {}, ()
+    parts = metadata_parts(NOTHING)
     for request in requests:
         options = request.options
         if options is None:
@@ -103,10 +103,10 @@ def all_extras(requests: Sequence[Request], now: float) -> list[Extras | None] |
         # Calls through one handle share their metadata, which is converted once.
         if options.metadata is not shared:
             shared, parts = options.metadata, metadata_parts(options.metadata)
-        if (model := getattr(options, "model", None)) is not None:
-            parts = ({**parts[0], "model": model}, parts[1], parts[2])
-        left_s = None if options.deadline is None else options.deadline - now
         plain, pickled, lost = parts
+        if (model := getattr(options, "model", None)) is not None:
+            plain = {**plain, "model": model}
+        left_s = None if options.deadline is None else options.deadline - now
         extras.append((left_s, options.priority, options.cost, plain, pickled, lost))
     return extras if any(extras) else None
 
@@ -116,9 +116,8 @@ def metadata_parts(
 ) -> tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]]:
     """Splits metadata into plain values, values that are pickled one by one, and lost ones."""
     # The metadata of an HTTP request knows which of its values are plain.
+    to_send: Callable[[], tuple[dict[str, Any], Mapping[str, Any]]] | None
     to_send = getattr(metadata, "to_send", None)
-    plain: dict[str, Any]
-    others: Mapping[str, Any]
     plain, others = ({}, metadata) if to_send is None else to_send()
     pickled: dict[str, bytes] = {}
     for name, value in others.items():
