@@ -31,7 +31,7 @@ READ = [
     "serve",
     "tutorials/first-batch",
     "how-to/plan-with-simulations",
-    "how-to/move-from-mosec",
+    "how-to/move-from-python-servers",
     "how-to/deploy",
     "discussion/layers",
     "reference/timeouts",
