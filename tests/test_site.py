@@ -32,7 +32,7 @@ READ = [
     "tutorials/first-batch",
     "how-to/plan-with-simulations",
     "how-to/move-from-python-servers",
-    "how-to/deploy",
+    "how-to/run-in-production",
     "discussion/layers",
     "reference/timeouts",
     "reference/modules",
