@@ -1,6 +1,6 @@
 """One rule for lists and items: the same code is given the same by every way in.
 
-`docs/reference/lists-and-items.md` says the rule; each row here is some code, and what it gets. The
+`docs/how-to/parameters-per-request.md` says the rule; each row here is some code, and what it gets. The
 ways are `shoal.batch` and `shoal.Batcher`, whose code takes lists, and those of code that is
 served: `app.endpoint`, `app.backend`, `create_backend`, an application's file.
 """

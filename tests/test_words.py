@@ -85,7 +85,7 @@ WORDS = {
 # Where a word means what the field means by it.
 ALLOWED = {
     "cell": {
-        "docs/how-to/call-from-threads.md",
+        "docs/how-to/where-to-open.md",
         "src/shoal/planning/traces.py",
         "src/shoal/commands/support/output.py",
     },

@@ -14,7 +14,7 @@ pytest.importorskip("ipykernel")
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "call-from-threads.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "where-to-open.md"
 
 
 def test_the_page_does_in_a_kernel_what_it_says(tmp_path, monkeypatch):
@@ -23,7 +23,7 @@ def test_the_page_does_in_a_kernel_what_it_says(tmp_path, monkeypatch):
 
     for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    _, section = PAGE.read_text("utf-8").split("\n## In notebooks\n")
+    _, section = PAGE.read_text("utf-8").split("\n### In notebooks\n")
     fences = re.findall(r"^```(py|text)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     cells: list[list[str]] = []
     for language, text in fences:
