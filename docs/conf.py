@@ -50,6 +50,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"\w+(\[\w+)?"),
     # What calls and streams are made of; not for users to name.
     (r"py:.*", r"shoal\.batching\.calls\.intake\.Intake"),
+    (r"py:.*", r"shoal\.batching\.handlers\.binding\.Binding"),
     # The default of an option that is the batcher's own unless given.
     (r"py:.*", r"shoal\.core\.options\.option\.Same"),
     # Requests and their cost: of a property that the engine reads.

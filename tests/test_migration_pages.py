@@ -29,9 +29,7 @@ def section_of(peer):
     """The text below a heading, up to the next peer's."""
     text = (FOLDER / f"{PEERS[peer]}.md").read_text("utf-8")
     start = text.index(f"# {peer}\n")
-    ends = [
-        heading.start() for heading in SECTION.finditer(text, start + 1) if heading[1] in PEERS
-    ]
+    ends = [heading.start() for heading in SECTION.finditer(text, start + 1) if heading[1] in PEERS]
     return text[start : min(ends, default=len(text))]
 
 

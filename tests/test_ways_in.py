@@ -1,7 +1,7 @@
 """One rule for lists and items: the same code is given the same by every way in.
 
-`docs/how-to/parameters-per-request.md` says the rule; each row here is some code, and what it gets. The
-ways are `shoal.batch` and `shoal.Batcher`, whose code takes lists, and those of code that is
+`docs/how-to/parameters-per-request.md` says the rule; each row here is some code, and what it gets.
+The ways are `shoal.batch` and `shoal.Batcher`, whose code takes lists, and those of code that is
 served: `app.endpoint`, `app.backend`, `create_backend`, an application's file.
 """
 
