@@ -116,7 +116,6 @@ class Joining(ABC):
 
     @property
     def room(self) -> Amount:
-        """How much more the batch can take now."""
         if self.is_closed:
             return NOTHING
         return self._queue.former.limit.minus(self.requests_inside, self._cost)

@@ -96,7 +96,6 @@ class Connection:
 
     @property
     def is_closed(self) -> bool:
-        """Whether further requests are refused."""
         return self._closed is not None
 
     def close_to(self, reason: str) -> None:
@@ -210,7 +209,6 @@ class StreamingAnswer:
         self._socket: Any = None if network is None else network.get_extra_info("socket")
 
     async def read(self) -> bytes:
-        """Reads the body, and closes the response."""
         import httpx
 
         body = bytearray()

@@ -105,7 +105,6 @@ class Case:
 
     @property
     def mean_batch(self) -> float:
-        """NaN if there was no batch."""
         return sum(self.sizes) / len(self.sizes) if self.sizes else math.nan
 
     @cached_property

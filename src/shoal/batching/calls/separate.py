@@ -32,7 +32,6 @@ class SeparateCalls:
         self._made: list[Request | Exception] = []
 
     def enter(self, item: Any, options_of: Callable[[Any], RequestOptions | None]) -> bool:
-        """Returns whether the call could be made."""
         try:
             self._made.append(self._enter(item, options_of(item), self._waiter))
         except Exception as error:

@@ -60,9 +60,7 @@ class Capacity(Protocol):
     # The handler must take up capacity for its batch before its first wait.
 
     @property
-    def members(self) -> Members[Any]:
-        """The replicas that take its batches."""
-        ...
+    def members(self) -> Members[Any]: ...
 
     @property
     def limiter(self) -> Limiter:

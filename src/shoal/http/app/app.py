@@ -421,7 +421,6 @@ class App:
         self._shared.times.count(NO_ENDPOINT, "other", status, took_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers as an ASGI application."""
         kind = scope["type"]
         if kind == "lifespan":
             await run_lifespan(self.lifespan, receive, send)

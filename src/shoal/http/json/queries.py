@@ -97,7 +97,6 @@ class QueryReader:
 
 
 def is_record(annotation: Any) -> bool:
-    """Returns whether a type has named fields."""
     kind = get_origin(annotation) or annotation
     return (
         is_dataclass(kind)

@@ -145,7 +145,6 @@ class RequestHeads:
         self._kept: dict[bytes, RequestHead] = {}
 
     def of(self, head: bytes) -> RequestHead:
-        """Reads the JSON in front of binary data."""
         known = self._kept.get(head)
         if known is not None:
             return known

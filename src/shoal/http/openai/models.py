@@ -184,7 +184,6 @@ class OpenAIModels:
         return model
 
     def __iter__(self) -> Iterator[OpenAIModel]:
-        """Yields the models that take requests now."""
         return (model for model in self._all() if model.is_listed)
 
     def _all(self) -> Iterator[OpenAIModel]:

@@ -136,7 +136,6 @@ class PlainSteps:
         self._context: Context | None = None
 
     def next(self) -> Any:
-        """Returns the next step, or `DONE`."""
         if self._context is None:
             self._context = copy_context()
         step = self._context.run(self._step)

@@ -416,7 +416,6 @@ class Supervisor:
 
 
 def _alike(one: Description, other: Description) -> bool:
-    """Whether calls of the methods that both have are made in the same way."""
     forms, others = _forms(one), _forms(other)
     return all(forms[name] == others[name] for name in forms.keys() & others.keys())
 

@@ -304,7 +304,6 @@ class EndpointStream:
         self._count(status_of(error))
 
     def _count(self, status: int) -> None:
-        """Counts the call, which has ended, once."""
         began_at, self._began_at = self._began_at, None
         if began_at is not None:
             took_s = perf_counter() - began_at

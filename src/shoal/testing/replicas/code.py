@@ -309,7 +309,6 @@ class AsyncCode(_Code):
                 tasks.start_soon(self._answer_open, request)
 
     async def open_streams(self, batch: OpenBatch[int, int]) -> None:
-        """Streams the numbers below each item."""
         async for request in batch:
             for number in range(request.item):
                 await request.send(number)
