@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,8 @@ def test_a_variable_that_code_sets_holds_until_its_call_ends_in_an_actor(
     code: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Ray, in an actor without a placement group.
-    ray = SimpleNamespace(util=SimpleNamespace(get_current_placement_group=lambda: None))
+    no_group = SimpleNamespace(get_current_placement_group=lambda: None)
+    ray = SimpleNamespace(util=no_group, cloudpickle=pickle)
     monkeypatch.setitem(sys.modules, "ray", ray)
     actor = ReplicaActor(("code", "code#1"), "trio")
     assert actor.begin(Definition(code), {"version": 1})[1] is None

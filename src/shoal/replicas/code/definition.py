@@ -84,6 +84,7 @@ class Definition:
 
     @property
     def name(self) -> str:
+        """The name of the code for messages."""
         if isinstance(self.target, str):
             return self.target.rpartition(":")[2]
         return qualified_name(self.target)

@@ -262,7 +262,7 @@ class ReplicaActor:
     @asynccontextmanager
     async def _run_tasks(self) -> AsyncGenerator[OpenBatches]:
         """Keeps a block for the batchers of the code, and the tasks of its open batches."""
-        dumps: Any = import_module("ray.cloudpickle").dumps
+        dumps: Any = import_module("ray").cloudpickle.dumps
         async with (
             BatcherBlock(convert_error=self._convert_batch_error),
             anyio.create_task_group() as tasks,
