@@ -18,11 +18,11 @@ FUZZ_CONNECTIONS ?= 400000
 EXTRAS := serve,client,bodies,uvloop,reload,cache,parquet,plot,progress,gpu,otel
 DEMO_EXTRAS := serve,plot,client,reload
 
-# Three workers for two cores, since many tests wait for processes; each worker takes seconds to import all tests, so no
+# Two workers for each core, since many tests wait for processes; each worker takes seconds to import all tests, so no
 # more. Fast tests do not wait, so they get one worker for each core.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 FAST_WORKERS ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) : 8)))
-TEST_WORKERS ?= $(shell echo $$(($(FAST_WORKERS) * 3 / 2)))
+TEST_WORKERS ?= $(shell echo $$(($(FAST_WORKERS) * 2)))
 FAST := not real_time and not slow and not second_loop and not soak
 EACH := not slow and not second_loop and not soak
 REST := (slow or second_loop) and not soak
