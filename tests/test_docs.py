@@ -24,7 +24,7 @@ PAGES = [
         ROOT / "docs" / "index.md",
         *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
         *sorted((ROOT / "docs" / "how-to").glob("*.md")),
-        ROOT / "docs" / "discussion" / "where-code-runs.md",
+        ROOT / "docs" / "discussion" / "replicas.md",
         ROOT / "docs" / "reference" / "timeouts.md",
     ]
     if "```python\n" in path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The page of platforms says what pyproject.toml requires and what CI runs."""
+"""The list of platforms says what pyproject.toml requires and what CI runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 yaml = pytest.importorskip("yaml")
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "reference" / "platforms.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 JOBS = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yaml").read_text("utf-8"))["jobs"]
 
