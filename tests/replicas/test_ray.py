@@ -433,7 +433,7 @@ def test_a_call_that_was_cancelled_before_it_came_is_not_made(folder, method):
     actor.cancel(5)
     assert actor.run((5, method, [1], None)) == (None, None)
     assert folder.notes() == []
-    actor._batchers.__exit__(None, None, None)
+    actor._tasks.__exit__(None, None, None)
     actor._loop.__exit__(None, None, None)
 
 
