@@ -8,6 +8,7 @@ import pytest
 from serving.test_model_servers import Model, ingress, model_server, status_of, until
 from shoal.errors import BatcherClosed, ItemTooLarge, Overloaded, ReplicaDied
 from shoal.replicas.remote import keep_alive
+from shoal.serving.controller.controller import Controller
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -63,6 +64,24 @@ async def test_a_caller_of_a_message_that_leaves_frees_its_place_over_there(tmp_
         await until(lambda: len(outcomes) == 2)
     assert sorted(outcomes) == [2, 4]
     assert model.batches == [1, 1, 1]
+
+
+async def test_the_only_caller_of_a_message_that_leaves_frees_its_place_over_there(tmp_path):
+    model, at = Model(), f"unix:{tmp_path}/a"
+    async with (
+        model_server(at, model, max_batch_size=1) as (server, _),
+        ingress(at, cancel_abandoned=False) as (_, handle),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(handle.call, "hold")
+        await model.holding.wait()
+        async with anyio.create_task_group() as leaving:
+            leaving.start_soon(handle.call, "leaves")
+            await until(lambda: status_of(server).queued == 1)
+            leaving.cancel_scope.cancel()
+        await until(lambda: status_of(server).queued == 0)
+        model.released.set()
+    assert model.batches == [1]
 
 
 async def test_an_error_of_the_code_that_looks_like_a_closed_backend_is_its_result(tmp_path):
@@ -135,6 +154,29 @@ async def test_the_work_of_a_backend_that_is_deleted_ends_and_the_next_one_gets_
         await server.create_backend("model", Model(), config={"max_batch_size": 64})
         await until(lambda: len(outcomes) == 2)
     assert outcomes == ["hold", "later"]
+
+
+async def test_the_death_of_a_replica_elsewhere_ends_no_replica_here():
+    started = []
+
+    class Calling:
+        def __init__(self):
+            started.append(self)
+
+        async def __call__(self, items: list[int]) -> list[int]:
+            if 1 in items:  # as code that calls another server through `shoal.connect`
+                raise ReplicaDied("a replica of another server died")
+            return items
+
+    async with Controller() as controller:
+        await controller.create_backend("model", Calling)
+        await controller.create_endpoint("model", backend="model")
+        handle = await controller.get_handle("model")
+        with pytest.raises(ReplicaDied):
+            await handle.call(1)
+        with anyio.fail_after(5):
+            assert await handle.call(2) == 2
+    assert len(started) == 1
 
 
 async def test_a_replica_that_says_it_died_is_replaced(tmp_path):

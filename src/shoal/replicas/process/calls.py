@@ -137,7 +137,7 @@ class Conversation:
         on_left: Callable[[Request | None], object] | None,
         request: Request | None,
     ) -> None:
-        if request is not None and batch.active and not call.is_over:
+        if request is not None and not call.is_over:
             place = packed(batch.members.index(request))
             self.data.send_soon(self.codec.frame(FrameKind.CANCEL, call.id, place))
         if on_left is not None:

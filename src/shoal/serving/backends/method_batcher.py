@@ -245,11 +245,12 @@ class BatchDispatcher:
 
 def note_death(pool: Pool, member: PoolMember, death: ReplicaDied) -> bool:
     """Withdraws a replica that died; returns whether it was the one that died."""
-    # The replica that died may be another one, which the code has called.
-    if death.replica not in ("", member.replica.tag):
+    # The replica that died may be another one, which the code has called, even on another server.
+    takes_work = member.replica.takes_work
+    if death.replica != member.replica.tag and (death.replica or takes_work):
         return False
     pool.withdraw(member)
-    if member.replica.takes_work:  # it must end, or nothing would take its place
+    if takes_work:  # it must end, or nothing would take its place
         member.replica.kill("its work failed with ReplicaDied")
     return True
 
