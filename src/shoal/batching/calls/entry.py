@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 from anyio.lowlevel import checkpoint
 
-from shoal.batching.calls.groups import (
-    Splitting,
-    all_results,
-    any_failed,
-    clear_errors,
-)
+from shoal.batching.calls.groups import Splitting, all_results, any_failed, clear_errors
 from shoal.batching.calls.intake import result_of
 from shoal.batching.calls.leaving import CallerLeft, leave, run_unless_left
 from shoal.batching.calls.separate import SeparateCalls

@@ -30,6 +30,8 @@ class Lookup:
         self._entries = entries
         self._last: dict[str, list[str]] = {}
         self._failures: dict[str, str] = {}
+        # A file on a broken mount, or a pipe, may never be read: one thread for each waits for it.
+        self._threads = {entry: anyio.CapacityLimiter(1) for entry in entries}
 
     async def addresses(self) -> tuple[str, ...]:
         """Returns the addresses, each once, in the order of the entries."""
@@ -42,10 +44,22 @@ class Lookup:
     async def _look_up(self, entry: str) -> None:
         try:
             with anyio.fail_after(_TIMEOUT_S):
-                self._last[entry] = await _addresses_of(entry)
+                self._last[entry] = await self._addresses_of(entry)
             self._failures.pop(entry, None)
         except (OSError, ValueError) as error:
             self._note(entry, error)
+
+    async def _addresses_of(self, entry: str) -> list[str]:
+        path = file_of(entry)
+        if path is None:
+            named = [model_server_address("model_servers", entry)]
+        else:
+            text = await anyio.to_thread.run_sync(
+                Path(path).read_text, abandon_on_cancel=True, limiter=self._threads[entry]
+            )
+            if not (named := addresses_in(text)):
+                raise ValueError("it has no address")
+        return [str(one) for address in named for one in await _behind(address)]
 
     def _note(self, entry: str, error: Exception) -> None:
         """Logs a failure once, until another one takes its place."""
@@ -53,18 +67,6 @@ class Lookup:
         if self._failures.get(entry) != why:
             self._failures[entry] = why
             logger.warning("%s: can't look up %s: %s", self._backend, entry, why)
-
-
-async def _addresses_of(entry: str) -> list[str]:
-    path = file_of(entry)
-    if path is None:
-        named = [model_server_address("model_servers", entry)]
-    else:
-        # A file on a broken mount, or a pipe, may never be read.
-        text = await anyio.to_thread.run_sync(Path(path).read_text, abandon_on_cancel=True)
-        if not (named := addresses_in(text)):
-            raise ValueError("it has no address")
-    return [str(one) for address in named for one in await _behind(address)]
 
 
 async def _behind(address: ModelServerAddress) -> list[ModelServerAddress]:

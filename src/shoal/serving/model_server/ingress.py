@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.messages import Message
     from shoal.serving.backend_config import BackendConfig
     from shoal.serving.backends.backend import Backend
+    from shoal.serving.backends.managed import ManagedReplica
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.controller import Controller
 
@@ -127,8 +128,8 @@ class Ingress:
                 tasks.cancel_scope.cancel()
         finally:
             self._connection.close()
-            if self._backend is not None:
-                self._backend.on_closing.discard(self.drain)
+            for backend in self._controller.backends.values():
+                backend.on_closing.discard(self.drain)
 
     def traffic(self) -> IngressTraffic:
         return IngressTraffic(
@@ -237,12 +238,22 @@ class Ingress:
         supervisor = self._found().supervisor
         if supervisor.wanted:
             await supervisor.any_ready()
-        trouble = None
-        for managed in supervisor.ready():
-            if (trouble := await managed.trouble()) is None:
-                return
-        if trouble is not None:
-            raise HandlerFailed(trouble)
+        troubles: list[str] = []
+        is_healthy = False
+        async with anyio.create_task_group() as tasks:
+
+            async def check(managed: ManagedReplica) -> None:
+                nonlocal is_healthy
+                if (trouble := await managed.trouble()) is not None:
+                    troubles.append(trouble)
+                    return
+                is_healthy = True  # one is enough, also while another one hangs
+                tasks.cancel_scope.cancel()
+
+            for managed in supervisor.ready():
+                tasks.start_soon(check, managed)
+        if troubles and not is_healthy:
+            raise HandlerFailed(troubles[0])
 
     async def _run(self, frame: Frame, call: _Call) -> Message:
         batcher, calls = await self._opened(frame, streams=False)
@@ -272,11 +283,8 @@ class Ingress:
                     else:
                         tasks.start_soon(steps.read, place, stream)
                 async with aclosing(steps.each()) as each:
-                    is_first = True
                     async for step in each:
-                        if is_first:
-                            self._refuse_unserved(step)
-                            is_first = False
+                        self._refuse_unserved(step)
                         part = self._codec.frame(
                             FrameKind.PART, frame.id, _packed(calls.method, step)
                         )
@@ -320,11 +328,14 @@ class Ingress:
         """Raises `ReplicaDied`, so that the batch may run elsewhere, if nothing can serve it."""
         # The code may raise such errors as well, for reasons of its own.
         backend = self._backend
-        kinds: set[Any] = set(map(type, outcomes))
         assert backend is not None
-        if kinds == {BatcherClosed} and (self._is_draining or backend.is_closing):
+        is_closing = self._is_draining or backend.is_closing
+        if not is_closing and backend.supervisor.ready():
+            return
+        kinds: set[Any] = set(map(type, outcomes))
+        if is_closing and kinds == {BatcherClosed}:
             raise self._unserved("is closing")
-        if kinds == {BackendUnavailable} and not backend.supervisor.ready():
+        if kinds == {BackendUnavailable}:
             self.drain()  # it connects again, and then waits for a replica
             raise self._unserved("has no replica")
 
