@@ -141,7 +141,7 @@ def test_a_node_that_is_frozen_delays_calls_by_less_than_a_minute_by_default(
     node = {"num_cpus": 1}
     with cluster_of(node, node, config={}) as cluster:
         longest_s = anyio.run(_frozen_under_load, cluster, tmp_path, backend="trio")
-    assert 40 < longest_s < 55
+    assert longest_s < 60
 
 
 async def _frozen_under_load(cluster: Any, folder: Path) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from serving.test_model_servers import Model, ingress, model_server, status_of, until
+from serving.test_model_servers import Model, ingress, model_server, one_held, status_of, until
 from shoal.errors import BatcherClosed, ItemTooLarge, Overloaded, ReplicaDied
 from shoal.replicas.remote import keep_alive
 from shoal.serving.controller.controller import Controller
@@ -24,33 +24,19 @@ async def outcome_of(call, outcomes=None):
 
 
 async def test_the_calls_of_a_message_that_fit_into_the_queue_are_served(tmp_path):
-    model, at = Model(), f"unix:{tmp_path}/a"
     outcomes = []
-    async with (
-        model_server(at, model, max_batch_size=1, max_queued_requests=4) as (server, _),
-        ingress(at) as (_, handle),
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(handle.call, "hold")
-        await model.holding.wait()
+    config = {"max_batch_size": 1, "max_queued_requests": 4}
+    async with one_held(tmp_path, **config) as (_, server, handle, tasks):
         for n in range(10):
             tasks.start_soon(outcome_of, handle.call(n), outcomes)
         await until(lambda: status_of(server).queued == 4)
-        model.released.set()
     assert sum(isinstance(one, Overloaded) for one in outcomes) == 6
     assert len([one for one in outcomes if isinstance(one, int)]) == 4
 
 
 async def test_a_caller_of_a_message_that_leaves_frees_its_place_over_there(tmp_path):
-    model, at = Model(), f"unix:{tmp_path}/a"
-    async with (
-        model_server(at, model, max_batch_size=1) as (server, _),
-        ingress(at) as (_, handle),
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(handle.call, "hold")
-        await model.holding.wait()
-        outcomes = []
+    outcomes = []
+    async with one_held(tmp_path, max_batch_size=1) as (model, server, handle, tasks):
         async with anyio.create_task_group() as together:
             for n in range(6):
                 if n in (2, 4):
@@ -60,27 +46,18 @@ async def test_a_caller_of_a_message_that_leaves_frees_its_place_over_there(tmp_
             await until(lambda: status_of(server).queued == 6)
             together.cancel_scope.cancel()
         await until(lambda: status_of(server).queued == 2)
-        model.released.set()
-        await until(lambda: len(outcomes) == 2)
     assert sorted(outcomes) == [2, 4]
     assert model.batches == [1, 1, 1]
 
 
 async def test_the_only_caller_of_a_message_that_leaves_frees_its_place_over_there(tmp_path):
-    model, at = Model(), f"unix:{tmp_path}/a"
-    async with (
-        model_server(at, model, max_batch_size=1) as (server, _),
-        ingress(at, cancel_abandoned=False) as (_, handle),
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(handle.call, "hold")
-        await model.holding.wait()
+    stays = {"cancel_abandoned": False}
+    async with one_held(tmp_path, stays) as (model, server, handle, _):
         async with anyio.create_task_group() as leaving:
             leaving.start_soon(handle.call, "leaves")
             await until(lambda: status_of(server).queued == 1)
             leaving.cancel_scope.cancel()
         await until(lambda: status_of(server).queued == 0)
-        model.released.set()
     assert model.batches == [1]
 
 
@@ -228,7 +205,8 @@ async def test_a_model_server_that_returns_with_other_methods_gets_no_calls(tmp_
         assert caplog.text.count("has other methods than before") == 1
 
 
-async def test_one_sick_replica_does_not_take_its_model_server_away(tmp_path):
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_one_sick_replica_does_not_take_its_model_server_away(tmp_path, hangs):
     class Sick:
         numbers = 0
 
@@ -241,7 +219,10 @@ async def test_one_sick_replica_does_not_take_its_model_server_away(tmp_path):
 
         async def health(self):
             checked.append(self.number)
-            return self.number > 0 or len(checked) < 3
+            is_sick = self.number == 0 and len(checked) > 2
+            if is_sick and hangs:
+                await anyio.sleep_forever()
+            return not is_sick
 
     checked = []
     at = f"unix:{tmp_path}/a"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
 
@@ -13,18 +11,16 @@ import numpy as np
 import pytest
 
 import shoal
-from replicas.remote_servers import bound, listening
+from replicas.remote_servers import listening
 from shoal.errors import (
-    BackendUnavailable,
     DeadlineExceeded,
     Overloaded,
     ReplicaDied,
     ReplicaNotStarted,
 )
 from shoal.replicas.remote import keep_alive as keep_alive_module
-from shoal.replicas.remote import lookup, replica
+from shoal.replicas.remote import replica
 from shoal.serving.backend_config import BackendConfig
-from shoal.serving.backends import membership
 from shoal.serving.controller.controller import Controller
 from shoal.serving.model_server import ingress as ingress_module
 
@@ -84,6 +80,21 @@ async def ingress(*addresses, **config):
         yield controller, await controller.get_handle("model")
 
 
+@asynccontextmanager
+async def one_held(tmp_path, ingress_config=None, **config):
+    """A model server whose code is held by one call until the block's end."""
+    model, at = Model(), f"unix:{tmp_path}/a"
+    async with (
+        model_server(at, model, **config) as (server, _),
+        ingress(at, **(ingress_config or {})) as (_, handle),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(handle.call, "hold")
+        await model.holding.wait()
+        yield model, server, handle, tasks
+        model.released.set()
+
+
 async def until(condition):
     with anyio.fail_after(8):
         while not condition():  # noqa: ASYNC110 - another connection makes it true
@@ -136,38 +147,22 @@ async def test_metadata_and_priorities_cross(tmp_path):
 
 
 async def test_deadlines_and_callers_that_leave_free_the_queue_over_there(tmp_path):
-    model, at = Model(), f"unix:{tmp_path}/a"
-    async with (
-        model_server(at, model) as (server, _),
-        ingress(at) as (_, handle),
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(handle.call, "hold")
-        await model.holding.wait()
+    async with one_held(tmp_path) as (model, server, handle, _):
         with pytest.raises(DeadlineExceeded):
             await handle.options(timeout_s=0.05).call("late")
         await until(lambda: status_of(server).queued == 0)
         with anyio.move_on_after(0.05):
             await handle.call("leaves")
         await until(lambda: status_of(server).queued == 0)
-        model.released.set()
     assert model.batches == [1]
 
 
 async def test_a_full_queue_over_there_is_an_overload_here(tmp_path):
-    model, at = Model(), f"unix:{tmp_path}/a"
-    async with (
-        model_server(at, model, max_queued_requests=1) as (server, _),
-        ingress(at) as (_, handle),
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(handle.call, "hold")
-        await model.holding.wait()
+    async with one_held(tmp_path, max_queued_requests=1) as (_, server, handle, tasks):
         tasks.start_soon(handle.call, "waits")
         await until(lambda: status_of(server).queued == 1)
         with pytest.raises(Overloaded):
             await handle.call("too many")
-        model.released.set()
 
 
 async def test_streams_cross_step_by_step_and_one_that_is_left_is_closed(tmp_path):
@@ -275,129 +270,6 @@ async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp
         with anyio.fail_after(5):
             await listener.wait_alone()
         assert "shutting down" in str(status_of(controller).failure)
-
-
-async def test_a_file_of_addresses_is_read_again(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(membership, "LOOKUP_S", 0.02)
-    file, at, also = tmp_path / "models", f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
-    file.write_text(f"# the models\n{at}\n\n")
-
-    def ready():
-        return {r.address for r in status_of(controller).replicas if r.state == "ready"}
-
-    async with (
-        model_server(at, Model()),
-        model_server(also, Model()),
-        ingress(f"file:{file}") as (controller, handle),
-    ):
-        assert ready() == {at}
-        file.write_text(f"{at}\n{also}  # another\n{at}\n")
-        await until(lambda: ready() == {at, also})
-        file.write_text(also)
-        await until(lambda: ready() == {also})
-        assert status_of(controller).wanted == 1
-        file.write_text("not an address")
-        await until(lambda: "a line of the file must be tls://" in caplog.text)
-        assert await handle.call(1) == 1
-        file.write_text("")  # as while it is being written
-        await until(lambda: "it has no address" in caplog.text)
-        assert await handle.call(2) == 2
-        file.write_text(at)
-        await until(lambda: ready() == {at})
-        assert await handle.call(3) == 3
-        assert status_of(controller).deaths == 0
-
-
-async def test_a_name_stands_for_all_of_its_addresses(monkeypatch):
-    found = [(2, 1, 6, "", ("10.0.0.1", 9)), (2, 1, 6, "", ("10.0.0.2", 9))]
-
-    async def getaddrinfo(host, port, **_):
-        assert (host, port) == ("models", 9)
-        if not found:
-            raise OSError("no such name")
-        return [*found, (10, 1, 6, "", ("fd00::1", 9, 0, 0))]
-
-    monkeypatch.setattr(lookup.anyio, "getaddrinfo", getaddrinfo)
-    lookups = lookup.Lookup("model", ["tls://models:9", "unix:/a", "tls://[fd00::9]:9"])
-    rest = ("unix:/a", "tls://[fd00::9]:9")
-    assert await lookups.addresses() == ("tls://10.0.0.1:9", "tls://10.0.0.2:9", *rest)
-    del found[0]
-    assert await lookups.addresses() == ("tls://10.0.0.2:9", *rest)
-    found.clear()  # the last addresses stay
-    assert await lookups.addresses() == ("tls://10.0.0.2:9", *rest)
-
-
-async def test_the_list_is_changed_while_it_serves(tmp_path):
-    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
-    async with (
-        model_server(at, Model()),
-        model_server(also, Model()),
-        ingress(at) as (controller, handle),
-    ):
-        [first] = status_of(controller).replicas
-        await controller.update_backend_config("model", {"model_servers": [at, also]})
-        await until(lambda: [r.state for r in status_of(controller).replicas] == ["ready"] * 2)
-        assert status_of(controller).replicas[0].tag == first.tag
-        assert await handle.call(1) == 1
-
-
-async def test_a_list_that_leads_nowhere_takes_no_model_server_away(tmp_path, caplog):
-    at = f"unix:{tmp_path}/a"
-    async with model_server(at, Model()), ingress(at) as (controller, handle):
-        changed = {"model_servers": f"file:{tmp_path}/missing"}
-        await controller.update_backend_config("model", changed)
-        await until(lambda: "can't look up file:" in caplog.text)
-        assert await handle.call(1) == 1
-
-
-async def test_a_start_without_an_address_fails_in_time(tmp_path):
-    (tmp_path / "models").write_text("# none yet\n")
-    with anyio.fail_after(5), pytest.raises(BackendUnavailable, match="leads to no address"):
-        async with ingress(f"file:{tmp_path}/models", start_timeout_s=0.2):
-            pass
-
-
-async def test_a_file_that_can_not_be_read_delays_no_other_entry(tmp_path, monkeypatch):
-    monkeypatch.setattr(lookup, "_TIMEOUT_S", 0.05)
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "models").write_text("unix:/a")
-    lookups = lookup.Lookup("model", [f"file:{tmp_path}/pipe", f"file:{tmp_path}/models"])
-    with anyio.fail_after(5):
-        before = threading.active_count()
-        for _ in range(3):
-            assert await lookups.addresses() == ("unix:/a",)
-        assert threading.active_count() <= before + 2  # one waits for the pipe
-    os.close(os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK))  # ends the thread
-
-
-async def test_a_failed_change_keeps_the_model_servers_that_were_found_during_it(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(membership, "LOOKUP_S", 0.02)
-    file, at, also = tmp_path / "models", f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
-    file.write_text(at)
-    async with (
-        model_server(at, Model()),
-        model_server(also, Model()),
-        ingress(f"file:{file}") as (controller, _),
-    ):
-        (tmp_path / "a").rename(tmp_path / "away")
-        with closing(bound(at)):  # a replica that is started now waits
-            async with anyio.create_task_group() as tasks:
-                change = {"cancel_grace_s": 3}
-                tasks.start_soon(controller.update_backend_config, "model", change)
-                await until(lambda: len(status_of(controller).replicas) == 2)
-                file.write_text(f"{at}\n{also}")
-                await until(lambda: status_of(controller).wanted == 2)
-                tasks.cancel_scope.cancel()
-        (tmp_path / "away").rename(tmp_path / "a")
-        ready = {at, also}
-        await until(
-            lambda: (
-                {r.address for r in status_of(controller).replicas if r.state == "ready"} == ready
-            )
-        )
-        assert status_of(controller).wanted == 2
 
 
 async def test_a_start_waits_for_a_model_server_and_not_for_ever(tmp_path):

@@ -11,6 +11,7 @@ import anyio
 import anyio.to_thread
 
 from shoal.core.addresses import addresses_in, file_of, model_server_address
+from shoal.loops.unlimited import UNLIMITED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +31,8 @@ class Lookup:
         self._entries = entries
         self._last: dict[str, list[str]] = {}
         self._failures: dict[str, str] = {}
-        # A file on a broken mount, or a pipe, may never be read: one thread for each waits for it.
-        self._threads = {entry: anyio.CapacityLimiter(1) for entry in entries}
+        # The paths that threads are reading. A file on a broken mount, or a pipe, is never read.
+        self._being_read: set[str] = set()
 
     async def addresses(self) -> tuple[str, ...]:
         """Returns the addresses, each once, in the order of the entries."""
@@ -54,16 +55,25 @@ class Lookup:
         if path is None:
             named = [model_server_address("model_servers", entry)]
         else:
+            if path in self._being_read:
+                raise TimeoutError
             text = await anyio.to_thread.run_sync(
-                Path(path).read_text, abandon_on_cancel=True, limiter=self._threads[entry]
+                self._read, path, abandon_on_cancel=True, limiter=UNLIMITED
             )
             if not (named := addresses_in(text)):
                 raise ValueError("it has no address")
         return [str(one) for address in named for one in await _behind(address)]
 
+    def _read(self, path: str) -> str:
+        self._being_read.add(path)
+        try:
+            return Path(path).read_text()
+        finally:
+            self._being_read.discard(path)
+
     def _note(self, entry: str, error: Exception) -> None:
         """Logs a failure once, until another one takes its place."""
-        why = str(error) or type(error).__name__
+        why = str(error) or f"no answer within {_TIMEOUT_S:g} s"
         if self._failures.get(entry) != why:
             self._failures[entry] = why
             logger.warning("%s: can't look up %s: %s", self._backend, entry, why)
