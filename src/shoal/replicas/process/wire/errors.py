@@ -14,7 +14,6 @@ from __future__ import annotations
 import pickle
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -27,14 +26,10 @@ from shoal.replicas.process.wire.messages import unpickled
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shoal.replicas.process.wire.messages import Dumps
+
 # How many causes of an error are sent, with itself.
 _LONGEST_CHAIN: Final = 10
-
-Dumps = Callable[[object], bytes]
-
-
-def _dumps(content: object) -> bytes:
-    return pickle.dumps(content, 5)
 
 
 class ErrorAsData(NamedTuple):
@@ -72,7 +67,7 @@ class ErrorAsData(NamedTuple):
         return error if isinstance(error, Exception) else None
 
 
-def as_data(error: BaseException, dumps: Dumps = _dumps) -> ErrorAsData:
+def as_data(error: BaseException, dumps: Dumps = pickle.dumps) -> ErrorAsData:
     # The text of its traceback has those of its causes.
     return _chained(error, dumps, _LONGEST_CHAIN)._replace(traceback=_traceback_text(error))
 
@@ -136,7 +131,7 @@ def _pickled(error: BaseException, dumps: Dumps) -> bytes | None:
 def _surviving(form: object, error: BaseException, dumps: Dumps) -> bytes | None:
     """Returns a form of an error, pickled; None if unpickling does not return an equal error."""
     try:
-        data = dumps(form)
+        data = dumps(form, 5)
         again = unpickled(data)
         return data if _are_alike(again, error, deep=form is error) else None
     except BaseException:  # a foreign class may raise anything
