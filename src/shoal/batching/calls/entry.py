@@ -59,7 +59,7 @@ class Entry:
         self.configure(options)
 
     def configure(self, options: BatchOptions) -> None:
-        self._options = options
+        self.options = options
         self.intake.configure(options)
         self.options_factory = self.intake.options_factory
         if options.dedupe is False and options.cache is None:
@@ -117,7 +117,7 @@ class Entry:
             intake.former.overdue.forget(request)
             if request.error is None and request.state is not FINISHED:
                 raise CallerLeft("the caller left before its call was answered")
-            return result_of(request)
+            return request.value if request.error is None else result_of(request)
         finally:
             if when_left is not None:
                 when_left(None)
@@ -127,7 +127,7 @@ class Entry:
         async def call_all(*columns: Sequence[Any]) -> list[Any]:
             return await self._map_columns(columns, call_options, return_exceptions=True)
 
-        options = self._options
+        options = self.options
         bound = options.max_queued_requests
         most = math.inf if bound is None or options.overload == "wait" else max(bound, 1)
         # Items of a chunk end together if they are of one batch, as consecutive ones usually are.
@@ -148,7 +148,7 @@ class Entry:
         return_exceptions: bool,
     ) -> Coroutine[Any, Any, list[Any]] | None:
         """Makes the calls of lists at once; returns None if queue and slots can't hold them."""
-        options = self._options
+        options = self.options
         bound = options.max_queued_requests
         if bound is not None and options.overload != "wait" and columns:
             most = bound + options.slots * options.batch_limit.requests

@@ -381,12 +381,14 @@ class Slots(ABC, Generic[RunT]):
             load = load_of(requests, options)
             self._counters.note_load(requests, load)
         batch = Batch(self._last_id, reason, requests, load, self.draining)
+        now = self._parking.now()
+        waits: list[float] = []
         for request in requests:
             request.state = RUNNING
             request.batch = batch
+            waits.append(now - request.arrived_at)
         # From here on the requests are found through their batch.
-        self.batches[batch] = now = self._parking.now()
-        waits = [now - request.arrived_at for request in requests]
+        self.batches[batch] = now
         batch.arrived_at = (
             requests[0].arrived_at  # they are in order
             if former.takes_anyone

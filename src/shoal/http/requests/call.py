@@ -19,6 +19,7 @@ import sys
 import traceback
 from collections.abc import Hashable, Iterator, Mapping
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 import anyio
@@ -26,7 +27,7 @@ from starlette.datastructures import Headers
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.core.forming.call_options import CallOptions
-from shoal.errors import DeadlineExceeded, NoSuchName, NotOpen, Overloaded
+from shoal.errors import DeadlineExceeded, NoSuchName, Overloaded
 from shoal.failures.exceptions import is_cancellation
 from shoal.failures.hints import server_hint
 from shoal.http.requests.problem import (
@@ -244,14 +245,12 @@ class EndpointCall:
             started = anyio.current_time()
             method_batcher = await self._awaited(headers)
             spent_s = anyio.current_time() - started
-        batcher = method_batcher.batcher
-        try:
-            self._entry = batcher.find()
-        except NotOpen:
-            raise Refused(not_open(self._calls.options)) from None
-        self._method_batcher = method_batcher
+        entry = method_batcher.entry
+        if entry is None or entry.intake.home.thread != get_ident():
+            raise Refused(not_open(self._calls.options))
+        self._entry, self._method_batcher = entry, method_batcher
         self.streams = method_batcher.streams
-        timeout_s = batcher.options.request_timeout_s
+        timeout_s = entry.options.request_timeout_s
         if timeout_s is None and not self.streams:
             timeout_s = self._calls.options.answer_timeout_s
         metadata = HttpMetadata(endpoint.name, self._caller)
@@ -266,7 +265,7 @@ class EndpointCall:
         self._options = CallOptions(
             timeout_s,
             metadata,
-            priority=None if priority is None else _priority(priority, batcher.options),
+            priority=None if priority is None else _priority(priority, entry.options),
             share=caching is None or _may_share(caching),
         )
         return method_batcher
@@ -318,7 +317,7 @@ class EndpointCall:
     @property
     def most_at_once(self) -> int:
         """The most calls that fit into an empty queue."""
-        options = self._method_batcher.batcher.options
+        options = self._entry.options
         most = options.max_queued_requests
         return sys.maxsize if most is None else max(most, options.max_batch_size)
 

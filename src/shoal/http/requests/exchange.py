@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
@@ -93,7 +93,9 @@ class Exchange:
         self.id = given_id
         extensions = scope.get("extensions")
         if extensions:
-            self._offered = extensions.get(DISCONNECT)
+            self._offered = offered = extensions.get(DISCONNECT)
+            if offered is not None:
+                self.when_left = offered["when_left"]
             ahead = extensions.get(DECODED)
             if ahead is not None and ahead["receive"] == receive:
                 self.ahead, self.decoded = ahead, ahead["decoded"]
@@ -104,15 +106,11 @@ class Exchange:
     def wants_no_body(self) -> bool:
         return self.method == "HEAD"
 
-    @property
+    @cached_property
     def when_left(self) -> WhenLeft:
         """Sets a callback for the disconnect, called once; the body must have been read."""
-        if self._offered is None:
-            if self._watched is None:
-                self._watched = Watched(self.receive, self.id)
-            return partial((self._departures or self._shared.departures).watch, self._watched)
-        when_left: WhenLeft = self._offered["when_left"]
-        return when_left
+        self._watched = Watched(self.receive, self.id)
+        return partial((self._departures or self._shared.departures).watch, self._watched)
 
     @property
     def send_timeout_s(self) -> float:

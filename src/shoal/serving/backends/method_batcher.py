@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
+    from shoal.batching.calls.entry import Entry
     from shoal.batching.handlers.handler import Fill
     from shoal.batching.open_batch import OpenBatch
     from shoal.core.events import Observers
@@ -74,6 +75,7 @@ class MethodBatcher:
         )
         self._fit_capacity()
         self.streams = self.batcher.streams
+        self.entry: Entry | None = None  # from when it is open
         # None if no parameter has an array type
         self.check_arrays = array_check(self.batcher.signature)
         self._made: dict[Any, Any] = {}
@@ -126,6 +128,7 @@ class MethodBatcher:
         def on_open() -> None:
             nonlocal is_open
             is_open = True
+            self.entry = self.batcher.find()
             task_status.started()
 
         try:
