@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -31,6 +32,7 @@ class Places:
         self.members: Members[Any] = Members()
         self.limiter = Limiter()
         self.free = free
+        self.slots = math.inf
         self.listeners: list[Callable[[], None]] = []
 
     def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:

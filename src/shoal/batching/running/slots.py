@@ -68,6 +68,11 @@ class Capacity(Protocol):
         ...
 
     @property
+    def slots(self) -> float:
+        """How many batches the handler can run at once now; infinity for no limit."""
+        ...
+
+    @property
     def free(self) -> float:
         """How many more batches the handler can take now; infinity for no limit."""
         ...
@@ -132,6 +137,7 @@ class Slots(ABC, Generic[RunT]):
         self.run = run
         self._on_death = on_death
         self._capacity = capacity
+        self._most: float = 1
         self._most = self._allowed()
         self._tasks: TaskGroup | None = None
         self._count = 0
@@ -175,7 +181,8 @@ class Slots(ABC, Generic[RunT]):
             return
         if self._tasks is not None and not self._turn_is_taken:
             self._pass_turn()
-        self.capacity_changed()
+        self._report_idle()
+        self._bell.ring()
 
     @property
     @abstractmethod
@@ -183,8 +190,11 @@ class Slots(ABC, Generic[RunT]):
         """Whether a batch is filling, with the options with which it began."""
 
     def capacity_changed(self) -> None:
-        self._report_idle()
-        self._bell.ring()
+        if self._capacity is not None and self._capacity.slots > self._most:
+            self._resize()
+        else:
+            self._report_idle()
+            self._bell.ring()
 
     def report_changes_to(self, on_change: Callable[[], None]) -> None:
         """Calls a function whenever the batcher may have become idle."""
@@ -206,6 +216,8 @@ class Slots(ABC, Generic[RunT]):
         # That is certain if its batch has the only slot, and the call is made by the handler's
         # thread, its task, or a task that this one waits for. Other tasks may outlive the handler.
         if not self.batches or self._most > 1 or self.run.handler.fill != "closed":
+            return False
+        if self._capacity is not None:  # it may grow
             return False
         if calls_from_thread.get():
             return self.run.handler.threaded and self.is_running(batch)
@@ -425,5 +437,7 @@ class Slots(ABC, Generic[RunT]):
         """Runs batches until the scope is used up; returns False when the slot is not needed."""
 
     def _allowed(self) -> float:
-        """Returns the maximum number of slots; a `Capacity`, if any, is the only limit."""
-        return math.inf if self._capacity is not None else self._former.options.slots
+        """Returns the maximum number of slots; for a `Capacity`, the most that it has had."""
+        if self._capacity is None:
+            return self._former.options.slots
+        return max(self._most, self._capacity.slots)

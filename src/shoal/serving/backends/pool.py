@@ -43,6 +43,7 @@ class Pool:
         # The batchers with a due batch, in the order in which they found no room.
         self.queue: dict[PoolCapacity, None] = {}
         self._run_again = 0
+        self._running = 0  # batches, also of members that were withdrawn
         self._change: anyio.Event | None = None  # set only while a task waits for it
         # Why there is no replica and none is expected soon.
         self.failure: BaseException | None = None
@@ -108,10 +109,12 @@ class Pool:
     def begin(self, member: PoolMember, requests: int) -> None:
         """Counts a batch as running; no ``await`` may come after `choose` or `wait`."""
         self.members.begin(member, requests)
+        self._running += 1
         self.changed()
 
     def end(self, member: PoolMember, requests: int) -> None:
         self.members.end(member, requests)
+        self._running -= 1
         if not member.batches and member.idle is not None:
             member.idle.set()
             member.idle = None
@@ -146,12 +149,13 @@ class Pool:
             self._change.set()
             self._change = None
         for capacity in tuple(self._capacities):
-            free: float = 0
+            room = self.members.room(capacity.size)
+            capacity.slots = self._running + room
             if self.failure is not None and not self.members:
-                free = 1
-            elif not self._run_again and (not self.queue or next(iter(self.queue)) is capacity):
-                free = self.members.room(capacity.size)
-            capacity.free = free
+                room = 1
+            elif self._run_again or (self.queue and next(iter(self.queue)) is not capacity):
+                room = 0
+            capacity.free = room
             capacity.on_change()
 
 
@@ -160,7 +164,8 @@ class PoolCapacity:
         self._pool = pool
         self.members = pool.members
         self.size = size  # of its largest batches; changes apply from the pool's next change
-        self.free: float = 0  # further batches that the replicas can take; 0 before `subscribe`
+        # Of the replicas, now: the most batches at once, and how many more; 0 before `subscribe`.
+        self.slots = self.free = 0.0
         self.on_change: Callable[[], None] = lambda: None
 
     @property
