@@ -224,6 +224,10 @@ def test_a_handler_of_a_blocking_call_may_call_other_batched_functions(backend: 
         assert call(3) == 6
 
 
+def keepers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "shoal keeps a block"}
+
+
 @BACKENDS
 def test_a_dropped_blocking_block_that_is_closed_in_an_event_loop_does_not_stop_that(
     backend: str,
@@ -269,8 +273,9 @@ def test_so_does_one_that_is_closed_between_two_tasks() -> None:
                 dropped.pop().close()
 
     dropped = [use()]
+    before = set(threading.enumerate())
     next(dropped[0])
-    (keeper,) = [thread for thread in threading.enumerate() if thread.name == "shoal keeps a block"]
+    (keeper,) = keepers() - before
     trio.run(trio.sleep, 0, instruments=[Collector()])
     keeper.join(HANG_S)
     assert not keeper.is_alive()
@@ -287,18 +292,17 @@ def test_a_blocking_block_in_a_task_of_trio_is_refused() -> None:
 
 @BACKENDS
 def test_a_blocking_block_that_is_dropped_without_being_left_is_closed(backend: str) -> None:
+    before = set(threading.enumerate())
     batcher = shoal.Batcher(Recorder())
     call = shoal.blocking(batcher, backend=backend).__enter__()
+    (keeper,) = keepers() - before
     gc.collect()
     assert call(1) == 1  # who holds the call holds the block
-    before = threading.active_count()
     del call
     gc.collect()
-    for thread in threading.enumerate():
-        if thread.name == "shoal keeps a block":
-            thread.join(HANG_S)
+    keeper.join(HANG_S)
     assert not batcher.is_alive
-    assert threading.active_count() < before
+    assert not keeper.is_alive()
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -155,9 +155,11 @@ def test_its_options_are_those_of_the_other():
         SyncHttpClient("http://x", timeout=5)
     with pytest.raises(ValueError, match="timeout_s"):
         SyncHttpClient("http://x", timeout_s=-1)
+    before = set(threading.enumerate())
     with SyncHttpClient("http://127.0.0.1:1", max_attempts=2) as client:
         with pytest.raises(ConnectionRefusedError):
             client.call("/x", 1)
-        [thread] = [one for one in threading.enumerate() if one.name == "shoal-http-client"]
+        begun = set(threading.enumerate()) - before
+        [thread] = [one for one in begun if one.name == "shoal-http-client"]
         assert thread.daemon
     assert not thread.is_alive()
