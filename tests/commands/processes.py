@@ -1,7 +1,5 @@
 """Commands as processes of their own, and what they leave in a test's directory."""
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import http.client

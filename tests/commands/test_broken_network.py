@@ -1,7 +1,5 @@
 """A network namespace as another machine, whose network breaks under load."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

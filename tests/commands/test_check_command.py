@@ -1,7 +1,5 @@
 """`shoal check`: what would run, and what is wrong with it."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """The ``shoal`` command as a process of its own, with real signals."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

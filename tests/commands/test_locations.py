@@ -1,7 +1,5 @@
 """The locations of servers, and the lock that allows one server of each name."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Options, weights, items and run times as they are written on a command line."""
 
-from __future__ import annotations
-
 import pytest
 
 from shoal.commands.support.mistake import CommandError

@@ -1,7 +1,5 @@
 """What commands print: tables, lines and messages."""
 
-from __future__ import annotations
-
 import pytest
 
 from shoal.commands.support.output import config_listed, facts, status_listed, table, weights

@@ -1,7 +1,5 @@
 """`shoal serve --reload`: real processes, and files that change under them."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import signal

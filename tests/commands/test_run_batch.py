@@ -1,7 +1,5 @@
 """``shoal run-batch``: what it writes, how it goes on, and mistakes."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

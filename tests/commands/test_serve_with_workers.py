@@ -1,7 +1,5 @@
 """``--workers``: the command line, signals, and the ends of the processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The flags of the commands that serve, which are made from the table of the options."""
 
-from __future__ import annotations
-
 import os
 from argparse import ArgumentError, ArgumentParser
 

@@ -1,7 +1,5 @@
 """Model servers as processes that get signals: one is told to stop, and one is frozen."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

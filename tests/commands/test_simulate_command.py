@@ -1,7 +1,5 @@
 """``shoal simulate``: its traffic, its options, what it prints, and mistakes."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import redirect_stdout

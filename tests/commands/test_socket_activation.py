@@ -1,7 +1,5 @@
 """`shoal serve` at sockets that systemd has opened. Its own tool: tests/examples/test_deploy.py."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`shoal serve --otel` exports to a real receiver of OTLP over HTTP; and the forms of the log."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

@@ -1,7 +1,5 @@
 """``shoal top``: what it shows, once and live, and what ugly names do to a terminal."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

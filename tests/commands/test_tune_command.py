@@ -1,7 +1,5 @@
 """``shoal tune``: what it measures, what it prints, and mistakes."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

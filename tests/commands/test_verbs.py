@@ -1,7 +1,5 @@
 """The commands that drive a server, against one in this process."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

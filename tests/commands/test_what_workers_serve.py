@@ -3,8 +3,6 @@
 All of it is over TLS, and behind a middleware that runs in the server's process.
 """
 
-from __future__ import annotations
-
 import json
 import ssl
 from contextlib import closing

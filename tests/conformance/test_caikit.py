@@ -4,8 +4,6 @@ Its ``batch_size`` is ``max_batch_size`` here, its ``batch_collect_delay_s`` is 
 and its ``stop()`` is leaving the block or ``aclose()``.
 """
 
-from __future__ import annotations
-
 import functools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """What the tests of LitServe and BentoML assert of batching (group LB)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

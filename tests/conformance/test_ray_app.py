@@ -1,9 +1,8 @@
 """What Ray Serve's tests assert of services over HTTP (groups RI and RC), message by message."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -15,12 +14,8 @@ from batching.scenes import Held, Recorder, outcome, outcomes, settle
 from conformance.replica_scenes import chain, service
 from shoal.errors import ShutDown
 from shoal.replicas.code.definition import accept_batch
+from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import Answer, Call, ask, calling
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
-
-    from shoal.serving.controller.controller import Controller
 
 pytestmark = pytest.mark.anyio
 

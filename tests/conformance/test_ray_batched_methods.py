@@ -1,9 +1,8 @@
 """What Ray Serve's pages on batching show, code of one item that batches by itself."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -14,9 +13,6 @@ from conformance import batched_backends as code
 from conformance.replica_scenes import service
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

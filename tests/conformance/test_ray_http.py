@@ -1,10 +1,9 @@
 """What Ray Serve's tests assert of the end of a server (group RC), on a real socket."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -17,9 +16,6 @@ from shoal.asgi.lifespan import AppLifespan
 from shoal.server.server import serve
 from time_limits import HANG_S
 from worker_processes import until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

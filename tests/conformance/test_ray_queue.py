@@ -3,12 +3,11 @@
 M is `max_batch_size`, W is `batch_wait_timeout_s`, C is `max_concurrent_batches`.
 """
 
-from __future__ import annotations
-
 import logging
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -23,9 +22,6 @@ from batching.scenes import (
     read_all,
     settle,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
 
 pytestmark = pytest.mark.anyio
 

@@ -1,7 +1,5 @@
 """What Ray Serve's tests of its batching decorator assert of generators (group RU)."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

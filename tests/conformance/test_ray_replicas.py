@@ -3,10 +3,9 @@
 Ray Serve's ``handle.cancel()`` is to cancel whoever awaits the call.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -27,9 +26,6 @@ from conformance.replica_scenes import Passing, chain, living_tasks, served, ser
 from shoal.errors import ShutDown
 from shoal.replicas.code.definition import accept_batch
 from shoal.serving.controller.controller import Controller
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.anyio
 

@@ -4,8 +4,6 @@ A call there has tensors whose 0th dimension is its size; here an item is a list
 of such lists, whose cost is the number of its rows. M is `max_batch_size`.
 """
 
-from __future__ import annotations
-
 from itertools import chain
 from typing import Any
 

@@ -5,8 +5,6 @@ A queue there is a batcher here, a task's size is an item's cost. M is `max_batc
 Two levels of priority: 1 is high, 2 is low.
 """
 
-from __future__ import annotations
-
 from contextlib import AsyncExitStack
 from typing import Any
 

@@ -7,8 +7,6 @@ open batch, ``fill="open"``, with an item's cost for a task's size. M is `max_ba
 `test_retrying.py`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

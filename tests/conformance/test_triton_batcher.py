@@ -5,18 +5,14 @@ the preferred sizes are 2 and 6; the delay is `batch_wait_timeout_s`, 10 s. Trit
 well before the delay, from *late*; in virtual time that is 0 s and 10 s after the arrival.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import Held, Recorder, line_up, outcomes_in_order, settle
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 pytestmark = pytest.mark.anyio
 

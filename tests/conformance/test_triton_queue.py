@@ -1,17 +1,13 @@
 """What Triton's tests of queue policies, cancellation and streams assert (group TQ, up to TQ15)."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import LEFT, Held, Recorder, Steps, line_up, read_all, settle
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.anyio
 

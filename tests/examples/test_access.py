@@ -1,7 +1,5 @@
 """The recipes for callers: CORS, keys, scopes, rates and sizes, on both event loops."""
 
-from __future__ import annotations
-
 import json
 
 import anyio

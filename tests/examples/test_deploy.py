@@ -3,8 +3,6 @@
 `make image-check` builds the image, and runs it.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -3,8 +3,6 @@
 `test_machines.py` runs them.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

@@ -1,7 +1,5 @@
 """The FastAPI example, as its clients use it."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 

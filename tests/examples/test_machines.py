@@ -4,8 +4,6 @@ The machines are network namespaces. The commands are those of the units, and ng
 configuration of the example.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Requests to a held handler, and their answers."""
 
-from __future__ import annotations
-
 import json
 from contextlib import AsyncExitStack, asynccontextmanager
 

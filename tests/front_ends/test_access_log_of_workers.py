@@ -1,7 +1,5 @@
 """The access log of a server with workers: each writes the lines of its clients, as one would."""
 
-from __future__ import annotations
-
 import h2.events
 import pytest
 from live_server import Http2Client, live, request, upgrade

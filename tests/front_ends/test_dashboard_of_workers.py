@@ -1,7 +1,5 @@
 """The feed of the dashboard through a worker: its figures are those of the server's process."""
 
-from __future__ import annotations
-
 import json
 import signal
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Workers decode the items of endpoints without classes of the user, and write arrays as JSON."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import socket

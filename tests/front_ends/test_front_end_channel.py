@@ -1,7 +1,5 @@
 """The channel between a worker and the server's process: whole messages, in order, of any size."""
 
-from __future__ import annotations
-
 import os
 import socket
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """A server with workers that speak HTTP for it: real processes, real sockets, one batcher."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """A worker holds what its client has not read once."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests that workers pass on: real processes, real sockets, one server for many tests."""
 
-from __future__ import annotations
-
 import json
 from contextvars import ContextVar
 from http import HTTPStatus

@@ -1,7 +1,5 @@
 """Workers that end while the server starts: real processes, which are killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """What the application answers with, and what its clients expect."""
 
-from __future__ import annotations
-
 import zlib
 
 

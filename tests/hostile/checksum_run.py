@@ -1,25 +1,19 @@
 """Many requests with a checksum of each in its answer: none wrong, none lost, the memory flat."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
 import time
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import trio
 from checksum import checksum
 from good_client import request
 from hangs import HANG_S
-from hostile_server import MIB
+from hostile_server import MIB, HostileServer
 from protocol_clients import Answer, Http1Client, Http2Client, Lost, WebSocketClient
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator
-
-    from hostile_server import HostileServer
 
 T = TypeVar("T")
 

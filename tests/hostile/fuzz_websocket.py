@@ -3,15 +3,10 @@
 The frames are made here, since wsproto makes no wrong ones, and draws its masks from the system.
 """
 
-from __future__ import annotations
-
+import random
 import struct
-from typing import TYPE_CHECKING
 
 from hostile_server import CANARY
-
-if TYPE_CHECKING:
-    import random
 
 UPGRADE = [
     b"Host: 127.0.0.1",

@@ -4,27 +4,21 @@ A server has so many places for connections (``--max-connections``). A kind of c
 one for ever shuts everyone out with a thousand of them.
 """
 
-from __future__ import annotations
-
 import select
 import socket
 import statistics
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import fuzz_http2 as http2
 import hpack
 from fuzz_websocket import UPGRADE
 from good_client import AskingMeanwhile, GoodClient
 from hangs import HANG_S
-from hostile_server import MIB
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hostile_server import HostileServer
+from hostile_server import MIB, HostileServer
 
 MOST_MEMORY = 64 * MIB
 HEAD: Final = b"POST /sum HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"

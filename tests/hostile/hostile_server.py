@@ -4,8 +4,6 @@
 for comparison.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os
@@ -15,14 +13,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangs import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).parent
 LOOPS = ["trio", "asyncio"]

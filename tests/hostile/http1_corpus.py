@@ -4,14 +4,9 @@ A request is made of parts, so that most of it is right and a parser reads it to
 same seed makes the same requests.
 """
 
-from __future__ import annotations
-
+import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Iterator
 
 # fmt: off
 METHODS = [

@@ -1,12 +1,11 @@
 """Clients that leave, in every state of every protocol: when the handler of their request ended."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import fuzz_http2 as http2
 import hpack
@@ -15,12 +14,7 @@ from fuzz_websocket import frame as websocket_frame
 from good_client import request
 from hangs import HANG_S
 from held_places import ASK, NO_WINDOW, SETTINGS
-from hostile_server import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hostile_server import HostileServer
+from hostile_server import HostileServer, wait_until
 
 NO_LINGER: Final = struct.pack("ii", 1, 0)
 ENDLESS: Final = 10**9

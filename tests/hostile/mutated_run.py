@@ -1,25 +1,17 @@
 """Runs hostile connections against a server, many at once, and checks what is left of them."""
 
-from __future__ import annotations
-
 import select
 import socket
 import struct
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from checksum import checksum
-from fuzz_clients import HALF_CLOSE, LINGER, PROTOCOLS, RESET, hostile_connection
+from fuzz_clients import HALF_CLOSE, LINGER, PROTOCOLS, RESET, HostileConnection, hostile_connection
 from hangs import HANG_S
-from hostile_server import MIB, flaws_of_log, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fuzz_clients import HostileConnection
-    from hostile_server import HostileServer
+from hostile_server import MIB, HostileServer, flaws_of_log, wait_until
 
 AT_ONCE = 100
 WARM_UP = 60

@@ -4,24 +4,19 @@ Each request has a name, and the application tells at its end which names it beg
 that the server took and did not answer is seen, and not taken for one that came too late.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import signal
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 from checksum import checksum
 from good_client import request
 from hangs import HANG_S
+from hostile_server import HostileServer
 from protocol_clients import Answer, Http1Client, Http2Client, Lost, WebSocketClient
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from hostile_server import HostileServer
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 JSON_LINES: Final = "Accept: application/x-ndjson"

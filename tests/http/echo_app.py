@@ -1,7 +1,5 @@
 """A small ASGI application that the server's tests drive, over HTTP and WebSocket."""
 
-from __future__ import annotations
-
 import anyio
 import anyio.lowlevel
 

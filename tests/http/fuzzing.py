@@ -5,8 +5,6 @@ each run; 20,000 (``SHOAL_SOAK_PROGRAMS``), others in each run, in the soak. The
 server of this package, whose calls take the direct way, or come by ASGI; some clients leave early.
 """
 
-from __future__ import annotations
-
 import gc
 import http.client
 import io
@@ -15,12 +13,13 @@ import os
 import statistics
 import tracemalloc
 from collections import deque
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import anyio
@@ -33,15 +32,11 @@ from hypothesis import strategies as st
 from server_in_memory import Wire, serving
 from trio._core._run import GLOBAL_RUN_CONTEXT
 
+import shoal
 from shoal.server.http1 import call as http1_call
 from shoal.testing import run_virtually
 from shoal.testing.asgi import Answer, Call
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import shoal
 
 LOOPS = ("trio", "asyncio")
 QUICK_CASES = 25

@@ -1,7 +1,5 @@
 """What the tests of served calls share: an App whose handler is held."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from contextlib import asynccontextmanager

@@ -1,10 +1,9 @@
 """An application whose answers are held, and a promise that every test here checks."""
 
-from __future__ import annotations
-
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from held_app import Held, Steps
@@ -13,9 +12,6 @@ import shoal
 from certificates import new_certificate
 from shoal.server.access_log import LOGGER
 from shoal.testing.asgi import Call
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture

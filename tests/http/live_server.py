@@ -1,7 +1,5 @@
 """A server on a real socket for tests, and clients that say exactly what they are told to."""
 
-from __future__ import annotations
-
 import socket
 from contextlib import asynccontextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """A server without sockets for tests: they choose each moment, and it works in virtual time."""
 
-from __future__ import annotations
-
 import json
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """An application whose calls take seconds and may be shared."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

@@ -1,7 +1,5 @@
 """``request.metadata`` has the caller that middleware has found out, whatever the protocol."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 from openai_app import events, text_of

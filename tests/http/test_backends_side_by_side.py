@@ -1,19 +1,14 @@
 """An application starts its backends side by side, and looks as if one had come after the other."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import outcome
-from serving.scenes import Stage
+from serving.scenes import ScriptedReplica, Stage
 from shoal.errors import ReplicaNotStarted
-
-if TYPE_CHECKING:
-    from serving.scenes import ScriptedReplica
 
 pytestmark = pytest.mark.anyio
 

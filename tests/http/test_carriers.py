@@ -4,8 +4,6 @@ A server on each event loop runs in a thread for the whole file, and clients tha
 ask it. Where such a client does not speak HTTP/2 itself, httpx carries what it writes and reads.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import itertools

@@ -1,9 +1,8 @@
 """What a caller is shown of a failure: its cause with ``debug=True`` alone, in each protocol."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from openai_app import events
@@ -12,9 +11,6 @@ import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.testing.asgi import ask
 from socket_in_memory import opened
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
 

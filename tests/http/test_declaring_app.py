@@ -1,7 +1,5 @@
 """`App` as a declaration: backends, endpoints, traffic and shadows, before anything runs."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 

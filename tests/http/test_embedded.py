@@ -1,7 +1,5 @@
 """A controller that is served over HTTP in its own program."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

@@ -1,7 +1,5 @@
 """Handles that code is given by its annotations: no part of its items, and made where it runs."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The metrics of endpoints are there as long as the endpoints."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Middleware before the endpoints of an App, and around one."""
 
-from __future__ import annotations
-
 import logging
 
 import anyio

@@ -1,7 +1,5 @@
 """`App` in FastAPI, Starlette and Litestar, and FastAPI in an `App`, with their lifespans."""
 
-from __future__ import annotations
-
 import re
 from contextlib import asynccontextmanager
 

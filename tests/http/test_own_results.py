@@ -1,7 +1,5 @@
 """Who gets a result of one's own over HTTP: other users, and clients who ask for it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

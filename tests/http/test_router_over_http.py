@@ -1,7 +1,5 @@
 """Endpoints over HTTP: methods, shard keys, traffic, holding, shadows, metrics and readiness."""
 
-from __future__ import annotations
-
 import json
 from contextlib import asynccontextmanager
 

@@ -1,16 +1,15 @@
 """The rules of safety, in each protocol in which an endpoint is called."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
 import logging
 import pickle
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import h2.events
@@ -28,9 +27,6 @@ import shoal
 from shoal.server.server import load_stream_protocols
 from shoal.testing.asgi import Call, ask, calling
 from socket_in_memory import opened
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.anyio
 

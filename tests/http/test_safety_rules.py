@@ -1,7 +1,5 @@
 """Rules of safety that hold for the whole package, or for every answer."""
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An `App` on each server that can run it, and mounted, in processes as users start them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

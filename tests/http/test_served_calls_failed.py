@@ -1,7 +1,5 @@
 """Calls that an App makes for the server itself, and that fail."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import anyio

@@ -1,7 +1,5 @@
 """What is kept of calls that an App makes for the server itself: nothing."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import weakref

@@ -1,7 +1,5 @@
 """Calls that an App makes for the server itself, whose client or server ends meanwhile."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Requests to an App that its server calls directly: however a client writes and sends them."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Streams of calls that an App makes for the server itself: the handler's task sends items."""
 
-from __future__ import annotations
-
 import json
 
 import anyio

@@ -1,7 +1,5 @@
 """Equal requests over HTTP that share one call of the code, and cached results."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

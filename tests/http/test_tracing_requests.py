@@ -1,7 +1,5 @@
 """Spans of HTTP requests: they continue their callers' traces, and batches' spans are in them."""
 
-from __future__ import annotations
-
 import json
 import logging
 from contextlib import asynccontextmanager

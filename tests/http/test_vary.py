@@ -1,7 +1,5 @@
 """``Vary: accept`` is on each answer whose form was chosen by ``Accept``, and on no other."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Each way out of an application ends its answer, and its headers are checked, on each protocol."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
 
 import h2.events

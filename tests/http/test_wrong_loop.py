@@ -1,7 +1,5 @@
 """Code for the other event loop is told by its failure, with the option that mends it."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 

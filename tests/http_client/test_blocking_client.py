@@ -1,7 +1,5 @@
 """The client for code without an event loop: the same calls, which block a thread."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Calls of a real server by the client, on a real socket."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import io

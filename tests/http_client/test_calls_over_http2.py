@@ -1,7 +1,5 @@
 """Calls by a transport of httpx that speaks HTTP/2, whose connection is shared by all calls."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 from servers import served

@@ -1,7 +1,5 @@
 """What the client makes again, when, and what it never does."""
 
-from __future__ import annotations
-
 import contextlib
 import email.utils
 import gc

@@ -1,7 +1,5 @@
 """Calls of several real servers, some of which end, break connections, or send rubbish."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import struct

@@ -1,7 +1,5 @@
 """Which of several servers a call goes to, and to which one after a failure; in virtual time."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 import socket

@@ -1,7 +1,5 @@
 """The access log: a line of JSON for each request, without secrets; nothing unless asked for."""
 
-from __future__ import annotations
-
 import json
 import logging
 

@@ -1,7 +1,5 @@
 """A server whose application starts: its port is open, and it says that it is not ready."""
 
-from __future__ import annotations
-
 import json
 import socket
 from contextlib import asynccontextmanager

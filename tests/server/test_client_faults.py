@@ -1,7 +1,5 @@
 """The log of what clients do wrong: a line each, nothing of what they sent, ten lines a minute."""
 
-from __future__ import annotations
-
 import logging
 import time
 from types import SimpleNamespace

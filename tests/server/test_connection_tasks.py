@@ -1,7 +1,5 @@
 """The tasks of connections, in which an application is called, without sockets."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import sys

@@ -1,7 +1,5 @@
 """What a connection leaves in memory once it has ended: nothing, without the garbage collector."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,7 +1,5 @@
 """Requests that outlast the server's graceful time: each gets an explicit end."""
 
-from __future__ import annotations
-
 import json
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """What the server offers an application beyond ASGI, as its extension `shoal.disconnect`."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 from live_server import Http2Client, live, read_until, request

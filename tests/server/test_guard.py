@@ -1,7 +1,5 @@
 """Which hosts and origins a server answers for, on a real socket."""
 
-from __future__ import annotations
-
 import pytest
 from echo_app import EchoApp
 from live_server import live, request

@@ -1,7 +1,5 @@
 """What clients hold of the server: places, bodies and memory; and what is given back, and when."""
 
-from __future__ import annotations
-
 import socket
 
 import anyio

@@ -5,8 +5,6 @@ two. So what h11 refuses is refused, but for the few differences of `LAXER`, whi
 What is well-formed is read.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import dataclass, field

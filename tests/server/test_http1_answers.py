@@ -1,7 +1,5 @@
 """Requests and answers of HTTP/1.1 on a real socket: their order, framing, deadlines and ends."""
 
-from __future__ import annotations
-
 import re
 import socket
 import struct

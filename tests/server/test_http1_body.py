@@ -1,7 +1,5 @@
 """Where the body of a request ends, however it arrives, and that nothing hides behind it."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 from live_server import live, read_all, read_until, request, until_quiet

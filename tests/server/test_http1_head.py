@@ -1,7 +1,5 @@
 """The heads of HTTP/1.1: that of a request, parsed and checked, and that of an answer, made."""
 
-from __future__ import annotations
-
 from email.utils import formatdate
 
 import pytest

@@ -1,7 +1,5 @@
 """What an HTTP/2 connection holds, where its client takes nothing."""
 
-from __future__ import annotations
-
 import gc
 
 import anyio

@@ -1,7 +1,5 @@
 """What HTTP says of methods, expectations and status lines, on a real socket and through an App."""
 
-from __future__ import annotations
-
 import socket
 import struct
 

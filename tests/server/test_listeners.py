@@ -1,7 +1,5 @@
 """Where a server listens: several addresses at once, UNIX sockets, sockets that it inherits."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -1,7 +1,5 @@
 """What a server loads once clients can connect."""
 
-from __future__ import annotations
-
 import errno
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Code that takes one request at a time: `App.get`, `App.post`, and `endpoint(batch=False)`."""
 
-from __future__ import annotations
-
 import threading
 from functools import partial
 

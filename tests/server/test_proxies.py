@@ -1,7 +1,5 @@
 """What proxies say of requests, and who is believed, on real sockets and in scopes."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

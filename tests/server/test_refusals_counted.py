@@ -1,7 +1,5 @@
 """Each request that is answered is counted once and logged once, whoever has answered it."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import anyio

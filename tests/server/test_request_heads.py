@@ -1,7 +1,5 @@
 """One check of the head of a request: HTTP/1.1, HTTP/2 and WebSocket over both refuse the same."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
 
 import h2.errors

@@ -1,7 +1,5 @@
 """The server's own promises: it serves, drains in order, and ends."""
 
-from __future__ import annotations
-
 import errno
 import socket
 import time

@@ -1,7 +1,5 @@
 """What rude clients do, each on a real socket; most of these ended Hypercorn's own trio server."""
 
-from __future__ import annotations
-
 import logging
 
 import anyio

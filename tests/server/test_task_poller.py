@@ -3,8 +3,6 @@
 Tests with the fixture `each_poller` run there, too.
 """
 
-from __future__ import annotations
-
 import anyio
 import anyio.lowlevel
 import pytest

@@ -1,7 +1,5 @@
 """TLS and UNIX sockets, with real clients."""
 
-from __future__ import annotations
-
 import hashlib
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """A transport and its pollers: unread answers, sends in a row, mistakes of receivers, ends."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The turns of connections: few go on at once, the others in later passes, in their order."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import anyio

@@ -1,7 +1,5 @@
 """What an ASGI application hears of a WebSocket's end: the client's code, reason and messages."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 from live_server import live, read_until, until_quiet, upgrade

@@ -1,7 +1,5 @@
 """The frames of WebSockets: of all sizes and forms, however they are cut into pieces."""
 
-from __future__ import annotations
-
 import pytest
 from echo_app import EchoApp
 from live_server import live

@@ -1,7 +1,5 @@
 """What a WebSocket's client can't do: send what is too large, be silent for ever, send bombs."""
 
-from __future__ import annotations
-
 import socket
 import tracemalloc
 from contextlib import suppress

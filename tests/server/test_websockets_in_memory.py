@@ -1,7 +1,5 @@
 """WebSockets on a server without sockets: the order of messages, turns, and ends."""
 
-from __future__ import annotations
-
 import json
 
 import anyio

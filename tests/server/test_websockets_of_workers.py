@@ -1,7 +1,5 @@
 """WebSockets of a server with workers, to their ends: of a client, of a worker, of the server."""
 
-from __future__ import annotations
-
 import json
 from contextlib import asynccontextmanager, suppress
 

@@ -1,7 +1,5 @@
 """The admin API: its routes, its errors, and who may use it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

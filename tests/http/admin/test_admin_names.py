@@ -1,7 +1,5 @@
 """Every name that comes over the admin API, or out of a state file, is an allowed module's own."""
 
-from __future__ import annotations
-
 import collections.abc
 import typing
 from contextlib import closing

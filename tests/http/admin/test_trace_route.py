@@ -1,7 +1,5 @@
 """``POST /-/api/trace``: a recording as a stream, its bounds, and its ends."""
 
-from __future__ import annotations
-
 import json
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """The dashboard's page, its files and its feed, and who may see it."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib

@@ -3,8 +3,6 @@
 An answer that code has chosen on purpose is no failure, unless its status is one of the server's.
 """
 
-from __future__ import annotations
-
 import math
 
 import anyio

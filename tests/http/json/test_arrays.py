@@ -1,7 +1,5 @@
 """Items that are numpy arrays, as JSON and as ``.npy`` files."""
 
-from __future__ import annotations
-
 import io
 import pickle
 

@@ -1,7 +1,5 @@
 """JSON is bounded before it is parsed, and is JSON; numbers of any size come and go."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

@@ -1,14 +1,13 @@
 """The Open Inference Protocol: endpoints as models, rows as items, and its errors."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json
 import math
 import struct
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import anyio
 import pytest
@@ -22,9 +21,6 @@ from shoal.http.oip.request import RequestHeads
 from shoal.http.oip.tensor import DATATYPES
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.anyio
 

@@ -1,7 +1,5 @@
 """The Open Inference Protocol with Triton's own clients, against servers on real sockets."""
 
-from __future__ import annotations
-
 import functools
 import random
 from concurrent.futures import ThreadPoolExecutor

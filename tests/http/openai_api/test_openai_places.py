@@ -1,7 +1,5 @@
 """OpenAI's protocol over code in processes and threads, and over functions of one request."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytest

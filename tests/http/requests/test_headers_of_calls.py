@@ -1,7 +1,5 @@
 """``X-Request-Timeout`` and ``X-Priority`` in OpenAI's protocol and in OIP."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import anyio

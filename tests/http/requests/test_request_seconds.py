@@ -1,7 +1,5 @@
 """How long requests took: on the loop's clock, so to the microsecond in virtual time."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 

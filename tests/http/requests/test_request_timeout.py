@@ -1,7 +1,5 @@
 """``X-Request-Timeout``: how long a client waits, which can only shorten the server's limit."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 from held_app import counted, kind_of, served

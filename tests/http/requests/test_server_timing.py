@@ -1,7 +1,5 @@
 """``Server-Timing``: how long a request waited and ran, for clients that may know it."""
 
-from __future__ import annotations
-
 import re
 
 import anyio
