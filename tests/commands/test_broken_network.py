@@ -14,7 +14,6 @@ from progress_lines import first_line
 from shoal.serving.controller.controller import Controller
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.real_time,
     pytest.mark.slow,
     pytest.mark.one_loop,

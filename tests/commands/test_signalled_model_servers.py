@@ -17,7 +17,7 @@ from shoal.serving.controller.controller import Controller
 from shoal.testing.replicas.code import Folder
 from worker_processes import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.one_loop]
+pytestmark = [pytest.mark.real_time, pytest.mark.one_loop]
 
 APP = """\
 import os

@@ -15,8 +15,6 @@ import pytest
 import shoal
 from batching.scenes import PENDING, line_up, outcome, outcomes_in_order
 
-pytestmark = pytest.mark.anyio
-
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
 

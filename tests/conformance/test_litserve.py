@@ -9,8 +9,6 @@ import shoal
 from batching.scenes import Recorder, line_up, outcomes, outcomes_in_order
 from shoal.testing.asgi import Call, calling
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_lb1_one_result_for_two_items_fails_both() -> None:
     async def handler(items: list[int]) -> list[int]:

@@ -17,8 +17,6 @@ from shoal.replicas.code.definition import accept_batch
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import Answer, Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 LINES = [("accept", "application/x-ndjson")]
 
 

@@ -14,7 +14,7 @@ from conformance.replica_scenes import service
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 # Code of each kind forms its batches in a process as well; on which loop is not for it to see.
 IN_A_PROCESS = pytest.param("process", marks=pytest.mark.one_loop)

@@ -17,7 +17,7 @@ from shoal.server.server import serve
 from time_limits import HANG_S
 from worker_processes import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 CALL = request("/held", method="POST", body=b'"item"')
 

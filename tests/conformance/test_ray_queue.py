@@ -23,8 +23,6 @@ from batching.scenes import (
     settle,
 )
 
-pytestmark = pytest.mark.anyio
-
 KINDS = pytest.mark.parametrize("kind", ["function", "method"])
 # How the two arguments of a call are passed.
 MODES: dict[str, Callable[[Any, str, str], Any]] = {

@@ -10,8 +10,6 @@ from test_ray_queue import KINDS, MODES, serving
 import shoal
 from batching.scenes import Steps, read_all, settle
 
-pytestmark = pytest.mark.anyio
-
 
 @KINDS
 @pytest.mark.parametrize("count", [0, 2, 5])

@@ -27,9 +27,6 @@ from shoal.errors import ShutDown
 from shoal.replicas.code.definition import accept_batch
 from shoal.serving.controller.controller import Controller
 
-pytestmark = pytest.mark.anyio
-
-
 # RI: whole requests.
 
 

@@ -13,8 +13,6 @@ import pytest
 import shoal
 from batching.scenes import PENDING, Recorder, line_up, outcomes, outcomes_in_order, settle
 
-pytestmark = pytest.mark.anyio
-
 ROWS: dict[str, Any] = {"batch_size_fn": len, "batch_wait_timeout_s": None}
 BY_ROWS: dict[str, Any] = {
     **ROWS,

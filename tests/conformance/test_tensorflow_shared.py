@@ -14,8 +14,6 @@ import pytest
 import shoal
 from batching.scenes import Caller, Held, Recorder, line_up, outcome, settle
 
-pytestmark = pytest.mark.anyio
-
 HIGH, LOW = 1, 2
 
 

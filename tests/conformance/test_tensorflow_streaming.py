@@ -15,8 +15,6 @@ import pytest
 import shoal
 from batching.scenes import PENDING, line_up, outcome, outcomes_in_order, settle
 
-pytestmark = pytest.mark.anyio
-
 WHEN = pytest.mark.parametrize("when", ["as they come", "when the batch is closed"])
 
 

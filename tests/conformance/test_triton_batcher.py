@@ -14,8 +14,6 @@ import pytest
 import shoal
 from batching.scenes import Held, Recorder, line_up, outcomes_in_order, settle
 
-pytestmark = pytest.mark.anyio
-
 PREFERRED = {
     "max_batch_size": 8,
     "preferred_batch_sizes": (2, 6),

@@ -9,8 +9,6 @@ import pytest
 import shoal
 from batching.scenes import LEFT, Held, Recorder, Steps, line_up, read_all, settle
 
-pytestmark = pytest.mark.anyio
-
 SIZES: dict[str, Any] = {"max_batch_size": 8, "batch_size_fn": lambda size: size}
 
 

@@ -10,7 +10,7 @@ import pytest
 from examples.embeddings_api.api import Api
 from examples.embeddings_api.embed import embed_all
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 
 @contextmanager

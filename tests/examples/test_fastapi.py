@@ -8,8 +8,6 @@ pytest.importorskip("fastapi")
 from examples.fastapi import app as example
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 ANN = [("authorization", "Bearer token-of-ann")]
 
 

@@ -6,7 +6,7 @@ from live_server import Http2Client, live, request, upgrade
 
 from observe.spans import new_spans, traced_app  # noqa: F401
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.one_loop, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.one_loop, pytest.mark.slow]
 
 SAME = ("protocol", "method", "path", "status", "bytes", "request_id")
 

@@ -12,7 +12,7 @@ from live_server import live, read_until, request
 from shoal.http.dashboard.dashboard import DASHBOARD
 from worker_processes import kill, until, workers_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.one_loop, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.one_loop, pytest.mark.slow]
 
 # The server says that its address is this machine's own.
 LOOK = request(f"{DASHBOARD}/feed", close=True).replace(b"shoal.test", b"localhost")

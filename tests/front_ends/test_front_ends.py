@@ -23,7 +23,7 @@ from shoal.front_ends.listener import FrontEnds
 from time_limits import HANG_S
 from worker_processes import children_of, kill, until, workers_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 
 async def test_batches_are_as_large_with_many_workers_as_with_one(app, held):

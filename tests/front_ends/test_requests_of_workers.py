@@ -16,7 +16,7 @@ import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
 from worker_processes import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 CLOSE = ("Connection: close",)
 

@@ -22,7 +22,7 @@ from shoal.server.server import serve
 from time_limits import HANG_S
 from worker_processes import children_of, kill, until, workers_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 OPTIONS = HttpOptions(port=0, allowed_hosts=["*"])
 

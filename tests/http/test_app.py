@@ -22,7 +22,6 @@ from shoal.replicas.process.wire.batch import metadata_parts, received_metadata
 from shoal.testing import settle
 from shoal.testing.asgi import Call, Lifespan, ask, calling
 
-pytestmark = pytest.mark.anyio
 real_time = pytest.mark.real_time
 
 

@@ -12,7 +12,7 @@ from shoal.testing.asgi import Call
 from socket_in_memory import opened
 
 # Code runs in threads, and in processes.
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 COMPLETIONS = "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]

@@ -10,8 +10,6 @@ from batching.scenes import outcome
 from serving.scenes import ScriptedReplica, Stage
 from shoal.errors import ReplicaNotStarted
 
-pytestmark = pytest.mark.anyio
-
 
 async def echo(items: list[Any]) -> list[Any]:
     return items

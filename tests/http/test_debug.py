@@ -12,7 +12,7 @@ from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.testing.asgi import ask
 from socket_in_memory import opened
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
+pytestmark = pytest.mark.one_loop
 
 COMPLETIONS = "/v1/completions"
 # What the cause would be seen by, in lower case: its text, its type, and where it was raised.

@@ -9,7 +9,6 @@ from shoal import errors
 from shoal.serving.state_file import StateFile
 from shoal.testing.asgi import ask
 
-pytestmark = pytest.mark.anyio
 real_time = pytest.mark.real_time  # state files are written by threads
 
 CODE = "serving.plain_code"

@@ -11,7 +11,7 @@ import shoal
 from shoal.errors import NoSuchName
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]  # code runs in threads
+pytestmark = pytest.mark.real_time  # code runs in threads
 
 
 def application(*codes, **config):

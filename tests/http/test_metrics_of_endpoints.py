@@ -7,7 +7,7 @@ import pytest
 import shoal
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 async def endpoints_in(app):

@@ -14,8 +14,6 @@ from handlers import double
 from shoal.http.app.middleware import within
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 ORIGIN = [("origin", "https://page.example")]
 
 

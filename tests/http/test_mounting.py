@@ -15,8 +15,6 @@ import shoal
 from shoal.errors import LifespanFailed
 from shoal.testing.asgi import ask
 
-pytestmark = pytest.mark.anyio
-
 
 def models():
     app = shoal.App()

@@ -9,8 +9,6 @@ from sharing_app import CACHE, Slow, asked_together
 import shoal
 from shoal.testing.asgi import ask
 
-pytestmark = pytest.mark.anyio
-
 THREE = {"value": 3}
 NO_STORE = {"Cache-Control": "no-store"}
 MINE = dict.fromkeys(("Authorization", "Proxy-Authorization", "Cookie", "X-API-Key"), "mine")

@@ -13,7 +13,7 @@ from closed_loops import Sizes, think
 from shoal.core.request import DispatchReason
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 MOST = 64
 

@@ -14,8 +14,6 @@ from shoal.serving.controller.controller import Controller
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 JSON = ("content-type", "application/json")
 
 

@@ -28,8 +28,6 @@ from shoal.server.server import load_stream_protocols
 from shoal.testing.asgi import Call, ask, calling
 from socket_in_memory import opened
 
-pytestmark = pytest.mark.anyio
-
 MIB = 2**20
 JSON = ("content-type", "application/json")
 

@@ -9,8 +9,6 @@ from shoal.http.admin.api import AdminApi
 from shoal.http.app.admin_mount import AdminListener, AppAdmin
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
-
 
 def admin_of(app):
     return AdminListener(AdminApi(app.controller, token="x" * 32, allowed_modules=()), behind=app)

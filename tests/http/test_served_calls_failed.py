@@ -15,9 +15,6 @@ from base_exceptions import Panic, cancellation
 from shoal.core.histogram import outcome_of
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
-
-
 BOUNDED = {"max_batch_size": 1, "max_concurrent_batches": 1, "max_queued_requests": 1}
 
 

@@ -13,9 +13,6 @@ from starlette.responses import PlainTextResponse, Response
 import shoal
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
-
-
 # What is kept.
 
 

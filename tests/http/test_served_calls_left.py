@@ -18,9 +18,6 @@ from shoal.server.server import serve
 from shoal.testing import settle
 from time_limits import HANG_S
 
-pytestmark = pytest.mark.anyio
-
-
 # Clients that leave.
 
 

@@ -10,8 +10,6 @@ import shoal
 from shoal.http.app.admin_mount import AppAdmin
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
-
 FLOOD = 500
 
 

@@ -9,8 +9,6 @@ from held_app import served
 import shoal
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
-
 WAIT_S = 1.0
 LINES = ["Accept: application/x-ndjson"]
 

@@ -21,8 +21,6 @@ from shoal.observe import instrument
 from shoal.server.access_log import LOGGER
 from shoal.testing.asgi import ask
 
-pytestmark = pytest.mark.anyio
-
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 

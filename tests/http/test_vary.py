@@ -7,7 +7,7 @@ import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import h2.events
 import pytest
 from live_server import Http2Client, live, read_until, request, upgrade
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 HTTP1, HTTP2 = "http1", "http2"
 PROTOCOLS = [HTTP1, HTTP2]

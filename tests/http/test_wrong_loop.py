@@ -9,8 +9,6 @@ import trio
 import shoal
 from shoal.testing.asgi import ask
 
-pytestmark = pytest.mark.anyio
-
 
 def asyncio_sleep():
     return asyncio.sleep(0.001)

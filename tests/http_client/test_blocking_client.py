@@ -18,7 +18,7 @@ from handlers import double
 from shoal import errors
 from shoal.http_client import HttpClient, SyncHttpClient
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 FORKS = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 

@@ -27,7 +27,7 @@ from shoal.http_client.bodies import result_of
 from shoal.http_client.connection import SILENCE_S
 from shoal.testing import settle
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 class Point(pydantic.BaseModel):

@@ -7,7 +7,7 @@ from simple_app import Steps, app_with, three
 
 from shoal.http_client import HttpClient
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 def over_http2():

@@ -16,8 +16,6 @@ from shoal import errors
 from shoal.http_client import HttpClient
 from shoal.http_client.servers import delay_before
 
-pytestmark = pytest.mark.anyio
-
 PROBLEM = "urn:shoal:problem:"
 
 

@@ -17,7 +17,7 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.http_client import HttpClient, SyncHttpClient
 from shoal.server.server import serve
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 def named(name):

@@ -12,8 +12,6 @@ from shoal import errors
 from shoal.http_client import HttpClient, SyncHttpClient
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
-
 PROBLEM = "urn:shoal:problem:"
 URLS = ["http://a", "http://b", "http://c"]
 DONE = httpx.Response(200, json="done")

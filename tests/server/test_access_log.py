@@ -13,8 +13,6 @@ from shoal.commands.server.stderr import JsonFormatter, TextFormatter
 from shoal.server.access_log import LOGGER, AccessLog
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def app():

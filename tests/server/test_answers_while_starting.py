@@ -16,7 +16,7 @@ from shoal.errors import LifespanFailed
 from shoal.server.server import serve
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 class Starting:

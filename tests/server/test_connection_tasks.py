@@ -15,8 +15,6 @@ from base_exceptions import Panic, cancellation
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
-
 
 async def answer(send, body=b""):
     length = (b"content-length", b"%d" % len(body))

@@ -17,7 +17,6 @@ from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 from time_limits import HANG_S
 
-pytestmark = pytest.mark.anyio
 on_sockets = pytest.mark.real_time
 
 GRACEFUL_S = 0.05

@@ -11,8 +11,6 @@ import pytest
 
 from shoal.server.connection_limit import Exhaustion, LimitedListener, check_descriptors
 
-pytestmark = pytest.mark.anyio
-
 
 class Exhausted:
     """A bound socket, at which no descriptor is left for a client."""

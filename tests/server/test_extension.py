@@ -7,8 +7,6 @@ from server_in_memory import asked, serving
 
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
-
 OFTEN = {"when_left", "is_cut_off", "refused_with", "send_timeout_s", "is_local"}
 START = {"type": "http.response.start", "status": 200, "headers": []}
 

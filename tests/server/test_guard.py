@@ -12,8 +12,6 @@ from shoal.testing import settle
 from shoal.testing.asgi import Call
 from socket_in_memory import Socket
 
-pytestmark = [pytest.mark.anyio]
-
 LOCAL = ("127.0.0.1", 8000)
 PUBLIC = ("192.0.2.1", 80)
 

@@ -24,7 +24,7 @@ from shoal.server.shared import Shared
 from shoal.server.transport import Transport
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 # Nothing but the end of the work may end a drain.

@@ -17,7 +17,7 @@ from hostile.http1_corpus import Corpus
 from shoal.server.http1.connection import Http1Connection
 from shoal.testing import settle
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
+pytestmark = pytest.mark.one_loop
 
 COUNT = 1_500
 

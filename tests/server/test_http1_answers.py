@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 from live_server import live, read_all, read_until, request, until_quiet
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 class App:

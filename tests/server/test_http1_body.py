@@ -10,7 +10,6 @@ from shoal.server.shared import Shared
 from shoal.server.transport import Transport
 from time_limits import HANG_S
 
-pytestmark = pytest.mark.anyio
 on_a_socket = pytest.mark.real_time
 BEHIND = b"GET / HTTP/1.1\r\n"
 

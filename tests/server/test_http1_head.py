@@ -249,7 +249,6 @@ def test_heads_in_a_row_are_read_as_each_alone(first, second):
         assert facts(parser) == facts(alone)
 
 
-@pytest.mark.anyio
 async def test_a_change_of_the_headers_does_not_reach_the_next_request():
     found = []
 
@@ -267,7 +266,6 @@ async def test_a_change_of_the_headers_does_not_reach_the_next_request():
     assert found == [[(b"host", b"shoal.test"), (b"x-a", b"a")]] * 3
 
 
-@pytest.mark.anyio
 async def test_requests_with_the_same_head_have_bodies_of_their_own():
     found = []
 

@@ -15,8 +15,6 @@ from shoal.server.shared import Turns
 from shoal.server.transport import Transport
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio]
-
 FRAME = 2**14
 WINDOW = 2**30
 

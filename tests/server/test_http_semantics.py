@@ -15,7 +15,6 @@ import shoal
 from shoal.testing.asgi import Call, ask, calling
 from time_limits import HANG_S
 
-pytestmark = pytest.mark.anyio
 on_a_socket = pytest.mark.real_time
 
 EXPECTING = ["Expect: 100-continue", "Content-Type: application/json"]

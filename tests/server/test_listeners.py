@@ -20,7 +20,7 @@ from shoal.server.listeners import AppListener, Inherited, Tcp, Unix, bind_all
 from shoal.server.server import serve
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 class Live:

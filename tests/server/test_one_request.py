@@ -10,7 +10,7 @@ import shoal
 from shoal.testing.asgi import ask
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]  # code runs in threads
+pytestmark = pytest.mark.real_time  # code runs in threads
 
 
 async def test_a_list_is_one_item_of_it():

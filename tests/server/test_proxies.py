@@ -13,8 +13,6 @@ import shoal
 from shoal.asgi.http_options import HttpOptions
 from shoal.server.proxies import ProxyHeaders
 
-pytestmark = [pytest.mark.anyio]
-
 ALL = ("x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-forwarded-prefix")
 
 

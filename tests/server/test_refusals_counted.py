@@ -11,7 +11,7 @@ import shoal
 from shoal.server.shared import Shared
 from worker_processes import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 OPTIONS = {
     "allowed_hosts": ["shoal.test"],

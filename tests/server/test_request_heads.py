@@ -8,7 +8,7 @@ import pytest
 from echo_app import EchoApp
 from live_server import Http2Client, live, read_until, request, upgrade
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 HTTP2 = "http2"
 WEBSOCKET = "websocket over http2"

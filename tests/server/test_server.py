@@ -21,7 +21,7 @@ from shoal.server.server import serve
 from shoal.server.transport import EpollPoller, TaskPoller
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 async def test_a_request_is_answered_and_the_connection_kept(each_poller):

@@ -25,7 +25,7 @@ from starlette.responses import StreamingResponse
 from shoal.server.timeouts import time_to_send_s
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 OWN_END = "an error ended the connection from"
 

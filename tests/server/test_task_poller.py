@@ -16,7 +16,6 @@ from shoal.server.streams.connection import StreamConnection
 from time_limits import HANG_S
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.real_time,
     pytest.mark.usefixtures("task_pollers"),
 ]

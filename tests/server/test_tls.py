@@ -18,7 +18,7 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.server.server import serve
 from shoal.server.tls import tls_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 @asynccontextmanager

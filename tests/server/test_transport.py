@@ -14,7 +14,7 @@ from shoal.server import transport as transport_module
 from shoal.server.transport import EpollPoller, Receiver, TaskPoller, Transport, new_poller
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 POLLERS = ["tasks", *(["epoll"] if sys.platform == "linux" else [])]
 PIECE = bytes(2**20)

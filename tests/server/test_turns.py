@@ -16,8 +16,6 @@ from shoal.server.streams.http2 import Http2Connection
 from shoal.server.timeouts import Timeout, Timeouts
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
-
 AT_ONCE = 4
 EXPIRED_AT_ONCE = 16
 

@@ -6,7 +6,7 @@ from live_server import live, read_until, until_quiet, upgrade
 from test_websocket_frames import framed
 from test_websocket_limits import both_protocols
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 class Listener:

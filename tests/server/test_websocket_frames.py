@@ -6,8 +6,6 @@ from live_server import live
 from test_websocket_limits import Http1Peer
 from wsproto.events import Ping, Pong, TextMessage
 
-pytestmark = pytest.mark.anyio
-
 SIZES = [0, 1, 3, 4, 125, 126, 127, 1000, 2**16 - 1, 2**16, 2**16 + 5]
 
 

@@ -20,8 +20,6 @@ from shoal.server.http1.connection import Http1Connection
 from shoal.server.server import switch_protocol
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
-
 AT_ONCE = 64
 
 

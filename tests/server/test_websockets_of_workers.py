@@ -12,7 +12,7 @@ from wsproto.events import CloseConnection, TextMessage
 import shoal
 from worker_processes import kill, until, workers_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from shoal.http.requests.exchange import JSON
 from shoal.serving.imports import ImportRule
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
+pytestmark = pytest.mark.one_loop
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "server.md"
 TOKEN = "correct-horse"

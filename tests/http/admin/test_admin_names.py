@@ -20,7 +20,7 @@ from shoal.serving.state_records import BackendRecord, EndpointRecord, ShadowRec
 from shoal.testing.asgi import ask
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.one_loop]
+pytestmark = [pytest.mark.real_time, pytest.mark.one_loop]
 
 HOLDS = "serving.holds_others"
 OWN = f"{HOLDS}:own"

@@ -13,8 +13,6 @@ from shoal.observe import arrivals
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 LOCAL = ("host", "localhost:8000")
 
 

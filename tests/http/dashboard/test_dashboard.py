@@ -26,8 +26,6 @@ from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 from time_limits import HANG_S
 
-pytestmark = pytest.mark.anyio
-
 STATIC = files("shoal.http.dashboard") / "static"
 FEED = f"{DASHBOARD}/feed"
 PATHS = [DASHBOARD, FEED, *(f"{DASHBOARD}/{name}" for name in FILES)]

@@ -20,7 +20,7 @@ from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.http import MediaType
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 PNG = b"\x89PNG\r\n\x1a\n\x00\xff"
 MSGPACK = {"content-type": "application/msgpack"}

@@ -15,7 +15,7 @@ from shoal.testing.asgi import ask
 np = pytest.importorskip("numpy")
 ormsgpack = pytest.importorskip("ormsgpack")
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
+pytestmark = pytest.mark.one_loop
 
 Four = np.ndarray[tuple[Literal[4]], np.dtype[np.float32]]
 

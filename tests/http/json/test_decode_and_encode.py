@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from starlette.datastructures import UploadFile
     from starlette.requests import Request
 
-pytestmark = pytest.mark.anyio
-
 MIB = 2**20
 FORM = ("content-type", "multipart/form-data; boundary=b")
 GZIP = ("content-encoding", "gzip")

@@ -23,7 +23,7 @@ from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop, pytest.mark.slow]
+pytestmark = [pytest.mark.one_loop, pytest.mark.slow]
 
 JSON = [("content-type", "application/json")]
 

@@ -16,8 +16,6 @@ import shoal
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 LINES = ("content-type", "application/x-ndjson")
 
 

@@ -75,7 +75,6 @@ def test_a_bytes_item_is_the_body_of_whatever_type():
     assert read(raw, b"") == b""
 
 
-@pytest.mark.anyio
 async def test_a_request_item_is_the_request_with_its_body():
     item = read(requests, b"body", ("content-type", "text/plain"), ("x-mine", "yes"))
     assert isinstance(item, Request)

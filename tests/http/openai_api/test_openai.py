@@ -23,8 +23,6 @@ from shoal.http.requests.departures import UNNOTICED_S
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]

@@ -16,7 +16,6 @@ from openai_app import openai_app, upper
 import shoal
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.real_time,
     pytest.mark.slow,
     pytest.mark.one_loop,

@@ -14,7 +14,7 @@ from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.http.openai import OpenAI
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
+pytestmark = pytest.mark.one_loop
 
 COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"

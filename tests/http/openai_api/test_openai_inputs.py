@@ -15,8 +15,6 @@ from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 RERANK = "/v1/rerank"
 SCORE = "/v1/score"
 CLASSIFY = "/v1/classify"

@@ -9,7 +9,7 @@ from openai_app import events, text_of
 import shoal
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"

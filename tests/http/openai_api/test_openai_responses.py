@@ -11,8 +11,6 @@ from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.http.openai import OpenAI
 from shoal.testing.asgi import ask
 
-pytestmark = pytest.mark.anyio
-
 RESPONSES = "/v1/responses"
 
 

@@ -11,7 +11,6 @@ from live_server import live
 from openai_app import openai_app
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.real_time,
     pytest.mark.slow,
     pytest.mark.one_loop,

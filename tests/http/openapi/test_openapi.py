@@ -21,7 +21,7 @@ from shoal.http.openapi.served import LONGEST_TEXT, Documented, ServedEndpoint, 
 from shoal.http.requests.problem import KINDS
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop, pytest.mark.slow]
+pytestmark = [pytest.mark.one_loop, pytest.mark.slow]
 
 SOURCES = Path(inspect.getfile(shoal)).parent / "http"
 

@@ -12,8 +12,6 @@ from shoal.http.openai import OpenAI
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask
 
-pytestmark = pytest.mark.anyio
-
 COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"

@@ -13,8 +13,6 @@ from shoal.http.requests.problem import problem_of
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize(
     ("error", "status", "kind"),

@@ -11,8 +11,6 @@ from held_app import served, slow_app
 import shoal
 from shoal.testing.asgi import ask
 
-pytestmark = pytest.mark.anyio
-
 
 def seconds(app):
     """The number of requests and their seconds in total, by endpoint."""

@@ -7,8 +7,6 @@ from held_app import counted, kind_of, served
 import shoal
 from shoal.testing.asgi import ask
 
-pytestmark = pytest.mark.anyio
-
 SERVER_S = 20.0
 
 

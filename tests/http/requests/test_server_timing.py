@@ -3,13 +3,10 @@
 import re
 
 import anyio
-import pytest
 from held_app import slow_app
 
 import shoal
 from shoal.testing.asgi import Call, ask, calling
-
-pytestmark = pytest.mark.anyio
 
 TIMING = re.compile(r"(\w+);dur=([\d.]+)")
 

@@ -25,8 +25,6 @@ from shoal.testing.asgi import Call, ask, calling
 
 LINES = ("accept", "application/x-ndjson")
 
-pytestmark = pytest.mark.anyio
-
 
 def app_of_steps(handler, *, name="steps", options=None, **settings):
     app = shoal.App(**settings)

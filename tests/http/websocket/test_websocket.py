@@ -19,8 +19,6 @@ from shoal.http.websocket import messages
 from shoal.testing import settle
 from socket_in_memory import Offered, Socket, opened
 
-pytestmark = pytest.mark.anyio
-
 
 async def doubled(items: list[int]) -> list[int]:
     if 13 in items:
