@@ -235,8 +235,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "application",
-    ["of_app.py", "of_app.py:app", "a_package/inner/of_package.py", "app.toml"],
+    "application", ["of_app.py", "of_app.py:app", "a_package/inner/of_package.py", "app.toml"]
 )
 @pytest.mark.parametrize("is_relative", [True, False])
 def test_an_application_is_found_by_its_file_and_its_modules_beside_it(

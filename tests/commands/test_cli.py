@@ -148,9 +148,6 @@ def assert_finishes(client):
         assert b"ended" in rest.read()
 
 
-# Serving, and the two ways to end it.
-
-
 def test_a_signal_ends_an_idle_server_with_0(serving):
     with serving(fresh=True) as (process, _):
         said = end_of(process, signal.SIGTERM)
@@ -394,9 +391,6 @@ def test_an_application_that_does_not_start_shows_its_traceback(terminal, direct
     assert said.splitlines()[-1] == (
         "shoal: the application did not start: LookupError: no weights in the file"
     )
-
-
-# Help.
 
 
 @pytest.mark.parametrize(

@@ -135,11 +135,7 @@ def test_long_names_leave_what_matters_most_whole_in_few_columns():
 
 
 @pytest.mark.parametrize(
-    ("rows", "heads"),
-    [
-        (12, ["BATCHER"]),
-        (24, ["BATCHER", "BACKEND", "FAILED"]),
-    ],
+    ("rows", "heads"), [(12, ["BATCHER"]), (24, ["BATCHER", "BACKEND", "FAILED"])]
 )
 def test_each_table_has_its_part_of_few_rows(rows, heads):
     view = ServerView()
@@ -189,9 +185,6 @@ def test_another_server_at_the_same_address_is_another(view):
     assert "120 answered" in drawn(view)
     view.take({**message(1, run="b"), "samples": [], "state": None})
     assert "waiting for the server" in drawn(view)
-
-
-# A server
 
 
 @pytest.mark.real_time

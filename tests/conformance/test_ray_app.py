@@ -255,11 +255,7 @@ async def test_rc33_checks_that_fail_or_hang_turn_the_service_not_ready(code: An
     checked = code()
     async with opened() as (app, controller):
         await service(
-            controller,
-            "only",
-            checked,
-            health_check_period_s=0.05,
-            health_check_timeout_s=0.05,
+            controller, "only", checked, health_check_period_s=0.05, health_check_timeout_s=0.05
         )
         assert (await readiness(app))[0] == 200
         checked.is_ill = True

@@ -13,15 +13,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    line_up,
-    outcomes,
-    outcomes_in_order,
-    read_all,
-    settle,
-)
+from batching.scenes import LEFT, PENDING, line_up, outcomes, outcomes_in_order, read_all, settle
 
 KINDS = pytest.mark.parametrize("kind", ["function", "method"])
 # How the two arguments of a call are passed.

@@ -224,10 +224,7 @@ async def test_rc4_a_call_that_is_cancelled_before_there_is_traffic_reaches_nobo
 
 async def test_rc7_cancelling_a_stream_cancels_its_generator() -> None:
     with Steps() as steps:
-        async with (
-            served(steps.handler) as handle,
-            anyio.create_task_group() as tasks,
-        ):
+        async with served(steps.handler) as handle, anyio.create_task_group() as tasks:
             (reader,) = await read_all(tasks, handle.stream("a"))
             steps.step("hi")
             await settle()

@@ -204,7 +204,4 @@ async def test_tx10_neither_of_two_signatures_fills_the_others_batch() -> None:
         await settle()
         assert [caller.outcome == PENDING for caller in callers] == [True, False, False]
         callers += await line_up(tasks, call(("regress", 4)))
-    assert handler.batches == [
-        [("classify", 2), ("classify", 3)],
-        [("regress", 1), ("regress", 4)],
-    ]
+    assert handler.batches == [[("classify", 2), ("classify", 3)], [("regress", 1), ("regress", 4)]]

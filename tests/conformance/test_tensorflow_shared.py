@@ -317,11 +317,7 @@ async def test_tb14_to_tb24_tasks_of_two_levels(
 async def test_tb23_the_queue_with_the_highest_and_then_the_oldest_task_is_first() -> None:
     """The queues are buckets of one batcher, since batchers have slots of their own."""
     held = Held()
-    options = {
-        **LEVELS,
-        "batch_size_fn": lambda task: task[1],
-        "bucket_by": lambda task: task[0],
-    }
+    options = {**LEVELS, "batch_size_fn": lambda task: task[1], "bucket_by": lambda task: task[0]}
     async with shoal.Batcher(held, **options) as call, anyio.create_task_group() as tasks:
 
         async def put(level: int, *task: int) -> list[Caller]:

@@ -93,8 +93,7 @@ async def test_batches_are_told_with_their_size_and_why_they_were_sent(playing):
         change = await client.get_handle("settings")
         await change.call(Settings(clients=64, max_batch_size=2, wait_ms=300))
         frame = await until(
-            frames,
-            lambda each: [b["size"] for b in each["batches"][BATCHED]][-3:] == [2, 2, 2],
+            frames, lambda each: [b["size"] for b in each["batches"][BATCHED]][-3:] == [2, 2, 2]
         )
         assert {b["reason"] for b in frame["batches"][BATCHED][-3:]} == {"full"}
         assert frame["settings"]["max_batch_size"] == 2

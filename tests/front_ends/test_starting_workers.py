@@ -119,10 +119,7 @@ async def test_one_that_is_killed_each_time_it_starts_ends_the_server(app, tmp_p
         pytest.raises(WorkersFailed, match="was killed by SIGKILL before it could serve"),
     ):
         await serve(
-            app,
-            OPTIONS,
-            shutdown=anyio.sleep_forever,
-            front_ends=dying_workers(2, program),
+            app, OPTIONS, shutdown=anyio.sleep_forever, front_ends=dying_workers(2, program)
         )
     await until(lambda: not set(children_of(os.getpid())) - of_others)
 
@@ -133,10 +130,7 @@ async def test_a_worker_whose_program_is_not_there_ends_the_server_with_a_reason
     absent = replace(options, command=["/absent/python"])
     with pytest.raises(WorkersFailed, match="a worker can't be started: No such file"):
         await serve(
-            app,
-            OPTIONS,
-            shutdown=anyio.sleep_forever,
-            front_ends=partial(FrontEnds, absent),
+            app, OPTIONS, shutdown=anyio.sleep_forever, front_ends=partial(FrontEnds, absent)
         )
 
 

@@ -52,12 +52,7 @@ class Checked:
 class _Checks:
     """Clients that ask until all requests have been made."""
 
-    def __init__(
-        self,
-        server: HostileServer,
-        count: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, server: HostileServer, count: int, seed: int) -> None:
         self.found = Checked(count)
         self._server = server
         self._port = server.port
@@ -168,11 +163,7 @@ class _Checks:
 
 
 def run_checksums(
-    server: HostileServer,
-    count: int,
-    *,
-    seed: int = 0,
-    kinds: tuple[str, ...] = tuple(CLIENTS),
+    server: HostileServer, count: int, *, seed: int = 0, kinds: tuple[str, ...] = tuple(CLIENTS)
 ) -> Checked:
     """Makes requests of all kinds of clients at once, and checks each answer."""
     checks = _Checks(server, count, seed)

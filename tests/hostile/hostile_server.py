@@ -138,11 +138,7 @@ def flaws_of_log(log: str) -> list[str]:
 
 @contextmanager
 def serving(
-    folder: Path,
-    *options: str,
-    kind: str = "shoal",
-    loop: str = "trio",
-    plant: str = "",
+    folder: Path, *options: str, kind: str = "shoal", loop: str = "trio", plant: str = ""
 ) -> Iterator[HostileServer]:
     """Runs a server, and kills it at the end if it is still up."""
     log = folder / f"{kind}-{loop}-{time.monotonic_ns()}.log"

@@ -112,11 +112,7 @@ class Client:
 
 
 def run_mutated(
-    server: HostileServer,
-    connections: int,
-    *,
-    seed: int = 0,
-    protocols: Sequence[str] = PROTOCOLS,
+    server: HostileServer, connections: int, *, seed: int = 0, protocols: Sequence[str] = PROTOCOLS
 ) -> Mutated:
     """Makes hostile connections, and then waits until nothing is left of them."""
     found = Mutated()

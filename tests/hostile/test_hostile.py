@@ -72,9 +72,6 @@ def short_server(running: Starts, request: pytest.FixtureRequest) -> HostileServ
     return running(request.param, *SHORT_OPTIONS)
 
 
-# No answer is wrong, none is lost, and the memory is flat.
-
-
 def test_each_answer_is_that_to_its_own_request(server):
     kinds = tuple(kind for kind in CLIENTS if kind != "pipelined")
     assert run_checksums(server, 600, kinds=kinds).flaws() == []
@@ -95,9 +92,6 @@ def test_planted_defects_are_found(tmp_path):
 def test_in_a_flood_others_are_served_and_nothing_is_left(server, kind):
     assert FLOODS[kind](server, FLOOD_SIZES[kind]).flaws() == []
     assert server.is_up()
-
-
-# Mutated connections.
 
 
 def test_mutated_connections_leave_nothing_behind_and_a_fault_is_one_line_of_the_log(server):
@@ -179,8 +173,6 @@ def test_no_client_holds_a_place_for_ever_and_the_others_are_served(short_server
 
 
 # The last test ends the servers of all the others.
-
-
 @pytest.mark.parametrize(("loop", "seed"), [("trio", 2), ("asyncio", 3)])
 def test_a_signal_under_load_loses_no_request(running, loop, seed):
     found = run_termination(running(loop), seed=seed)

@@ -23,11 +23,7 @@ def application(*codes, **config):
 
 @pytest.mark.parametrize(
     ("code", "answer"),
-    [
-        (given_code.tenfold, 30),
-        (given_code.hundredfold, 300),
-        (given_code.one_more, 4),
-    ],
+    [(given_code.tenfold, 30), (given_code.hundredfold, 300), (given_code.one_more, 4)],
 )
 async def test_a_function_is_given_a_handle(code, answer):
     app = application(code)

@@ -14,9 +14,6 @@ NO_STORE = {"Cache-Control": "no-store"}
 MINE = dict.fromkeys(("Authorization", "Proxy-Authorization", "Cookie", "X-API-Key"), "mine")
 
 
-# Clients who ask for it
-
-
 @pytest.mark.parametrize("path", ["/unary", "/stream"])
 @pytest.mark.parametrize("directive", ["no-store", "max-age=0, No-Store", "no-cache"])
 async def test_a_client_may_want_a_result_of_its_own(path, directive):
@@ -50,9 +47,6 @@ async def test_a_client_of_openai_may_want_a_result_of_its_own():
                 answer = await ask(app, "/v1/completions", asked, headers=headers.items())
                 assert answer.status == 200
     assert seen == ["a"] * 4
-
-
-# Users
 
 
 async def calls_of(*users: dict[str, str], middleware: Any = (), **more: Any) -> set[int]:

@@ -42,9 +42,6 @@ def kind_of(answer):
     return answer.status, answer.json()["type"].removeprefix("urn:shoal:problem:")
 
 
-# Methods
-
-
 class Code:
     """Methods of several kinds, and what is none."""
 
@@ -154,9 +151,6 @@ async def test_code_without_parameters_is_called():
         assert (await ask(app, "/e")).json() == 5
 
 
-# Traffic
-
-
 async def test_each_backend_of_an_endpoint_reads_bodies_by_its_own_signature():
     async def of_two(text: str, times: int = 1):
         return text * times
@@ -222,9 +216,6 @@ async def test_an_endpoint_that_is_deleted_while_a_body_comes_is_not_found():
         assert call.answer.status == 404
 
 
-# Holding
-
-
 async def test_an_endpoint_without_traffic_holds_requests_in_their_order():
     async with up(backend=None) as (app, client, stage):
         calls = [Call(app, "/e", item=number) for number in range(20)]
@@ -236,9 +227,6 @@ async def test_an_endpoint_without_traffic_holds_requests_in_their_order():
                 await call.returned.wait()
         assert [call.answer.json() for call in calls] == list(range(20))
         assert sorted(item for _, items in stage.calls for item in items) == list(range(20))
-
-
-# Shadows
 
 
 async def shadow_of(client):
@@ -266,9 +254,6 @@ async def test_a_body_that_is_refused_is_not_copied():
         await client.shadow_traffic("e", "s", 1.0)
         assert (await ask(app, "/e", "text")).status == 422
         assert (await shadow_of(client)).sent == 0
-
-
-# Figures
 
 
 async def figures(app):
@@ -320,9 +305,6 @@ async def test_each_series_is_there_once_whatever_backends_are_called():
         text = (await ask(app, "/-/metrics", method="GET")).body.decode()
         series = [line.rpartition(" ")[0] for line in text.splitlines() if line[:1] != "#"]
         assert sorted(series) == sorted(set(series))
-
-
-# What operators see
 
 
 async def ready(app):

@@ -219,10 +219,7 @@ async def test_json_of_a_websocket_is_bounded(text, quick):
     assert app.seen.items == []
 
 
-COMPRESS = {
-    "gzip": partial(gzip.compress, mtime=0),
-    "deflate": zlib.compress,
-}
+COMPRESS = {"gzip": partial(gzip.compress, mtime=0), "deflate": zlib.compress}
 
 
 @pytest.mark.parametrize("coding", COMPRESS)

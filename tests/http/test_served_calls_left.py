@@ -214,9 +214,6 @@ async def test_clients_that_all_leave_leave_nothing_behind(app, held):
         assert statistics(app).queued == statistics(app).running == 0
 
 
-# The end of the server.
-
-
 async def test_a_call_is_answered_during_the_drain(app, held):
     async with served(app) as server:
         client = await server.ask("/held", 1)

@@ -67,9 +67,6 @@ def npy(array):
     return Response(file.getvalue(), media_type="application/x-npy")
 
 
-# Data sets
-
-
 def thirds(items: list[int]) -> list[int | Exception]:
     return [ValueError(item) if item % 3 else item // 3 for item in items]
 
@@ -138,16 +135,9 @@ async def test_a_server_that_does_not_answer_each_line_fails_all(body, said):
             await client.map("/", [1, 2])
 
 
-# Items and results
-
-
 ITEMS = [
     ("/echo", "text", "text"),
-    (
-        "/echo",
-        {"a": [1, None, 2.5, "\u00fc\U0001f41f"]},
-        {"a": [1, None, 2.5, "\u00fc\U0001f41f"]},
-    ),
+    ("/echo", {"a": [1, None, 2.5, "\u00fc\U0001f41f"]}, {"a": [1, None, 2.5, "\u00fc\U0001f41f"]}),
     ("/echo", None, None),
     ("/echo", np.float32(1.5), 1.5),
     ("/echo", {"vector": np.arange(3)}, {"vector": [0, 1, 2]}),
@@ -347,9 +337,6 @@ async def test_a_body_that_is_not_taken_can_be_left():
         gc.collect()
 
 
-# Errors
-
-
 ERRORS = {
     "BackendUnavailable": errors.BackendUnavailable("x"),
     "BatcherClosed": errors.BatcherClosed("x"),
@@ -402,9 +389,6 @@ async def test_a_connection_that_breaks_leaves_it_open_whether_the_call_has_run(
             await client.call("/x", 1)
 
 
-# Leaving, and time limits
-
-
 async def test_a_call_that_is_cancelled_frees_its_place():
     held = Held()
     async with served(app_with(held=held)) as url, HttpClient(url) as client:
@@ -436,9 +420,6 @@ async def test_a_call_whose_time_is_over_frees_its_place(options, words):
         with pytest.raises(errors.DeadlineExceeded, match=words):
             await client.call("/held", 1, **options)
         assert await client.call("/held", 2) == 2
-
-
-# Streams
 
 
 async def test_a_stream_gives_its_items_and_ends():
@@ -520,9 +501,6 @@ async def test_the_wrong_kind_of_call_is_told():
                 pass
 
 
-# What is passed on
-
-
 async def test_headers_are_those_of_the_client_and_of_the_call():
     async with served(app_with(headers=headers_of)) as url:
         options = {"token": "secret", "headers": {"X-One": "1", "X-Two": "1"}}
@@ -590,9 +568,6 @@ def test_a_url_that_is_none_is_refused():
             HttpClient(url)
 
 
-# Ways to the server
-
-
 async def test_a_certificate_that_nobody_trusts_is_refused(tmp_path):
     words = r"no secure connection to https.*CERTIFICATE_VERIFY_FAILED"
     async with (
@@ -639,9 +614,6 @@ async def test_a_stream_whose_body_goes_on_after_its_end_is_over():
         async with client.stream("/x", 1) as stream:
             assert [item async for item in stream] == [1]
         assert not client._connection._client._transport._pool.connections
-
-
-# The end
 
 
 async def test_a_client_that_is_closed_says_so():

@@ -91,9 +91,6 @@ async def fails_first_at(fleet, client, host):
     raise AssertionError(fleet.hosts)
 
 
-# Which server
-
-
 async def test_idle_servers_take_turns():
     fleet = Fleet()
     async with fleet.client() as client:
@@ -164,9 +161,6 @@ async def test_a_call_that_ended_in_any_way_no_longer_counts(ends):
         for _ in range(8):
             await client.call("/x", 1)
     assert collections.Counter(fleet.hosts) == {"a": 4, "b": 4}
-
-
-# What goes to another server
 
 
 @pytest.mark.parametrize(
@@ -283,9 +277,6 @@ async def test_a_refused_call_that_then_reaches_no_server_goes_on():
             await anyio.sleep(40)
 
 
-# Rest
-
-
 async def calls_each(client, step_s, for_s):
     until = anyio.current_time() + for_s
     while anyio.current_time() < until:
@@ -387,8 +378,6 @@ async def test_a_server_rests_as_long_as_it_asks(asked, rest):
     assert began >= 0
 
 
-# Streams and data sets
-
 LINES = {"content-type": "application/x-ndjson"}
 
 
@@ -443,9 +432,6 @@ async def test_an_upload_of_a_map_that_broke_does_not():
         outcomes = await client.map("/x", range(3), return_exceptions=True)
     assert [type(one) for one in outcomes] == [ConnectionError] * 3
     assert len(fleet.hosts) == 1
-
-
-# Names
 
 
 class Resolver:
@@ -599,9 +585,6 @@ async def test_a_lookup_has_the_time_of_the_call(monkeypatch):
         assert scope.cancelled_caught
         resolver.found = ("10.0.0.1",)
         assert await client.call("/x", 1) == "done"
-
-
-# What can't be
 
 
 @pytest.mark.parametrize(

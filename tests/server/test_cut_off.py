@@ -25,9 +25,6 @@ LINES = ("accept", "application/x-ndjson")
 EVENTS = ("accept", "text/event-stream")
 
 
-# The server, with any application.
-
-
 class Http1:
     """A client with one request under way."""
 
@@ -254,9 +251,6 @@ async def test_a_request_after_the_cut_is_refused():
     assert app.calls == 1
 
 
-# WebSockets.
-
-
 class Accepting:
     """An application that accepts a WebSocket when it is released."""
 
@@ -302,9 +296,6 @@ async def test_a_websocket_that_is_cut_off_before_it_is_accepted_is_refused():
         server.stop.set()
         answer = await read_all(client)
     assert answer.startswith(b"HTTP/1.1 503 ")
-
-
-# Shoal's application.
 
 
 class Server:

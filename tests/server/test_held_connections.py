@@ -36,9 +36,6 @@ def brief_drains(monkeypatch):
     monkeypatch.setattr(Shared, "late_request_s", 0.05)
 
 
-# A drain waits for work, and for no client that has none.
-
-
 @pytest.mark.parametrize("sent", [b"", b"G", PREFACE[:10], PREFACE, request("/")[:-2]])
 async def test_shutdown_does_not_wait_for_a_client_without_a_request(sent):
     patient = live(EchoApp(), head_timeout_s=HANG_S * 2, **PATIENT)
@@ -173,9 +170,6 @@ async def test_a_stream_that_came_in_time_is_answered_however_late_it_is_read(is
         await client.fetch(b"/")
 
 
-# What is held of a client is bounded.
-
-
 async def test_requests_behind_one_that_is_answered_wait_in_the_kernel():
     async def send_all():
         await client.send_all(request("/hold") + request("/") * 200_000)
@@ -259,9 +253,6 @@ async def test_answers_to_a_closed_window_are_bounded():
         assert len(sends) <= streams
 
 
-# What is given back.
-
-
 async def test_a_call_ends_when_its_answer_is_sent_though_the_next_one_waits_for_the_client():
     app = EchoApp()
     body = bytes(2**23)
@@ -279,9 +270,6 @@ async def test_a_call_ends_when_its_answer_is_sent_though_the_next_one_waits_for
         await until_quiet()
         running = app.running
     assert running == 0
-
-
-# Small packets are sent at once.
 
 
 async def test_answers_do_not_wait_for_acknowledgements(monkeypatch):

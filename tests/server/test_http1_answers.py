@@ -92,9 +92,6 @@ def refusal(received):
     return int(head.removeprefix(b"HTTP/1.1 ")[:3])
 
 
-# Pipelining.
-
-
 @pytest.mark.parametrize("count", [2, 3, 4, 20])
 async def test_requests_in_one_send_are_answered_in_order(count, each_poller):
     paths = [f"/{number}" for number in range(count)]
@@ -183,9 +180,6 @@ async def test_a_client_that_breaks_off_while_its_answer_is_sent_frees_its_place
         assert await server.answers()
 
 
-# HEAD, and answers without content.
-
-
 async def test_head_has_the_head_of_the_answer_alone_however_the_body_is_framed():
     async def sized(app, scope, receive, send):
         await answer(send, b"he", b"llo", headers=[(b"content-length", b"5")])
@@ -214,9 +208,6 @@ async def test_an_answer_without_content_is_its_head(status):
     assert head.startswith(b"HTTP/1.1 %d " % status)
     assert b"\r\n" not in head
     assert behind == whole(b"/a", closes=True)
-
-
-# How the body of an answer is framed.
 
 
 async def test_an_answer_in_parts_is_chunked_and_leaves_the_connection_open():
@@ -275,9 +266,6 @@ async def test_a_body_may_be_a_view_of_numbers():
         assert undated(await server.talk(request("/view", close=True))) == whole(
             b"abcd", closes=True
         )
-
-
-# An application that answers early, goes on, or fails.
 
 
 async def test_an_answer_before_the_body_has_come_is_the_last():
@@ -339,9 +327,6 @@ async def test_an_application_that_returns_without_an_answer_is_an_error_of_the_
     async with live(App(nothing=nothing, head=head)) as server:
         for path in ("/nothing", "/head"):
             assert refusal(await server.talk(request(path) + request("/a"))) == 500
-
-
-# What is refused, and deadlines.
 
 
 @pytest.mark.parametrize(

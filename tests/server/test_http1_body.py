@@ -46,9 +46,6 @@ def status_of_refused(data):
     return status
 
 
-# A length.
-
-
 @pytest.mark.parametrize("length", [1, 2, 5, 11])
 def test_a_body_of_known_length_ends_there_however_it_arrives(length):
     data = b"hello\r\n0\r\n\r\n"[:length] + BEHIND
@@ -56,9 +53,6 @@ def test_a_body_of_known_length_ends_there_however_it_arrives(length):
         reader = SizedBody(length)
         assert read_body(reader, *pieces) == (data[:length], BEHIND)
         assert reader.is_complete
-
-
-# Chunks.
 
 
 @pytest.mark.parametrize(
@@ -241,9 +235,6 @@ async def test_what_is_behind_a_request_that_ends_in_one_way_is_the_next():
     assert app.bodies == bodies
 
 
-# How it comes.
-
-
 @on_a_socket
 async def test_a_request_may_come_byte_by_byte(each_poller):
     sent = request("/", method="POST", body=b"12")
@@ -321,8 +312,6 @@ async def test_a_body_of_which_a_part_comes_just_at_its_deadline_has_another(mon
         with anyio.fail_after(HANG_S / 2):
             assert (await read_all(client)).startswith(b"HTTP/1.1 408 ")
 
-
-# Whether it is asked for.
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 

@@ -39,9 +39,6 @@ def refused(data):
     return caught.value.status, str(caught.value)
 
 
-# The parts of a head.
-
-
 def test_a_head_is_taken_apart():
     parser = parsed("Accept: */*", first="GET /a/b?c=d HTTP/1.1")
     assert (parser.line.method, parser.line.target) == ("GET", b"/a/b?c=d")
@@ -96,9 +93,6 @@ def test_a_request_line_has_three_words_with_one_space_between_them(first):
 )
 def test_other_versions_are_refused(version):
     assert refused(head(first=f"GET / {version}"))[0] == 400
-
-
-# What follows from the headers.
 
 
 @pytest.mark.parametrize(
@@ -161,8 +155,6 @@ def test_http_1_0_needs_no_host_but_has_no_two_either():
     assert refused(head(first="GET / HTTP/1.0", host="Host: a\r\nHost: a"))[0] == 400
 
 
-# What others may read differently.
-
 TWICE = "Transfer-Encoding: chunked\r\nTransfer-Encoding: "
 
 
@@ -213,9 +205,6 @@ def test_a_line_feed_in_the_request_line_is_refused(first):
     """It would end the line for some, make a header of the rest, and forge a line of a log."""
     assert refused(head(first=first))[0] == 400
     assert refused(head(first=first, host=""))[0] == 400
-
-
-# One parser for all heads of a connection.
 
 
 FACTS = ("line", "headers", "host", "origin", "length", "keeps_alive", "expects", "upgrade")
@@ -308,9 +297,6 @@ def test_a_repeated_head_is_refused_each_time():
         assert parser.host == b"shoal.test"
 
 
-# Limits.
-
-
 def test_a_target_may_have_16_kib():
     assert len(parsed(first=f"GET /{'a' * (2**14 - 1)} HTTP/1.1").line.target) == 2**14
     assert refused(head(first=f"GET /{'a' * 2**14} HTTP/1.1"))[0] == 414
@@ -319,9 +305,6 @@ def test_a_target_may_have_16_kib():
 def test_a_head_may_have_128_headers():
     assert len(parsed(*["a:"] * 127).headers) == 128
     assert refused(head(*["a:"] * 128))[0] == 431
-
-
-# Where a head ends.
 
 
 def test_the_end_of_a_head_is_found_however_it_arrives():
@@ -365,8 +348,6 @@ def test_what_can_not_become_a_head_is_refused_before_it_ends(data):
     assert caught.value.status == 400
 
 
-# Targets.
-
 HEADERS = [(b"x", b"a"), (b"host", b"shoal.test")]
 
 
@@ -406,9 +387,6 @@ def test_the_server_itself_is_an_asterisk():
 def test_other_targets_are_refused(target):
     """A URL that is no URL of a server's would reach the application with another's `Host`."""
     assert refused(head(first=f"GET {target} HTTP/1.1"))[0] == 400
-
-
-# The head of an answer.
 
 
 def encoded(status, headers, framing=b""):

@@ -106,9 +106,6 @@ def reset(client):
     client.close()
 
 
-# An answer before the end of the request
-
-
 @on_a_socket
 async def test_an_answer_without_reading_the_whole_body_leaves_the_connection_open(app):
     whole = request("/nowhere", method="POST", headers=["Content-Length: 5"]) + b"12345"
@@ -118,9 +115,6 @@ async def test_an_answer_without_reading_the_whole_body_leaves_the_connection_op
             answer = await read_until(client, b'"}')
             assert answer.startswith(b"HTTP/1.1 404 ")
             assert b"connection: close" not in answer.lower()
-
-
-# A target with the host in it, as to a proxy
 
 
 async def told(scope, receive, send):
@@ -191,9 +185,6 @@ async def test_the_admin_api_checks_the_host_of_the_target(tmp_path):
                 assert (await client.receive()).startswith(b"HTTP/1.1 %d " % status)
 
 
-# HEAD, OPTIONS, and methods that are not there
-
-
 @pytest.mark.parametrize("path", ["/-/healthz", "/-/routes", "/double"])
 async def test_head_is_answered_as_get_without_the_body(app, path):
     async with app.lifespan():
@@ -241,9 +232,6 @@ async def test_options_of_the_server_itself_are_answered(app):
     async with app.lifespan():
         assert (await ask(app, "*", method="OPTIONS")).status == 204
         assert (await ask(app, "/nowhere", method="OPTIONS")).status == 404
-
-
-# Headers that a handler makes
 
 
 def app_with_header(name, value):

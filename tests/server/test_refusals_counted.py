@@ -68,10 +68,7 @@ NEVER_THERE = [
     (b"get /double HTTP/1.1\r\nHost: shoal.test\r\n\r\n", (*UNREAD, 501)),
     (b"GET /double HTTP/1.1\r\n" + b"X: " + 40000 * b"x" + b"\r\n\r\n", (*UNREAD, 431)),
     (b"GET /" + 40000 * b"x", (*UNREAD, 414)),
-    (
-        b"GET /double HTTP/1.1\r\nHost: shoal.test\r\n" + 200 * b"a: b\r\n" + b"\r\n",
-        (*GET, 431),
-    ),
+    (b"GET /double HTTP/1.1\r\nHost: shoal.test\r\n" + 200 * b"a: b\r\n" + b"\r\n", (*GET, 431)),
     (b"GET /double HTTP/1.1\r\nHost: shoal.test\r\nbad header\r\n\r\n", (*GET, 400)),
     (upgrade().replace(b"Version: 13", b"Version: 12"), ("WebSocket", "GET", "/", 400)),
     (request("/nowhere", close=True), ("HTTP/1.1", "GET", "/nowhere", 404)),
@@ -181,9 +178,7 @@ async def test_an_application_that_does_not_answer_is_logged_as_it_was_answered_
     assert line["status"] == 500
 
 
-async def test_an_application_that_fails_as_its_client_has_left_was_not_answered_for(
-    logged,
-):
+async def test_an_application_that_fails_as_its_client_has_left_was_not_answered_for(logged):
     began, left = anyio.Event(), anyio.Event()
 
     async def failing(scope, receive, send):

@@ -238,8 +238,6 @@ async def test_a_refusal_says_why_and_asks_for_no_more_of_the_body():
         assert (data, events[-1].error_code) == (b"a line break in a head\n", 0)
 
 
-# Trailers.
-
 TRAILERS = {
     "an upper-case name": [(b"X-A", b"b")],
     "a space in a name": [(b"x a", b"b")],
@@ -275,8 +273,6 @@ async def test_trailers_have_the_same_limit_over_both_and_are_dropped():
         await client.send_all(chunked + b"0\r\nx: %b\r\n\r\n" % (b"a" * 2**13))
         assert (await read_until(client, b"\r\n\r\n")).startswith(b"HTTP/1.1 431 ")
 
-
-# The length of a body.
 
 LENGTHS = {
     "no number": (b"abc", b""),

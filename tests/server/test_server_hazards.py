@@ -272,9 +272,6 @@ async def test_a_stream_whose_window_stays_closed_is_reset_and_the_rest_goes_on(
         await client.stream.aclose()
 
 
-# What else a WebSocket can do.
-
-
 async def test_an_upgrade_to_http2_is_left_alone():
     offer = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"]
     async with live(EchoApp()) as server, await server.connect() as client:

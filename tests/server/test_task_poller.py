@@ -15,10 +15,7 @@ from wsproto.events import TextMessage
 from shoal.server.streams.connection import StreamConnection
 from time_limits import HANG_S
 
-pytestmark = [
-    pytest.mark.real_time,
-    pytest.mark.usefixtures("task_pollers"),
-]
+pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("task_pollers")]
 
 PIECE = bytes(range(256)) * 2**8
 PIECES = 2**8
@@ -55,9 +52,6 @@ async def let_run(count):
         await anyio.lowlevel.checkpoint()
 
 
-# What is answered.
-
-
 async def test_a_download_waits_until_the_client_reads():
     body = PIECE * PIECES + LAST
 
@@ -78,9 +72,6 @@ async def test_a_download_waits_until_the_client_reads():
                 pieces.append(await client.receive_some())
             assert b"".join(pieces).endswith(b"\r\n\r\n" + body)
     assert answered == ["/other", "/slow"] * 2
-
-
-# Clients that leave.
 
 
 async def test_a_client_that_leaves_behind_more_than_is_held_is_noticed_when_it_is_answered():

@@ -24,11 +24,7 @@ from selenium.webdriver.support.select import Select
 
 from browser import NEEDS_CHROMIUM, addresses_asked, chromium, widths_that_overflow
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.real_time,
-    NEEDS_CHROMIUM,
-]
+pytestmark = [pytest.mark.slow, pytest.mark.real_time, NEEDS_CHROMIUM]
 
 
 EARLY_S = 0.001  # A timer of an event loop may be so early.

@@ -68,9 +68,6 @@ def counts(app):
     return endpoint.requests, endpoint.errors
 
 
-# What a request has.
-
-
 async def test_a_function_reads_headers_the_query_and_the_path():
     def decode(request: Request) -> dict:
         return {
@@ -150,9 +147,6 @@ async def test_a_parameter_of_the_path_may_have_the_name_of_one_of_the_code():
     )
 
 
-# What it raises.
-
-
 class Comment(BaseModel):
     text: str
 
@@ -195,12 +189,7 @@ async def test_a_request_that_can_not_be_decoded_is_refused(decode, body, header
 
 @pytest.mark.parametrize(
     "error",
-    [
-        ValueError,
-        KeyError,
-        SystemExit,
-        partial(shoal.errors.HttpProblem, status=404),
-    ],
+    [ValueError, KeyError, SystemExit, partial(shoal.errors.HttpProblem, status=404)],
     ids=["ValueError", "KeyError", "SystemExit", "HttpProblem"],
 )
 @pytest.mark.parametrize("option", ["decode", "encode"])
@@ -244,9 +233,6 @@ async def test_a_wrong_number_of_values_fails_only_its_own_request(made, caplog)
     assert sorted(call.status for call in calls) == [200, 500]
     wanted = "decode must return a tuple of 2 values, one for each parameter of the code, not "
     assert wanted in caplog.text
-
-
-# Time, and clients that leave.
 
 
 async def test_a_function_that_does_not_return_has_the_time_of_the_call():
@@ -322,9 +308,6 @@ async def test_uploads_are_closed_after_the_response(handler, fails):
     answer = await asked(app, body=form(*parts), headers=[FORM])
     assert answer.status == (402 if fails else 200)
     assert [one.file.closed for one in seen] == [True, True]
-
-
-# Results.
 
 
 @pytest.mark.parametrize(
@@ -465,9 +448,6 @@ async def test_a_server_that_ends_cuts_a_function_off():
     assert answers[0].json()["type"] == "urn:shoal:problem:closed"
 
 
-# Other protocols, which have no Request.
-
-
 @pytest.mark.one_loop
 async def test_other_protocols_can_not_say_what_only_the_function_may():
     async def told(prompts: list[str], users: list[str] = "") -> list[str]:
@@ -507,9 +487,6 @@ async def test_the_list_of_routes_and_the_document_name_a_request():
     assert route["takes"] == "request"
     assert [*methods["post"]["requestBody"]["content"]] == ["*/*"]
     assert "*/*" in methods["post"]["responses"]["200"]["content"]
-
-
-# Options.
 
 
 def of_nothing() -> None: ...

@@ -159,10 +159,7 @@ def forms(draw):
     return b"".join([*pieces, b"--b--\r\n"])
 
 
-COMPRESS = {
-    "gzip": partial(gzip.compress, mtime=0),
-    "deflate": zlib.compress,
-}
+COMPRESS = {"gzip": partial(gzip.compress, mtime=0), "deflate": zlib.compress}
 BOMBS = {name: compress(bytes(3 * MIB)) for name, compress in COMPRESS.items()}
 compressed = st.tuples(st.sampled_from(list(COMPRESS)), st.binary(max_size=300)).map(
     lambda pair: (pair[0], COMPRESS[pair[0]](pair[1]))

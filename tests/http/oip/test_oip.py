@@ -131,9 +131,6 @@ def error(answer: Any) -> str:
     return text
 
 
-# Models
-
-
 async def test_the_server_and_its_models_tell_of_themselves():
     def model(
         ids: list[int], vector: list[NDArray[np.float32]], text: list[str]
@@ -311,9 +308,6 @@ async def test_a_model_without_traffic_is_not_ready():
         answer = await ask(app, "/v2/models/m", method="GET")
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert "not ready" in error(answer)
-
-
-# Rows
 
 
 async def test_each_row_is_an_item_and_their_results_are_joined():
@@ -522,8 +516,6 @@ async def test_with_debug_alone_an_error_has_its_traceback():
         assert "Traceback" not in error(await infer(served.app, tensor(["a"], [1])))
 
 
-# Tensors in
-
 RANGES = {
     "BOOL": [True, False],
     **{f"INT{n}": [-(2 ** (n - 1)), 0, 2 ** (n - 1) - 1] for n in (8, 16, 32, 64)},
@@ -648,7 +640,7 @@ async def test_an_array_has_the_dtype_of_its_annotation():
         await infer(served.app, tensor([1, 2], [1, 2], "INT64"))
         await infer_binary(served.app, struct.pack("<2d", 1, 2), [1, 2], "FP64")
     assert [(item.dtype.name, item.tolist()) for item in served.items] == [
-        *[("float32", [1.0, 2.0])] * 2,
+        *[("float32", [1.0, 2.0])] * 2
     ]
 
 
@@ -715,9 +707,6 @@ async def test_what_takes_no_tensors_is_refused():
         assert answer.status == 400
         assert "can't be called with tensors" in error(answer)
         assert (await ask(served.app, "/v2/models/m", method="GET")).status == 400
-
-
-# Tensors out
 
 
 @pytest.mark.one_loop
@@ -842,8 +831,6 @@ async def test_bytes_that_are_no_text_are_sent_as_binary_data_only(anything):
     answer = await infer(anything.app, tensor([0], [1]), parameters={"binary_data_output": True})
     assert answer.body.endswith(b"\x01\x00\x00\x00\xff")
 
-
-# What is wrong with a request
 
 X = tensor([1], [1])
 

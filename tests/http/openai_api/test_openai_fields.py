@@ -206,12 +206,7 @@ async def test_a_whole_result_with_tool_calls(app):
     [choice] = (await whole(app, tools=[A_TOOL]))["choices"]
     assert choice == {
         "index": 0,
-        "message": {
-            "role": "assistant",
-            "content": None,
-            "refusal": None,
-            "tool_calls": [CALL],
-        },
+        "message": {"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALL]},
         "logprobs": None,
         "finish_reason": "tool_calls",
     }

@@ -204,13 +204,7 @@ async def test_a_client_that_leaves_takes_its_documents_along():
 async def test_classes(app, text, label, probs, labels):
     body = await answered(app, CLASSIFY, model="classes", input=text)
     assert body["data"] == [
-        {
-            "index": 0,
-            "label": label,
-            "probs": probs,
-            "num_classes": len(probs),
-            "labels": labels,
-        }
+        {"index": 0, "label": label, "probs": probs, "num_classes": len(probs), "labels": labels}
     ]
     assert body["usage"] == {"prompt_tokens": 1, "total_tokens": 1}
 

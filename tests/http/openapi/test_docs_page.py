@@ -12,11 +12,7 @@ from browser import NEEDS_CHROMIUM, addresses_asked, chromium
 
 LIMIT_S = 60
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.real_time,
-    NEEDS_CHROMIUM,
-]
+pytestmark = [pytest.mark.slow, pytest.mark.real_time, NEEDS_CHROMIUM]
 
 
 @pytest.fixture(scope="module")

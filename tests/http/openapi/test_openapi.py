@@ -302,10 +302,7 @@ async def test_a_response_of_the_codes_own_may_have_any_status():
 
 @pytest.mark.parametrize(
     ("handler", "item"),
-    [
-        (steps, {"$ref": "#/components/schemas/Fish"}),
-        (plain_steps, {"type": "string"}),
-    ],
+    [(steps, {"$ref": "#/components/schemas/Fish"}), (plain_steps, {"type": "string"})],
 )
 async def test_a_stream_has_three_forms_with_the_schema_of_its_items(handler, item):
     post, _ = await operation(handler)

@@ -572,10 +572,7 @@ async def test_a_handshake_is_refused_by_a_problem(path, subprotocols, status):
             await socket.run()
             first = await socket.message()
             if extensions:
-                assert (first["type"], first["status"]) == (
-                    "websocket.http.response.start",
-                    status,
-                )
+                assert (first["type"], first["status"]) == ("websocket.http.response.start", status)
                 assert dict(first["headers"])[b"content-type"] == b"application/problem+json"
             else:
                 assert first["type"] == "websocket.close"
