@@ -22,7 +22,6 @@ def terminal(tmp_path):
 
 @pytest.fixture
 def serving(request, terminal, directory):
-    """Starts servers of what the module's `SERVED` names, in its `directory`."""
     return partial(terminal.serving, "serve", request.module.SERVED, "--port", "0")
 
 
@@ -53,7 +52,6 @@ def told(run, request):
 
 @pytest.fixture
 def url():
-    """A server with one endpoint, ``e``."""
     with served() as url:
         with shoal.connect(url) as client:
             client.create_backend("scale", "driven_models:Scaler", config={"max_batch_size": 4})

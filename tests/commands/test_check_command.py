@@ -49,7 +49,6 @@ traffic = {}
 
 @pytest.fixture
 def check(tmp_path, monkeypatch, run):
-    """Checks the text of a file."""
     monkeypatch.chdir(tmp_path)
 
     def check(text, *options):

@@ -44,7 +44,6 @@ class Reloaded:
         self._hang.start()
 
     def until(self, mark):
-        """What it says up to a line with a mark."""
         said = []
         while not said or mark not in said[-1]:
             said.append(self.process.stderr.readline())

@@ -94,7 +94,6 @@ def view():
 
 
 def row_of(text, head):
-    """The figures of the first row of a table, by its heads."""
     lines = text.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith(head))
     return dict(zip(lines[at].split(), lines[at + 1].split("  "), strict=False)), lines[at + 1]

@@ -50,8 +50,6 @@ def served(tmp_path_factory, request):
 
 @pytest.fixture
 def ask(served):
-    """Makes a request on a connection of its own, with a key."""
-
     def ask(method, path, body=b"", version="1.1", headers=(), without=()):
         sent = {"content-type": "application/json", **KEY, **dict(headers)}
         sent = {name: value for name, value in sent.items() if name not in without}

@@ -25,7 +25,6 @@ async def service(
 
 @asynccontextmanager
 async def served(code: Any, **config: Any) -> AsyncGenerator[EndpointHandle]:
-    """Opens a controller with one service of some code."""
     async with Controller() as controller:
         yield await service(controller, "only", code, **config)
 
@@ -70,7 +69,6 @@ async def chain(
 
 
 def living_tasks() -> int:
-    """Counts the tasks of this event loop."""
     if trio.lowlevel.in_trio_task():
         return trio.lowlevel.current_statistics().tasks_living
     return len(asyncio.all_tasks())

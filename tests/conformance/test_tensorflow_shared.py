@@ -18,7 +18,6 @@ HIGH, LOW = 1, 2
 
 
 def parts(size: int, room: float) -> list[int]:
-    """The first part fills the room, and the others a batch of 10."""
     made = [int(room)]
     while (left := size - sum(made)) > 0:
         made.append(min(left, 10))

@@ -102,7 +102,6 @@ class Page:
 
 @pytest.fixture
 def page(browser, url):
-    """The page, opened anew."""
     browser.get_log("browser")  # reading the log empties it
     page = Page(browser, url)
     page.enter("clients", FEW)  # a full crowd takes a processor

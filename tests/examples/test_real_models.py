@@ -85,7 +85,6 @@ def chat():
 
 
 def alone(chat, prompt, tokens):
-    """What the model's own `generate` writes."""
     from examples.models.chat import tokenizer
 
     read = tokenizer([prompt], add_special_tokens=False, return_tensors="pt")

@@ -90,7 +90,6 @@ class Server:
             time.sleep(0.01)  # the worker builds the decoder in a thread
 
     def move(self, endpoint, handler, **options):
-        """Gives an endpoint another backend."""
         controller = self.app.controller
         self._portal.call(partial(controller.create_backend, f"new-{endpoint}", handler, **options))
         self._portal.call(controller.set_traffic, endpoint, {f"new-{endpoint}": 1.0})

@@ -57,7 +57,6 @@ async def test_a_killed_worker_is_replaced_and_its_requests_are_cancelled(app, h
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Workers are asked for a sign of life often."""
     of = "shoal.front_ends.remote_front_end"
     monkeypatch.setattr(f"{of}._ASKED_EVERY_S", 0.05)
     monkeypatch.setattr(f"{of}._LOOK_S", 0.1)

@@ -41,7 +41,6 @@ class Loading:
 
 
 def dying_workers(count, program):
-    """Workers that run a program before their own."""
     own = "runpy.run_module('shoal.commands.server.front_end', run_name='__main__', alter_sys=True)"
     command = [sys.executable, "-c", f"import os, runpy, signal\n{program}\n{own}"]
     given = count, OPTIONS, sniffio.current_async_library(), "error"

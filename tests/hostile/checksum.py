@@ -4,5 +4,4 @@ import zlib
 
 
 def checksum(text: str) -> int:
-    """The checksum of a text."""
     return zlib.crc32(text.encode("utf-8", "surrogatepass"))

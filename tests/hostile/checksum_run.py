@@ -119,7 +119,6 @@ class _Checks:
         await client.aclose()
 
     async def _fresh(self) -> None:
-        """Asks each thing on a connection of its own."""
         for text in self._texts:
             client = await Http1Client.to(self._port)
             self._note(
@@ -165,7 +164,6 @@ class _Checks:
 def run_checksums(
     server: HostileServer, count: int, *, seed: int = 0, kinds: tuple[str, ...] = tuple(CLIENTS)
 ) -> Checked:
-    """Makes requests of all kinds of clients at once, and checks each answer."""
     checks = _Checks(server, count, seed)
     trio.run(checks.run, kinds)
     return checks.found

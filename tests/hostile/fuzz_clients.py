@@ -82,7 +82,6 @@ def hostile_connection(
 
 
 def _split(rng: random.Random, data: bytes) -> list[bytes | None]:
-    """Divides what is sent, anywhere, now and then."""
     if rng.random() < 0.7 or len(data) < 2:
         return [data]
     places = sorted(rng.randrange(1, len(data)) for _ in range(rng.randrange(1, 4)))

@@ -66,7 +66,6 @@ class GoodClient:
         return took_s
 
     def begin(self) -> None:
-        """Sends a request."""
         self._number += 1
         self._began = time.monotonic()
         self._received = b""

@@ -28,7 +28,6 @@ ASK: Final = [(b":scheme", b"http"), (b":authority", b"127.0.0.1")]
 
 
 def headers(method: bytes, path: bytes, *, ends: bool) -> bytes:
-    """The frame that opens stream 1."""
     block = hpack.Encoder().encode([(b":method", method), (b":path", path), *ASK])
     flags = http2.END_HEADERS | (http2.END_STREAM if ends else 0)
     return http2.frame(http2.HEADERS, flags, 1, block)
@@ -153,7 +152,6 @@ class _Places:
                 self._sockets[fd].recv(2**16)
 
     def trickle(self) -> None:
-        """Sends the next bit."""
         for fd, client in list(self._sockets.items()):
             bit = HOLDERS[self.kinds[fd]].trickle
             if bit:

@@ -92,7 +92,6 @@ class HostileServer:
     # What its application says.
 
     def ask(self, method: str, path: str, item: Any = None, timeout_s: float = 10.0) -> Any:
-        """The answer to a request on a connection of its own."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         headers = {"content-type": "application/json", "connection": "close"}
         try:

@@ -201,7 +201,6 @@ class Corpus:
         parts.body = body + odd_chunk + b"0\r\n" + trailers + b"\r\n"
 
     def _damaged(self, data: bytes) -> bytes:
-        """Replaces, inserts or removes a few bytes."""
         damaged = bytearray(data)
         for _ in range(self._rng.randint(1, 3)):
             at = self._rng.randrange(len(damaged) + 1)

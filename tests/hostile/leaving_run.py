@@ -60,7 +60,6 @@ def _upgrade(name: str) -> bytes:
 
 
 def _http2(path: str, item: str = "", *, ends: bool = True, start: bytes = SETTINGS) -> bytes:
-    """The preface and a request on stream 1."""
     fields = [(b":method", b"POST"), (b":path", path.encode()), *ASK]
     block = hpack.Encoder().encode([*fields, (b"content-type", b"application/json")])
     data = http2.frame(http2.DATA, http2.END_STREAM if ends else 0, 1, item.encode())
@@ -116,7 +115,6 @@ WAYS: Final = ("reset", "close", "half close")
 
 
 def ways_of(state: str) -> tuple[str, ...]:
-    """How a client can leave in a state."""
     return ("frame",) if STATES[state].last else WAYS
 
 

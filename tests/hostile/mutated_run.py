@@ -92,7 +92,6 @@ class Client:
             return self._leave()
 
     def _end(self, now: float) -> bool:
-        """Leaves in its way, at its time."""
         if not self._is_leaving:
             self._is_leaving = True
             if self._way == HALF_CLOSE:

@@ -39,7 +39,6 @@ class Overload:
     grown: int = 0
 
     def p99_s(self) -> float:
-        """The 99th percentile of the times of accepted requests."""
         return percentile(self.accepted_s, 99)
 
     def flaws(self) -> list[str]:

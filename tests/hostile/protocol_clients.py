@@ -41,7 +41,6 @@ class Answer:
 
     @property
     def is_last(self) -> bool:
-        """Whether the connection ends with it."""
         return self.headers.get(b"connection", b"").lower() == b"close"
 
 
@@ -71,7 +70,6 @@ class Http1Client:
             await self.stream.send_all(sent)
 
     async def answer(self) -> Answer:
-        """Reads an answer."""
         head = await self._up_to(b"\r\n\r\n")
         first, *lines = head[:-4].split(b"\r\n")
         headers = {}

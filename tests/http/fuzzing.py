@@ -76,7 +76,6 @@ class Sent:
 
 
 def sent_by(requests: st.SearchStrategy[Sent]) -> st.SearchStrategy[Sent]:
-    """Draws how requests come."""
     ways = st.sampled_from([(True, False)] * 4 + [(False, False)] * 4 + [(True, True)])
     return st.tuples(requests, ways).map(
         lambda pair: Sent(
@@ -188,7 +187,6 @@ class Target:
 
 @asynccontextmanager
 async def opened(app: shoal.App):
-    """Opens an application, and serves it in memory."""
     errors = Errors()
     log = logging.getLogger("shoal")
     log.addHandler(errors)
@@ -228,7 +226,6 @@ def fuzz_quickly(new_app: Callable[[], shoal.App], cases: Any, check: Check) -> 
 
 
 def changed(body: bytes, random: Random) -> bytes:
-    """Returns a body with a few bytes left out, and others in their place."""
     at = random.randrange(len(body) + 1)
     return body[:at] + random.randbytes(random.randrange(3)) + body[at + random.randrange(3) :]
 

@@ -106,13 +106,11 @@ def statistics(app, name="held"):
 
 
 def counted(app, name="held"):
-    """The requests and the errors of an endpoint."""
     endpoint = app.controller.endpoints[name]
     return endpoint.requests, endpoint.errors
 
 
 async def answers_counted(app, name="held"):
-    """How many requests to an endpoint have ended, by their outcome."""
     metrics = (await ask(app, "/-/metrics", method="GET")).body.decode()
     start = f'request_seconds_count{{endpoint="{name}",outcome="'
     lines = [line.partition(start)[2] for line in metrics.splitlines() if start in line]

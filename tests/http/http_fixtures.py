@@ -49,7 +49,6 @@ def logged(
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The files of a certificate for localhost, and of its key."""
     return new_certificate(tmp_path_factory.mktemp("certificate"))
 
 

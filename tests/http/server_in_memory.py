@@ -125,7 +125,6 @@ class ServerInMemory:
         return client
 
     def counts(self):
-        """How many calls have begun, and how many of them have ended."""
         return self.shared.started, self.shared.finished
 
     def abort(self):

@@ -51,7 +51,6 @@ def rows(number):
 
 
 def texts_of(answer):
-    """The texts in an answer of any of the protocols."""
     if answer.headers["content-type"] == "text/event-stream; charset=utf-8":
         return list(text_of(events(answer.body))[0].values())
     body = answer.json()

@@ -54,7 +54,6 @@ class Served:
     certfile: str
 
     def trusting(self):
-        """Returns the TLS of a client."""
         return ssl.create_default_context(cafile=self.certfile)
 
 
@@ -348,7 +347,6 @@ def npy_of(values):
 
 
 def check_streams(socket):
-    """Reads two streams to their ends."""
     found, ended = {1: [], 2: []}, set()
     while len(ended) < 2:
         message = json.loads(socket.recv())

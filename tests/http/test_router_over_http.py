@@ -19,7 +19,6 @@ JSON = ("content-type", "application/json")
 
 @asynccontextmanager
 async def up(code=echo, *, backend="b", stage=None, app=None, **config):
-    """Opens an application with a backend ``b``, and an endpoint ``e`` at ``/e``."""
     app, stage = app or App(), stage or Stage()
     async with Controller() as client, app.answering(client):
         await client.create_backend("b", code, config={"placement": stage, **config})
@@ -28,7 +27,6 @@ async def up(code=echo, *, backend="b", stage=None, app=None, **config):
 
 
 async def beside(client, tag, code=echo, **config):
-    """Creates another backend, on a stage of its own."""
     stage = Stage()
     await client.create_backend(tag, code, config={"placement": stage, **config})
     return stage

@@ -95,7 +95,6 @@ def safe_app(**settings):
 
 
 def form(about: bytes, image: bytes = b"1") -> bytes:
-    """A form with a file, and a part that is JSON."""
     part = b'--b\r\nContent-Disposition: form-data; name="%b"%b\r\n%b\r\n%b\r\n'
     return b"".join(
         [

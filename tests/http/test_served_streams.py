@@ -25,7 +25,6 @@ def app(steps):
 
 
 async def begun(server, steps, count=1):
-    """Clients that have the first item, 0."""
     clients = [server.connect() for _ in range(count)]
     for client in clients:
         client.ask("/steps", 1, headers=LINES)
@@ -52,7 +51,6 @@ def items_of(client):
 
 
 def tasks_that_send(client, monkeypatch):
-    """A list of the tasks that send to a client from now on."""
     tasks = []
     send = client.wire.send
 

@@ -11,7 +11,6 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def ended(app, endpoint="x"):
-    """How many requests to an endpoint have ended, by protocol and outcome."""
     times = [*app._shared.times, *([] if app.controller is None else app.controller.times)]
     return {(o.protocol, o.outcome): o.times.total for o in times if o.endpoint == endpoint}
 

@@ -34,7 +34,6 @@ WAYS = pytest.mark.parametrize("way", ["direct", "middleware", "access log"])
 
 @asynccontextmanager
 async def traced_server(spans, way, **options):
-    """A server of a traced application."""
     middleware = [lambda app: app] if way == "middleware" else []
     app = traced_app(spans, middleware=middleware, **options)
     async with live(app, access_log=way == "access log") as server:

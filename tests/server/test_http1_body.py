@@ -15,7 +15,6 @@ BEHIND = b"GET / HTTP/1.1\r\n"
 
 
 def read_body(reader, *pieces):
-    """The body, and what is behind it, of what comes in pieces."""
     body = rest = b""
     for piece in pieces:
         if reader.is_complete:
@@ -28,7 +27,6 @@ def read_body(reader, *pieces):
 
 
 def splits(data):
-    """The data whole, in two pieces in each way that there is, and byte by byte."""
     yield [data]
     for at in range(1, len(data)):
         yield [data[:at], data[at:]]

@@ -32,7 +32,6 @@ def all_of():
 
 
 async def flood(scope, _receive, send):
-    """Sends 4 MiB."""
     if scope["type"] == "http":
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for number in range(128):

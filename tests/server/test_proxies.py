@@ -195,7 +195,6 @@ def test_a_wrong_option_is_named(options, message):
 
 
 async def show(scope, receive, send):
-    """Answers what an application sees of its client and itself."""
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.accept"})

@@ -32,7 +32,6 @@ def head_of(kind, changed=(), more=()):
 
 
 async def status_of(client, headers, *, end=True):
-    """Asks, and returns the stream and the status of its response."""
     stream_id = client.connection.get_next_available_stream_id()
     client.connection.send_headers(stream_id, headers, end_stream=end)
     await client.flush()

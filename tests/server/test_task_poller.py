@@ -47,7 +47,6 @@ class Uploads(EchoApp):
 
 
 async def let_run(count):
-    """Lets each task that is ready run so many times."""
     for _ in range(count):
         await anyio.lowlevel.checkpoint()
 
@@ -155,5 +154,4 @@ async def test_connections_that_come_and_go_leave_nothing(task_pollers):
 
 
 def watching():
-    """How many tasks watch a socket."""
     return sum("TaskPoller._run" in str(task.name) for task in anyio.get_running_tasks())

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.real_time
 
 @asynccontextmanager
 async def serving(app, **options):
-    """The URL of a server."""
     stop = anyio.Event()
     async with anyio.create_task_group() as tasks:
         [url] = await tasks.start(

@@ -63,7 +63,6 @@ async def running_poller(kind="tasks"):
 
 @asynccontextmanager
 async def connected(poller, receiver=None):
-    """A transport, its receiver, and the client's socket, in a server's place."""
     ours, theirs = socket.socketpair()
     theirs.settimeout(HANG_S / 4)
     with theirs:

@@ -89,7 +89,6 @@ async def test_timeouts_that_pass_together_end_few_connections_at_once():
 
 @pytest.fixture
 def handled(monkeypatch):
-    """How many bytes are handled in each turn."""
     sizes = []
     handle = Http2Connection._handle
 

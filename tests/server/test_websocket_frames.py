@@ -10,7 +10,6 @@ SIZES = [0, 1, 3, 4, 125, 126, 127, 1000, 2**16 - 1, 2**16, 2**16 + 5]
 
 
 def framed(payload, opcode=1, fin=True, mask=b"\x25\x71\x0c\xd3"):
-    """A client's frame."""
     size = len(payload)
     if size < 126:
         length = bytes([0x80 | size])

@@ -29,7 +29,6 @@ HEADERS = (("host", "localhost"), ("authorization", "Bearer correct-horse"))
 
 
 def takes_a_path(hint: Any) -> bool:
-    """Says whether an option takes text that stands for something to be called."""
     options = typing.get_args(hint)
     origins = {typing.get_origin(option) for option in options}
     return str in options and collections.abc.Callable in origins

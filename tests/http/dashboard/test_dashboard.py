@@ -74,7 +74,6 @@ def messages_of(call):
 
 
 def lane_of(messages, name):
-    """The rows of one batcher, and what runs at the end."""
     lanes = [lane for message in messages for lane in message["lanes"] if lane["name"] == name]
     return [row for lane in lanes for row in lane["rows"]], lanes[-1]["now"]
 

@@ -175,7 +175,6 @@ def is_as_wide(width, time, a_second, edges=3):
 
 
 def rounding_of(time):
-    """By how much a time may be longer or shorter than the page says, in seconds."""
     return 0.0006 if time < 1 else 0.06
 
 

@@ -154,7 +154,6 @@ async def test_a_body_that_is_not_in_its_coding_is_refused(app, coding, body):
 
 
 async def measured(app, path, **request):
-    """Returns the response, and the peak of the memory that it took in bytes."""
     tracemalloc.start()
     try:
         answer = await ask(app, path, **request)
@@ -288,7 +287,6 @@ leaves_its_stream = pytest.mark.filterwarnings("ignore:.*Request.stream")
 
 
 def forms():
-    """Forms for ``/upload``, and their statuses."""
     yield form(part(more=b'; filename="../../x"')), 200
     yield form(part(more=b'; filename="a"\r\nX-More: y')), 200
     yield form(part(data=b"\r\n--a\r\n--", more=b'; filename="a"')), 200

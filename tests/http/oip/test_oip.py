@@ -84,7 +84,6 @@ async def running(anyio_backend: Any) -> AsyncIterator[Served]:
 
 @pytest.fixture
 def anything(running: Served) -> Served:
-    """An application that runs already, and takes any items."""
     running.batches.clear()
     running.results = None
     return running

@@ -772,7 +772,6 @@ async def test_tokens_of_a_prompt_that_can_not_be_counted_are_told_of_as_an_erro
 
 
 async def embedded(result, form, *, inputs="a"):
-    """The response of a model that returns this result for each input."""
     app = shoal.App(protocols=["openai"])
 
     @app.endpoint("/embed", name="embed")

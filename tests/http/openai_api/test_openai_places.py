@@ -29,7 +29,6 @@ class Place(NamedTuple):
     is_of_one: bool = False
 
     def app(self, *names):
-        """An application with these models of `text_code`."""
         app = shoal.App(protocols=["openai"])
         for name in names:
             if self.is_of_one:

@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.real_time, NEEDS_CHROMIUM]
 
 @pytest.fixture(scope="module")
 def url():
-    """The address of the application, below a prefix."""
     with described_server("site") as address:
         yield f"{address}/ml"
 

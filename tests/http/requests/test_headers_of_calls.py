@@ -32,7 +32,6 @@ class Form(NamedTuple):
     more: dict[str, Any]
 
     def body(self, text: str) -> dict[str, Any]:
-        """The body of a request for a text."""
         if self.path == CHATS:
             return {"messages": [{"role": "user", "content": text}], **self.more}
         if self.path == EMBEDDINGS:
@@ -115,7 +114,6 @@ def slow(running):
 
 
 async def timed(app, form, *headers):
-    """The answer to a request, and the seconds that it took."""
     began = anyio.current_time()
     answer = await ask(app, form.path, form.body("a"), headers=headers)
     return answer, anyio.current_time() - began

@@ -13,7 +13,6 @@ from shoal.testing.asgi import ask
 
 
 def seconds(app):
-    """The number of requests and their seconds in total, by endpoint."""
     found = Counter()
     for metric in app.metrics.collect():
         for sample in metric.samples:

@@ -19,7 +19,6 @@ def limited(held):
 
 
 async def timed(app, given, path="/held"):
-    """The answer to a request with this header, and the seconds that it took."""
     began = anyio.current_time()
     headers = [] if given is None else [("X-Request-Timeout", given)]
     answer = await ask(app, path, item=1, headers=headers)

@@ -645,7 +645,6 @@ async def test_the_items_of_streams_are_timed(is_plain):
 
 
 def ended(app):
-    """How many requests on WebSockets have ended, by their outcomes."""
     return {o.outcome: o.times.total for o in app._shared.times if o.protocol == "websocket"}
 
 
