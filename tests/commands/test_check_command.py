@@ -237,7 +237,7 @@ def elsewhere(tmp_path, monkeypatch):
     "application", ["of_app.py", "of_app.py:app", "a_package/inner/of_package.py", "app.toml"]
 )
 @pytest.mark.parametrize("is_relative", [True, False])
-def test_an_application_is_found_by_its_file_and_its_modules_beside_it(
+def test_an_application_is_found_with_modules_beside_it(
     application, is_relative, elsewhere, capsys, tmp_path
 ):
     (tmp_path / "current" / "beside_it.py").write_text("double = None\n")

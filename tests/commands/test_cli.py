@@ -373,9 +373,7 @@ def test_no_command_shows_how_to_give_one(capsys):
         ("unfinished", '  File "', "SyntaxError"),
     ],
 )
-def test_a_module_that_fails_to_import_shows_its_traceback(
-    terminal, directory, module, begins, error
-):
+def test_a_module_that_fails_to_import_has_a_traceback(terminal, directory, module, begins, error):
     code, _, said = terminal.run("serve", f"{module}:app")
     assert code == 1
     assert said.startswith(begins)

@@ -87,9 +87,7 @@ async def test_a_viewer_at_one_worker_sees_what_another_has_passed_on(app, held)
         accept_at(one, other)
 
 
-async def test_viewers_at_all_workers_share_their_places_until_they_or_their_workers_are_gone(
-    app, monkeypatch
-):
+async def test_viewers_at_all_workers_share_places_until_they_or_the_workers_go(app, monkeypatch):
     monkeypatch.setattr("shoal.http.dashboard.feed.MOST_PUBLIC", 1)
     async with live(app, workers=2) as server:
         observers = app.controller.observers

@@ -90,9 +90,7 @@ async def stopped_at_start():
 
 
 @pytest.mark.one_loop
-async def test_a_worker_that_is_stopped_before_it_is_ready_is_killed_and_replaced(
-    app, impatient, monkeypatch
-):
+async def test_a_worker_stopped_before_it_is_ready_is_replaced(app, impatient, monkeypatch):
     of = "shoal.front_ends.remote_front_end"
     async with live(app, workers=2):
         with monkeypatch.context() as hurried:

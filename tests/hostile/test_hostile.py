@@ -30,7 +30,7 @@ from overload_run import REFUSED, ask_while_blocked, run_overload
 from termination_run import run_termination
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     Starts = Callable[..., HostileServer]
 
@@ -45,7 +45,7 @@ names = (f"leaving-{number}" for number in itertools.count())
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starts]:
+def running(tmp_path_factory):
     """Finds a running server, or starts one if there is none yet, or if it has exited."""
     folder = tmp_path_factory.mktemp("hostile")
     servers: dict[tuple[str, ...], HostileServer] = {}
@@ -61,13 +61,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starts]:
 
 
 @pytest.fixture(params=LOOPS)
-def server(running: Starts, request: pytest.FixtureRequest) -> HostileServer:
+def server(running, request):
     """A server with the options that it has by itself."""
     return running(request.param)
 
 
 @pytest.fixture(params=LOOPS)
-def short_server(running: Starts, request: pytest.FixtureRequest) -> HostileServer:
+def short_server(running, request):
     """A server with 50 places, whose timeouts are a fraction of a second."""
     return running(request.param, *SHORT_OPTIONS)
 

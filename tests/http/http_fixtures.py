@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,17 +14,17 @@ from shoal.testing.asgi import Call
 
 
 @pytest.fixture
-def held() -> Held:
+def held():
     return Held()
 
 
 @pytest.fixture
-def steps() -> Steps:
+def steps():
     return Steps()
 
 
 @pytest.fixture
-def app(held: Held) -> shoal.App:
+def app(held):
     """An application with one endpoint, whose handler is held."""
     app = shoal.App()
     app.endpoint("/held", name="held", max_batch_size=100)(held)
@@ -33,9 +32,7 @@ def app(held: Held) -> shoal.App:
 
 
 @pytest.fixture
-def logged(
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> Callable[[], list[dict[str, Any]]]:
+def logged(caplog, capfd):
     """Returns the lines of the access log, of this process or of its workers, on its stderr."""
     caplog.set_level(logging.INFO, logger=LOGGER)
 
@@ -48,14 +45,12 @@ def logged(
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def certificate(tmp_path_factory):
     return new_certificate(tmp_path_factory.mktemp("certificate"))
 
 
 @pytest.fixture(autouse=True)
-def nobody_listens_to_the_end(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+def nobody_listens_to_the_end(request, monkeypatch):
     """Who completes an answer does not watch the client then."""
     if request.node.get_closest_marker("soak") is not None:
         yield  # it measures what is kept

@@ -1,7 +1,6 @@
 """What a caller is shown of a failure: its cause with ``debug=True`` alone, in each protocol."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -24,12 +23,12 @@ class Unheard(Exception):
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "debug"])
-def debug(request: pytest.FixtureRequest) -> bool:
+def debug(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
-async def app(anyio_backend: Any, debug: bool) -> AsyncIterator[shoal.App]:
+async def app(anyio_backend, debug):
     """An application whose code fails, at once or after one piece."""
     app = shoal.App(protocols=["openai", "oip"], debug=debug)
 
@@ -82,9 +81,7 @@ def shown(*seen: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(("path", "asked"), OPENAI.values(), ids=OPENAI)
-async def test_the_cause_is_shown_through_openai_in_debug_mode_alone(
-    app, path, asked, debug, caplog
-):
+async def test_the_cause_is_shown_by_openai_in_debug_mode_alone(app, path, asked, debug, caplog):
     answer = await ask(app, path, asked)
     if asked["model"] == "breaks" and "stream" in asked:
         assert answer.status == 200

@@ -122,9 +122,7 @@ async def test_what_is_refused_before_it_is_a_request_of_a_batcher_has_one_span(
 
 @WAYS
 @pytest.mark.real_time
-async def test_what_the_queue_has_no_room_for_is_refused_with_a_span_in_that_of_the_request(
-    spans, way
-):
+async def test_what_the_queue_has_no_room_for_has_a_span_in_that_of_the_request(spans, way):
     async with traced_server(spans, way) as server, await server.connect() as client:
         await client.send_all(asked("/full"))
         await until_quiet()

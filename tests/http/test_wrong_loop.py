@@ -26,7 +26,7 @@ FOR_THE_OTHER = {
 
 @pytest.mark.parametrize("number", range(2))
 @pytest.mark.parametrize("streams", [False, True])
-async def test_the_log_names_the_option_once_for_each_endpoint(
+async def test_the_log_names_the_option_once_an_endpoint(
     number, streams, caplog, anyio_backend_name
 ):
     wait = FOR_THE_OTHER[anyio_backend_name][number]

@@ -403,9 +403,7 @@ async def test_a_stream_that_is_cut_off_gets_its_error_event(app, held, form, be
 
 
 @pytest.mark.parametrize(("path", "sent"), [("/call", 0), ("/stream", 2)])
-async def test_where_the_server_does_not_say_so_a_cut_is_a_client_that_leaves(
-    app, held, path, sent
-):
+async def test_where_the_server_does_not_say_so_a_cut_is_as_a_departure(app, held, path, sent):
     call = Call(app, path, item=7)
     server = Server(call, tells=False)
     async with app.lifespan(), calling(call):

@@ -247,9 +247,7 @@ async def test_a_request_may_come_byte_by_byte(each_poller):
 
 @on_a_socket
 @pytest.mark.parametrize("is_chunked", [False, True])
-async def test_a_body_that_is_read_late_waits_in_the_kernel_and_comes_whole(
-    is_chunked, each_poller
-):
+async def test_a_body_read_late_waits_in_the_kernel_and_comes_whole(is_chunked, each_poller):
     async def send_all():
         await client.send_all(sent + request("/", close=True))
         is_sent.set()

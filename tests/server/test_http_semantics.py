@@ -52,9 +52,7 @@ def asking_to_go_on(path, length, method="POST"):
     ("path", "length", "status"),
     [("/double", 20_000_000, 413), ("/nowhere", 5, 404), ("/put", 5, 405)],
 )
-async def test_what_is_refused_unread_is_refused_before_the_client_sends_it(
-    app, path, length, status
-):
+async def test_what_is_refused_unread_is_refused_before_it_is_sent(app, path, length, status):
     async with live(app) as server, await server.connect() as client:
         await client.send_all(asking_to_go_on(path, length))
         answer = await read_until(client, b"\r\n\r\n")

@@ -158,9 +158,7 @@ async def test_what_is_refused_over_http2_is_counted(app, logged, workers):
 
 @pytest.mark.parametrize("raises", [True, False])
 @pytest.mark.parametrize("http2", [False, True])
-async def test_an_application_that_does_not_answer_is_logged_as_it_was_answered_for(
-    logged, http2, raises
-):
+async def test_an_application_without_an_answer_is_logged_as_answered_for(logged, http2, raises):
     async def failing(scope, receive, send):
         if scope["type"] == "http" and raises:
             raise ValueError

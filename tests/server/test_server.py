@@ -102,9 +102,7 @@ async def test_shutdown_serves_a_request_that_arrives_in_the_very_moment(monkeyp
         assert received.read().endswith(b"held")
 
 
-async def test_shutdown_serves_a_request_that_came_in_time_while_the_event_loop_stood_still(
-    monkeypatch,
-):
+async def test_shutdown_serves_a_request_that_came_in_time_while_the_loop_stood_still(monkeypatch):
     drain = Http1Connection.drain
 
     def drain_and_stand_still(connection):

@@ -104,9 +104,7 @@ def handled(monkeypatch):
 @pytest.mark.parametrize(
     ("turn_s", "last_size"), [(0.0, 2**10), (1e9, 2**16)], ids=["slow", "quick"]
 )
-async def test_how_much_is_handled_in_a_turn_depends_on_how_long_it_takes(
-    turn_s, last_size, handled, monkeypatch
-):
+async def test_how_much_a_turn_handles_depends_on_its_time(turn_s, last_size, handled, monkeypatch):
     monkeypatch.setattr(connection, "_TURN_S", turn_s)
     async with live(EchoApp()) as server, http2(server) as client:
         for _ in range(2**13):  # 136 KiB

@@ -57,7 +57,7 @@ async def talk(controller: Controller, method: str, path: str, body: Any) -> Any
     return await ask(AdminListener(api), f"/-/api/{path}", body, method=method, headers=HEADERS)
 
 
-def test_all_options_that_take_a_path_are_known() -> None:
+def test_all_options_that_take_a_path_are_known():
     assert FIELDS == [
         "placement",
         "decode",
@@ -74,7 +74,7 @@ def test_all_options_that_take_a_path_are_known() -> None:
 
 
 @pytest.mark.parametrize("field", FIELDS)
-async def test_an_option_names_what_is_the_modules_own(field: str) -> None:
+async def test_an_option_names_what_is_the_modules_own(field):
     async with Controller() as controller:
         body = {"tag": "b", "definition": CODE, "config": config_with(field)}
         answer = await talk(controller, "POST", "backends", body)
@@ -89,7 +89,7 @@ async def test_an_option_names_what_is_the_modules_own(field: str) -> None:
         assert await controller.get_backend_config("b") == before
 
 
-async def test_code_is_the_modules_own() -> None:
+async def test_code_is_the_modules_own():
     async with Controller() as controller:
         body = {"tag": "b", "definition": f"{HOLDS}:system"}
         answer = await talk(controller, "POST", "backends", body)
@@ -98,7 +98,7 @@ async def test_code_is_the_modules_own() -> None:
         assert await controller.list_backends() == {}
 
 
-async def test_a_comparison_is_the_modules_own() -> None:
+async def test_a_comparison_is_the_modules_own():
     async with Controller() as controller:
         await controller.create_backend("b", CODE)
         await controller.create_backend("c", CODE)
@@ -110,7 +110,7 @@ async def test_a_comparison_is_the_modules_own() -> None:
             assert status == 200 or answer.json()["title"] == "Not allowed"
 
 
-async def test_what_is_the_modules_own_is_taken_and_kept(tmp_path: Any) -> None:
+async def test_what_is_the_modules_own_is_taken_and_kept(tmp_path):
     config = {"bucket_by": OWN, "batch_size_fn": OWN}
     with closing(StateFile.open(tmp_path / "state.db")) as state:
         async with Controller(state) as controller:
@@ -137,9 +137,7 @@ async def failure_of(controller: Controller, tag: str) -> str:
 
 
 @pytest.mark.parametrize("field", FIELDS)
-async def test_an_option_out_of_a_state_file_is_of_an_allowed_module(
-    field: str, tmp_path: Any
-) -> None:
+async def test_an_option_out_of_a_state_file_is_of_an_allowed_module(field, tmp_path):
     declared = BackendRecord(tag="b", import_path=CODE, config=config_with(field, "os"))
     with closing(written(tmp_path / "state.db", declared)) as state:
         async with Controller(state, ImportRule([HOLDS])) as controller:
@@ -149,9 +147,7 @@ async def test_an_option_out_of_a_state_file_is_of_an_allowed_module(
 
 
 @pytest.mark.parametrize("field", FIELDS)
-async def test_an_option_out_of_a_state_file_names_what_is_the_modules_own(
-    field: str, tmp_path: Any
-) -> None:
+async def test_an_option_out_of_a_state_file_names_what_is_the_modules_own(field, tmp_path):
     declared = BackendRecord(tag="b", import_path=CODE, config=config_with(field))
     endpoint = EndpointRecord(name="e", traffic={"b": 1})
     with closing(written(tmp_path / "state.db", declared, endpoint)) as state:
@@ -175,15 +171,13 @@ async def test_an_option_out_of_a_state_file_names_what_is_the_modules_own(
         ),
     ],
 )
-async def test_code_out_of_a_state_file_is_an_allowed_modules_own(
-    declared: BackendRecord, tmp_path: Any
-) -> None:
+async def test_code_out_of_a_state_file_is_an_allowed_modules_own(declared, tmp_path):
     with closing(written(tmp_path / "state.db", declared)) as state:
         async with Controller(state, ImportRule([HOLDS])) as controller:
             assert await failure_of(controller, "b")
 
 
-async def test_a_comparison_out_of_a_state_file_is_an_allowed_modules_own(tmp_path: Any) -> None:
+async def test_a_comparison_out_of_a_state_file_is_an_allowed_modules_own(tmp_path):
     shadows = {
         "c": ShadowRecord(proportion=1, compare="os:system"),
         "d": ShadowRecord(proportion=1, compare=f"{HOLDS}:system"),
@@ -198,7 +192,7 @@ async def test_a_comparison_out_of_a_state_file_is_an_allowed_modules_own(tmp_pa
             assert compares == {"c": False, "d": False, "f": True}
 
 
-async def test_what_a_program_declares_itself_needs_no_leave(tmp_path: Any) -> None:
+async def test_what_a_program_declares_itself_needs_no_leave(tmp_path):
     def made() -> App:
         app = App()
         app.backend("b", CODE, bucket_by=OWN)

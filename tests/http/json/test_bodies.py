@@ -97,9 +97,7 @@ async def app(anyio_backend):
         ("/response", b"1", b"x", "text/css; charset=utf-8"),
     ],
 )
-async def test_bytes_have_the_type_of_the_annotation_or_of_the_response(
-    app, path, body, sent, media_type
-):
+async def test_bytes_have_the_type_of_annotation_or_response(app, path, body, sent, media_type):
     answer = await ask(app, path, body=body, headers=[("content-type", "application/json")])
     assert (answer.body, answer.headers["content-type"]) == (sent, media_type)
     assert (path == "/response") != (answer.headers.get("x-content-type-options") == "nosniff")
@@ -333,9 +331,7 @@ COSTLY = {
 @pytest.mark.one_loop
 @pytest.mark.parametrize("path", ["/upload", "/form"])
 @pytest.mark.parametrize(("kind", "body"), COSTLY.values(), ids=COSTLY)
-async def test_a_form_that_would_cost_too_much_is_refused_before_it_is_parsed(
-    app, kind, body, path
-):
+async def test_a_form_that_would_cost_too_much_is_refused_unparsed(app, kind, body, path):
     answer = await ask(app, path, body=body, headers=[("content-type", kind)])
     assert (answer.status, answer.json()["type"]) == (413, "urn:shoal:problem:body-too-complex")
 

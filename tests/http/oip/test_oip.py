@@ -5,7 +5,6 @@ import inspect
 import json
 import math
 import struct
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -77,13 +76,13 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-async def running(anyio_backend: Any) -> AsyncIterator[Served]:
+async def running(anyio_backend):
     async with Served(Any) as served:
         yield served
 
 
 @pytest.fixture
-def anything(running: Served) -> Served:
+def anything(running):
     running.batches.clear()
     running.results = None
     return running
@@ -612,9 +611,7 @@ async def test_data_may_be_nested_as_its_shape_says():
         (NDArray[np.int8], [0.5], [1, 1], "FP64", None),
     ],
 )
-async def test_rows_are_made_and_checked_by_the_annotation(
-    annotation, given, shape, datatype, items
-):
+async def test_rows_are_made_and_checked_by_annotation(annotation, given, shape, datatype, items):
     async with Served(annotation) as served:
         answer = await infer(served.app, tensor(given, shape, datatype))
     if items is None and annotation != Literal["a"]:
@@ -927,9 +924,7 @@ async def test_a_malformed_request_is_refused(anything, body):
         ([1, 2**17, 3], "UINT8", bytes(3 * 2**17), "more than 262144 elements"),
     ],
 )
-async def test_binary_data_that_does_not_have_its_shape_is_refused(
-    anything, shape, datatype, data, text
-):
+async def test_binary_data_of_another_shape_is_refused(anything, shape, datatype, data, text):
     answer = await infer_binary(anything.app, data, shape, datatype)
     assert answer.status == 400, answer.body
     assert text in error(answer)

@@ -285,9 +285,7 @@ async def test_code_without_annotations_takes_its_whole_query():
         (Waiting, {"type": "integer"}, {"type": "integer"}),  # its `__call__`
     ],
 )
-async def test_the_schemas_are_those_of_the_annotations_as_far_as_there_are_any(
-    handler, item, result
-):
+async def test_the_schemas_are_those_of_the_annotations_if_there_are_any(handler, item, result):
     post, _ = await operation(handler)
     assert post["requestBody"]["content"]["application/json"]["schema"] == item
     assert result_of(post) == result
