@@ -324,7 +324,7 @@ def test_a_wrong_token_file_is_told(text, line, tmp_path, capsys):
         (["--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1; start one "),
     ],
 )
-def test_a_missing_server_is_told_and_its_start(arguments, line, tmp_path, monkeypatch, capsys):
+def test_a_missing_server_is_told_with_its_remedy(arguments, line, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert main(["status", *arguments]) == 1
     told = capsys.readouterr().err

@@ -384,12 +384,7 @@ async def test_rc23_an_error_after_the_first_chunk_comes_after_it():
 
 
 class Ending(Held):
-    """Held code that notes the steps of its end.
-
-    Args:
-        name: What to call it.
-        steps: Where it notes them.
-    """
+    """Held code that notes the steps of its end."""
 
     def __init__(self, name: str, steps: list[str]) -> None:
         super().__init__()

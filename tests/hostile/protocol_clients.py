@@ -56,11 +56,7 @@ class Http1Client:
         return cls(await trio.open_tcp_stream("127.0.0.1", port))
 
     async def ask(self, sent: bytes) -> Answer:
-        """Sends a request, and reads its answer.
-
-        Raises:
-            Lost: The connection ended before the whole answer had come.
-        """
+        """Sends a request, and reads its answer."""
         await self.send(sent)
         return await self.answer()
 
@@ -239,11 +235,7 @@ class WebSocketClient:
 
     @classmethod
     async def to(cls, port: int, path: str) -> WebSocketClient:
-        """Connects, and waits until the application has accepted.
-
-        Raises:
-            Lost: The connection ended before that.
-        """
+        """Connects, and waits until the application has accepted."""
         http = await Http1Client.to(port)
         lines = [f"GET {path} HTTP/1.1".encode(), *UPGRADE, b"", b""]
         try:
@@ -259,11 +251,7 @@ class WebSocketClient:
         return client
 
     async def ask(self, text: str) -> str | None:
-        """Sends a message, and returns the next one; None if the server closes it in place.
-
-        Raises:
-            Lost: The connection ended without a word.
-        """
+        """Sends a message, and returns the next one; None if the server closes it in place."""
         if self.close_code:
             return None
         await self._send(self._protocol.send(ws.TextMessage(text)))

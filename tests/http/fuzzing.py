@@ -60,12 +60,7 @@ AT_LENGTH = settings(
 
 @dataclass(frozen=True)
 class Sent:
-    """A request.
-
-    Attributes:
-        directly: Whether the server of this package gets it; else it comes by ASGI.
-        leaves: Whether the client leaves before it is answered.
-    """
+    """A request."""
 
     path: str
     body: bytes = b""

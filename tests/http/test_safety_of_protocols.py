@@ -107,14 +107,7 @@ def form(about: bytes, image: bytes = b"1") -> bytes:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to send a text of JSON, in a protocol.
-
-    Attributes:
-        path: Where it is sent.
-        body: Makes the body.
-        headers: The headers.
-        error: The member of an error's object that is there in this protocol.
-    """
+    """A way to send a text of JSON, in a protocol."""
 
     path: str
     body: Callable[[bytes], bytes]

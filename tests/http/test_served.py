@@ -43,12 +43,7 @@ EXIT_CODES = {"uvicorn": -signal.SIGTERM}
 
 
 class Served:
-    """An application in a process.
-
-    Attributes:
-        url: Its URL.
-        process: The process that the command has started.
-    """
+    """An application in a process."""
 
     def __init__(self, name, process, port):
         self.name = name

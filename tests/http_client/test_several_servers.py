@@ -26,13 +26,7 @@ def refusal(kind="overloaded", status=503, retry_after="1"):
 
 
 class Fleet:
-    """Servers that give these answers, raise these errors, or hang; DONE unless it says otherwise.
-
-    Attributes:
-        answers: The answer of each server, by its host, or several in this order.
-        requests: The host and the time of each request, in seconds after the first.
-        bodies: The body of each request.
-    """
+    """Servers that answer, raise or hang as these say, by their hosts; DONE unless they say so."""
 
     def __init__(self, **answers):
         self.answers = answers

@@ -18,12 +18,7 @@ USAGE = {"stream_options": {"include_usage": True}}
 
 
 class Place(NamedTuple):
-    """A way to declare a model.
-
-    Attributes:
-        runs_in: What its code runs in: a process, a thread, or the task of the event loop.
-        is_of_one: Whether it is a function of one request.
-    """
+    """A way to declare a model."""
 
     runs_in: str
     is_of_one: bool = False

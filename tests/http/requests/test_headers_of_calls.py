@@ -19,13 +19,7 @@ SLOW_S = 10.0
 
 
 class Form(NamedTuple):
-    """A form of a request.
-
-    Attributes:
-        path: Where it is sent.
-        texts: How often its text is given to the model.
-        more: The rest of its body.
-    """
+    """A form of a request."""
 
     path: str
     texts: int
