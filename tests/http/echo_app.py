@@ -4,15 +4,7 @@ import anyio
 import anyio.lowlevel
 
 PATHS = [
-    "early",
-    "hold",
-    "begin",
-    "forever",
-    "flood",
-    "unread",
-    "pour",
-    "disconnect",
-    "fail",
+    *("early", "hold", "begin", "forever", "flood", "unread", "pour", "disconnect", "fail"),
     "interrupt",
 ]
 

@@ -110,15 +110,8 @@ async def test_a_method_of_its_own_may_answer_by_a_stream():
     "method",
     [
         *(
-            "absent",
-            "",
-            "_private",
-            "attribute",
-            "helper",
-            "of_class",
-            "__init__",
-            "__class__",
-            "__reduce__",
+            *("absent", "", "_private", "attribute", "helper", "of_class", "__init__"),
+            *("__class__", "__reduce__"),
         ),
         *("reconfigure", "health", "warm_up", "close", "seen.append", "négative"),
         *("check_health", "__del__", "__getattribute__", "__dict__"),

@@ -24,13 +24,8 @@ def taking_all_paths(**options):
 
 
 OF_ADMINS = [
-    "/-/api/status",
-    "/-/api%2fstatus",
-    "/%2d/api/status",
-    "/-/%61pi/status",
-    "/-%2Fapi/status",
-    "/-/api/../api/status",
-    "http://shoal.test/-/api/status",
+    *("/-/api/status", "/-/api%2fstatus", "/%2d/api/status", "/-/%61pi/status", "/-%2Fapi/status"),
+    *("/-/api/../api/status", "http://shoal.test/-/api/status"),
 ]
 NOWHERE = ["/-/api", "/-/API/status", "/-/./api/status", "/-//api/status"]
 OF_ENDPOINTS = ["//-/api/status", "/./-/api/status", "/a/../-/api/status"]

@@ -338,15 +338,11 @@ async def test_a_body_that_is_not_taken_can_be_left():
 
 
 ERRORS = {
-    "BackendUnavailable": errors.BackendUnavailable("x"),
-    "BatcherClosed": errors.BatcherClosed("x"),
-    "DeadlineExceeded": errors.DeadlineExceeded("x"),
-    "HandlerTimeout": errors.HandlerTimeout("x"),
-    "ItemTooLarge": errors.ItemTooLarge("x"),
-    "NoSuchModel": errors.NoSuchModel("x"),
-    "Overloaded": errors.Overloaded("x"),
-    "ReplicaDied": errors.ReplicaDied("x"),
-    "SlowReader": errors.SlowReader("x"),
+    name: getattr(errors, name)("x")
+    for name in (
+        *("BackendUnavailable", "BatcherClosed", "DeadlineExceeded", "HandlerTimeout"),
+        *("ItemTooLarge", "NoSuchModel", "Overloaded", "ReplicaDied", "SlowReader"),
+    )
 }
 
 

@@ -107,14 +107,7 @@ def test_a_chunk_is_as_long_as_it_says(line_break):
     "line",
     [
         *(
-            b"X",
-            b": a",
-            b"X : a",
-            b" X: a",
-            b"X: \0",
-            b"X: \x01",
-            b"X: \x7f",
-            b"X: a\rb",
+            *(b"X", b": a", b"X : a", b" X: a", b"X: \0", b"X: \x01", b"X: \x7f", b"X: a\rb"),
             b"X: a\r",
         ),
         *(b"X: a\n", b"X: a\nY: b", b"X: a\r\n b", b"\n", b"\xe9: a", b"X(: a", b"\0", b"X\0: a"),
