@@ -1,6 +1,6 @@
 """The rules of this test tree.
 
-* A test marked ``anyio`` runs on trio and on asyncio, and in virtual time on both: time moves only
+* An asynchronous test runs on trio and on asyncio, and in virtual time on both: time moves only
   when every task waits, at once, to the next deadline. So no test sleeps, and a wait of an hour is
   as good as one of a second. Where threads, processes or sockets take part virtual time would run
   ahead of them: such a test is marked ``real_time`` and waits for events, never for a time to pass.

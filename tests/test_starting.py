@@ -21,7 +21,6 @@ from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.controller.controller import Controller
 from time_limits import HANG_S
 
-anyio_test = pytest.mark.anyio
 real_time = pytest.mark.real_time  # replicas load their code in threads
 
 
@@ -34,7 +33,6 @@ class Mine(BaseException):
     """No error."""
 
 
-@anyio_test
 @real_time
 @pytest.mark.parametrize("error", [KeyError("k"), Mine()], ids=repr)
 async def test_what_the_block_raises_comes_out_as_it_is(error):
@@ -54,7 +52,6 @@ async def test_what_the_block_raises_comes_out_as_it_is(error):
         await client.list_backends()
 
 
-@anyio_test
 async def test_what_is_started_is_entered_once():
     starting = shoal.start()
     async with starting as client:
@@ -69,7 +66,6 @@ async def test_what_is_started_is_entered_once():
             await entering()
 
 
-@anyio_test
 @real_time
 async def test_a_state_file_has_one_controller_at_a_time(tmp_path):
     async with shoal.start(state=tmp_path / "state.db"):
@@ -80,7 +76,6 @@ async def test_a_state_file_has_one_controller_at_a_time(tmp_path):
         pass
 
 
-@anyio_test
 @real_time
 async def test_clients_and_what_belongs_to_one_process_can_not_be_pickled():
     async with shoal.start() as client:
@@ -128,7 +123,6 @@ def test_what_a_plain_block_raises_comes_out_as_it_is(tmp_path):
         client.create_backend("b", "serving.plain_code:Broken")
 
 
-@anyio_test
 async def test_a_plain_block_is_refused_in_an_event_loop():
     with pytest.raises(RuntimeError, match="async with"), shoal.start():
         pass
@@ -200,7 +194,6 @@ def test_without_a_url_there_must_be_a_server_of_this_user(monkeypatch, tmp_path
         shoal.connect()
 
 
-@anyio_test
 @real_time
 async def test_without_a_url_the_server_of_this_user_is_found(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -243,7 +236,6 @@ def test_a_handler_that_leaves_its_own_block_is_refused_at_once(code, placement,
         assert "b" in client.list_backends()
 
 
-@anyio_test
 async def test_so_it_is_in_a_block_of_an_event_loop(monkeypatch):
     block = shoal.start()
 

@@ -21,7 +21,7 @@ from shoal.serving.app_file.file import read_app_file
 from shoal.testing.asgi import ask
 
 pytest.importorskip("numpy")
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop, pytest.mark.real_time]
+pytestmark = [pytest.mark.one_loop, pytest.mark.real_time]
 
 NO_LIST = "a handler gets a list for each of its parameters"
 NO_NAMES = "must be named"

@@ -23,8 +23,6 @@ from batching.scenes import (
     using,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 def bounded(handler: Any, bound: int | None, overload: Any, **options: Any) -> Any:
     options = {"max_batch_size": 1, **options}

@@ -17,8 +17,6 @@ httpx: Any = pytest.importorskip("httpx")
 tenacity: Any = pytest.importorskip("tenacity")
 background: Any = pytest.importorskip("starlette.background")
 
-pytestmark = pytest.mark.anyio
-
 
 @shoal.batch
 async def double(numbers: list[int]) -> list[int]:

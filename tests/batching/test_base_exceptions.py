@@ -16,8 +16,6 @@ from batching.scenes import launch, outcome, outcomes_in_order, read_all, settle
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-pytestmark = pytest.mark.anyio
-
 
 KEPT = trio_cancelled()
 MAKERS: list[Callable[[], BaseException]] = [

@@ -106,7 +106,6 @@ class BreaksOfThree(shoal.policies.WholeQueuePolicy):
 
 
 @pytest.mark.real_time
-@pytest.mark.anyio
 async def test_callers_elsewhere_are_told_what_broke_the_batcher() -> None:
     batcher = shoal.Batcher(plain, max_batch_size=1, policy=BreaksOfThree)
     outcomes: list[Any] = []
@@ -138,7 +137,6 @@ class _BrokenOnPurpose(Exception):
     pass
 
 
-@pytest.mark.anyio
 async def test_a_bug_in_the_batcher_fails_every_caller_in_the_queue_parked_and_running(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

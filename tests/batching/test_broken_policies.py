@@ -14,8 +14,6 @@ from batching.scenes import Held, Recorder, launch, line_up, outcome, plugged, s
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-pytestmark = pytest.mark.anyio
-
 
 class InOrder(shoal.policies.WholeQueuePolicy):
     """One at a time; each test breaks another of its methods."""

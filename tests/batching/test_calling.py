@@ -14,8 +14,6 @@ import shoal
 from batching.scenes import Recorder, line_up, outcomes, settle, using
 from handlers import double
 
-pytestmark = pytest.mark.anyio
-
 
 def double_in_thread(items: list[int]) -> list[int]:
     return [2 * item for item in items]

@@ -12,8 +12,6 @@ import shoal
 from batching.scenes import LEFT, PENDING, Held, Recorder, launch, line_up, settle, using
 from time_limits import HANG_S
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_caller_that_leaves_the_queue_is_never_seen_by_the_handler() -> None:
     handler = Recorder()

@@ -10,8 +10,6 @@ import pytest
 
 import shoal
 
-pytestmark = pytest.mark.anyio
-
 SHARINGS: list[dict[str, Any]] = [
     {},
     {"dedupe": True},

@@ -13,7 +13,7 @@ from batching.scenes import outcomes_in_order, read_all
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 TWO: dict[str, Any] = {"batch_wait_timeout_s": 3600, "max_batch_size": 2}
 

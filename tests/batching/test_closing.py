@@ -14,8 +14,6 @@ import shoal
 from batching.scenes import LEFT, PENDING, Held, Recorder, Steps, launch, line_up, read_all, settle
 from time_limits import HANG_S
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_closing_runs_what_is_in_the_queue_without_waiting_out_the_window() -> None:
     handler = Recorder()

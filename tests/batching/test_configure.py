@@ -14,8 +14,6 @@ import pytest
 import shoal
 from batching.scenes import Held, Recorder, launch, line_up, outcome, outcomes, read_all, settle
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_options_change_together_from_the_next_batch_on() -> None:
     held = Held()

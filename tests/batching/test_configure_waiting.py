@@ -10,8 +10,6 @@ import pytest
 import shoal
 from batching.scenes import PENDING, Held, Recorder, launch, line_up, outcome, plugged, settle
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize(
     ("before", "after", "batches"),

@@ -14,8 +14,6 @@ from batching.scenes import outcomes, settle
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-pytestmark = pytest.mark.anyio
-
 user: ContextVar[str] = ContextVar("user", default="nobody")
 
 

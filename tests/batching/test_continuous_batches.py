@@ -15,8 +15,6 @@ from batching.scenes import LEFT, PENDING, Caller, launch, line_up, outcome, rea
 from batching.test_idle import HOUR_S, watched
 from shoal import DispatchReason
 
-pytestmark = pytest.mark.anyio
-
 
 def of(handler: Any, kind: Kind, **options: Any) -> shoal.Batcher[Any]:
     return shoal.Batcher(handler, fill="continuous", streams=kind.streams, **options)

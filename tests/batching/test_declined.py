@@ -13,8 +13,6 @@ import shoal
 from shoal.core.events import BatchObserver
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
-
 DECLINED = {
     "no": HTTPException(404),
     "large": shoal.errors.ItemTooLarge("x"),

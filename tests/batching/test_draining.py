@@ -15,8 +15,6 @@ from shoal.core.request import Batch, DispatchReason
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-pytestmark = pytest.mark.anyio
-
 
 async def ticks(items: list[Any]) -> AsyncIterator[list[Any]]:
     batch = shoal.current_batch()

@@ -12,8 +12,6 @@ import pytest
 import shoal
 from batching.scenes import Caller, Held, Steps, launch, line_up, read_all, settle
 
-pytestmark = pytest.mark.anyio
-
 DROP: dict[str, Any] = {"drop_queued_on_shutdown": True}
 
 

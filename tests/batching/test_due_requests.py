@@ -12,8 +12,6 @@ import shoal
 from batching.scenes import Held, Recorder, Steps, launch, line_up, outcome, plugged, settle, using
 from shoal import DispatchReason
 
-pytestmark = pytest.mark.anyio
-
 
 class Slow(Recorder):
     """A handler that takes its time, and notes why each batch came."""

@@ -14,8 +14,6 @@ from shoal.batching.decorator.block import BatcherBlock, loops_of_context
 from shoal.failures.exceptions import own_copy
 from time_limits import HANG_S
 
-pytestmark = pytest.mark.anyio
-
 
 async def same(xs: list[Any]) -> list[Any]:
     return xs

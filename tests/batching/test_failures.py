@@ -17,8 +17,6 @@ from batching.scenes import Held, Recorder, launch, outcome, outcomes, read_all,
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = pytest.mark.anyio
-
 
 def raising(make: Any) -> Any:
     async def handler(items: list[Any]) -> list[Any]:

@@ -12,8 +12,6 @@ import shoal
 from batching.scenes import Held, Recorder, launch, line_up, outcomes, settle, using
 from shoal.batching.running.closed_slots import HELD_MOST_S, IN_A_ROW_MOST
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_full_batch_leaves_at_once() -> None:
     handler = Recorder()

@@ -16,8 +16,6 @@ import pytest
 import shoal
 from batching.scenes import settle
 
-pytestmark = pytest.mark.anyio
-
 OTHERS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
 

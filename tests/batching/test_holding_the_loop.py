@@ -16,8 +16,6 @@ from shoal.batching.handlers import handler
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = pytest.mark.anyio
-
 
 class Clock(threading.local):
     """The clock by which holds are measured; only code that blocks a thread moves it there."""

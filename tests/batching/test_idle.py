@@ -74,7 +74,6 @@ async def run_for_an_hour(items: list[Any]) -> list[Any]:
     return items
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("handler", [echo, echo_steps])
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("wait_s", [0.0, 10.0, None])
@@ -92,7 +91,6 @@ async def test_an_idle_batcher_does_nothing(handler: Any, slots: int, wait_s: fl
                 batcher.flush()
 
 
-@pytest.mark.anyio
 async def test_a_running_batch_wakes_nobody() -> None:
     async with (
         anyio.create_task_group() as tasks,
@@ -105,7 +103,6 @@ async def test_a_running_batch_wakes_nobody() -> None:
         assert activity.anything == 0
 
 
-@pytest.mark.anyio
 async def test_who_comes_behind_a_busy_slot_wakes_nobody() -> None:
     async with (
         anyio.create_task_group() as tasks,
@@ -126,7 +123,6 @@ async def test_who_comes_behind_a_busy_slot_wakes_nobody() -> None:
         assert activity.looks == 0
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("wait_s", [60.0, None])
 async def test_filling_a_batch_wakes_the_slot_for_the_first_and_the_last(
     wait_s: float | None,
@@ -146,7 +142,6 @@ async def test_filling_a_batch_wakes_the_slot_for_the_first_and_the_last(
         assert activity.looks == 3
 
 
-@pytest.mark.anyio
 async def test_a_window_that_ends_wakes_the_slot_once() -> None:
     async with (
         anyio.create_task_group() as tasks,

@@ -19,7 +19,6 @@ import shoal
 from shoal.testing import settle
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.parametrize("how", ["before it parks", "while it is parked"]),
 ]
 EVERY_FILL = pytest.mark.parametrize("fill", ["closed", "open", "continuous"])

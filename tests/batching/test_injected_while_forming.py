@@ -23,7 +23,6 @@ from batching.test_injected_cancellation import (
 from shoal.testing import settle
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.parametrize("how", ["before it parks", "while it is parked"]),
 ]
 

@@ -17,8 +17,6 @@ from batching.scenes import Held, line_up, settle
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = pytest.mark.anyio
-
 
 class Thing:
     """An item that can be watched."""

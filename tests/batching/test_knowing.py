@@ -15,8 +15,6 @@ from batching.scenes import Held, Recorder, line_up, outcomes, plugged, settle
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-pytestmark = pytest.mark.anyio
-
 
 async def about(items: list[Any]) -> list[Any]:
     batch = shoal.current_batch()

@@ -25,8 +25,6 @@ from batching.scenes import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = pytest.mark.anyio
-
 
 def divide(text: str, room: float) -> list[str]:
     """Parts of at most four letters, the first of which fills the room."""

@@ -15,8 +15,6 @@ from batching.scenes import outcome, settle
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
-pytestmark = pytest.mark.anyio
-
 FORMS = [
     *("coroutine", "steps", "open_batch", "nested", "nested_twice", "task", "isolated"),
     *(pytest.param(form, marks=pytest.mark.real_time) for form in ("plain", "plain_steps")),

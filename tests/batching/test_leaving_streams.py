@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from batching.scenes import Reader
 
-pytestmark = pytest.mark.anyio
-
 
 def pair_of(steps: Steps, **options: Any) -> Any:
     return shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2, **options)

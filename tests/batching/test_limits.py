@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from batching.scenes import Caller
 
-pytestmark = pytest.mark.anyio
-
 CALLS = {"max_batch_size": 2, "max_concurrent_batches": None}
 EVERY_SECOND = Limit(batches_per_s=1)
 

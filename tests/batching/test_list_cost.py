@@ -21,7 +21,6 @@ def test_of_list_makes_a_function_of_one_item() -> None:
     assert cost("four") == 4
 
 
-@pytest.mark.anyio
 async def test_an_unannotated_function_of_a_list_is_told_from_one_of_an_item() -> None:
     async def handler(items: Any) -> Any:
         return items

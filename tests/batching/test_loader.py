@@ -15,8 +15,6 @@ from batching.scenes import LEFT, Held, Recorder, launch, outcomes, using
 from conformance.replica_scenes import served
 from shoal.errors import BatcherClosed
 
-pytestmark = pytest.mark.anyio
-
 
 def failing_for(*bad: int) -> Recorder:
     return Recorder(lambda item: KeyError(item) if item in bad else f"row {item}")

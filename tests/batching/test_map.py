@@ -11,8 +11,6 @@ import pytest
 import shoal
 from batching.scenes import LEFT, PENDING, Held, Recorder, line_up, outcome, settle
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_the_results_come_in_the_order_of_the_items() -> None:
     handler = Recorder(lambda item: 2 * item)

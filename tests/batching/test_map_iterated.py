@@ -22,8 +22,6 @@ from batching.scenes import Held, Recorder, settle
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
-pytestmark = pytest.mark.anyio
-
 
 class Source:
     """Counts from 0, and notes how many items were taken."""

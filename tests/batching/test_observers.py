@@ -14,8 +14,6 @@ from shoal import DispatchReason
 from shoal.core.events import Observers
 from shoal.statistics import BatchObserver, BatchRecord
 
-pytestmark = pytest.mark.anyio
-
 
 class Told(BatchObserver):
     """Notes all that it is told; it keeps items, not requests."""

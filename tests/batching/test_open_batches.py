@@ -16,8 +16,6 @@ from batching.test_idle import HOUR_S, watched
 from batching.test_reference_cycles import calls, found_after, leaves, reads
 from shoal import DispatchReason
 
-pytestmark = pytest.mark.anyio
-
 
 def of(handler: Any, kind: Kind, **options: Any) -> shoal.Batcher[Any]:
     return shoal.Batcher(handler, fill="open", streams=kind.streams, **options)

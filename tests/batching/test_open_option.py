@@ -50,7 +50,6 @@ class Life:
         return [pool.get()] * len(items)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("form", ["function", "manager"])
 async def test_it_is_entered_before_the_first_batch_and_left_after_the_last(form: str) -> None:
     life = Life()
@@ -65,7 +64,6 @@ async def test_it_is_entered_before_the_first_batch_and_left_after_the_last(form
     assert life.notes == ["opened", [1], [2], "closed"]
 
 
-@pytest.mark.anyio
 async def test_a_function_that_is_opened_at_its_first_call_enters_it_in_each_block() -> None:
     life = Life()
     fetch = shoal.batch(open=life.opened)(life.handler)
@@ -90,7 +88,6 @@ async def fails() -> AsyncGenerator[None]:
     yield
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("opens", "message"),
     [
@@ -120,7 +117,6 @@ def test_a_handler_for_asyncio_is_told_to_use_asyncio() -> None:
         assert call(1) == 1
 
 
-@pytest.mark.anyio
 @pytest.mark.real_time
 async def test_a_handler_with_a_connection_of_another_thread_is_told_of_warm_up() -> None:
     connection = await anyio.to_thread.run_sync(lambda: sqlite3.connect(":memory:"))
@@ -152,7 +148,6 @@ def test_what_is_no_context_manager_is_refused(opens: Any, message: str) -> None
         shoal.Batcher(Life().handler, open=opens)
 
 
-@pytest.mark.anyio
 async def test_a_context_manager_of_one_use_is_refused_in_words_the_second_time() -> None:
     fetch = shoal.batch(open=Life().opened())(Life().handler)
     async with shoal.open_batchers(fetch):
@@ -161,7 +156,6 @@ async def test_a_context_manager_of_one_use_is_refused_in_words_the_second_time(
     assert "give the function that makes it: open=pool, not open=pool()" in str(error)
 
 
-@pytest.mark.anyio
 async def test_it_can_not_be_changed_while_the_batcher_is_open() -> None:
     life = Life()
     batcher = shoal.Batcher(life.handler, open=life.opened)
@@ -174,7 +168,6 @@ async def test_it_can_not_be_changed_while_the_batcher_is_open() -> None:
         assert await call(1) == "a pool"
 
 
-@pytest.mark.anyio
 async def test_a_handler_of_an_open_batch_a_stream_and_a_method_have_it() -> None:
     life = Life()
 

@@ -12,8 +12,6 @@ import shoal
 from batching.batched_model import Model
 from batching.scenes import outcomes
 
-pytestmark = pytest.mark.anyio
-
 
 @shoal.batch
 async def increment(numbers: list[int]) -> list[int]:

@@ -17,8 +17,6 @@ from batching.scenes import Held, line_up, outcome, outcomes, settle
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = pytest.mark.anyio
-
 seen: ContextVar[str] = ContextVar("seen", default="nothing")
 
 

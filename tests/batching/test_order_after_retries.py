@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from shoal.core.policy import Pressure
     from shoal.core.request import Request
 
-pytestmark = pytest.mark.anyio
-
 
 class Gated:
     """A handler whose batches end when a test says so."""

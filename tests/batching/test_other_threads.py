@@ -16,7 +16,7 @@ from batching.scenes import settle
 from shoal.batching.decorator.registry import Opening
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 def function(**options: Any) -> Any:

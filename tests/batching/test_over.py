@@ -15,8 +15,6 @@ from batching.scenes import line_up, outcomes, outcomes_in_order
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-pytestmark = pytest.mark.anyio
-
 
 class Greeter:
     """A model that notes what `run_batch` was called with."""

@@ -10,8 +10,6 @@ import pytest
 import shoal
 from batching.scenes import LEFT, PENDING, Held, Steps, line_up, outcome, plugged, read_all, settle
 
-pytestmark = pytest.mark.anyio
-
 LEVELS: dict[str, Any] = {
     "max_batch_size": 1,
     "max_queued_requests": 3,

@@ -14,8 +14,6 @@ from batching.scenes import outcome, settle
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = pytest.mark.anyio
-
 REFUSED = pytest.raises(shoal.errors.WouldDeadlock, match="max_concurrent_batches=2")
 
 

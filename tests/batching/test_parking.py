@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from shoal.loops.parking import Parking
 
-pytestmark = pytest.mark.anyio
-
 
 class Waiter:
     """A task that waits on a waiter, of its own or of a request."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from shoal import BatchOptions, Request
 
-pytestmark = pytest.mark.anyio
-
 
 class Noted(Recorder):
     """A handler that notes why and when each batch came, in seconds since it was made."""

@@ -22,8 +22,6 @@ from batching.scenes import (
     settle,
 )
 
-pytestmark = pytest.mark.anyio
-
 THREE: dict[str, Any] = {"priority_levels": 3, "max_batch_size": 2}
 
 

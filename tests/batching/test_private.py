@@ -15,7 +15,6 @@ import shoal
 from shoal.loops import private
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
 WITHOUT = pytest.mark.usefixtures("gone")
 
 NAMES = [name for name in vars(private) if name.startswith("OF_")]

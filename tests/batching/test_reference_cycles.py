@@ -12,8 +12,6 @@ import pytest
 import shoal
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
-
 
 async def found_after(use: Any, handler: Any, **options: Any) -> list[str]:
     """Uses a batcher and returns the types of what only a garbage collector can free."""

@@ -18,8 +18,6 @@ from closed_loops import (
 )
 from shoal.core.request import DispatchReason
 
-pytestmark = pytest.mark.anyio
-
 CALLERS = 16
 ROUNDS = 40
 MOST = 64

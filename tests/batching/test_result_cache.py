@@ -9,8 +9,6 @@ import shoal
 from batching.scenes import PENDING, line_up
 from batching.sharing_scenes import Second, balanced, opened
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_result_is_kept_for_its_time():
     handler = Second()

@@ -16,8 +16,6 @@ from batching.scenes import OfUnhashableKind, outcome, outcomes, outcomes_in_ord
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.anyio
-
 
 class Computed:
     """Sized and indexable, and no more: it does not say where it ends."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from shoal.core.events import BatchRecord
     from shoal.core.request import Request
 
-pytestmark = pytest.mark.anyio
-
 PAIRS: Any = {"max_batch_size": 2, "batch_wait_timeout_s": None}
 ANY_NUMBER: Any = {"max_batch_size": 2, "max_concurrent_batches": None}
 

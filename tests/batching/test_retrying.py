@@ -15,8 +15,6 @@ from batching.scenes import LEFT, PENDING, Held, Recorder, line_up, outcome, plu
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-pytestmark = pytest.mark.anyio
-
 
 class Stubborn:
     """An async function that is overloaded until it has been tried so many times."""

@@ -31,8 +31,6 @@ from time_limits import HANG_S
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_two_tasks_that_open_a_function_in_one_tick_do_not_both_get_it() -> None:
     function = shoal.batch(Recorder())

@@ -17,8 +17,6 @@ from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.anyio
-
 
 class Places:
     """A room of so many places, which handlers take and give back.

@@ -28,7 +28,6 @@ MANY = 100_000
 MOST_BYTES = 600
 
 
-@pytest.mark.anyio
 async def test_a_hundred_thousand_requests_wait_and_are_answered() -> None:
     gate = anyio.Event()
 
@@ -52,7 +51,6 @@ async def test_a_hundred_thousand_requests_wait_and_are_answered() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 async def test_callers_leave_in_linear_time() -> None:
     work = [await _work_of_leaving(150), await _work_of_leaving(1500)]
     assert work[1] <= 11 * work[0]
@@ -89,7 +87,6 @@ async def _work_of_leaving(callers: int) -> int:
     return calls
 
 
-@pytest.mark.anyio
 async def test_callers_that_come_and_go_behind_a_busy_slot_leave_nothing_behind() -> None:
     gate = anyio.Event()
 
@@ -114,7 +111,6 @@ async def test_callers_that_come_and_go_behind_a_busy_slot_leave_nothing_behind(
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 async def test_a_request_in_the_queue_is_small() -> None:
     """What a call takes beyond a task that is parked and does nothing else."""
     callers = 300

@@ -16,8 +16,6 @@ from shoal.loops import private
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
-pytestmark = pytest.mark.anyio
-
 
 async def echo(items: list[int]) -> list[int]:
     return items

@@ -13,8 +13,6 @@ from batching.scenes import outcome, outcomes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.anyio
-
 scopes: list[anyio.CancelScope] = []
 
 

@@ -14,8 +14,6 @@ from batching.sharing_scenes import WHOLE, Second, balanced, opened, read
 from shoal.batching.calls.flight import REPLAYED_MOST
 from shoal.errors import DeadlineExceeded, SlowReader
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_readers_share_a_stream_from_its_start():
     handler = Second()

@@ -16,9 +16,6 @@ from batching.sharing_scenes import WHOLE, Second, balanced, opened, read
 from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded
 from shoal.testing import run_virtually
 
-pytestmark = pytest.mark.anyio
-
-
 EACH_KIND = pytest.mark.parametrize("kind", ["results", "steps"])
 ANSWERS = {"results": ("result", "a"), "steps": WHOLE}
 

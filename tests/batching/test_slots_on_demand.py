@@ -11,8 +11,6 @@ import shoal
 from batching.scenes import Held, Recorder, line_up, outcomes, settle
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT
 
-pytestmark = pytest.mark.anyio
-
 MANY = 10_000
 
 

@@ -10,8 +10,6 @@ import pytest
 import shoal
 from batching.scenes import Steps, read_all, settle
 
-pytestmark = pytest.mark.anyio
-
 
 def pair_of(steps: Steps, **options: Any) -> Any:
     return shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2, **options)

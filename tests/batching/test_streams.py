@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from batching.scenes import Reader
 
-pytestmark = pytest.mark.anyio
-
 
 async def count(items: list[int]) -> AsyncIterator[list[Any]]:
     """Gives to each item as many numbers as it says."""

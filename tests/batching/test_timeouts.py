@@ -16,8 +16,6 @@ from time_limits import HANG_S
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_time_out_is_the_callers_cancel_scope() -> None:
     held = Held()

@@ -21,7 +21,6 @@ def test_a_thread_need_not_wait_for_tasks_that_are_ready() -> None:
             step.send(None)
 
 
-@pytest.mark.anyio
 async def test_any_number_of_threads_run_at_once() -> None:
     all_run = threading.Barrier(60)
     async with anyio.create_task_group() as tasks:
@@ -29,7 +28,6 @@ async def test_any_number_of_threads_run_at_once() -> None:
             tasks.start_soon(lambda: anyio.to_thread.run_sync(all_run.wait, limiter=UNLIMITED))
 
 
-@pytest.mark.anyio
 async def test_a_thread_of_a_cancelled_task_does_not_begin() -> None:
     ran: list[int] = []
     with anyio.CancelScope() as scope:

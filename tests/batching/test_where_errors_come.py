@@ -16,8 +16,6 @@ import shoal
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-pytestmark = pytest.mark.anyio
-
 
 class Broken(Exception):
     pass

@@ -1,7 +1,5 @@
 """What the tests of commands share."""
 
-from __future__ import annotations
-
 import json
 import threading
 from functools import partial
@@ -24,7 +22,6 @@ def terminal(tmp_path):
 
 @pytest.fixture
 def serving(request, terminal, directory):
-    """Starts servers of what the module's `SERVED` names, in its `directory`."""
     return partial(terminal.serving, "serve", request.module.SERVED, "--port", "0")
 
 
@@ -55,7 +52,6 @@ def told(run, request):
 
 @pytest.fixture
 def url():
-    """A server with one endpoint, ``e``."""
     with served() as url:
         with shoal.connect(url) as client:
             client.create_backend("scale", "driven_models:Scaler", config={"max_batch_size": 4})

@@ -1,7 +1,5 @@
 """A server in a thread of the test's process, for the commands that drive one."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import contextmanager, suppress
 

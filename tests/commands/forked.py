@@ -4,8 +4,6 @@ Loading takes nine tenths of the work of a server that starts and ends, and few 
 On Linux only: elsewhere a process can't be waited for without an end to its id.
 """
 
-from __future__ import annotations
-
 import atexit
 import fcntl
 import gc

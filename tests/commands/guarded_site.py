@@ -1,7 +1,5 @@
 """What `test_what_workers_serve.py` serves: endpoints and a mounted site, behind one middleware."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """Commands as processes of their own, and what they leave in a test's directory."""
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import http.client
@@ -45,12 +43,7 @@ threading.Thread(target=watch, daemon=True).start()
 
 
 class Terminal:
-    """Runs commands in a directory, which also contains the sockets of their servers.
-
-    Attributes:
-        directory: The directory.
-        environment: What the commands' processes have in theirs.
-    """
+    """Runs commands in a directory, which also contains the sockets of their servers."""
 
     def __init__(self, directory):
         self.directory = directory

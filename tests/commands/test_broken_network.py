@@ -1,7 +1,5 @@
 """A network namespace as another machine, whose network breaks under load."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -16,7 +14,6 @@ from progress_lines import first_line
 from shoal.serving.controller.controller import Controller
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.real_time,
     pytest.mark.slow,
     pytest.mark.one_loop,

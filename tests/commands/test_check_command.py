@@ -1,7 +1,5 @@
 """`shoal check`: what would run, and what is wrong with it."""
 
-from __future__ import annotations
-
 import json
 import sys
 
@@ -51,7 +49,6 @@ traffic = {}
 
 @pytest.fixture
 def check(tmp_path, monkeypatch, run):
-    """Checks the text of a file."""
     monkeypatch.chdir(tmp_path)
 
     def check(text, *options):
@@ -237,11 +234,10 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "application",
-    ["of_app.py", "of_app.py:app", "a_package/inner/of_package.py", "app.toml"],
+    "application", ["of_app.py", "of_app.py:app", "a_package/inner/of_package.py", "app.toml"]
 )
 @pytest.mark.parametrize("is_relative", [True, False])
-def test_an_application_is_found_by_its_file_and_its_modules_beside_it(
+def test_an_application_is_found_with_modules_beside_it(
     application, is_relative, elsewhere, capsys, tmp_path
 ):
     (tmp_path / "current" / "beside_it.py").write_text("double = None\n")

@@ -1,7 +1,5 @@
 """The ``shoal`` command as a process of its own, with real signals."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty
@@ -148,9 +146,6 @@ def asked_for_a_byte(port):
 def assert_finishes(client):
     with client, client.makefile("rb") as rest:
         assert b"ended" in rest.read()
-
-
-# Serving, and the two ways to end it.
 
 
 def test_a_signal_ends_an_idle_server_with_0(serving):
@@ -378,9 +373,7 @@ def test_no_command_shows_how_to_give_one(capsys):
         ("unfinished", '  File "', "SyntaxError"),
     ],
 )
-def test_a_module_that_fails_to_import_shows_its_traceback(
-    terminal, directory, module, begins, error
-):
+def test_a_module_that_fails_to_import_has_a_traceback(terminal, directory, module, begins, error):
     code, _, said = terminal.run("serve", f"{module}:app")
     assert code == 1
     assert said.startswith(begins)
@@ -396,9 +389,6 @@ def test_an_application_that_does_not_start_shows_its_traceback(terminal, direct
     assert said.splitlines()[-1] == (
         "shoal: the application did not start: LookupError: no weights in the file"
     )
-
-
-# Help.
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """What a command tells while it waits for a server."""
 
-from __future__ import annotations
-
 import sys
 from argparse import Namespace
 

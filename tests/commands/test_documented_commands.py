@@ -1,7 +1,5 @@
 """The commands and files that the documentation shows are ones that there are."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The end of `shoal serve`, with requests of an application under way, on each event loop."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import signal

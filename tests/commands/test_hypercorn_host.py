@@ -1,7 +1,5 @@
 """``--server hypercorn``: the same application on stock Hypercorn, as users start it."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

@@ -1,7 +1,5 @@
 """What `shoal serve` has loaded when it answers, since loading takes nearly all of its start."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -1,7 +1,5 @@
 """The locations of servers, and the lock that allows one server of each name."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -59,9 +57,7 @@ def test_without_a_home_directory_commands_name_the_variable_to_set(command, no_
 
 @pytest.mark.parametrize("command", ["start --detach", "stop", "logs", "status"])
 @pytest.mark.parametrize("code", [errno.EACCES, errno.ENOTDIR, errno.EIO])
-def test_a_directory_that_cannot_be_read_is_told_in_a_line(
-    command, code, tmp_path, monkeypatch, capsys
-):
+def test_an_unreadable_directory_is_told_in_a_line(command, code, tmp_path, monkeypatch, capsys):
     def refuse(path, *_args, **_options):
         raise OSError(code, os.strerror(code), path)
 

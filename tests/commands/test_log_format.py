@@ -1,7 +1,5 @@
 """The log on stderr: what others chose can't forge its lines, or control a terminal."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -1,7 +1,5 @@
 """`shoal logs`: the log of a detached server, and of its replicas' processes."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Model servers and servers that forward to them, as processes that are killed under load."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections import Counter

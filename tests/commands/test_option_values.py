@@ -1,7 +1,5 @@
 """Options, weights, items and run times as they are written on a command line."""
 
-from __future__ import annotations
-
 import pytest
 
 from shoal.commands.support.mistake import CommandError
@@ -35,11 +33,7 @@ from shoal.core.simulation_results import Linear
         ('adaptive={"p99_s": 0.1}', "adaptive", LatencyTarget(p99_s=0.1)),
         ('limit={"batches_per_s": 5}', "limit", Limit(batches_per_s=5)),
         ('default_queue_policy={"timeout_s": 1}', "default_queue_policy", QueuePolicy(timeout_s=1)),
-        (
-            'queue_policies={"2": {"timeout_s": 1}}',
-            "queue_policies",
-            {2: QueuePolicy(timeout_s=1)},
-        ),
+        ('queue_policies={"2": {"timeout_s": 1}}', "queue_policies", {2: QueuePolicy(timeout_s=1)}),
     ],
 )
 def test_an_option_of_a_batcher_is_read(text, name, value):
@@ -49,10 +43,7 @@ def test_an_option_of_a_batcher_is_read(text, name, value):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (
-            "priority_levels",
-            "an option is written KEY=VALUE, like priority_levels=3, ",
-        ),
+        ("priority_levels", "an option is written KEY=VALUE, like priority_levels=3, "),
         ("levels=3", "'levels' is not an option of a batcher; did you mean 'priority_levels'"),
         ("bucket_by=x", "bucket_by is a function"),
         ('adaptive={"p98_s": 1}', "adaptive has no 'p98_s'"),

@@ -1,7 +1,5 @@
 """What commands print: tables, lines and messages."""
 
-from __future__ import annotations
-
 import pytest
 
 from shoal.commands.support.output import config_listed, facts, status_listed, table, weights
@@ -36,17 +34,7 @@ def test_a_table_without_rows_says_so():
 
 def test_the_status_has_the_addresses_of_model_servers():
     replica = ReplicaStatus(tag="b#0", state="ready", ongoing=0, batches=0, address="unix:/a")
-    backend = BackendStatus(
-        tag="b",
-        code="c",
-        placement="remote",
-        state="ready",
-        wanted=1,
-        replicas=[replica],
-        **dict.fromkeys(("queued", "ongoing", "requests", "errors"), 0),
-        **dict.fromkeys(("starts", "deaths", "restarts"), 0),
-    )
-    listed = status_listed(Status(backends={"b": backend}))
+    listed = status_listed(Status(backends={"b": backend(replicas=[replica])}))
     assert "REPLICA  MODEL SERVER\nb#0      unix:/a" in listed
 
 
@@ -106,18 +94,6 @@ def test_a_config_is_a_line_for_each_option():
 
 
 def backend(**changed):
-    given = {
-        "tag": "b",
-        "code": "m:b",
-        "placement": "process",
-        "state": "degraded",
-        "wanted": 2,
-        "queued": 0,
-        "ongoing": 0,
-        "requests": 0,
-        "errors": 0,
-        "starts": 1,
-        "deaths": 0,
-        "restarts": 0,
-    }
-    return BackendStatus(**{**given, **changed})
+    names = {"tag": "b", "code": "m:b", "placement": "process", "state": "degraded"}
+    numbers = dict.fromkeys(("queued", "ongoing", "requests", "errors", "deaths", "restarts"), 0)
+    return BackendStatus(**{**names, "wanted": 2, "starts": 1, **numbers, **changed})

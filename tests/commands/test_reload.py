@@ -1,7 +1,5 @@
 """`shoal serve --reload`: real processes, and files that change under them."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import signal
@@ -46,7 +44,6 @@ class Reloaded:
         self._hang.start()
 
     def until(self, mark):
-        """What it says up to a line with a mark."""
         said = []
         while not said or mark not in said[-1]:
             said.append(self.process.stderr.readline())

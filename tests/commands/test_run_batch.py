@@ -1,7 +1,5 @@
 """``shoal run-batch``: what it writes, how it goes on, and mistakes."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -314,11 +312,7 @@ def lines_in(path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("loop", "signum", "code"),
-    [
-        ("trio", signal.SIGKILL, -9),
-        ("asyncio", signal.SIGINT, 130),
-        ("trio", signal.SIGTERM, 143),
-    ],
+    [("trio", signal.SIGKILL, -9), ("asyncio", signal.SIGINT, 130), ("trio", signal.SIGTERM, 143)],
 )
 def test_a_stopped_job_loses_no_line_and_writes_none_twice(directory, told, loop, signum, code):
     count = 1500

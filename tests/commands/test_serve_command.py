@@ -1,7 +1,5 @@
 """`shoal serve` of files, and what it has for the operator."""
 
-from __future__ import annotations
-
 import gc
 import http.client
 import json

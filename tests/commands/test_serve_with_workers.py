@@ -1,7 +1,5 @@
 """``--workers``: the command line, signals, and the ends of the processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -161,7 +159,7 @@ def test_ctrl_c_of_a_terminal_is_for_the_server(terminal, directory):
         process.communicate()
 
 
-def test_a_file_may_say_how_many_a_token_opens_the_admin_api_and_a_command_stops_all(
+def test_a_file_says_how_many_a_token_opens_the_admin_api_and_a_command_stops_all(
     terminal, directory
 ):
     text = '[server]\nport = 0\nworkers = 2\n[backends.b]\ncode = "code:double"\n[endpoints.b]\n'

@@ -1,7 +1,5 @@
 """The flags of the commands that serve, which are made from the table of the options."""
 
-from __future__ import annotations
-
 import os
 from argparse import ArgumentError, ArgumentParser
 
@@ -31,13 +29,7 @@ FLAGS = [
     ("--model-server", "unix:/m.sock", "model_server", "unix:/m.sock", "forward batches to"),
     ("--certfile", "c.pem", "certfile", "c.pem", "in this file"),
     ("--allow-host", "a", "allowed_hosts", ["a"], "(localhost, at loopback)"),
-    (
-        "--allow-origin",
-        "x://a",
-        "allowed_origins",
-        ["x://a"],
-        "(at loopback: none but its own)",
-    ),
+    ("--allow-origin", "x://a", "allowed_origins", ["x://a"], "(at loopback: none but its own)"),
     ("--send-timeout", "3", "send_timeout_s", 3.0, "(10)"),
     ("--access-log", None, "access_log", True, "for each request to stderr"),
     ("--root-path", "/ml", "root_path", "/ml", "the paths of requests"),

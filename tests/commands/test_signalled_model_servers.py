@@ -1,7 +1,5 @@
 """Model servers as processes that get signals: one is told to stop, and one is frozen."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -19,7 +17,7 @@ from shoal.serving.controller.controller import Controller
 from shoal.testing.replicas.code import Folder
 from worker_processes import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.one_loop]
+pytestmark = [pytest.mark.real_time, pytest.mark.one_loop]
 
 APP = """\
 import os

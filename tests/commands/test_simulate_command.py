@@ -1,7 +1,5 @@
 """``shoal simulate``: its traffic, its options, what it prints, and mistakes."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import redirect_stdout
@@ -213,10 +211,7 @@ def test_a_plot_is_saved(told, tmp_path):
         ([*CONSTANT, "--max-batch-size", "0"], "max_batch_size must be at least 1, not 0"),
         ([*CONSTANT, "--option", "levels=2"], "'levels' is not an option of a batcher"),
         ([*CONSTANT, "--option", "overload=never"], "overload must be 'reject'"),
-        (
-            ["--rate", "1", "--duration", "0.001", "--run-time", "1"],
-            "no request arrives in 0.001",
-        ),
+        (["--rate", "1", "--duration", "0.001", "--run-time", "1"], "no request arrives in 0.001"),
         ([*CONSTANT, "--plot", "plot.words"], "no plot in plot.words"),
         ([*CONSTANT, "--plot", "absent/plot.png"], "can't write absent/plot.png: No such file"),
         (
@@ -242,8 +237,6 @@ def test_a_number_that_is_none_is_told(arguments, capsys):
     assert ended.value.code == 2
     assert capsys.readouterr().err.endswith("see shoal simulate --help\n")
 
-
-# Recordings
 
 RECORDED = [
     {"record": "trace", "format": 1},

@@ -1,7 +1,5 @@
 """`shoal serve` at sockets that systemd has opened. Its own tool: tests/examples/test_deploy.py."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -201,9 +199,7 @@ def test_a_socket_that_cant_be_used_is_refused_with_what_its_unit_must_say(what,
         ("admin", ["lengths:app", "--reload"], "--reload takes one socket from systemd"),
     ],
 )
-def test_a_command_that_contradicts_its_sockets_is_refused(
-    names, arguments, why, passing, tmp_path
-):
+def test_a_command_that_contradicts_sockets_is_refused(names, arguments, why, passing, tmp_path):
     with (
         listening_at(tmp_path / "one.sock") as passed,
         passing([passed], names, "serve", *arguments) as run,

@@ -1,7 +1,5 @@
 """`shoal start`, `stop` and `status` as processes of their own, with real signals."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

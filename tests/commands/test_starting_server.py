@@ -1,7 +1,5 @@
 """What `shoal serve` says while it starts, where it can't start, and in the log of its user."""
 
-from __future__ import annotations
-
 import re
 import signal
 import socket

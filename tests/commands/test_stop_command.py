@@ -1,7 +1,5 @@
 """How long `shoal stop` waits."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """`shoal serve --otel` exports to a real receiver of OTLP over HTTP; and the forms of the log."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket
@@ -163,9 +161,7 @@ def test_what_the_environment_can_not_have_is_said(terminal, serving_traced, env
     assert said in err
 
 
-def test_without_the_extra_it_is_named_and_a_server_that_exports_nothing_runs(
-    terminal, serving_traced
-):
+def test_without_the_extra_it_is_named_and_a_server_without_exports_runs(terminal, serving_traced):
     site = terminal.directory / "site" / "opentelemetry"
     site.mkdir()
     (site / "__init__.py").write_text("raise ModuleNotFoundError('x', name='opentelemetry')")

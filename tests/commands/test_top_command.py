@@ -1,7 +1,5 @@
 """``shoal top``: what it shows, once and live, and what ugly names do to a terminal."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -96,7 +94,6 @@ def view():
 
 
 def row_of(text, head):
-    """The figures of the first row of a table, by its heads."""
     lines = text.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith(head))
     return dict(zip(lines[at].split(), lines[at + 1].split("  "), strict=False)), lines[at + 1]
@@ -137,11 +134,7 @@ def test_long_names_leave_what_matters_most_whole_in_few_columns():
 
 
 @pytest.mark.parametrize(
-    ("rows", "heads"),
-    [
-        (12, ["BATCHER"]),
-        (24, ["BATCHER", "BACKEND", "FAILED"]),
-    ],
+    ("rows", "heads"), [(12, ["BATCHER"]), (24, ["BATCHER", "BACKEND", "FAILED"])]
 )
 def test_each_table_has_its_part_of_few_rows(rows, heads):
     view = ServerView()
@@ -191,9 +184,6 @@ def test_another_server_at_the_same_address_is_another(view):
     assert "120 answered" in drawn(view)
     view.take({**message(1, run="b"), "samples": [], "state": None})
     assert "waiting for the server" in drawn(view)
-
-
-# A server
 
 
 @pytest.mark.real_time

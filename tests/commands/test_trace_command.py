@@ -1,7 +1,5 @@
 """``shoal trace`` against a server, and what ``shoal simulate`` makes of its file."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

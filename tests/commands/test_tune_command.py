@@ -1,7 +1,5 @@
 """``shoal tune``: what it measures, what it prints, and mistakes."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -147,10 +145,7 @@ def test_a_plot_is_saved(told, directory):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (
-            ["tuned", "--item", '"eel"'],
-            "'tuned' is not an import path; write it like 'my_module",
-        ),
+        (["tuned", "--item", '"eel"'], "'tuned' is not an import path; write it like 'my_module"),
         (["absent:echo", "--item", '"eel"'], "no module 'absent' in "),
         (["tuned:absent", "--item", '"eel"'], "tuned has no attribute 'absent'"),
         (["tuned:weights", "--item", '"eel"'], "a handler must be a function of a list, not None"),
@@ -158,10 +153,7 @@ def test_a_plot_is_saved(told, directory):
         (["tuned:echo", "--items", "absent.json"], "can't read absent.json: No such file"),
         (["tuned:echo", "--items", "empty.json"], "must contain a JSON array of at least one item"),
         (["tuned:echo", "--items", "tuned.py"], "tuned.py is not JSON"),
-        (
-            ["tuned:echo", "--item-from", "tuned:weights"],
-            "tuned:weights is not a function",
-        ),
+        (["tuned:echo", "--item-from", "tuned:weights"], "tuned:weights is not a function"),
         (["tuned:echo", "--item", '"eel"', "--option", "x"], "an option is written KEY=VALUE"),
         (["tuned:costly", "--item", '"eel"'], "is decorated with a batch_size_fn"),
         (["tuned:Nothing", "--item", '"eel"'], "the class Nothing has no __call__"),

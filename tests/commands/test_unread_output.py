@@ -1,7 +1,5 @@
 """What a command prints, where it can't be written, or nobody reads it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The commands that drive a server, against one in this process."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -326,9 +324,7 @@ def test_a_wrong_token_file_is_told(text, line, tmp_path, capsys):
         (["--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1; start one "),
     ],
 )
-def test_a_server_that_is_not_there_is_told_with_how_to_start_one(
-    arguments, line, tmp_path, monkeypatch, capsys
-):
+def test_a_missing_server_is_told_with_its_remedy(arguments, line, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert main(["status", *arguments]) == 1
     told = capsys.readouterr().err

@@ -3,8 +3,6 @@
 All of it is over TLS, and behind a middleware that runs in the server's process.
 """
 
-from __future__ import annotations
-
 import json
 import ssl
 from contextlib import closing
@@ -52,8 +50,6 @@ def served(tmp_path_factory, request):
 
 @pytest.fixture
 def ask(served):
-    """Makes a request on a connection of its own, with a key."""
-
     def ask(method, path, body=b"", version="1.1", headers=(), without=()):
         sent = {"content-type": "application/json", **KEY, **dict(headers)}
         sent = {name: value for name, value in sent.items() if name not in without}

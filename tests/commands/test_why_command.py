@@ -1,7 +1,5 @@
 """``shoal why`` against a server: the reasons that it finds under real traffic."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

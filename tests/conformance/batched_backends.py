@@ -1,11 +1,9 @@
 """The usual shapes of Ray Serve 2.x's batching: classes that batch by methods of their own."""
 
-from __future__ import annotations
-
-from collections.abc import AsyncIterator  # noqa: TC003 - the annotations are read
+from collections.abc import AsyncIterator
 from typing import Any
 
-from starlette.requests import Request  # noqa: TC002 - the annotations are read
+from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 import shoal

@@ -1,10 +1,9 @@
 """Scenes that Ray Serve's cases play on a controller: services that call one another."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import trio
@@ -12,11 +11,7 @@ import trio
 from batching.scenes import Held
 from shoal.errors import DeadlineExceeded
 from shoal.serving.controller.controller import Controller
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from shoal.serving.controller.endpoints import EndpointHandle
+from shoal.serving.controller.endpoints import EndpointHandle
 
 
 async def service(
@@ -30,7 +25,6 @@ async def service(
 
 @asynccontextmanager
 async def served(code: Any, **config: Any) -> AsyncGenerator[EndpointHandle]:
-    """Opens a controller with one service of some code."""
     async with Controller() as controller:
         yield await service(controller, "only", code, **config)
 
@@ -75,7 +69,6 @@ async def chain(
 
 
 def living_tasks() -> int:
-    """Counts the tasks of this event loop."""
     if trio.lowlevel.in_trio_task():
         return trio.lowlevel.current_statistics().tasks_living
     return len(asyncio.all_tasks())

@@ -4,8 +4,6 @@ Its ``batch_size`` is ``max_batch_size`` here, its ``batch_collect_delay_s`` is 
 and its ``stop()`` is leaving the block or ``aclose()``.
 """
 
-from __future__ import annotations
-
 import functools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,8 +14,6 @@ import pytest
 
 import shoal
 from batching.scenes import PENDING, line_up, outcome, outcomes_in_order
-
-pytestmark = pytest.mark.anyio
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
@@ -45,7 +41,7 @@ class PlainGreeter(Greeter):
         return [self.run(name) for name in lists["first_name"]]
 
 
-async def test_twenty_requests_make_batches_of_ten_and_each_gets_its_own_result() -> None:
+async def test_twenty_requests_make_batches_of_ten_and_each_gets_its_own_result():
     model = Greeter()
     async with shoal.Batcher.over(model, max_batch_size=10, batch_wait_timeout_s=None) as call:
         got = await outcomes_in_order(*(call(first_name=str(number)) for number in range(20)))
@@ -53,7 +49,7 @@ async def test_twenty_requests_make_batches_of_ten_and_each_gets_its_own_result(
     assert [len(batch["first_name"]) for batch in model.batches] == [10, 10]
 
 
-async def test_the_collect_delay_counts_anew_from_each_request() -> None:
+async def test_the_collect_delay_counts_anew_from_each_request():
     model = Greeter()
     async with (
         shoal.Batcher.over(model, max_batch_size=5, idle_timeout_s=0.010) as call,
@@ -69,7 +65,7 @@ async def test_the_collect_delay_counts_anew_from_each_request() -> None:
     assert [caller.ended_at for caller in callers] == [pytest.approx(last_came_at + 0.010)] * 3
 
 
-async def test_a_model_that_wraps_another_says_what_it_passes_on() -> None:
+async def test_a_model_that_wraps_another_says_what_it_passes_on():
     class Wrapping:
         def __init__(self, model: Greeter) -> None:
             self._model = model
@@ -87,7 +83,7 @@ async def test_a_model_that_wraps_another_says_what_it_passes_on() -> None:
         assert await call(first_name="Bob", title="Mr") == "Mr Bob Bit"
 
 
-async def test_an_async_run_batch_that_stops_its_batcher_is_no_deadlock() -> None:
+async def test_an_async_run_batch_that_stops_its_batcher_is_no_deadlock():
     class Stopping(Greeter):
         async def run_batch(self, **lists: list[Any]) -> list[str]:
             await batcher.aclose()
@@ -105,7 +101,7 @@ async def test_an_async_run_batch_that_stops_its_batcher_is_no_deadlock() -> Non
 
 
 @pytest.mark.real_time
-async def test_a_plain_run_batch_that_stops_its_batcher_is_no_deadlock() -> None:
+async def test_a_plain_run_batch_that_stops_its_batcher_is_no_deadlock():
     class Stopping(PlainGreeter):
         def run_batch(self, **lists: list[Any]) -> list[str]:  # type: ignore[override]
             anyio.from_thread.run(batcher.aclose)
@@ -124,7 +120,7 @@ async def test_a_plain_run_batch_that_stops_its_batcher_is_no_deadlock() -> None
 
 @BACKENDS
 @pytest.mark.real_time
-def test_twenty_threads_get_their_own_results(backend: str) -> None:
+def test_twenty_threads_get_their_own_results(backend):
     model = PlainGreeter()
     batcher = shoal.Batcher.over(model, max_batch_size=10, batch_wait_timeout_s=None)
     with shoal.blocking(batcher, backend=backend) as run, ThreadPoolExecutor(20) as threads:
@@ -135,7 +131,7 @@ def test_twenty_threads_get_their_own_results(backend: str) -> None:
 
 @BACKENDS
 @pytest.mark.real_time
-def test_every_thread_that_calls_while_the_batcher_stops_gets_an_answer(backend: str) -> None:
+def test_every_thread_that_calls_while_the_batcher_stops_gets_an_answer(backend):
     def call_until_stopped() -> int:
         answered = 0
         try:

@@ -1,9 +1,5 @@
 """What the tests of LitServe and BentoML assert of batching (group LB)."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import anyio
 import pytest
 
@@ -11,10 +7,8 @@ import shoal
 from batching.scenes import Recorder, line_up, outcomes, outcomes_in_order
 from shoal.testing.asgi import Call, calling
 
-pytestmark = pytest.mark.anyio
 
-
-async def test_lb1_one_result_for_two_items_fails_both() -> None:
+async def test_lb1_one_result_for_two_items_fails_both():
     async def handler(items: list[int]) -> list[int]:
         return items[:1]
 
@@ -24,7 +18,7 @@ async def test_lb1_one_result_for_two_items_fails_both() -> None:
     assert [(error.expected, error.got) for error in errors] == [(2, 1)] * 2
 
 
-async def test_lb1_over_http_both_are_answered_500_without_what_went_wrong_inside() -> None:
+async def test_lb1_over_http_both_are_answered_500_without_what_went_wrong_inside():
     app = shoal.App()
 
     @app.endpoint("/x", max_batch_size=2, batch_wait_timeout_s=None)
@@ -39,7 +33,7 @@ async def test_lb1_over_http_both_are_answered_500_without_what_went_wrong_insid
     assert [call.answer.json()["type"] for call in calls] == ["urn:shoal:problem:internal"] * 2
 
 
-async def test_lb2_a_window_longer_than_a_call_may_take_ends_in_time_for_the_call() -> None:
+async def test_lb2_a_window_longer_than_a_call_may_take_ends_in_time_for_the_call():
     handler = Recorder()
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=30, request_timeout_s=10)
     async with batcher as call, anyio.create_task_group() as tasks:
@@ -51,7 +45,7 @@ async def test_lb2_a_window_longer_than_a_call_may_take_ends_in_time_for_the_cal
 
 
 @pytest.mark.parametrize("item", [None, (), shoal.END, shoal.SKIP, StopIteration, ...])
-async def test_lb3_no_item_stops_the_loop(item: Any) -> None:
+async def test_lb3_no_item_stops_the_loop(item):
     batcher = shoal.Batcher(Recorder(), max_batch_size=3, batch_wait_timeout_s=None)
     async with batcher as call:
         for _ in range(2):
@@ -59,7 +53,7 @@ async def test_lb3_no_item_stops_the_loop(item: Any) -> None:
         assert batcher.is_alive
 
 
-async def test_lb3_closing_stops_the_loop_once_what_is_in_line_has_run() -> None:
+async def test_lb3_closing_stops_the_loop_once_what_is_in_line_has_run():
     handler = Recorder()
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:

@@ -1,9 +1,8 @@
 """What Ray Serve's tests assert of services over HTTP (groups RI and RC), message by message."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -15,14 +14,8 @@ from batching.scenes import Held, Recorder, outcome, outcomes, settle
 from conformance.replica_scenes import chain, service
 from shoal.errors import ShutDown
 from shoal.replicas.code.definition import accept_batch
+from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import Answer, Call, ask, calling
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
-
-    from shoal.serving.controller.controller import Controller
-
-pytestmark = pytest.mark.anyio
 
 LINES = [("accept", "application/x-ndjson")]
 
@@ -71,7 +64,7 @@ async def becomes(app: Any, status: int) -> None:
 # RI: whole requests.
 
 
-async def test_ri3_a_handler_that_returns_a_number_is_an_error_that_does_not_show_it() -> None:
+async def test_ri3_a_handler_that_returns_a_number_is_an_error_that_does_not_show_it():
     async def handler(items: list[int]) -> Any:
         return 5150
 
@@ -82,7 +75,7 @@ async def test_ri3_a_handler_that_returns_a_number_is_an_error_that_does_not_sho
     assert b"5150" not in answer.body
 
 
-async def test_ri13_an_item_larger_than_a_batch_is_refused_alone() -> None:
+async def test_ri13_an_item_larger_than_a_batch_is_refused_alone():
     handler = Recorder()
     async with opened() as (app, controller):
         await service(
@@ -97,9 +90,7 @@ async def test_ri13_an_item_larger_than_a_batch_is_refused_alone() -> None:
 
 
 @pytest.mark.parametrize("mounted", [False, True])
-async def test_rc1_a_client_that_leaves_cancels_the_handler_and_what_it_calls(
-    mounted: bool,
-) -> None:
+async def test_rc1_a_client_that_leaves_cancels_the_handler_and_what_it_calls(mounted):
     async with opened() as (app, controller), chain(controller) as (_, outer, inner):
         site = Starlette(routes=[Mount("/ml", app=app)]) if mounted else app
         call = Call(site, "/ml/outer" if mounted else "/outer", item="item")
@@ -114,7 +105,7 @@ async def test_rc1_a_client_that_leaves_cancels_the_handler_and_what_it_calls(
             assert call.status == 499
 
 
-async def test_rc7_rc24_a_generator_is_closed_when_its_client_leaves_and_not_before() -> None:
+async def test_rc7_rc24_a_generator_is_closed_when_its_client_leaves_and_not_before():
     steps = Steps()
     async with opened(heartbeat_s=0.5) as (app, controller):
         await service(controller, "only", steps)
@@ -137,9 +128,7 @@ async def test_rc7_rc24_a_generator_is_closed_when_its_client_leaves_and_not_bef
     ("settings", "status", "retry_after"),
     [({}, 503, "1"), ({"overload_status": 429, "retry_after_s": 7}, 429, "7")],
 )
-async def test_rc10_rc11_above_the_bound_requests_are_refused_at_once(
-    settings: Any, status: int, retry_after: str
-) -> None:
+async def test_rc10_rc11_above_the_bound_calls_are_refused_at_once(settings, status, retry_after):
     held = Held()
     async with opened(**settings) as (app, controller):
         bound = {"max_ongoing_requests": 1, "max_batch_size": 1, "max_queued_requests": 1}
@@ -166,7 +155,7 @@ async def test_rc10_rc11_above_the_bound_requests_are_refused_at_once(
 # RC13-RC19: time-outs.
 
 
-async def test_rc14_a_request_whose_handler_hangs_times_out() -> None:
+async def test_rc14_a_request_whose_handler_hangs_times_out():
     async with opened() as (app, controller):
         await service(controller, "only", Held(), request_timeout_s=0.1)
         started = anyio.current_time()
@@ -179,7 +168,7 @@ async def test_rc14_a_request_whose_handler_hangs_times_out() -> None:
 # RC31: requests that come while the application drains.
 
 
-async def test_rc31_what_still_comes_in_is_served_until_the_end_and_its_calls_with_it() -> None:
+async def test_rc31_what_still_comes_in_is_served_until_the_end_and_its_calls_with_it():
     async with opened() as (app, controller), chain(controller) as (handle, outer, inner):
         running, late = (Call(app, "/outer", item=item) for item in ("running", "late"))
         direct = Call(app, "/inner", item="direct")
@@ -204,7 +193,7 @@ async def test_rc31_what_still_comes_in_is_served_until_the_end_and_its_calls_wi
 # RC33: health.
 
 
-async def test_rc33_readiness_takes_no_slot_when_all_are_taken() -> None:
+async def test_rc33_readiness_takes_no_slot_when_all_are_taken():
     held = Held()
     async with opened() as (app, controller):
         await service(
@@ -258,15 +247,11 @@ class Hanging(Checked):
 
 
 @pytest.mark.parametrize("code", [Checked, Hanging])
-async def test_rc33_checks_that_fail_or_hang_turn_the_service_not_ready(code: Any) -> None:
+async def test_rc33_checks_that_fail_or_hang_turn_the_service_not_ready(code):
     checked = code()
     async with opened() as (app, controller):
         await service(
-            controller,
-            "only",
-            checked,
-            health_check_period_s=0.05,
-            health_check_timeout_s=0.05,
+            controller, "only", checked, health_check_period_s=0.05, health_check_timeout_s=0.05
         )
         assert (await readiness(app))[0] == 200
         checked.is_ill = True

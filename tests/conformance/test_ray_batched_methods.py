@@ -1,9 +1,8 @@
 """What Ray Serve's pages on batching show, code of one item that batches by itself."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -15,10 +14,7 @@ from conformance.replica_scenes import service
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 # Code of each kind forms its batches in a process as well; on which loop is not for it to see.
 IN_A_PROCESS = pytest.param("process", marks=pytest.mark.one_loop)
@@ -44,13 +40,13 @@ async def controlled(
         pytest.param(f"{code.__name__}:doubled", "process", marks=pytest.mark.one_loop),
     ],
 )
-async def test_calls_of_one_item_form_batches(target: Any, placement: str) -> None:
+async def test_calls_of_one_item_form_batches(target, placement):
     async with controlled(target, placement=placement) as (_, handle):
         assert await outcomes(*map(handle.call, range(4))) == DOUBLED
         assert await outcomes(*map(handle.call, range(4))) == DOUBLED
 
 
-async def test_an_item_is_prepared_alone_and_run_in_a_batch() -> None:
+async def test_an_item_is_prepared_alone_and_run_in_a_batch():
     async with controlled(code.Preprocessing, 10) as (_, handle):
         got = await outcomes(*(handle.call(f" {number} ") for number in range(4)))
     assert got == [{"text": f" {number} ", "scaled": 20 * number, "size": 4} for number in range(4)]
@@ -64,7 +60,7 @@ async def test_an_item_is_prepared_alone_and_run_in_a_batch() -> None:
         pytest.param(code.BatchedStream, "process", marks=pytest.mark.one_loop),
     ],
 )
-async def test_streams_of_one_item_form_batches(target: Any, placement: str) -> None:
+async def test_streams_of_one_item_form_batches(target, placement):
     async def read(text: str) -> list[str]:
         async with handle.stream(text) as stream:
             return [letter async for letter in stream]
@@ -74,23 +70,23 @@ async def test_streams_of_one_item_form_batches(target: Any, placement: str) -> 
     assert got == [["a4", "b4"], ["c4"], ["d4", "e4"], ["f4"]]
 
 
-async def test_a_batched_function_of_the_module_needs_room_for_many_calls() -> None:
+async def test_a_batched_function_of_the_module_needs_room_for_many_calls():
     async with controlled(code.CallsFunction, max_ongoing_requests=4) as (_, handle):
         assert await outcomes(*map(handle.call, range(4))) == DOUBLED
 
 
-async def test_a_batched_method_is_called_by_its_name() -> None:
+async def test_a_batched_method_is_called_by_its_name():
     async with controlled(code.CallsBatched) as (_, handle):
         by_name = handle.options(method_name="handle_batch")
         assert await outcomes(*map(by_name.call, range(4))) == DOUBLED
 
 
-async def test_batches_run_in_the_replica_that_took_their_calls() -> None:
+async def test_batches_run_in_the_replica_that_took_their_calls():
     async with controlled(code.Tagged) as (_, handle):
         assert await outcomes(*map(handle.call, range(4))) == [["only#0", 4]] * 4
 
 
-async def test_an_update_that_replaces_replicas_drops_no_call() -> None:
+async def test_an_update_that_replaces_replicas_drops_no_call():
     got: list[Any] = []
     async with controlled(code.Quick) as (controller, handle), anyio.create_task_group() as tasks:
 
@@ -105,7 +101,7 @@ async def test_an_update_that_replaces_replicas_drops_no_call() -> None:
 
 @pytest.mark.parametrize("as_endpoint", [False, True])
 @pytest.mark.parametrize("target", [code.CallsBatched, code.BatchedCall, code.doubled])
-async def test_an_app_serves_them_over_http(target: Any, as_endpoint: bool) -> None:
+async def test_an_app_serves_them_over_http(target, as_endpoint):
     app = shoal.App()
     if as_endpoint:
         app.endpoint("/only")(target)
@@ -117,7 +113,7 @@ async def test_an_app_serves_them_over_http(target: Any, as_endpoint: bool) -> N
     assert [answer.json() for answer in answers] == DOUBLED
 
 
-async def test_code_of_an_app_takes_http_requests() -> None:
+async def test_code_of_an_app_takes_http_requests():
     app = shoal.App()
     app.backend("only", code.TakesRequest)
     app.route("only", backend="only", path="/only")
@@ -131,7 +127,7 @@ async def test_code_of_an_app_takes_http_requests() -> None:
 
 
 @PLACEMENTS
-async def test_a_class_has_several_batched_methods(placement: Any) -> None:
+async def test_a_class_has_several_batched_methods(placement):
     app = shoal.App()
     app.endpoint("/only", placement=placement)(code.TwoMethods)
     texts = ["", "abc", "", "abcdef"]  # in quotes
@@ -146,7 +142,7 @@ async def test_a_class_has_several_batched_methods(placement: Any) -> None:
 
 
 @PLACEMENTS
-async def test_the_user_config_sets_the_options_of_its_batches(placement: str) -> None:
+async def test_the_user_config_sets_the_options_of_its_batches(placement):
     four = {"max_batch_size": 4, "batch_wait_timeout_s": None}
     async with controlled(code.Reconfigured, placement=placement, user_config=four) as (
         controller,
@@ -159,9 +155,7 @@ async def test_the_user_config_sets_the_options_of_its_batches(placement: str) -
 
 
 @PLACEMENTS
-async def test_a_response_that_streams_is_sent_or_refused_with_what_to_write(
-    placement: Any,
-) -> None:
+async def test_a_response_that_streams_is_sent_or_refused_with_what_to_write(placement):
     app = shoal.App(debug=True)
     app.endpoint("/only", placement=placement)(code.StreamingResponses)
     async with app.lifespan():
@@ -176,7 +170,7 @@ async def test_a_response_that_streams_is_sent_or_refused_with_what_to_write(
 
 
 @PLACEMENTS
-async def test_a_request_is_whole_wherever_it_is_read(placement: Any) -> None:
+async def test_a_request_is_whole_wherever_it_is_read(placement):
     app = shoal.App()
     app.backend("only", code.read_request, placement=placement)
     app.route("only", backend="only", path="/only")
@@ -187,7 +181,7 @@ async def test_a_request_is_whole_wherever_it_is_read(placement: Any) -> None:
 
 
 @pytest.mark.one_loop
-async def test_what_of_a_request_stays_in_the_server_is_said_in_a_process() -> None:
+async def test_what_of_a_request_stays_in_the_server_is_said_in_a_process():
     names = ["app", "state", "session", "user", "auth"]
     app = shoal.App(debug=True)
     app.backend("only", code.reach, placement="process")
@@ -200,7 +194,7 @@ async def test_what_of_a_request_stays_in_the_server_is_said_in_a_process() -> N
         assert f"request.{name} is in the server's process" in said[name]
 
 
-async def test_a_program_awaits_a_batched_function_beside_a_client() -> None:
+async def test_a_program_awaits_a_batched_function_beside_a_client():
     async with shoal.start():
         assert await outcomes(*map(code.doubled, range(4))) == DOUBLED
     with pytest.raises(shoal.errors.NotOpen):

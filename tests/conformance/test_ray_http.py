@@ -1,10 +1,9 @@
 """What Ray Serve's tests assert of the end of a server (group RC), on a real socket."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -18,10 +17,7 @@ from shoal.server.server import serve
 from time_limits import HANG_S
 from worker_processes import until
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 CALL = request("/held", method="POST", body=b'"item"')
 
@@ -53,9 +49,7 @@ async def until_refused(server: Any) -> None:
             await (await server.connect()).aclose()
 
 
-async def test_rc25_rc28_the_steps_of_a_shutdown_come_in_order_and_share_one_budget(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_rc25_rc28_the_steps_of_a_shutdown_come_in_order_and_share_one_budget(monkeypatch):
     budgets: list[float] = []
     stop = AppLifespan.stop
 
@@ -80,7 +74,7 @@ async def test_rc25_rc28_the_steps_of_a_shutdown_come_in_order_and_share_one_bud
     assert math.isclose(budgets[0], HANG_S - server.drained.took_s)
 
 
-async def test_rc26_what_does_not_end_in_time_is_cancelled_and_the_shutdown_completes() -> None:
+async def test_rc26_what_does_not_end_in_time_is_cancelled_and_the_shutdown_completes():
     held = Held()
     app = Ending(held)
     async with live(app, graceful_timeout_s=0.05) as server, await server.connect() as client:
@@ -93,7 +87,7 @@ async def test_rc26_what_does_not_end_in_time_is_cancelled_and_the_shutdown_comp
     assert (server.drained.finished, server.drained.cut) == (0, 1)
 
 
-async def test_rc27_a_server_that_never_started_only_ends() -> None:
+async def test_rc27_a_server_that_never_started_only_ends():
     stop, app, announced = anyio.Event(), Ending(Held()), list[str]()
 
     @app.endpoint("/slow")
@@ -112,7 +106,7 @@ async def test_rc27_a_server_that_never_started_only_ends() -> None:
     assert (drained.started, announced, app.steps) == (False, [], [])
 
 
-async def test_rc30_an_idle_server_ends_without_waiting_out_a_time() -> None:
+async def test_rc30_an_idle_server_ends_without_waiting_out_a_time():
     times = {"graceful_timeout_s": HANG_S * 2, "keep_alive_timeout_s": HANG_S * 2}
     async with live(Ending(Held()), **times) as server, await server.connect() as client:
         await client.send_all(request("/-/healthz"))

@@ -3,31 +3,17 @@
 M is `max_batch_size`, W is `batch_wait_timeout_s`, C is `max_concurrent_batches`.
 """
 
-from __future__ import annotations
-
 import logging
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    line_up,
-    outcomes,
-    outcomes_in_order,
-    read_all,
-    settle,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-pytestmark = pytest.mark.anyio
+from batching.scenes import LEFT, PENDING, line_up, outcomes, outcomes_in_order, read_all, settle
 
 KINDS = pytest.mark.parametrize("kind", ["function", "method"])
 # How the two arguments of a call are passed.
@@ -59,9 +45,7 @@ async def echo(self: object, items: list[Any]) -> list[Any]:
 
 @KINDS
 @pytest.mark.parametrize("options", [None, {}, {"max_batch_size": 2}])
-async def test_ru1_the_decorator_is_accepted_bare_and_with_options(
-    kind: str, options: dict[str, Any] | None
-) -> None:
+async def test_ru1_the_decorator_is_accepted_bare_and_with_options(kind, options):
     if options is not None:
         async with serving(kind, echo, **options) as call:
             assert await call("hi") == "hi"
@@ -73,7 +57,7 @@ async def test_ru1_the_decorator_is_accepted_bare_and_with_options(
 
 
 @pytest.mark.parametrize("given", [3, "handler", object(), [echo]])
-async def test_ru2_what_can_not_be_called_is_refused_with_the_right_line(given: Any) -> None:
+async def test_ru2_what_can_not_be_called_is_refused_with_the_right_line(given):
     with pytest.raises(TypeError) as caught:
         shoal.batch(given)
     assert repr(given) in str(caught.value)
@@ -82,11 +66,11 @@ async def test_ru2_what_can_not_be_called_is_refused_with_the_right_line(given: 
         shoal.batch(max_batch_size=3)(given)
 
 
-async def test_ru2_plain_functions_are_accepted_though_ray_refuses_them() -> None:
+async def test_ru2_plain_functions_are_accepted_though_ray_refuses_them():
     assert shoal.Batcher(lambda items: items).threaded
 
 
-async def test_ru3_the_size_is_checked() -> None:
+async def test_ru3_the_size_is_checked():
     with pytest.raises(ValueError, match="0"):
         shoal.batch(max_batch_size=0)(echo)
     with pytest.raises(TypeError, match=r"1\.1"):
@@ -96,7 +80,7 @@ async def test_ru3_the_size_is_checked() -> None:
     assert type(accepted.options.max_batch_size) is int
 
 
-async def test_ru4_the_wait_is_checked() -> None:
+async def test_ru4_the_wait_is_checked():
     with pytest.raises(ValueError, match=r"-0\.1"):
         shoal.batch(batch_wait_timeout_s=-0.1)(echo)
     with pytest.raises(TypeError, match="'a'"):
@@ -106,13 +90,13 @@ async def test_ru4_the_wait_is_checked() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1.5])
-async def test_ru5_the_number_of_slots_is_checked(number: Any) -> None:
+async def test_ru5_the_number_of_slots_is_checked(number):
     with pytest.raises((TypeError, ValueError), match=str(number)):
         shoal.batch(max_concurrent_batches=number)(echo)
 
 
 @KINDS
-async def test_ru6_a_batch_of_one_does_not_wait(kind: str) -> None:
+async def test_ru6_a_batch_of_one_does_not_wait(kind):
     async with serving(kind, echo, max_batch_size=1, batch_wait_timeout_s=1000) as call:
         started = anyio.current_time()
         assert await call("hi") == "hi"
@@ -121,7 +105,7 @@ async def test_ru6_a_batch_of_one_does_not_wait(kind: str) -> None:
         assert anyio.current_time() == started
 
 
-async def test_ru8_the_timer_starts_with_the_first_item_of_each_batch() -> None:
+async def test_ru8_the_timer_starts_with_the_first_item_of_each_batch():
     async with serving("function", echo, max_batch_size=10, batch_wait_timeout_s=0.25) as call:
         for _ in range(2):
             async with anyio.create_task_group() as tasks:
@@ -135,7 +119,7 @@ async def test_ru8_the_timer_starts_with_the_first_item_of_each_batch() -> None:
             await anyio.sleep(0.25)
 
 
-async def test_ru9_no_wake_up_is_lost_when_the_line_exceeds_a_batch() -> None:
+async def test_ru9_no_wake_up_is_lost_when_the_line_exceeds_a_batch():
     async with serving("function", echo, max_batch_size=2, batch_wait_timeout_s=10_000) as call:
         started = anyio.current_time()
         assert await outcomes(*map(call, range(10))) == list(range(10))
@@ -144,7 +128,7 @@ async def test_ru9_no_wake_up_is_lost_when_the_line_exceeds_a_batch() -> None:
 
 @KINDS
 @pytest.mark.parametrize("mode", MODES)
-async def test_ru12_two_parameters_come_in_any_mode(kind: str, mode: str) -> None:
+async def test_ru12_two_parameters_come_in_any_mode(kind, mode):
     async def pairs(self: object, left: list[str], right: list[str]) -> list[tuple[str, str]]:
         return list(zip(left, right, strict=True))
 
@@ -155,7 +139,7 @@ async def test_ru12_two_parameters_come_in_any_mode(kind: str, mode: str) -> Non
 
 
 @KINDS
-async def test_ru13_cancelled_calls_cancel_the_handler_once_the_last_has_left(kind: str) -> None:
+async def test_ru13_cancelled_calls_cancel_the_handler_once_the_last_has_left(kind):
     gates, passed = [anyio.Event()], [0]
 
     async def handler(self: object, items: list[Any]) -> list[Any]:
@@ -180,7 +164,7 @@ async def test_ru13_cancelled_calls_cancel_the_handler_once_the_last_has_left(ki
 
 
 @KINDS
-async def test_ru13_cancelled_streams_close_the_generator_once_the_last_has_left(kind: str) -> None:
+async def test_ru13_cancelled_streams_close_the_generator_once_the_last_has_left(kind):
     gate, passed = anyio.Event(), [0]
 
     async def handler(self: object, items: list[Any]) -> Any:
@@ -205,7 +189,7 @@ async def test_ru13_cancelled_streams_close_the_generator_once_the_last_has_left
 
 
 @KINDS
-async def test_ru14_cancelling_after_an_error_leaves_the_next_batch_alone(kind: str) -> None:
+async def test_ru14_cancelling_after_an_error_leaves_the_next_batch_alone(kind):
     async def handler(self: object, items: list[Any]) -> list[Any]:
         if "raise" in items:
             raise ValueError
@@ -222,7 +206,7 @@ async def test_ru14_cancelling_after_an_error_leaves_the_next_batch_alone(kind: 
 
 
 @KINDS
-async def test_ru15_the_setters_change_the_next_batch(kind: str) -> None:
+async def test_ru15_the_setters_change_the_next_batch(kind):
     async with serving(kind, echo, max_batch_size=2, batch_wait_timeout_s=1000) as call:
         assert await outcomes(call(1), call(2)) == [1, 2]
         call.set_max_batch_size(3)
@@ -244,7 +228,7 @@ def total(items: list[int]) -> int:
 
 
 @pytest.mark.parametrize("size_function", [shoal.of_list(total), total])
-async def test_ru22_items_that_do_not_fit_together_make_two_batches(size_function: Any) -> None:
+async def test_ru22_items_that_do_not_fit_together_make_two_batches(size_function):
     batches: list[list[int]] = []
 
     async def noted(self: object, items: list[int]) -> list[int]:
@@ -259,7 +243,7 @@ async def test_ru22_items_that_do_not_fit_together_make_two_batches(size_functio
     assert batches == [[6], [6]]
 
 
-async def test_ru23_an_item_larger_than_a_batch_fails_alone_and_nothing_hangs() -> None:
+async def test_ru23_an_item_larger_than_a_batch_fails_alone_and_nothing_hangs():
     options = {"max_batch_size": 10, "batch_wait_timeout_s": 0.05}
     async with serving("function", echo, batch_size_fn=shoal.of_list(total), **options) as call:
         async with anyio.create_task_group() as tasks:
@@ -270,9 +254,7 @@ async def test_ru23_an_item_larger_than_a_batch_fails_alone_and_nothing_hangs() 
         assert await call(10) == 10
 
 
-async def test_ru25_a_line_too_small_for_full_batches_is_warned_of_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_ru25_a_line_too_small_for_full_batches_is_warned_of_once(caplog):
     options = {"max_batch_size": 4, "max_concurrent_batches": 2, "max_queued_requests": 7}
     async with serving("function", echo, **options) as call:
         assert [record.levelno for record in caplog.records] == [logging.WARNING]
@@ -288,7 +270,7 @@ async def test_ru25_a_line_too_small_for_full_batches_is_warned_of_once(
 
 @KINDS
 @pytest.mark.parametrize("given", [3, "len", (len,)])
-async def test_ru26_a_size_function_must_be_one(kind: str, given: Any) -> None:
+async def test_ru26_a_size_function_must_be_one(kind, given):
     with pytest.raises(TypeError, match="batch_size_fn must be a callable or None, not"):
         async with serving(kind, echo, batch_size_fn=given):
             pass

@@ -1,7 +1,5 @@
 """What Ray Serve's tests of its batching decorator assert of generators (group RU)."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -12,15 +10,11 @@ from test_ray_queue import KINDS, MODES, serving
 import shoal
 from batching.scenes import Steps, read_all, settle
 
-pytestmark = pytest.mark.anyio
-
 
 @KINDS
 @pytest.mark.parametrize("count", [0, 2, 5])
 @pytest.mark.parametrize("mode", MODES)
-async def test_ru17_each_stream_gets_exactly_its_own_items(
-    kind: str, count: int, mode: str
-) -> None:
+async def test_ru17_each_stream_gets_exactly_its_own_items(kind, count, mode):
     async def handler(self: object, left: list[str], right: list[str]) -> Any:
         for number in range(count):
             yield [(a, b, number) for a, b in zip(left, right, strict=True)]
@@ -67,9 +61,7 @@ async def all_with_errors(*streams: Any) -> list[list[Any]]:
         pytest.param([2], shoal.errors.WrongBatchSize, id="ru19 a step of a wrong length"),
     ],
 )
-async def test_ru18_ru19_an_error_comes_after_the_items_and_before_the_end(
-    third_step: Any, error: type[Exception]
-) -> None:
+async def test_ru18_ru19_an_error_comes_after_the_items_and_before_the_end(third_step, error):
     async def handler(self: object, items: list[Any]) -> Any:
         for number in range(2):
             yield [number] * len(items)
@@ -84,7 +76,7 @@ async def test_ru18_ru19_an_error_comes_after_the_items_and_before_the_end(
             assert got[3:] == ["end"]
 
 
-async def test_ru21_the_setters_can_be_used_while_a_batch_streams() -> None:
+async def test_ru21_the_setters_can_be_used_while_a_batch_streams():
     with Steps() as steps:
         batcher = shoal.Batcher(steps.handler, max_batch_size=2, batch_wait_timeout_s=1000)
         async with batcher as call, anyio.create_task_group() as tasks:

@@ -3,10 +3,9 @@
 Ray Serve's ``handle.cancel()`` is to cancel whoever awaits the call.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -28,19 +27,11 @@ from shoal.errors import ShutDown
 from shoal.replicas.code.definition import accept_batch
 from shoal.serving.controller.controller import Controller
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-pytestmark = pytest.mark.anyio
-
-
 # RI: whole requests.
 
 
 @pytest.mark.parametrize(("replicas", "at_once"), [(1, 2), (2, 1)])
-async def test_ri2_two_batches_of_five_are_in_flight_at_any_time(
-    replicas: int, at_once: int
-) -> None:
+async def test_ri2_two_batches_of_five_are_in_flight_at_any_time(replicas, at_once):
     in_flight: list[int] = []
     seen: list[tuple[int, int]] = []
 
@@ -63,7 +54,7 @@ async def test_ri2_two_batches_of_five_are_in_flight_at_any_time(
     assert seen == [(2, 10)] * 4
 
 
-async def test_ri3_a_handler_that_returns_a_number_is_a_type_error_of_the_caller() -> None:
+async def test_ri3_a_handler_that_returns_a_number_is_a_type_error_of_the_caller():
     async def handler(items: list[int]) -> Any:
         return 5
 
@@ -72,7 +63,7 @@ async def test_ri3_a_handler_that_returns_a_number_is_a_type_error_of_the_caller
             await handle.call(1)
 
 
-async def test_ri8_each_batch_sees_the_contexts_of_its_requests() -> None:
+async def test_ri8_each_batch_sees_the_contexts_of_its_requests():
     request_id: ContextVar[str] = ContextVar("request_id", default="")
     own: list[str] = []
 
@@ -156,8 +147,8 @@ class Costs:
     ],
 )
 async def test_ri9_to_ri15_batches_are_bounded_by_what_their_items_cost(
-    cost: Any, answer: Any, most: int, items: list[Any], answers: list[Any], total: int
-) -> None:
+    cost, answer, most, items, answers, total
+):
     code = Costs(answer)
     size = lambda item: 1 if item == "plug" else cost(item)  # noqa: E731
     async with (
@@ -176,7 +167,7 @@ async def test_ri9_to_ri15_batches_are_bounded_by_what_their_items_cost(
     assert max(loads) <= most
 
 
-async def test_ri13_an_item_larger_than_a_batch_is_refused_alone() -> None:
+async def test_ri13_an_item_larger_than_a_batch_is_refused_alone():
     handler = Recorder()
     async with served(handler, max_batch_size=10, batch_size_fn=lambda size: size) as handle:
         refused, answered = await outcomes(handle.call(15), handle.call(10))
@@ -188,7 +179,7 @@ async def test_ri13_an_item_larger_than_a_batch_is_refused_alone() -> None:
 # RC1-RC9: callers that leave.
 
 
-async def test_rc3_rc5_cancelling_a_running_call_cancels_the_handler_and_what_it_calls() -> None:
+async def test_rc3_rc5_cancelling_a_running_call_cancels_the_handler_and_what_it_calls():
     async with chain() as (handle, outer, inner), anyio.create_task_group() as tasks:
         (caller,) = await line_up(tasks, handle.call(1))
         await settle()
@@ -199,7 +190,7 @@ async def test_rc3_rc5_cancelling_a_running_call_cancels_the_handler_and_what_it
         assert outer.cancelled == inner.cancelled == [[1]]
 
 
-async def test_rc4_rc6_a_call_that_is_cancelled_in_line_never_reaches_the_handler() -> None:
+async def test_rc4_rc6_a_call_that_is_cancelled_in_line_never_reaches_the_handler():
     held = Held()
     async with served(held, max_batch_size=1) as handle, anyio.create_task_group() as tasks:
         first, second = await line_up(tasks, handle.call(1), handle.call(2))
@@ -212,7 +203,7 @@ async def test_rc4_rc6_a_call_that_is_cancelled_in_line_never_reaches_the_handle
     assert held.batches == [[1]]
 
 
-async def test_rc4_a_call_that_is_cancelled_before_there_is_traffic_reaches_nobody() -> None:
+async def test_rc4_a_call_that_is_cancelled_before_there_is_traffic_reaches_nobody():
     handler = Recorder()
     async with Controller() as controller, anyio.create_task_group() as tasks:
         await controller.create_backend("b", handler)
@@ -229,12 +220,9 @@ async def test_rc4_a_call_that_is_cancelled_before_there_is_traffic_reaches_nobo
     assert handler.batches == [["stays"]]
 
 
-async def test_rc7_cancelling_a_stream_cancels_its_generator() -> None:
+async def test_rc7_cancelling_a_stream_cancels_its_generator():
     with Steps() as steps:
-        async with (
-            served(steps.handler) as handle,
-            anyio.create_task_group() as tasks,
-        ):
+        async with served(steps.handler) as handle, anyio.create_task_group() as tasks:
             (reader,) = await read_all(tasks, handle.stream("a"))
             steps.step("hi")
             await settle()
@@ -246,7 +234,7 @@ async def test_rc7_cancelling_a_stream_cancels_its_generator() -> None:
             assert steps.closed
 
 
-async def test_rc7_a_stream_that_was_closed_has_no_next_item() -> None:
+async def test_rc7_a_stream_that_was_closed_has_no_next_item():
     with Steps() as steps:
         async with served(steps.handler) as handle, handle.stream("a") as stream:
             steps.step("hi")
@@ -258,7 +246,7 @@ async def test_rc7_a_stream_that_was_closed_has_no_next_item() -> None:
                 await anext(stream)
 
 
-async def test_rc9_a_task_started_outside_the_request_is_not_cancelled_with_it() -> None:
+async def test_rc9_a_task_started_outside_the_request_is_not_cancelled_with_it():
     held = Held()
     answers: list[Any] = []
     async with anyio.create_task_group() as background, Controller() as controller:
@@ -286,7 +274,7 @@ async def test_rc9_a_task_started_outside_the_request_is_not_cancelled_with_it()
 # RC10-RC12: overload.
 
 
-async def test_rc12_a_rejection_passes_unchanged_through_a_calling_service() -> None:
+async def test_rc12_a_rejection_passes_unchanged_through_a_calling_service():
     bound = {"max_batch_size": 1, "max_queued_requests": 0}
     async with chain(inner=bound) as (handle, outer, inner), anyio.create_task_group() as tasks:
         (busy,) = await line_up(tasks, outer.handle.call("busy"))
@@ -304,7 +292,7 @@ async def test_rc12_a_rejection_passes_unchanged_through_a_calling_service() -> 
 # RC13-RC19: time-outs.
 
 
-async def test_rc14_a_call_whose_handler_hangs_times_out() -> None:
+async def test_rc14_a_call_whose_handler_hangs_times_out():
     async with served(Held()) as handle:
         started = anyio.current_time()
         with pytest.raises(TimeoutError):
@@ -312,7 +300,7 @@ async def test_rc14_a_call_whose_handler_hangs_times_out() -> None:
         assert anyio.current_time() - started == pytest.approx(0.1)
 
 
-async def test_rc15_a_running_and_a_queued_call_time_out_and_then_one_is_served() -> None:
+async def test_rc15_a_running_and_a_queued_call_time_out_and_then_one_is_served():
     held = Held()
     async with served(held, max_batch_size=1) as handle:
         limited = handle.options(timeout_s=0.5)
@@ -324,7 +312,7 @@ async def test_rc15_a_running_and_a_queued_call_time_out_and_then_one_is_served(
     assert held.batches == [[1], [3]]
 
 
-async def test_rc17_nothing_is_left_of_calls_that_timed_out() -> None:
+async def test_rc17_nothing_is_left_of_calls_that_timed_out():
     async with (
         Controller() as controller,
         chain(controller, max_batch_size=2) as (handle, _, inner),
@@ -343,7 +331,7 @@ async def test_rc17_nothing_is_left_of_calls_that_timed_out() -> None:
         assert inner.cancelled == inner.batches
 
 
-async def test_rc18_a_time_out_cancels_the_handler_and_what_it_calls() -> None:
+async def test_rc18_a_time_out_cancels_the_handler_and_what_it_calls():
     async with chain() as (handle, outer, inner):
         with pytest.raises(shoal.errors.DeadlineExceeded):
             await handle.options(timeout_s=1).call(1)
@@ -351,7 +339,7 @@ async def test_rc18_a_time_out_cancels_the_handler_and_what_it_calls() -> None:
         assert outer.cancelled == inner.cancelled == [[1]]
 
 
-async def test_rc18_what_a_service_calls_has_the_deadline_of_who_called_the_service() -> None:
+async def test_rc18_what_a_service_calls_has_the_deadline_of_who_called_the_service():
     deadlines: list[float | None] = []
 
     async def code(items: list[int]) -> list[int]:
@@ -367,7 +355,7 @@ async def test_rc18_what_a_service_calls_has_the_deadline_of_who_called_the_serv
     assert deadlines == [pytest.approx(started + 7), None]
 
 
-async def test_rc19_what_times_out_in_line_never_reaches_the_handler() -> None:
+async def test_rc19_what_times_out_in_line_never_reaches_the_handler():
     held = Held()
     async with served(held, max_batch_size=1) as handle, anyio.create_task_group() as tasks:
         await line_up(tasks, handle.call(1))
@@ -381,7 +369,7 @@ async def test_rc19_what_times_out_in_line_never_reaches_the_handler() -> None:
 # RC20-RC24: streams.
 
 
-async def test_rc23_an_error_after_the_first_chunk_comes_after_it() -> None:
+async def test_rc23_an_error_after_the_first_chunk_comes_after_it():
     with Steps() as steps:
         async with served(steps.handler) as handle, anyio.create_task_group() as tasks:
             (reader,) = await read_all(tasks, handle.stream(1))
@@ -396,12 +384,7 @@ async def test_rc23_an_error_after_the_first_chunk_comes_after_it() -> None:
 
 
 class Ending(Held):
-    """Held code that notes the steps of its end.
-
-    Args:
-        name: What to call it.
-        steps: Where it notes them.
-    """
+    """Held code that notes the steps of its end."""
 
     def __init__(self, name: str, steps: list[str]) -> None:
         super().__init__()
@@ -418,7 +401,7 @@ class Ending(Held):
         self._steps.append(f"{self._name} closed")
 
 
-async def test_rc25_work_ends_before_its_replica_and_callers_end_before_those_they_call() -> None:
+async def test_rc25_work_ends_before_its_replica_and_callers_end_before_those_they_call():
     steps: list[str] = []
     called, caller = Ending("called", steps), Ending("caller", steps)
     async with anyio.create_task_group() as tasks:
@@ -438,7 +421,7 @@ async def test_rc25_work_ends_before_its_replica_and_callers_end_before_those_th
     assert [one.outcome for one in waiting] == [1, 1]
 
 
-async def test_rc25_the_steps_of_a_backends_end_share_its_one_budget() -> None:
+async def test_rc25_the_steps_of_a_backends_end_share_its_one_budget():
     steps: list[str] = []
     held = Ending("it", steps)
     async with Controller() as controller:
@@ -453,7 +436,7 @@ async def test_rc25_the_steps_of_a_backends_end_share_its_one_budget() -> None:
     assert steps == ["it ran", "it closed"]
 
 
-async def test_rc26_what_does_not_end_in_time_is_cancelled_and_the_shutdown_completes() -> None:
+async def test_rc26_what_does_not_end_in_time_is_cancelled_and_the_shutdown_completes():
     held = Held()
     async with anyio.create_task_group() as tasks:
         async with served(held, graceful_shutdown_timeout_s=0.05) as handle:
@@ -465,7 +448,7 @@ async def test_rc26_what_does_not_end_in_time_is_cancelled_and_the_shutdown_comp
     assert held.cancelled == [[1]]
 
 
-async def test_rc27_a_replica_that_never_started_is_only_ended() -> None:
+async def test_rc27_a_replica_that_never_started_is_only_ended():
     steps: list[str] = []
 
     class Starting(Ending):
@@ -486,7 +469,7 @@ async def test_rc27_a_replica_that_never_started_is_only_ended() -> None:
     assert steps == ["start cancelled"]
 
 
-async def test_rc30_an_idle_replica_ends_without_waiting_for_a_health_check() -> None:
+async def test_rc30_an_idle_replica_ends_without_waiting_for_a_health_check():
     async with Controller() as controller:
         handle = await service(controller, "b", Recorder(), health_check_period_s=10)
         await handle.call(1)
@@ -495,7 +478,7 @@ async def test_rc30_an_idle_replica_ends_without_waiting_for_a_health_check() ->
         assert anyio.current_time() == started
 
 
-async def test_rc31_from_its_end_on_only_code_that_is_being_answered_makes_calls() -> None:
+async def test_rc31_from_its_end_on_only_code_that_is_being_answered_makes_calls():
     async with anyio.create_task_group() as tasks, Controller() as controller:
         gate = anyio.Event()
         inner = await service(controller, "inner", Recorder())

@@ -4,8 +4,6 @@ A call there has tensors whose 0th dimension is its size; here an item is a list
 of such lists, whose cost is the number of its rows. M is `max_batch_size`.
 """
 
-from __future__ import annotations
-
 from itertools import chain
 from typing import Any
 
@@ -14,8 +12,6 @@ import pytest
 
 import shoal
 from batching.scenes import PENDING, Recorder, line_up, outcomes, outcomes_in_order, settle
-
-pytestmark = pytest.mark.anyio
 
 ROWS: dict[str, Any] = {"batch_size_fn": len, "batch_wait_timeout_s": None}
 BY_ROWS: dict[str, Any] = {
@@ -30,7 +26,7 @@ def halved(rows: list[float]) -> list[float]:
     return [row / 2 for row in rows]
 
 
-async def test_tx1_two_calls_that_fill_a_batch_need_no_timer() -> None:
+async def test_tx1_two_calls_that_fill_a_batch_need_no_timer():
     handler = Recorder(halved)
     async with shoal.Batcher(handler, max_batch_size=4, **ROWS) as call:
         started = anyio.current_time()
@@ -47,7 +43,7 @@ def zeros(rows: int, columns: int) -> Matrix:
 SMALL, LARGE = [[1, 2], [3, 4]], [[5, 6, 7], [8, 9, 10], [11, 12, 13]]
 
 
-async def test_tx2_a_handler_that_pads_gives_each_its_own_shape_back() -> None:
+async def test_tx2_a_handler_that_pads_gives_each_its_own_shape_back():
     seen: list[list[Matrix]] = []
 
     async def incremented(matrices: list[Matrix]) -> list[Matrix]:
@@ -74,21 +70,21 @@ async def stacked(matrices: list[Matrix]) -> list[Matrix]:
     return matrices
 
 
-async def test_tx2_a_handler_that_does_not_pad_fails_both() -> None:
+async def test_tx2_a_handler_that_does_not_pad_fails_both():
     async with shoal.Batcher(stacked, max_batch_size=2, batch_wait_timeout_s=None) as call:
         errors = await outcomes(call(SMALL), call(LARGE))
     assert [type(error) for error in errors] == [ValueError] * 2
     assert {str(error) for error in errors} == {"different shapes and padding is turned off"}
 
 
-async def test_tx2_a_key_for_each_shape_keeps_them_apart() -> None:
+async def test_tx2_a_key_for_each_shape_keeps_them_apart():
     batcher = shoal.Batcher(stacked, max_batch_size=2, batch_wait_timeout_s=1, bucket_by=len)
     async with batcher as call:
         assert await outcomes(call(SMALL), call(LARGE)) == [SMALL, LARGE]
     assert batcher.statistics().batch_size.counts[:2] == (2, 0)
 
 
-async def test_tx4_the_error_of_a_batch_reaches_all_whose_parts_are_in_it() -> None:
+async def test_tx4_the_error_of_a_batch_reaches_all_whose_parts_are_in_it():
     batches: list[list[list[int]]] = []
 
     async def handler(items: list[list[int]]) -> list[list[int]]:
@@ -108,7 +104,7 @@ async def test_tx4_the_error_of_a_batch_reaches_all_whose_parts_are_in_it() -> N
     assert [type(caller.outcome) for caller in (divided, after)] == [ZeroDivisionError] * 2
 
 
-async def test_tx4_the_error_of_a_first_part_ends_its_call_and_drops_the_others() -> None:
+async def test_tx4_the_error_of_a_first_part_ends_its_call_and_drops_the_others():
     handler = Recorder(lambda rows: ZeroDivisionError() if rows == [2, 3, 4] else rows)
     batcher = shoal.Batcher(handler, max_batch_size=4, **BY_ROWS)
     async with batcher as call, anyio.create_task_group() as tasks:
@@ -121,7 +117,7 @@ async def test_tx4_the_error_of_a_first_part_ends_its_call_and_drops_the_others(
     assert handler.batches == [[[1], [2, 3, 4]], [[6, 7, 8, 9]]]
 
 
-async def test_tx5_a_call_that_does_not_match_the_signature_fails_alone_at_once() -> None:
+async def test_tx5_a_call_that_does_not_match_the_signature_fails_alone_at_once():
     async def added(x: list[int], y: list[int]) -> list[int]:
         return [a + b for a, b in zip(x, y, strict=True)]
 
@@ -140,7 +136,7 @@ async def test_tx5_a_call_that_does_not_match_the_signature_fails_alone_at_once(
     assert first.outcome == 3
 
 
-async def test_tx6_columns_of_unequal_lengths_are_refused_and_count_for_nothing() -> None:
+async def test_tx6_columns_of_unequal_lengths_are_refused_and_count_for_nothing():
     async def added(x: list[int], y: list[int]) -> list[int]:
         return [a + b for a, b in zip(x, y, strict=True)]
 
@@ -161,14 +157,12 @@ async def test_tx6_columns_of_unequal_lengths_are_refused_and_count_for_nothing(
         ((2, 16), "must not go beyond max_batch_size=8"),
     ],
 )
-async def test_tx8_allowed_sizes_must_ascend_to_the_size_of_a_batch(
-    sizes: tuple[int, ...], message: str
-) -> None:
+async def test_tx8_allowed_sizes_must_ascend_to_the_size_of_a_batch(sizes, message):
     with pytest.raises(ValueError, match=message):
         shoal.Batcher(Recorder(), max_batch_size=8, allowed_batch_sizes=sizes)
 
 
-async def test_tx9_callers_may_order_inputs_and_pick_outputs_as_they_like() -> None:
+async def test_tx9_callers_may_order_inputs_and_pick_outputs_as_they_like():
     batches: list[int] = []
 
     async def model(a: list[int], b: list[int], wanted: list[str]) -> list[dict[str, int]]:
@@ -195,7 +189,7 @@ async def test_tx9_callers_may_order_inputs_and_pick_outputs_as_they_like() -> N
     assert batches == [4]
 
 
-async def test_tx10_neither_of_two_signatures_fills_the_others_batch() -> None:
+async def test_tx10_neither_of_two_signatures_fills_the_others_batch():
     handler = Recorder()
     batcher = shoal.Batcher(
         handler, max_batch_size=2, batch_wait_timeout_s=None, bucket_by=lambda call: call[0]
@@ -208,7 +202,4 @@ async def test_tx10_neither_of_two_signatures_fills_the_others_batch() -> None:
         await settle()
         assert [caller.outcome == PENDING for caller in callers] == [True, False, False]
         callers += await line_up(tasks, call(("regress", 4)))
-    assert handler.batches == [
-        [("classify", 2), ("classify", 3)],
-        [("regress", 1), ("regress", 4)],
-    ]
+    assert handler.batches == [[("classify", 2), ("classify", 3)], [("regress", 1), ("regress", 4)]]

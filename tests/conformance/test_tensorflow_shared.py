@@ -5,8 +5,6 @@ A queue there is a batcher here, a task's size is an item's cost. M is `max_batc
 Two levels of priority: 1 is high, 2 is low.
 """
 
-from __future__ import annotations
-
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -16,13 +14,10 @@ import pytest
 import shoal
 from batching.scenes import Caller, Held, Recorder, line_up, outcome, settle
 
-pytestmark = pytest.mark.anyio
-
 HIGH, LOW = 1, 2
 
 
 def parts(size: int, room: float) -> list[int]:
-    """The first part fills the room, and the others a batch of 10."""
     made = [int(room)]
     while (left := size - sum(made)) > 0:
         made.append(min(left, 10))
@@ -66,9 +61,7 @@ async def send(queue: Recorder, *sent: tuple[int, int] | float, **options: Any) 
 @BOTH
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("early", [False, True])
-async def test_tb1_each_queue_gets_its_own_tasks_however_it_ends(
-    sizes: Any, workers: int, early: bool
-) -> None:
+async def test_tb1_each_queue_gets_its_own_tasks_however_it_ends(sizes, workers, early):
     handlers = Recorder(), Recorder()
     options: dict[str, Any] = {
         **sizes,
@@ -97,8 +90,8 @@ async def test_tb1_each_queue_gets_its_own_tasks_however_it_ends(
 )
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_tb2_full_batches_leave_the_rest_goes_on_closing_and_none_is_empty(
-    sizes: Any, sent: list[int], batches: list[list[int]], workers: int
-) -> None:
+    sizes, sent, batches, workers
+):
     queue = Recorder()
     options = {**sizes, "max_batch_size": 10, "batch_wait_timeout_s": None}
     batcher = shoal.Batcher(queue, max_concurrent_batches=workers, **options)
@@ -111,7 +104,7 @@ async def test_tb2_full_batches_leave_the_rest_goes_on_closing_and_none_is_empty
 
 
 @BOTH
-async def test_tb3_the_time_out_of_a_batch_counts_from_its_own_first_task(sizes: Any) -> None:
+async def test_tb3_the_time_out_of_a_batch_counts_from_its_own_first_task(sizes):
     queue = Queue()
     options = {**sizes, "max_batch_size": 4, "batch_wait_timeout_s": 10}
     async with shoal.Batcher(queue, **options) as call, anyio.create_task_group() as tasks:
@@ -132,9 +125,7 @@ async def test_tb3_the_time_out_of_a_batch_counts_from_its_own_first_task(sizes:
 
 @BOTH
 @pytest.mark.parametrize("wait_s", [pytest.param(0.1, id="tb4"), pytest.param(0, id="tb5")])
-async def test_tb4_tb5_underfull_batches_are_processed_one_after_the_other(
-    sizes: Any, wait_s: float
-) -> None:
+async def test_tb4_tb5_underfull_batches_are_processed_one_after_the_other(sizes, wait_s):
     queue = Queue()
     options = {**sizes, "max_batch_size": 10, "batch_wait_timeout_s": wait_s}
     async with shoal.Batcher(queue, **options) as call:
@@ -144,7 +135,7 @@ async def test_tb4_tb5_underfull_batches_are_processed_one_after_the_other(
 
 @BOTH
 @pytest.mark.parametrize("bound", [1, 2, 5])
-async def test_tb7_the_counts_are_exact_after_every_call(sizes: Any, bound: int) -> None:
+async def test_tb7_the_counts_are_exact_after_every_call(sizes, bound):
     held = Held()
     options = {**sizes, "max_batch_size": 2, "max_queued_requests": 2 * bound}
     queue = shoal.Batcher(held, **options)
@@ -167,7 +158,7 @@ async def test_tb7_the_counts_are_exact_after_every_call(sizes: Any, bound: int)
 
 
 @BOTH
-async def test_tb10_a_bound_of_zero_admits_what_can_start_now(sizes: Any) -> None:
+async def test_tb10_a_bound_of_zero_admits_what_can_start_now(sizes):
     held = Held()
     options = {**sizes, "max_batch_size": 10, "max_queued_requests": 0}
     async with shoal.Batcher(held, **options) as call, anyio.create_task_group() as tasks:
@@ -178,12 +169,12 @@ async def test_tb10_a_bound_of_zero_admits_what_can_start_now(sizes: Any) -> Non
     assert caller.outcome == 7
 
 
-async def test_tb10_the_bound_of_a_level_must_be_positive() -> None:
+async def test_tb10_the_bound_of_a_level_must_be_positive():
     with pytest.raises(ValueError, match="max_queued_requests must be at least 1, not 0"):
         shoal.QueuePolicy(max_queued_requests=0)
 
 
-async def test_tb12_one_bound_holds_for_the_tasks_of_all_levels() -> None:
+async def test_tb12_one_bound_holds_for_the_tasks_of_all_levels():
     queue = Recorder()
     async with shoal.Batcher(queue, **LEVELS) as call:
         with pytest.raises(shoal.errors.ItemTooLarge, match=r"costs 11, .* max_batch_size=10"):
@@ -192,7 +183,7 @@ async def test_tb12_one_bound_holds_for_the_tasks_of_all_levels() -> None:
     assert queue.batches == [[10]]
 
 
-async def test_tb13_a_full_low_level_refuses_with_its_counts() -> None:
+async def test_tb13_a_full_low_level_refuses_with_its_counts():
     held = Held()
     policies = {LOW: shoal.QueuePolicy(max_queued_requests=2)}
     queue = shoal.Batcher(held, **LEVELS, queue_policies=policies)
@@ -310,22 +301,16 @@ OWN_WAIT = {LOW: shoal.QueuePolicy(batch_wait_timeout_s=1)}
         ),
     ],
 )
-async def test_tb14_to_tb24_tasks_of_two_levels(
-    sent: Any, options: dict[str, Any], batches: list[list[int]], ran_at: list[float]
-) -> None:
+async def test_tb14_to_tb24_tasks_of_two_levels(sent, options, batches, ran_at):
     queue = Queue()
     await send(queue, *sent, **{**LEVELS, **options})
     assert (queue.batches, queue.ran_at) == (batches, ran_at)
 
 
-async def test_tb23_the_queue_with_the_highest_and_then_the_oldest_task_is_first() -> None:
+async def test_tb23_the_queue_with_the_highest_and_then_the_oldest_task_is_first():
     """The queues are buckets of one batcher, since batchers have slots of their own."""
     held = Held()
-    options = {
-        **LEVELS,
-        "batch_size_fn": lambda task: task[1],
-        "bucket_by": lambda task: task[0],
-    }
+    options = {**LEVELS, "batch_size_fn": lambda task: task[1], "bucket_by": lambda task: task[0]}
     async with shoal.Batcher(held, **options) as call, anyio.create_task_group() as tasks:
 
         async def put(level: int, *task: int) -> list[Caller]:

@@ -7,8 +7,6 @@ open batch, ``fill="open"``, with an item's cost for a task's size. M is `max_ba
 `test_retrying.py`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio
@@ -16,8 +14,6 @@ import pytest
 
 import shoal
 from batching.scenes import PENDING, line_up, outcome, outcomes_in_order, settle
-
-pytestmark = pytest.mark.anyio
 
 WHEN = pytest.mark.parametrize("when", ["as they come", "when the batch is closed"])
 
@@ -61,7 +57,7 @@ def scheduler(handler: Streaming, **options: Any) -> shoal.Batcher[Any]:
 
 
 @WHEN
-async def test_ts1_tasks_come_in_order_into_one_batch(when: str) -> None:
+async def test_ts1_tasks_come_in_order_into_one_batch(when):
     handler = Streaming(when)
     async with scheduler(handler, batch_wait_timeout_s=0.1) as call:
         assert await outcomes_in_order(call(3), call(5)) == [3, 5]
@@ -69,7 +65,7 @@ async def test_ts1_tasks_come_in_order_into_one_batch(when: str) -> None:
 
 
 @WHEN
-async def test_ts2_full_batches_are_closed_and_none_is_empty(when: str) -> None:
+async def test_ts2_full_batches_are_closed_and_none_is_empty(when):
     handler = Streaming(when)
     batcher = scheduler(handler, batch_wait_timeout_s=None, max_concurrent_batches=2)
     async with anyio.create_task_group() as tasks, batcher as call:
@@ -84,7 +80,7 @@ async def test_ts2_full_batches_are_closed_and_none_is_empty(when: str) -> None:
 
 
 @WHEN
-async def test_ts4_underfull_batches_are_closed_at_their_time_out(when: str) -> None:
+async def test_ts4_underfull_batches_are_closed_at_their_time_out(when):
     handler = Streaming(when)
     async with scheduler(handler, batch_wait_timeout_s=0.01) as call:
         assert await outcomes_in_order(call(1)) == [1]
@@ -93,7 +89,7 @@ async def test_ts4_underfull_batches_are_closed_at_their_time_out(when: str) -> 
     assert handler.batches == [[1], [1, 1]]
 
 
-async def test_ts4_the_time_out_counts_from_the_first_task_of_a_batch() -> None:
+async def test_ts4_the_time_out_counts_from_the_first_task_of_a_batch():
     handler = Streaming()
     async with (
         scheduler(handler, batch_wait_timeout_s=10) as call,
@@ -110,7 +106,7 @@ async def test_ts4_the_time_out_counts_from_the_first_task_of_a_batch() -> None:
 
 
 @WHEN
-async def test_ts5_an_underfull_batch_is_processed_on_closing(when: str) -> None:
+async def test_ts5_an_underfull_batch_is_processed_on_closing(when):
     handler = Streaming(when)
     async with anyio.create_task_group() as tasks:
         async with scheduler(handler, batch_wait_timeout_s=None) as call:
@@ -122,7 +118,7 @@ async def test_ts5_an_underfull_batch_is_processed_on_closing(when: str) -> None
     assert handler.reasons == [shoal.DispatchReason.DRAIN]
 
 
-async def test_ts6_the_handler_has_the_batch_while_it_is_open() -> None:
+async def test_ts6_the_handler_has_the_batch_while_it_is_open():
     seen: list[tuple[int, shoal.DispatchReason]] = []
 
     async def handler(batch: shoal.OpenBatch[int, int]) -> None:
@@ -138,7 +134,7 @@ async def test_ts6_the_handler_has_the_batch_while_it_is_open() -> None:
     assert len(seen) == 1
 
 
-async def test_ts8_a_task_larger_than_a_batch_is_refused_alone() -> None:
+async def test_ts8_a_task_larger_than_a_batch_is_refused_alone():
     handler = Streaming()
     async with scheduler(handler) as call:
         with pytest.raises(shoal.errors.ItemTooLarge, match=r"costs 11, .* max_batch_size=10"):
@@ -147,7 +143,7 @@ async def test_ts8_a_task_larger_than_a_batch_is_refused_alone() -> None:
     assert handler.batches == [[10]]
 
 
-async def test_ts9_without_a_wait_a_batch_has_the_tasks_that_are_there() -> None:
+async def test_ts9_without_a_wait_a_batch_has_the_tasks_that_are_there():
     handler = Streaming()
     handler.gate = anyio.Event()
     async with (
@@ -164,7 +160,7 @@ async def test_ts9_without_a_wait_a_batch_has_the_tasks_that_are_there() -> None
     assert handler.batches == [[1], [2, 3]]
 
 
-async def test_ts9_a_wait_of_none_has_no_time_out() -> None:
+async def test_ts9_a_wait_of_none_has_no_time_out():
     handler = Streaming("when the batch is closed")
     async with (
         scheduler(handler, batch_wait_timeout_s=None) as call,
@@ -177,7 +173,7 @@ async def test_ts9_a_wait_of_none_has_no_time_out() -> None:
     assert handler.batches == [[1, 9]]
 
 
-async def test_ts10_a_task_is_taken_or_refused_never_both() -> None:
+async def test_ts10_a_task_is_taken_or_refused_never_both():
     handler = Streaming("when the batch is closed")
     handler.gate = anyio.Event()
     batcher = scheduler(

@@ -5,20 +5,14 @@ the preferred sizes are 2 and 6; the delay is `batch_wait_timeout_s`, 10 s. Trit
 well before the delay, from *late*; in virtual time that is 0 s and 10 s after the arrival.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import Held, Recorder, line_up, outcomes_in_order, settle
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-pytestmark = pytest.mark.anyio
 
 PREFERRED = {
     "max_batch_size": 8,
@@ -108,7 +102,7 @@ def check_success(
         pytest.param([Rows(3), 1, Rows(4)], [(3, 1), (4, 1 + LATE)], id="tr11 the rest waits"),
     ],
 )
-async def test_tr1_to_tr11_preferred_sizes(sent: Any, ran: Any) -> None:
+async def test_tr1_to_tr11_preferred_sizes(sent, ran):
     assert await send(*sent) == ran
 
 
@@ -132,7 +126,7 @@ async def test_tr1_to_tr11_preferred_sizes(sent: Any, ran: Any) -> None:
         ),
     ],
 )
-async def test_tr6_to_tr9_shapes_that_may_not_mix(sent: Any, ran: Any) -> None:
+async def test_tr6_to_tr9_shapes_that_may_not_mix(sent, ran):
     assert await send(*sent, bucket_by=by_shape) == ran
 
 
@@ -153,8 +147,8 @@ class Ask(NamedTuple):
     ],
 )
 async def test_tr12_to_tr15_calls_that_want_other_outputs_share_a_batch_and_get_what_they_want(
-    first: tuple[str, ...], second: tuple[str, ...]
-) -> None:
+    first, second
+):
     batches: list[list[Ask]] = []
 
     async def model(asked: list[Ask]) -> list[dict[str, int]]:
@@ -195,24 +189,24 @@ NO_DELAY = {"preferred_batch_sizes": (4, 6), "batch_wait_timeout_s": 0}
         pytest.param([ROW] * 3, NO_DELAY, [(3, 0)], id="tr25 below all of them without a delay"),
     ],
 )
-async def test_tr16_to_tr25_calls_that_wait_for_a_slot(held: Any, options: Any, ran: Any) -> None:
+async def test_tr16_to_tr25_calls_that_wait_for_a_slot(held, options, ran):
     assert await send_held(*held, **options) == ran
 
 
-async def test_what_is_overdue_leaves_as_one_batch_beyond_the_preferred_sizes() -> None:
+async def test_what_is_overdue_leaves_as_one_batch_beyond_the_preferred_sizes():
     asked = (Rows(3), Rows(4), Rows(1))
     assert await send_held(*asked, behind_s=LATE + 1) == [(8, LATE + 1)]
     assert await send_held(*[ROW] * 9, behind_s=LATE + 1) == [(8, LATE + 1), (1, LATE + 1)]
 
 
-async def test_tr26_a_short_delay_gathers_calls_into_one_or_two_batches() -> None:
+async def test_tr26_a_short_delay_gathers_calls_into_one_or_two_batches():
     handler = Recorder()
     async with shoal.Batcher(handler, max_batch_size=100, batch_wait_timeout_s=0.020) as call:
         assert await outcomes_in_order(*map(call, range(12))) == list(range(12))
     assert handler.batches == [list(range(12))]
 
 
-async def test_tr27_without_a_delay_those_who_come_while_the_handler_runs_are_one_batch() -> None:
+async def test_tr27_without_a_delay_those_who_come_while_the_handler_runs_are_one_batch():
     batches: list[int] = []
 
     async def handler(items: list[int]) -> list[int]:

@@ -1,19 +1,13 @@
 """What Triton's tests of queue policies, cancellation and streams assert (group TQ, up to TQ15)."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import LEFT, Held, Recorder, Steps, line_up, read_all, settle
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-pytestmark = pytest.mark.anyio
 
 SIZES: dict[str, Any] = {"max_batch_size": 8, "batch_size_fn": lambda size: size}
 
@@ -26,7 +20,7 @@ SIZES: dict[str, Any] = {"max_batch_size": 8, "batch_size_fn": lambda size: size
     ],
     ids=["the line's", "the level's"],
 )
-async def test_tq1_what_is_beyond_the_bound_is_refused_at_once(bound: Any) -> None:
+async def test_tq1_what_is_beyond_the_bound_is_refused_at_once(bound):
     async def handler(items: list[int]) -> list[int]:
         await anyio.sleep(5)
         return items
@@ -45,7 +39,7 @@ async def test_tq1_what_is_beyond_the_bound_is_refused_at_once(bound: Any) -> No
     assert batcher.statistics().rejected == 2
 
 
-async def test_tq3_what_waits_for_too_long_is_rejected_and_counted() -> None:
+async def test_tq3_what_waits_for_too_long_is_rejected_and_counted():
     handler = Recorder()
     batcher = shoal.Batcher(
         handler,
@@ -86,12 +80,12 @@ async def two_levels(urgent: int | None, usual: int | None, **options: Any) -> N
     assert handler.batches == [[2, 2], [1]]
 
 
-async def test_tq5_a_higher_level_joins_the_first_batch() -> None:
+async def test_tq5_a_higher_level_joins_the_first_batch():
     await two_levels(urgent=1, usual=2, priority_levels=2)
 
 
 @pytest.mark.parametrize("aging_s", [None, 10.0])
-async def test_tq6_levels_may_be_as_many_as_fit_in_64_bits(aging_s: float | None) -> None:
+async def test_tq6_levels_may_be_as_many_as_fit_in_64_bits(aging_s):
     await two_levels(
         urgent=1,
         usual=None,
@@ -101,7 +95,7 @@ async def test_tq6_levels_may_be_as_many_as_fit_in_64_bits(aging_s: float | None
     )
 
 
-async def test_tq9_who_leaves_takes_along_all_that_it_has_in_line() -> None:
+async def test_tq9_who_leaves_takes_along_all_that_it_has_in_line():
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1)
     async with batcher as call, anyio.create_task_group() as tasks:
@@ -118,7 +112,7 @@ async def test_tq9_who_leaves_takes_along_all_that_it_has_in_line() -> None:
     assert batcher.statistics().cancelled == 3  # the running one, and the two in line
 
 
-async def test_tq11_leaving_many_calls_is_one_cancellation() -> None:
+async def test_tq11_leaving_many_calls_is_one_cancellation():
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=4)
     endings: list[BaseException] = []
@@ -151,9 +145,7 @@ async def test_tq11_leaving_many_calls_is_one_cancellation() -> None:
         pytest.param((0, 3), (2, 2), [0, 2, 1, 4, 3, 6, 5, 7], id="the second comes later"),
     ],
 )
-async def test_tq14_streams_keep_their_own_order_and_pace(
-    starts: tuple[int, int], paces: tuple[int, int], together: list[int]
-) -> None:
+async def test_tq14_streams_keep_their_own_order_and_pace(starts, paces, together):
     async def numbers(items: list[int]) -> AsyncIterator[list[int]]:
         (first,) = items
         await anyio.sleep(starts[first])
@@ -178,7 +170,7 @@ async def test_tq14_streams_keep_their_own_order_and_pace(
     assert arrived == together
 
 
-async def test_tq15_a_stream_is_no_answer_to_await() -> None:
+async def test_tq15_a_stream_is_no_answer_to_await():
     with Steps() as steps:
         async with shoal.Batcher(steps.handler) as call:
             with pytest.raises(TypeError):
@@ -186,7 +178,7 @@ async def test_tq15_a_stream_is_no_answer_to_await() -> None:
         assert steps.batches == []
 
 
-async def test_tq15_a_reader_that_leaves_in_mid_stream_leaves_the_batcher_healthy() -> None:
+async def test_tq15_a_reader_that_leaves_in_mid_stream_leaves_the_batcher_healthy():
     with Steps() as steps:
         batcher = shoal.Batcher(steps.handler)
         async with batcher as call, anyio.create_task_group() as tasks:

@@ -90,7 +90,6 @@ def test_an_endpoints_own_arguments_are_suggested_too(given: dict[str, Any]) -> 
         shoal.App().endpoint("/", **given)
 
 
-@pytest.mark.anyio
 async def test_middleware_is_meant_under_both_names() -> None:
     with pytest.raises(TypeError, match=r"'middleware' is not an option of http; did you mean"):
         async with shoal.start(http={"middleware": []}):

@@ -20,7 +20,6 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser_app():
-    """The URL of `examples/browser`, served in a process."""
     with subprocess.Popen(
         [sys.executable, "-m", "shoal", "serve", "examples.browser.app:app", "--port", "0"],
         cwd=Path(__file__).parents[2],

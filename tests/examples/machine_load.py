@@ -3,8 +3,6 @@
 It prints a line after the first response of each client, and a line of JSON at the end.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import sys

@@ -1,7 +1,5 @@
 """The recipes for callers: CORS, keys, scopes, rates and sizes, on both event loops."""
 
-from __future__ import annotations
-
 import json
 
 import anyio
@@ -14,7 +12,7 @@ from examples.access.limits import BodyLimit, RateLimit
 from shoal.testing.asgi import Call, ask, calling
 from socket_in_memory import opened
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 READER = "reader-key-of-32-random-characters"
 WRITER = "writer-key-of-32-random-characters"

@@ -9,7 +9,7 @@ from examples.language_model.generate import generate
 from examples.language_model.writing import Prompt
 
 # The model's steps run in a thread.
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 
 @pytest.fixture

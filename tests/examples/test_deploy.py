@@ -3,8 +3,6 @@
 `make image-check` builds the image, and runs it.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os
@@ -57,9 +55,6 @@ SERVICES = read(DEPLOY / "compose.yaml")["services"]
 METRICS_PATH = TEMPLATE["metadata"]["annotations"]["prometheus.io/path"]
 
 
-# Kubernetes
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.31", "1.37"])
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
@@ -100,9 +95,6 @@ def test_a_pod_may_change_nothing():
     assert [mount["mountPath"] for mount in CONTAINER["volumeMounts"]] == ["/tmp"]
 
 
-# How long a drain may take
-
-
 def test_each_has_time_to_drain():
     pod_s = int(option(CONTAINER["args"], "--graceful-timeout"))
     before_s = CONTAINER["lifecycle"]["preStop"]["sleep"]["seconds"]
@@ -122,9 +114,6 @@ def test_idle_connections_are_kept_longer_than_load_balancers_keep_them():
         unit("shoal.service")["Service"]["ExecStart"].split(),
     ):
         assert int(option(given, "--keep-alive-timeout")) > 60
-
-
-# What the server answers
 
 
 @pytest.fixture(scope="module")
@@ -201,9 +190,6 @@ def test_the_query_of_the_adapter_is_a_query(tmp_path):
     run("promtool", "check", "rules", str(rules))
 
 
-# Docker
-
-
 @pytest.mark.real_time
 def test_the_image_follows_the_rules_of_dockerfiles():
     run(tool("hadolint"), str(DEPLOY / "Dockerfile"))
@@ -261,9 +247,6 @@ def test_prometheus_scrapes_the_server_of_the_composition():
 def test_prometheus_takes_its_configuration():
     path = str(DEPLOY / "prometheus.yaml")
     run("promtool", "check", "config", "--syntax-only", path)
-
-
-# systemd
 
 
 def unit(name):

@@ -3,8 +3,6 @@
 `test_machines.py` runs them.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import re
@@ -72,7 +70,6 @@ def config_of(path):
 
 
 def words_of(of):
-    """The arguments of `shoal` in a pod."""
     one = container(of)
     if "command" not in one:
         return ["serve", *one["args"]]

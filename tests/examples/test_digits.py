@@ -30,7 +30,6 @@ def test_it_is_right_about_nearly_all_held_out_images(digits):
     assert digits.accuracy > 0.95
 
 
-@pytest.mark.anyio
 async def test_a_prediction_names_the_digit_the_chances_and_the_batch(digits, images):
     shown, labels = images
     async with shoal.Batcher(digits, max_batch_size=4, batch_wait_timeout_s=None) as call:

@@ -1,7 +1,5 @@
 """The curl commands that examples document, against these examples."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil

@@ -20,14 +20,12 @@ EXPECTED = {
 }
 
 
-def test_every_example_is_run() -> None:
+def test_every_example_is_run():
     assert {path.stem for path in FOLDER.glob("*.py")} == set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_the_example_runs_and_says_what_it_should(
-    name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example_runs_and_says_what_it_should(name, monkeypatch, capfd):
     monkeypatch.setattr(sys, "argv", [name])
     runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
     said = capfd.readouterr()

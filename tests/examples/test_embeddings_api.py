@@ -1,20 +1,16 @@
 """The example of an API with limits: every text is embedded, and the API's limits are kept."""
 
-from __future__ import annotations
-
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from examples.embeddings_api.api import Api
 from examples.embeddings_api.embed import embed_all
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """The FastAPI example, as its clients use it."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 
@@ -9,8 +7,6 @@ pytest.importorskip("fastapi")
 
 from examples.fastapi import app as example
 from shoal.testing.asgi import Call, ask, calling
-
-pytestmark = pytest.mark.anyio
 
 ANN = [("authorization", "Bearer token-of-ann")]
 

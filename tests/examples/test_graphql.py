@@ -1,7 +1,5 @@
 """The GraphQL example, and the benchmark that compares its loaders with aiodataloader's."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 

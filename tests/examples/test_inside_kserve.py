@@ -1,7 +1,5 @@
 """The files for KServe: the server that they describe, called as KServe and its clients call it."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import os
 import re

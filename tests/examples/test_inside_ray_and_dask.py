@@ -1,7 +1,5 @@
 """Batched code inside Ray and Dask, each run as a program; `make test-ray` has these packages."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -4,8 +4,6 @@ The machines are network namespaces. The commands are those of the units, and ng
 configuration of the example.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -48,7 +46,6 @@ def embed(texts: list[str]) -> list[int]:
 
 
 def command_of(unit, replaced):
-    """The arguments of `shoal` in a unit, with its paths replaced."""
     text = (FILES / "systemd" / unit).read_text().replace("\\\n", " ")
     words = re.search(r"^ExecStart=\S+/shoal (.*)$", text, re.MULTILINE)[1]
     for old, new in replaced.items():
@@ -128,7 +125,6 @@ class World:
         return int(re.search(r"^shoal_replica_starts_total\S* (\d+)", page, re.MULTILINE)[1])
 
     def ready(self, ingress):
-        """How many model servers an ingress has."""
         url = f"http://{ingress.address}:8000/-/metrics"
         page = self.client.run("curl", "--silent", "--show-error", url)
         [count] = re.findall(

@@ -1,7 +1,5 @@
 """The page about real models: its pictures and its table are what was measured."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from pathlib import Path

@@ -21,10 +21,7 @@ ROOT = Path(__file__).parents[2]
 FEW, USUAL = 4, 48
 LIMIT_S = 100  # a worker that starts anew, or a text that waits for its place, on a busy machine
 
-pytestmark = [
-    pytest.mark.slow,
-    NEEDS_CHROMIUM,
-]
+pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +102,6 @@ class Page:
 
 @pytest.fixture
 def page(browser, url):
-    """The page, opened anew."""
     browser.get_log("browser")  # reading the log empties it
     page = Page(browser, url)
     page.enter("clients", FEW)  # a full crowd takes a processor

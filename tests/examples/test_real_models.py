@@ -85,7 +85,6 @@ def chat():
 
 
 def alone(chat, prompt, tokens):
-    """What the model's own `generate` writes."""
     from examples.models.chat import tokenizer
 
     read = tokenizer([prompt], add_special_tokens=False, return_tensors="pt")
@@ -124,7 +123,6 @@ def test_a_chat_of_openai_s_clients_uses_the_template_of_the_tokenizer(chat):
     assert answer["usage"]["completion_tokens"] <= 6
 
 
-@pytest.mark.anyio
 @with_package("sklearn", "lightgbm")
 async def test_the_load_test_counts_results():
     from examples.models import load

@@ -13,7 +13,7 @@ from shoal.server.server import serve
 from time_limits import HANG_S
 
 # The model's steps run in a thread.
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 
 def use_client(url):

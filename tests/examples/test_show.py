@@ -78,7 +78,6 @@ def answered(frame, name=BATCHED):
     return frame["sides"][name]["figures"]["answered"]
 
 
-@pytest.mark.anyio
 async def test_the_figures_add_up_and_both_sides_are_asked(playing):
     async with playing() as (_, _, watch), watch.stream(Watch()) as frames:
         frame = await until(frames, lambda each: answered(each) and answered(each, SINGLE))
@@ -89,14 +88,12 @@ async def test_the_figures_add_up_and_both_sides_are_asked(playing):
     assert frame["sides"][SINGLE]["figures"]["mean_batch"] == 1
 
 
-@pytest.mark.anyio
 async def test_batches_are_told_with_their_size_and_why_they_were_sent(playing):
     async with playing() as (_, client, watch), watch.stream(Watch()) as frames:
         change = await client.get_handle("settings")
         await change.call(Settings(clients=64, max_batch_size=2, wait_ms=300))
         frame = await until(
-            frames,
-            lambda each: [b["size"] for b in each["batches"][BATCHED]][-3:] == [2, 2, 2],
+            frames, lambda each: [b["size"] for b in each["batches"][BATCHED]][-3:] == [2, 2, 2]
         )
         assert {b["reason"] for b in frame["batches"][BATCHED][-3:]} == {"full"}
         assert frame["settings"]["max_batch_size"] == 2
@@ -104,7 +101,6 @@ async def test_batches_are_told_with_their_size_and_why_they_were_sent(playing):
         await until(frames, lambda each: each["sides"][BATCHED]["figures"]["open"] <= 1)
 
 
-@pytest.mark.anyio
 async def test_no_more_than_so_many_may_watch(playing):
     async with playing() as (_, _, watch), anyio.create_task_group() as tasks:
         watching = 0
@@ -129,7 +125,6 @@ async def test_no_more_than_so_many_may_watch(playing):
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.anyio
 async def test_the_crowd_goes_home_when_nobody_watches_and_comes_back(playing):
     async with playing() as (theirs, client, watch):
         for _ in range(2):
@@ -142,7 +137,6 @@ async def test_the_crowd_goes_home_when_nobody_watches_and_comes_back(playing):
             await anyio.lowlevel.checkpoint()
 
 
-@pytest.mark.anyio
 async def test_who_watches_is_told_that_the_show_is_over(playing):
     async with playing() as (_, client, watch), watch.stream(Watch()) as frames:
         await anext(frames)
@@ -153,7 +147,6 @@ async def test_who_watches_is_told_that_the_show_is_over(playing):
             assert [frame async for frame in late] == []
 
 
-@pytest.mark.anyio
 async def test_a_reader_that_leaves_is_replaced_and_the_others_go_on(playing, monkeypatch):
     monkeypatch.setattr(lanes, "STEP_S", 0.02)
     monkeypatch.setattr(lanes, "_LENGTHS", (400, 400))
@@ -181,7 +174,6 @@ async def test_a_reader_that_leaves_is_replaced_and_the_others_go_on(playing, mo
         assert await theirs.leave([Leave(reader=leaving)]) == [False]
 
 
-@pytest.mark.anyio
 async def test_answers_of_a_killed_worker_that_come_late_do_not_show_it_up(playing):
     async with playing() as (theirs, _, watch), watch.stream(Watch()) as frames:
         before = await until(frames, answered)
@@ -192,7 +184,6 @@ async def test_answers_of_a_killed_worker_that_come_late_do_not_show_it_up(playi
         assert after["sides"][BATCHED]["worker"] is None
 
 
-@pytest.mark.anyio
 async def test_visitors_texts_are_bounded(playing):
     async with playing() as (theirs, _, watch), watch.stream(Watch()) as frames:
         await until(frames, lambda each: each["steps"])

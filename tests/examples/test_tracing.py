@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_example_prints_the_spans_of_a_batch_and_of_its_callers() -> None:
+def test_the_example_prints_the_spans_of_a_batch_and_of_its_callers():
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-m", "examples.tracing.console"],
         cwd=ROOT,

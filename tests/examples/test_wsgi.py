@@ -1,7 +1,5 @@
 """The Flask and Django examples, under gunicorn and by themselves."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

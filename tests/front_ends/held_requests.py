@@ -1,7 +1,5 @@
 """Requests to a held handler, and their answers."""
 
-from __future__ import annotations
-
 import json
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -25,7 +23,6 @@ async def asking(server, count, sent=None):
 
 
 async def read_answer(client):
-    """Reads one answer with a length."""
     received = await read_until(client, b"\r\n\r\n")
     head, _, body = received.partition(b"\r\n\r\n")
     size = int(head.lower().partition(b"content-length: ")[2].split()[0])

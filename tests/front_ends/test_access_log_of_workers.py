@@ -1,14 +1,12 @@
 """The access log of a server with workers: each writes the lines of its clients, as one would."""
 
-from __future__ import annotations
-
 import h2.events
 import pytest
 from live_server import Http2Client, live, request, upgrade
 
 from observe.spans import new_spans, traced_app  # noqa: F401
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.one_loop, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.one_loop, pytest.mark.slow]
 
 SAME = ("protocol", "method", "path", "status", "bytes", "request_id")
 

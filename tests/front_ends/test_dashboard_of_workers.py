@@ -1,7 +1,5 @@
 """The feed of the dashboard through a worker: its figures are those of the server's process."""
 
-from __future__ import annotations
-
 import json
 import signal
 from contextlib import asynccontextmanager
@@ -14,7 +12,7 @@ from live_server import live, read_until, request
 from shoal.http.dashboard.dashboard import DASHBOARD
 from worker_processes import kill, until, workers_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.one_loop, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.one_loop, pytest.mark.slow]
 
 # The server says that its address is this machine's own.
 LOOK = request(f"{DASHBOARD}/feed", close=True).replace(b"shoal.test", b"localhost")
@@ -89,9 +87,7 @@ async def test_a_viewer_at_one_worker_sees_what_another_has_passed_on(app, held)
         accept_at(one, other)
 
 
-async def test_viewers_at_all_workers_share_their_places_until_they_or_their_workers_are_gone(
-    app, monkeypatch
-):
+async def test_viewers_at_all_workers_share_places_until_they_or_the_workers_go(app, monkeypatch):
     monkeypatch.setattr("shoal.http.dashboard.feed.MOST_PUBLIC", 1)
     async with live(app, workers=2) as server:
         observers = app.controller.observers

@@ -1,7 +1,5 @@
 """Workers decode the items of endpoints without classes of the user, and write arrays as JSON."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import socket
@@ -92,7 +90,6 @@ class Server:
             time.sleep(0.01)  # the worker builds the decoder in a thread
 
     def move(self, endpoint, handler, **options):
-        """Gives an endpoint another backend."""
         controller = self.app.controller
         self._portal.call(partial(controller.create_backend, f"new-{endpoint}", handler, **options))
         self._portal.call(controller.set_traffic, endpoint, {f"new-{endpoint}": 1.0})

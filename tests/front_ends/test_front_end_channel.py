@@ -1,7 +1,5 @@
 """The channel between a worker and the server's process: whole messages, in order, of any size."""
 
-from __future__ import annotations
-
 import os
 import socket
 from contextlib import asynccontextmanager
@@ -15,7 +13,7 @@ from shoal.replicas.process.wire.frames import FrameReader
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 MEMORY = 2**20
 

@@ -1,7 +1,5 @@
 """A server with workers that speak HTTP for it: real processes, real sockets, one batcher."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -25,7 +23,7 @@ from shoal.front_ends.listener import FrontEnds
 from time_limits import HANG_S
 from worker_processes import children_of, kill, until, workers_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 
 async def test_batches_are_as_large_with_many_workers_as_with_one(app, held):
@@ -59,7 +57,6 @@ async def test_a_killed_worker_is_replaced_and_its_requests_are_cancelled(app, h
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Workers are asked for a sign of life often."""
     of = "shoal.front_ends.remote_front_end"
     monkeypatch.setattr(f"{of}._ASKED_EVERY_S", 0.05)
     monkeypatch.setattr(f"{of}._LOOK_S", 0.1)
@@ -93,9 +90,7 @@ async def stopped_at_start():
 
 
 @pytest.mark.one_loop
-async def test_a_worker_that_is_stopped_before_it_is_ready_is_killed_and_replaced(
-    app, impatient, monkeypatch
-):
+async def test_a_worker_stopped_before_it_is_ready_is_replaced(app, impatient, monkeypatch):
     of = "shoal.front_ends.remote_front_end"
     async with live(app, workers=2):
         with monkeypatch.context() as hurried:

@@ -1,7 +1,5 @@
 """A worker holds what its client has not read once."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -13,7 +11,6 @@ import shoal
 from worker_processes import workers_of
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.real_time,
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read in /proc"),

@@ -1,7 +1,5 @@
 """Requests that workers pass on: real processes, real sockets, one server for many tests."""
 
-from __future__ import annotations
-
 import json
 from contextvars import ContextVar
 from http import HTTPStatus
@@ -18,7 +16,7 @@ import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
 from worker_processes import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 CLOSE = ("Connection: close",)
 

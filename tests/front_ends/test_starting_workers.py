@@ -1,7 +1,5 @@
 """Workers that end while the server starts: real processes, which are killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -24,7 +22,7 @@ from shoal.server.server import serve
 from time_limits import HANG_S
 from worker_processes import children_of, kill, until, workers_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 OPTIONS = HttpOptions(port=0, allowed_hosts=["*"])
 
@@ -43,7 +41,6 @@ class Loading:
 
 
 def dying_workers(count, program):
-    """Workers that run a program before their own."""
     own = "runpy.run_module('shoal.commands.server.front_end', run_name='__main__', alter_sys=True)"
     command = [sys.executable, "-c", f"import os, runpy, signal\n{program}\n{own}"]
     given = count, OPTIONS, sniffio.current_async_library(), "error"
@@ -121,10 +118,7 @@ async def test_one_that_is_killed_each_time_it_starts_ends_the_server(app, tmp_p
         pytest.raises(WorkersFailed, match="was killed by SIGKILL before it could serve"),
     ):
         await serve(
-            app,
-            OPTIONS,
-            shutdown=anyio.sleep_forever,
-            front_ends=dying_workers(2, program),
+            app, OPTIONS, shutdown=anyio.sleep_forever, front_ends=dying_workers(2, program)
         )
     await until(lambda: not set(children_of(os.getpid())) - of_others)
 
@@ -135,10 +129,7 @@ async def test_a_worker_whose_program_is_not_there_ends_the_server_with_a_reason
     absent = replace(options, command=["/absent/python"])
     with pytest.raises(WorkersFailed, match="a worker can't be started: No such file"):
         await serve(
-            app,
-            OPTIONS,
-            shutdown=anyio.sleep_forever,
-            front_ends=partial(FrontEnds, absent),
+            app, OPTIONS, shutdown=anyio.sleep_forever, front_ends=partial(FrontEnds, absent)
         )
 
 

@@ -1,25 +1,19 @@
 """Many requests with a checksum of each in its answer: none wrong, none lost, the memory flat."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
 import time
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import trio
 from checksum import checksum
 from good_client import request
 from hangs import HANG_S
-from hostile_server import MIB
+from hostile_server import MIB, HostileServer
 from protocol_clients import Answer, Http1Client, Http2Client, Lost, WebSocketClient
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator
-
-    from hostile_server import HostileServer
 
 T = TypeVar("T")
 
@@ -58,12 +52,7 @@ class Checked:
 class _Checks:
     """Clients that ask until all requests have been made."""
 
-    def __init__(
-        self,
-        server: HostileServer,
-        count: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, server: HostileServer, count: int, seed: int) -> None:
         self.found = Checked(count)
         self._server = server
         self._port = server.port
@@ -130,7 +119,6 @@ class _Checks:
         await client.aclose()
 
     async def _fresh(self) -> None:
-        """Asks each thing on a connection of its own."""
         for text in self._texts:
             client = await Http1Client.to(self._port)
             self._note(
@@ -174,13 +162,8 @@ class _Checks:
 
 
 def run_checksums(
-    server: HostileServer,
-    count: int,
-    *,
-    seed: int = 0,
-    kinds: tuple[str, ...] = tuple(CLIENTS),
+    server: HostileServer, count: int, *, seed: int = 0, kinds: tuple[str, ...] = tuple(CLIENTS)
 ) -> Checked:
-    """Makes requests of all kinds of clients at once, and checks each answer."""
     checks = _Checks(server, count, seed)
     trio.run(checks.run, kinds)
     return checks.found

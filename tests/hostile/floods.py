@@ -1,24 +1,18 @@
 """Floods: connections that come and go, HTTP/2 streams that are reset at once, one-byte chunks."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import fuzz_http2 as http2
 from good_client import AskingMeanwhile
 from hangs import HANG_S
 from held_places import HEAD, SETTINGS, headers, percentile
-from hostile_server import MIB, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from hostile_server import HostileServer
+from hostile_server import MIB, HostileServer, wait_until
 
 MOST_MEMORY: Final = 20 * MIB
 CHUNK: Final = b"1\r\nx\r\n"

@@ -1,19 +1,14 @@
 """Hostile connections, each made from a seed and its number, so that any can be made again."""
 
-from __future__ import annotations
-
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import fuzz_http2
 import fuzz_websocket
 from hostile_server import CANARY
 from http1_corpus import HEADERS, Corpus
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PROTOCOLS = ("http1", "http2", "websocket")
 # How a client leaves: it resets the connection, closes it, closes it after it has ended its own
@@ -87,7 +82,6 @@ def hostile_connection(
 
 
 def _split(rng: random.Random, data: bytes) -> list[bytes | None]:
-    """Divides what is sent, anywhere, now and then."""
     if rng.random() < 0.7 or len(data) < 2:
         return [data]
     places = sorted(rng.randrange(1, len(data)) for _ in range(rng.randrange(1, 4)))

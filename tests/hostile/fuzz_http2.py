@@ -1,18 +1,13 @@
 """HTTP/2 clients as hostile ones are: h2's client without its checks, and frames made by hand."""
 
-from __future__ import annotations
-
+import random
 import struct
-from typing import TYPE_CHECKING
 
 import h2.config
 import h2.connection
 import h2.exceptions
 import hpack
 from hostile_server import CANARY
-
-if TYPE_CHECKING:
-    import random
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)

@@ -3,15 +3,10 @@
 The frames are made here, since wsproto makes no wrong ones, and draws its masks from the system.
 """
 
-from __future__ import annotations
-
+import random
 import struct
-from typing import TYPE_CHECKING
 
 from hostile_server import CANARY
-
-if TYPE_CHECKING:
-    import random
 
 UPGRADE = [
     b"Host: 127.0.0.1",
@@ -41,7 +36,6 @@ OPCODES = [TEXT] * 6 + [BINARY, PING, PONG, CLOSE]
 
 
 def upgrade(rng: random.Random) -> bytes:
-    """The request that asks for a WebSocket."""
     lines = [b"GET %b HTTP/1.1" % rng.choice(PATHS), *UPGRADE]
     if rng.random() < 0.2:
         if rng.random() < 0.5:
@@ -51,7 +45,6 @@ def upgrade(rng: random.Random) -> bytes:
 
 
 def frames(rng: random.Random) -> bytes:
-    """What follows the upgrade."""
     return b"".join(_odd_frame(rng) for _ in range(rng.randrange(1, 8)))
 
 

@@ -4,8 +4,6 @@ In a process of its own it asks all the time, so that a hostile client that is b
 what it measures: ``python good_client.py PORT PID`` asks until its standard input ends.
 """
 
-from __future__ import annotations
-
 import json
 import select
 import socket
@@ -14,13 +12,11 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from checksum import checksum
 from hangs import HANG_S
-
-if TYPE_CHECKING:
-    from hostile_server import HostileServer
+from hostile_server import HostileServer
 
 EVERY_S = 0.005
 
@@ -70,7 +66,6 @@ class GoodClient:
         return took_s
 
     def begin(self) -> None:
-        """Sends a request."""
         self._number += 1
         self._began = time.monotonic()
         self._received = b""

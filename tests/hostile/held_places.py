@@ -4,27 +4,21 @@ A server has so many places for connections (``--max-connections``). A kind of c
 one for ever shuts everyone out with a thousand of them.
 """
 
-from __future__ import annotations
-
 import select
 import socket
 import statistics
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import fuzz_http2 as http2
 import hpack
 from fuzz_websocket import UPGRADE
 from good_client import AskingMeanwhile, GoodClient
 from hangs import HANG_S
-from hostile_server import MIB
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hostile_server import HostileServer
+from hostile_server import MIB, HostileServer
 
 MOST_MEMORY = 64 * MIB
 HEAD: Final = b"POST /sum HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -34,7 +28,6 @@ ASK: Final = [(b":scheme", b"http"), (b":authority", b"127.0.0.1")]
 
 
 def headers(method: bytes, path: bytes, *, ends: bool) -> bytes:
-    """The frame that opens stream 1."""
     block = hpack.Encoder().encode([(b":method", method), (b":path", path), *ASK])
     flags = http2.END_HEADERS | (http2.END_STREAM if ends else 0)
     return http2.frame(http2.HEADERS, flags, 1, block)
@@ -159,7 +152,6 @@ class _Places:
                 self._sockets[fd].recv(2**16)
 
     def trickle(self) -> None:
-        """Sends the next bit."""
         for fd, client in list(self._sockets.items()):
             bit = HOLDERS[self.kinds[fd]].trickle
             if bit:

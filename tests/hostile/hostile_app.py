@@ -7,15 +7,14 @@ endpoints can't: block the event loop, send without end, speak WebSocket.
 The environment plants defects, which the runs must find: see ``PLANT``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import sniffio
@@ -25,9 +24,6 @@ from hangs import HANG_S
 from pydantic import BaseModel
 
 import shoal
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 # "leak" keeps 64 KiB of each request; "mix-up" gives one caller in a hundred another's answer.
 PLANT = os.environ.get("HOSTILE_PLANT", "")

@@ -4,8 +4,6 @@
 for comparison.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os
@@ -15,14 +13,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hangs import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).parent
 LOOPS = ["trio", "asyncio"]
@@ -96,7 +92,6 @@ class HostileServer:
     # What its application says.
 
     def ask(self, method: str, path: str, item: Any = None, timeout_s: float = 10.0) -> Any:
-        """The answer to a request on a connection of its own."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         headers = {"content-type": "application/json", "connection": "close"}
         try:
@@ -142,11 +137,7 @@ def flaws_of_log(log: str) -> list[str]:
 
 @contextmanager
 def serving(
-    folder: Path,
-    *options: str,
-    kind: str = "shoal",
-    loop: str = "trio",
-    plant: str = "",
+    folder: Path, *options: str, kind: str = "shoal", loop: str = "trio", plant: str = ""
 ) -> Iterator[HostileServer]:
     """Runs a server, and kills it at the end if it is still up."""
     log = folder / f"{kind}-{loop}-{time.monotonic_ns()}.log"

@@ -4,14 +4,9 @@ A request is made of parts, so that most of it is right and a parser reads it to
 same seed makes the same requests.
 """
 
-from __future__ import annotations
-
+import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Iterator
 
 # fmt: off
 METHODS = [
@@ -206,7 +201,6 @@ class Corpus:
         parts.body = body + odd_chunk + b"0\r\n" + trailers + b"\r\n"
 
     def _damaged(self, data: bytes) -> bytes:
-        """Replaces, inserts or removes a few bytes."""
         damaged = bytearray(data)
         for _ in range(self._rng.randint(1, 3)):
             at = self._rng.randrange(len(damaged) + 1)

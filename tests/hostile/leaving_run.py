@@ -1,12 +1,11 @@
 """Clients that leave, in every state of every protocol: when the handler of their request ended."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import fuzz_http2 as http2
 import hpack
@@ -15,12 +14,7 @@ from fuzz_websocket import frame as websocket_frame
 from good_client import request
 from hangs import HANG_S
 from held_places import ASK, NO_WINDOW, SETTINGS
-from hostile_server import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hostile_server import HostileServer
+from hostile_server import HostileServer, wait_until
 
 NO_LINGER: Final = struct.pack("ii", 1, 0)
 ENDLESS: Final = 10**9
@@ -66,7 +60,6 @@ def _upgrade(name: str) -> bytes:
 
 
 def _http2(path: str, item: str = "", *, ends: bool = True, start: bytes = SETTINGS) -> bytes:
-    """The preface and a request on stream 1."""
     fields = [(b":method", b"POST"), (b":path", path.encode()), *ASK]
     block = hpack.Encoder().encode([*fields, (b"content-type", b"application/json")])
     data = http2.frame(http2.DATA, http2.END_STREAM if ends else 0, 1, item.encode())
@@ -122,7 +115,6 @@ WAYS: Final = ("reset", "close", "half close")
 
 
 def ways_of(state: str) -> tuple[str, ...]:
-    """How a client can leave in a state."""
     return ("frame",) if STATES[state].last else WAYS
 
 

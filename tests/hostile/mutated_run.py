@@ -1,25 +1,17 @@
 """Runs hostile connections against a server, many at once, and checks what is left of them."""
 
-from __future__ import annotations
-
 import select
 import socket
 import struct
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from checksum import checksum
-from fuzz_clients import HALF_CLOSE, LINGER, PROTOCOLS, RESET, hostile_connection
+from fuzz_clients import HALF_CLOSE, LINGER, PROTOCOLS, RESET, HostileConnection, hostile_connection
 from hangs import HANG_S
-from hostile_server import MIB, flaws_of_log, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fuzz_clients import HostileConnection
-    from hostile_server import HostileServer
+from hostile_server import MIB, HostileServer, flaws_of_log, wait_until
 
 AT_ONCE = 100
 WARM_UP = 60
@@ -100,7 +92,6 @@ class Client:
             return self._leave()
 
     def _end(self, now: float) -> bool:
-        """Leaves in its way, at its time."""
         if not self._is_leaving:
             self._is_leaving = True
             if self._way == HALF_CLOSE:
@@ -120,11 +111,7 @@ class Client:
 
 
 def run_mutated(
-    server: HostileServer,
-    connections: int,
-    *,
-    seed: int = 0,
-    protocols: Sequence[str] = PROTOCOLS,
+    server: HostileServer, connections: int, *, seed: int = 0, protocols: Sequence[str] = PROTOCOLS
 ) -> Mutated:
     """Makes hostile connections, and then waits until nothing is left of them."""
     found = Mutated()

@@ -4,23 +4,18 @@ A closed loop of clients slows down with the server, and so never overloads it. 
 has its time, on a connection of its own or on a kept one, and is sent at that time.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 from checksum import checksum
 from good_client import request
 from held_places import percentile
 from hostile_app import CAPACITY, MOST_QUEUED
-from hostile_server import MIB
+from hostile_server import MIB, HostileServer
 from protocol_clients import Answer, Http1Client, Lost
-
-if TYPE_CHECKING:
-    from hostile_server import HostileServer
 
 # A kept connection that has been idle for longer is not used again: the server may be closing it.
 FRESH_S: Final = 0.5
@@ -44,7 +39,6 @@ class Overload:
     grown: int = 0
 
     def p99_s(self) -> float:
-        """The 99th percentile of the times of accepted requests."""
         return percentile(self.accepted_s, 99)
 
     def flaws(self) -> list[str]:

@@ -41,7 +41,6 @@ class Answer:
 
     @property
     def is_last(self) -> bool:
-        """Whether the connection ends with it."""
         return self.headers.get(b"connection", b"").lower() == b"close"
 
 
@@ -57,11 +56,7 @@ class Http1Client:
         return cls(await trio.open_tcp_stream("127.0.0.1", port))
 
     async def ask(self, sent: bytes) -> Answer:
-        """Sends a request, and reads its answer.
-
-        Raises:
-            Lost: The connection ended before the whole answer had come.
-        """
+        """Sends a request, and reads its answer."""
         await self.send(sent)
         return await self.answer()
 
@@ -71,7 +66,6 @@ class Http1Client:
             await self.stream.send_all(sent)
 
     async def answer(self) -> Answer:
-        """Reads an answer."""
         head = await self._up_to(b"\r\n\r\n")
         first, *lines = head[:-4].split(b"\r\n")
         headers = {}
@@ -241,11 +235,7 @@ class WebSocketClient:
 
     @classmethod
     async def to(cls, port: int, path: str) -> WebSocketClient:
-        """Connects, and waits until the application has accepted.
-
-        Raises:
-            Lost: The connection ended before that.
-        """
+        """Connects, and waits until the application has accepted."""
         http = await Http1Client.to(port)
         lines = [f"GET {path} HTTP/1.1".encode(), *UPGRADE, b"", b""]
         try:
@@ -261,11 +251,7 @@ class WebSocketClient:
         return client
 
     async def ask(self, text: str) -> str | None:
-        """Sends a message, and returns the next one; None if the server closes it in place.
-
-        Raises:
-            Lost: The connection ended without a word.
-        """
+        """Sends a message, and returns the next one; None if the server closes it in place."""
         if self.close_code:
             return None
         await self._send(self._protocol.send(ws.TextMessage(text)))

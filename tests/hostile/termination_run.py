@@ -4,24 +4,19 @@ Each request has a name, and the application tells at its end which names it beg
 that the server took and did not answer is seen, and not taken for one that came too late.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import signal
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 from checksum import checksum
 from good_client import request
 from hangs import HANG_S
+from hostile_server import HostileServer
 from protocol_clients import Answer, Http1Client, Http2Client, Lost, WebSocketClient
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from hostile_server import HostileServer
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 JSON_LINES: Final = "Accept: application/x-ndjson"
@@ -94,12 +89,9 @@ class _Load:
         return isinstance(answer, Answer) and answer.status == 200 and not answer.is_last
 
     async def _kept(self, who: str) -> None:
-        """Makes one call after another on a connection."""
         await self._on_one_connection(who, lambda name: request("/work", name), checksum)
 
     async def _streams(self, who: str) -> None:
-        """Asks for one stream after another on a connection."""
-
         def stream(name: str) -> bytes:
             return request("/steps", {"name": name, "count": STEPS}, JSON_LINES)
 
@@ -119,7 +111,6 @@ class _Load:
             await client.aclose()
 
     async def _fresh(self, who: str) -> None:
-        """Makes each call on a connection of its own."""
         number = 0
         while (client := await self._connected()) is not None:
             name = self._send(who, number)
@@ -181,7 +172,6 @@ class _Load:
 
 
 def run_termination(server: HostileServer, *, seed: int, with_http2: bool = True) -> Terminated:
-    """Sends a signal at a random moment of a load, and waits for the end."""
     rng = random.Random(seed)
     found = Terminated(SIGNALS[seed % len(SIGNALS)])
     kinds = [kind for kind in CLIENTS if with_http2 or kind != "http2"]
@@ -229,5 +219,4 @@ def _outcome(answer: Answer | Lost, expected: object) -> str:
 
 
 def _lines(name: str) -> Sequence[object]:
-    """The lines of a stream."""
     return [{"item": checksum(f"{name}{number}")} for number in range(STEPS)]

@@ -30,7 +30,7 @@ from overload_run import REFUSED, ask_while_blocked, run_overload
 from termination_run import run_termination
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     Starts = Callable[..., HostileServer]
 
@@ -45,7 +45,7 @@ names = (f"leaving-{number}" for number in itertools.count())
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starts]:
+def running(tmp_path_factory):
     """Finds a running server, or starts one if there is none yet, or if it has exited."""
     folder = tmp_path_factory.mktemp("hostile")
     servers: dict[tuple[str, ...], HostileServer] = {}
@@ -61,18 +61,15 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starts]:
 
 
 @pytest.fixture(params=LOOPS)
-def server(running: Starts, request: pytest.FixtureRequest) -> HostileServer:
+def server(running, request):
     """A server with the options that it has by itself."""
     return running(request.param)
 
 
 @pytest.fixture(params=LOOPS)
-def short_server(running: Starts, request: pytest.FixtureRequest) -> HostileServer:
+def short_server(running, request):
     """A server with 50 places, whose timeouts are a fraction of a second."""
     return running(request.param, *SHORT_OPTIONS)
-
-
-# No answer is wrong, none is lost, and the memory is flat.
 
 
 def test_each_answer_is_that_to_its_own_request(server):
@@ -95,9 +92,6 @@ def test_planted_defects_are_found(tmp_path):
 def test_in_a_flood_others_are_served_and_nothing_is_left(server, kind):
     assert FLOODS[kind](server, FLOOD_SIZES[kind]).flaws() == []
     assert server.is_up()
-
-
-# Mutated connections.
 
 
 def test_mutated_connections_leave_nothing_behind_and_a_fault_is_one_line_of_the_log(server):
@@ -179,8 +173,6 @@ def test_no_client_holds_a_place_for_ever_and_the_others_are_served(short_server
 
 
 # The last test ends the servers of all the others.
-
-
 @pytest.mark.parametrize(("loop", "seed"), [("trio", 2), ("asyncio", 3)])
 def test_a_signal_under_load_loses_no_request(running, loop, seed):
     found = run_termination(running(loop), seed=seed)

@@ -1,7 +1,5 @@
 """Code that tells who calls it, as middleware has found out; processes import it."""
 
-from __future__ import annotations
-
 import shoal
 
 

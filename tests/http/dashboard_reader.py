@@ -169,19 +169,16 @@ class Page:
         return self.browser.get_log("browser")
 
     def press(self, name):
-        """Presses the button with a text."""
         buttons = self.browser.find_elements(By.TAG_NAME, "button")
         next(one for one in buttons if one.text == name).click()
 
     def point(self, element, left, top):
-        """Moves the pointer to a place in an element."""
         self.run("arguments[0].scrollIntoView({ block: 'center' })", element)
         across, down = left - element.rect["width"] / 2, top - element.rect["height"] / 2
         actions = ActionChains(self.browser, duration=0)
         actions.move_to_element_with_offset(element, round(across), round(down)).perform()
 
     def point_away(self):
-        """Moves the pointer to where nothing is told of it."""
         self.point(self._find("h1"), 1, 1)
 
     def tip_at(self, canvas, place):
@@ -190,7 +187,6 @@ class Page:
         return self.text("#tip").splitlines()
 
     def spans(self, canvas, color, alpha=1, ground=None, within=(0, 1)):
-        """Where a colour is in a picture, from left to right."""
         found = self.run(SPANS, canvas, color, alpha, ground, *within)
         return [Span(*each) for each in found]
 
@@ -215,12 +211,10 @@ def row_of(page, kind, name):
 
 
 def lane_of(page, name):
-    """The texts of the lane of a backend."""
     return page.until(lambda: page.text_named("#lanes .lane", name))
 
 
 def canvas_of(page, name):
-    """The picture in the lane of a backend."""
     return page.named("#lanes .lane", name).find_element(By.TAG_NAME, "canvas")
 
 

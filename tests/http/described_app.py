@@ -88,9 +88,7 @@ async def add(left: list[int], right: list[int]) -> list[int]:
 
 
 @app.endpoint("/times")
-async def times(
-    number: list[Annotated[float, Field(ge=-1e300, le=1e300)]],
-) -> list[float]:
+async def times(number: list[Annotated[float, Field(ge=-1e300, le=1e300)]]) -> list[float]:
     return [one * 1e10 for one in number]  # which may be more than a float can hold
 
 

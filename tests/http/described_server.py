@@ -10,12 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def described_server(name: str, *options: str) -> Iterator[str]:
-    """Serves an application; yields its address.
-
-    Args:
-        name: Its name, in `described_app` if it names no other module.
-        *options: Further options of ``shoal serve``.
-    """
+    """Serves an application; yields its address."""
     spec = name if ":" in name else f"described_app:{name}"
     command = [sys.executable, "-m", "shoal", "serve", spec, "--port", "0"]
     with subprocess.Popen(

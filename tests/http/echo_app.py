@@ -1,20 +1,10 @@
 """A small ASGI application that the server's tests drive, over HTTP and WebSocket."""
 
-from __future__ import annotations
-
 import anyio
 import anyio.lowlevel
 
 PATHS = [
-    "early",
-    "hold",
-    "begin",
-    "forever",
-    "flood",
-    "unread",
-    "pour",
-    "disconnect",
-    "fail",
+    *("early", "hold", "begin", "forever", "flood", "unread", "pour", "disconnect", "fail"),
     "interrupt",
 ]
 

@@ -5,8 +5,6 @@ each run; 20,000 (``SHOAL_SOAK_PROGRAMS``), others in each run, in the soak. The
 server of this package, whose calls take the direct way, or come by ASGI; some clients leave early.
 """
 
-from __future__ import annotations
-
 import gc
 import http.client
 import io
@@ -15,12 +13,13 @@ import os
 import statistics
 import tracemalloc
 from collections import deque
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import anyio
@@ -33,15 +32,11 @@ from hypothesis import strategies as st
 from server_in_memory import Wire, serving
 from trio._core._run import GLOBAL_RUN_CONTEXT
 
+import shoal
 from shoal.server.http1 import call as http1_call
 from shoal.testing import run_virtually
 from shoal.testing.asgi import Answer, Call
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import shoal
 
 LOOPS = ("trio", "asyncio")
 QUICK_CASES = 25
@@ -65,12 +60,7 @@ AT_LENGTH = settings(
 
 @dataclass(frozen=True)
 class Sent:
-    """A request.
-
-    Attributes:
-        directly: Whether the server of this package gets it; else it comes by ASGI.
-        leaves: Whether the client leaves before it is answered.
-    """
+    """A request."""
 
     path: str
     body: bytes = b""
@@ -81,7 +71,6 @@ class Sent:
 
 
 def sent_by(requests: st.SearchStrategy[Sent]) -> st.SearchStrategy[Sent]:
-    """Draws how requests come."""
     ways = st.sampled_from([(True, False)] * 4 + [(False, False)] * 4 + [(True, True)])
     return st.tuples(requests, ways).map(
         lambda pair: Sent(
@@ -193,7 +182,6 @@ class Target:
 
 @asynccontextmanager
 async def opened(app: shoal.App):
-    """Opens an application, and serves it in memory."""
     errors = Errors()
     log = logging.getLogger("shoal")
     log.addHandler(errors)
@@ -233,7 +221,6 @@ def fuzz_quickly(new_app: Callable[[], shoal.App], cases: Any, check: Check) -> 
 
 
 def changed(body: bytes, random: Random) -> bytes:
-    """Returns a body with a few bytes left out, and others in their place."""
     at = random.randrange(len(body) + 1)
     return body[:at] + random.randbytes(random.randrange(3)) + body[at + random.randrange(3) :]
 

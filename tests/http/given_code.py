@@ -1,10 +1,8 @@
 """Code that is given handles by its annotations; its processes import it."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
-import shoal  # noqa: TC001 - its annotations are read
+import shoal
 
 
 async def embed(texts: list[str]) -> list[int]:

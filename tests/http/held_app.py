@@ -1,7 +1,5 @@
 """What the tests of served calls share: an App whose handler is held."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from contextlib import asynccontextmanager
@@ -108,13 +106,11 @@ def statistics(app, name="held"):
 
 
 def counted(app, name="held"):
-    """The requests and the errors of an endpoint."""
     endpoint = app.controller.endpoints[name]
     return endpoint.requests, endpoint.errors
 
 
 async def answers_counted(app, name="held"):
-    """How many requests to an endpoint have ended, by their outcome."""
     metrics = (await ask(app, "/-/metrics", method="GET")).body.decode()
     start = f'request_seconds_count{{endpoint="{name}",outcome="'
     lines = [line.partition(start)[2] for line in metrics.splitlines() if start in line]

@@ -1,10 +1,8 @@
 """An application whose answers are held, and a promise that every test here checks."""
 
-from __future__ import annotations
-
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from held_app import Held, Steps
@@ -14,22 +12,19 @@ from certificates import new_certificate
 from shoal.server.access_log import LOGGER
 from shoal.testing.asgi import Call
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 @pytest.fixture
-def held() -> Held:
+def held():
     return Held()
 
 
 @pytest.fixture
-def steps() -> Steps:
+def steps():
     return Steps()
 
 
 @pytest.fixture
-def app(held: Held) -> shoal.App:
+def app(held):
     """An application with one endpoint, whose handler is held."""
     app = shoal.App()
     app.endpoint("/held", name="held", max_batch_size=100)(held)
@@ -37,9 +32,7 @@ def app(held: Held) -> shoal.App:
 
 
 @pytest.fixture
-def logged(
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> Callable[[], list[dict[str, Any]]]:
+def logged(caplog, capfd):
     """Returns the lines of the access log, of this process or of its workers, on its stderr."""
     caplog.set_level(logging.INFO, logger=LOGGER)
 
@@ -52,15 +45,12 @@ def logged(
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The files of a certificate for localhost, and of its key."""
+def certificate(tmp_path_factory):
     return new_certificate(tmp_path_factory.mktemp("certificate"))
 
 
 @pytest.fixture(autouse=True)
-def nobody_listens_to_the_end(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+def nobody_listens_to_the_end(request, monkeypatch):
     """Who completes an answer does not watch the client then."""
     if request.node.get_closest_marker("soak") is not None:
         yield  # it measures what is kept

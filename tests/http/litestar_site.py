@@ -1,9 +1,7 @@
 """`App` in Litestar, which takes a while to import."""
 
-from __future__ import annotations
-
 from litestar import Litestar, asgi, get
-from litestar.types import Receive, Scope, Send  # noqa: TC002 - Litestar reads the annotations
+from litestar.types import Receive, Scope, Send
 
 
 def site_with(models):

@@ -1,7 +1,5 @@
 """A server on a real socket for tests, and clients that say exactly what they are told to."""
 
-from __future__ import annotations
-
 import socket
 from contextlib import asynccontextmanager
 from functools import partial
@@ -94,7 +92,6 @@ class LiveServer:
             return await read_all(client)
 
     async def answers(self):
-        """Whether the server still serves."""
         return (await self.talk(request("/", close=True))).startswith(b"HTTP/1.1 200")
 
 
@@ -201,7 +198,6 @@ class Http2Client:
         return stream_id
 
     async def fetch(self, path=b"/"):
-        """Asks, and waits for the end of the answer."""
         asked = self.ask(path)
         await self.flush()
         await self.wait_for(h2.events.StreamEnded, asked)

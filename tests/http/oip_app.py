@@ -1,11 +1,9 @@
 """The models that clients of the Open Inference Protocol call in tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray  # noqa: TC002  # read at run time
+from numpy.typing import NDArray  # read at run time
 
 import shoal
 

@@ -1,7 +1,5 @@
 """Models for the tests of OpenAI's protocol."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A server without sockets for tests: they choose each moment, and it works in virtual time."""
 
-from __future__ import annotations
-
 import json
 from contextlib import asynccontextmanager
 
@@ -127,7 +125,6 @@ class ServerInMemory:
         return client
 
     def counts(self):
-        """How many calls have begun, and how many of them have ended."""
         return self.shared.started, self.shared.finished
 
     def abort(self):

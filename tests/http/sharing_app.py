@@ -1,7 +1,5 @@
 """An application whose calls take seconds and may be shared."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio
@@ -41,7 +39,6 @@ class Slow:
 
 
 async def asked_together(app: shoal.App, *requests: tuple[str, Any, dict[str, str]]) -> list[Any]:
-    """The bodies of the answers to requests that are made at the same time."""
     bodies: list[Any] = [None] * len(requests)
 
     async def one(nth: int, path: str, item: Any, headers: dict[str, str]) -> None:

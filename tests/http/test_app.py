@@ -22,7 +22,6 @@ from shoal.replicas.process.wire.batch import metadata_parts, received_metadata
 from shoal.testing import settle
 from shoal.testing.asgi import Call, Lifespan, ask, calling
 
-pytestmark = pytest.mark.anyio
 real_time = pytest.mark.real_time
 
 
@@ -53,9 +52,6 @@ class Scaled:
 def options_of(app):
     (backend,) = app.controller.backends.values()
     return backend.method_batchers["__call__"].batcher.options
-
-
-# Handlers
 
 
 @real_time
@@ -303,9 +299,6 @@ async def test_a_result_that_cannot_be_sent_fails_its_caller_alone(caplog):
     assert bad.headers["x-request-id"] in caplog.text
 
 
-# Requests and answers
-
-
 @pytest.mark.parametrize(
     ("given", "is_kept"),
     [("abc-1.2_3:4", True), ("a" * 64, True), ("a" * 65, False), ("a b", False), ("", False)],
@@ -368,9 +361,6 @@ async def test_the_options_of_a_batched_function_hold_under_those_of_its_endpoin
     app = app_of(shoal.batch(double), max_queued_requests=None)
     async with app.lifespan():
         assert options_of(app).max_queued_requests is None
-
-
-# Declaring
 
 
 @pytest.mark.parametrize(
@@ -461,9 +451,6 @@ def test_a_batched_function_has_one_endpoint():
         app.endpoint("/b", name="b")(batched)
 
 
-# Opening and ending
-
-
 async def test_a_call_before_the_lifespan_is_told_which_line_opens_it():
     app = app_of(double)
     answer = await ask(app, "/x", 1)
@@ -540,9 +527,6 @@ async def test_draining_turns_not_ready_and_waits_for_company_no_more():
         assert later.answer.json() == 4
 
 
-# A batcher that breaks
-
-
 class Bug(BaseException):
     """Neither an `Exception` nor a signal: what a panic in an extension module looks like."""
 
@@ -571,9 +555,6 @@ async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplo
         assert ready.json()["endpoints"]["double"]["alive"]
         assert (await ask(app, "/-/healthz", method="GET")).status == 200
     assert "the batcher of broken broke" in caplog.text
-
-
-# The application's own routes
 
 
 async def test_the_health_routes_say_what_is_there(caplog):
@@ -606,9 +587,6 @@ async def test_the_health_routes_say_what_is_there(caplog):
         "streams": True,
     }
     assert (await ask(app, "/-/healthz")).headers["allow"] == "GET, HEAD, OPTIONS"
-
-
-# Mounting
 
 
 async def test_a_path_that_only_begins_like_the_prefix_is_not_below_it():

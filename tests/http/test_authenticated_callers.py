@@ -1,7 +1,5 @@
 """``request.metadata`` has the caller that middleware has found out, whatever the protocol."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 from openai_app import events, text_of
@@ -14,7 +12,7 @@ from shoal.testing.asgi import Call
 from socket_in_memory import opened
 
 # Code runs in threads, and in processes.
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 COMPLETIONS = "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -53,7 +51,6 @@ def rows(number):
 
 
 def texts_of(answer):
-    """The texts in an answer of any of the protocols."""
     if answer.headers["content-type"] == "text/event-stream; charset=utf-8":
         return list(text_of(events(answer.body))[0].values())
     body = answer.json()

@@ -1,21 +1,14 @@
 """An application starts its backends side by side, and looks as if one had come after the other."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import outcome
-from serving.scenes import Stage
+from serving.scenes import ScriptedReplica, Stage
 from shoal.errors import ReplicaNotStarted
-
-if TYPE_CHECKING:
-    from serving.scenes import ScriptedReplica
-
-pytestmark = pytest.mark.anyio
 
 
 async def echo(items: list[Any]) -> list[Any]:
@@ -49,7 +42,7 @@ async def opened(app: shoal.App) -> list[str]:
         return list(app.controller.backends)
 
 
-async def test_a_start_takes_as_long_as_the_longest() -> None:
+async def test_a_start_takes_as_long_as_the_longest():
     app = application(taking({"a": 5, "b": 3, "c": 4}), "a", "b", "c")
     assert await opened(app) == ["a", "b", "c"]
     assert anyio.current_time() == 5
@@ -59,9 +52,7 @@ async def test_a_start_takes_as_long_as_the_longest() -> None:
     ("failing", "named", "after_s"),
     [(["a"], "a", 5), (["b"], "b", 5), (["c"], "c", 9), (["b", "c"], "b", 5), (["a", "c"], "a", 5)],
 )
-async def test_what_fails_first_in_the_programs_order_is_told(
-    failing: list[str], named: str, after_s: float
-) -> None:
+async def test_what_fails_first_in_the_programs_order_is_told(failing, named, after_s):
     stage = taking({"a": 5, "b": 3, "c": 9}, *failing)
     error = await outcome(opened(application(stage, "a", "b", "c")))
     assert isinstance(error, ReplicaNotStarted)
@@ -71,7 +62,7 @@ async def test_what_fails_first_in_the_programs_order_is_told(
     assert len(stage.starting) == len(stage.ended)
 
 
-async def test_one_that_is_cancelled_leaves_nothing() -> None:
+async def test_one_that_is_cancelled_leaves_nothing():
     stage = taking({"a": 5, "b": 3, "c": 9})
     with anyio.move_on_after(4):
         await opened(application(stage, "a", "b", "c"))
@@ -80,7 +71,7 @@ async def test_one_that_is_cancelled_leaves_nothing() -> None:
 
 
 @pytest.mark.real_time
-async def test_a_batched_function_is_there_before_what_comes_after_it() -> None:
+async def test_a_batched_function_is_there_before_what_comes_after_it():
     @shoal.batch
     async def embed(items: list[int]) -> list[int]:
         return [2 * item for item in items]

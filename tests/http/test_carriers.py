@@ -4,8 +4,6 @@ A server on each event loop runs in a thread for the whole file, and clients tha
 ask it. Where such a client does not speak HTTP/2 itself, httpx carries what it writes and reads.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import itertools
@@ -56,7 +54,6 @@ class Served:
     certfile: str
 
     def trusting(self):
-        """Returns the TLS of a client."""
         return ssl.create_default_context(cafile=self.certfile)
 
 
@@ -80,11 +77,7 @@ def served(request, certificate, tmp_path_factory):
         ]
         options = HttpOptions(port=0, graceful_timeout_s=1, keep_alive_timeout_s=60, **certificate)
         await serve(
-            app,
-            options,
-            shutdown=stop.wait,
-            started=partial(started, "tls"),
-            extra_listeners=extra,
+            app, options, shutdown=stop.wait, started=partial(started, "tls"), extra_listeners=extra
         )
 
     with anyio.from_thread.start_blocking_portal(request.param) as portal:
@@ -140,9 +133,6 @@ class Carrier:
 @pytest.fixture(params=CARRIERS)
 def carrier(served, request):
     return Carrier(served, request.param)
-
-
-# The protocols.
 
 
 def use_json(carrier):
@@ -256,14 +246,7 @@ def use_client(carrier):
     anyio.run(main, backend=carrier.served.loop)
 
 
-PROTOCOLS = [
-    use_json,
-    use_open_inference_binary,
-    use_openai,
-    use_events,
-    use_bodies,
-    use_client,
-]
+PROTOCOLS = [use_json, use_open_inference_binary, use_openai, use_events, use_bodies, use_client]
 
 
 @pytest.mark.parametrize("use", PROTOCOLS, ids=lambda use: use.__name__.removeprefix("use_"))
@@ -287,9 +270,7 @@ def test_a_client_that_leaves_frees_its_place(carrier):
 def test_the_client_of_triton_speaks_tls(served):
     triton = pytest.importorskip("tritonclient.http")
     with triton.InferenceServerClient(
-        served.urls["tls"].removeprefix("https://"),
-        ssl=True,
-        ssl_context_factory=served.trusting,
+        served.urls["tls"].removeprefix("https://"), ssl=True, ssl_context_factory=served.trusting
     ) as client:
         assert client.is_server_ready()
         for binary in (True, False):
@@ -366,7 +347,6 @@ def npy_of(values):
 
 
 def check_streams(socket):
-    """Reads two streams to their ends."""
     found, ended = {1: [], 2: []}, set()
     while len(ended) < 2:
         message = json.loads(socket.recv())

@@ -1,9 +1,7 @@
 """What a caller is shown of a failure: its cause with ``debug=True`` alone, in each protocol."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from openai_app import events
@@ -13,10 +11,7 @@ from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.testing.asgi import ask
 from socket_in_memory import opened
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
+pytestmark = pytest.mark.one_loop
 
 COMPLETIONS = "/v1/completions"
 # What the cause would be seen by, in lower case: its text, its type, and where it was raised.
@@ -28,12 +23,12 @@ class Unheard(Exception):
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "debug"])
-def debug(request: pytest.FixtureRequest) -> bool:
+def debug(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
-async def app(anyio_backend: Any, debug: bool) -> AsyncIterator[shoal.App]:
+async def app(anyio_backend, debug):
     """An application whose code fails, at once or after one piece."""
     app = shoal.App(protocols=["openai", "oip"], debug=debug)
 
@@ -86,9 +81,7 @@ def shown(*seen: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(("path", "asked"), OPENAI.values(), ids=OPENAI)
-async def test_the_cause_is_shown_through_openai_in_debug_mode_alone(
-    app, path, asked, debug, caplog
-):
+async def test_the_cause_is_shown_by_openai_in_debug_mode_alone(app, path, asked, debug, caplog):
     answer = await ask(app, path, asked)
     if asked["model"] == "breaks" and "stream" in asked:
         assert answer.status == 200

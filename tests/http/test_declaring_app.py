@@ -1,7 +1,5 @@
 """`App` as a declaration: backends, endpoints, traffic and shadows, before anything runs."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 
@@ -11,7 +9,6 @@ from shoal import errors
 from shoal.serving.state_file import StateFile
 from shoal.testing.asgi import ask
 
-pytestmark = pytest.mark.anyio
 real_time = pytest.mark.real_time  # state files are written by threads
 
 CODE = "serving.plain_code"
@@ -34,9 +31,6 @@ def declared(*tags, code=echo):
 
 async def answers(app, count=40, **headers):
     return {(await ask(app, "/e", 1, **headers)).json() for _ in range(count)}
-
-
-# What is declared
 
 
 async def test_what_is_declared_is_there_once_it_is_open():
@@ -97,9 +91,6 @@ async def test_decorated_and_declared_endpoints_stand_beside_each_other():
         assert (await ask(app, "/other", 1)).json() == -1
 
 
-# Clashes
-
-
 @pytest.mark.parametrize(
     ("declare", "error"),
     [
@@ -145,9 +136,6 @@ def test_a_declaration_that_is_wrong_is_refused_where_it_is_written(declare, err
     app.route("put", backend="b", path="/there", methods=["PUT"])
 
 
-# Opening
-
-
 async def test_an_application_is_opened_again_with_all_that_it_declares():
     app = declared("b")
     app.route("e", backend="b", path="/e")
@@ -179,9 +167,6 @@ async def test_what_was_changed_while_it_was_open_is_forgotten_without_a_state_f
         assert await answers(app) == {"new"}
     async with app.lifespan():
         assert await answers(app) == {"old"}
-
-
-# With a state file
 
 
 def kept(path, *, compare=None, size=3):
@@ -236,9 +221,6 @@ async def test_an_endpoint_that_can_not_be_kept_leaves_nothing_of_it(tmp_path):
             "traffic": {"old": 1.0},
             "shadows": {"new": 0.5},
         }
-
-
-# Batched functions
 
 
 @shoal.batch(max_batch_size=4)

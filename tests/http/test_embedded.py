@@ -1,7 +1,5 @@
 """A controller that is served over HTTP in its own program."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat
@@ -19,7 +17,7 @@ from shoal import errors
 from shoal.asgi.http_options import HttpOptions
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 FREE = {"port": 0}
 OPERATED = {**FREE, "token": "correct-horse"}

@@ -1,7 +1,5 @@
 """Handles that code is given by its annotations: no part of its items, and made where it runs."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated
 
@@ -13,7 +11,7 @@ import shoal
 from shoal.errors import NoSuchName
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]  # code runs in threads
+pytestmark = pytest.mark.real_time  # code runs in threads
 
 
 def application(*codes, **config):
@@ -25,11 +23,7 @@ def application(*codes, **config):
 
 @pytest.mark.parametrize(
     ("code", "answer"),
-    [
-        (given_code.tenfold, 30),
-        (given_code.hundredfold, 300),
-        (given_code.one_more, 4),
-    ],
+    [(given_code.tenfold, 30), (given_code.hundredfold, 300), (given_code.one_more, 4)],
 )
 async def test_a_function_is_given_a_handle(code, answer):
     app = application(code)

@@ -13,8 +13,6 @@ from shoal.observe.metrics import NO_ENDPOINT
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 CALL = "__call__"
 BOUNDS = [*map(str, TIME_BOUNDS_S), "+Inf"]
 

@@ -1,7 +1,5 @@
 """The metrics of endpoints are there as long as the endpoints."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 import shoal
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 async def endpoints_in(app):

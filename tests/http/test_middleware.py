@@ -1,7 +1,5 @@
 """Middleware before the endpoints of an App, and around one."""
 
-from __future__ import annotations
-
 import logging
 
 import anyio
@@ -15,8 +13,6 @@ import shoal
 from handlers import double
 from shoal.http.app.middleware import within
 from shoal.testing.asgi import Call, ask, calling
-
-pytestmark = pytest.mark.anyio
 
 ORIGIN = [("origin", "https://page.example")]
 

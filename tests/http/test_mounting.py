@@ -1,7 +1,5 @@
 """`App` in FastAPI, Starlette and Litestar, and FastAPI in an `App`, with their lifespans."""
 
-from __future__ import annotations
-
 import re
 from contextlib import asynccontextmanager
 
@@ -16,8 +14,6 @@ from starlette.routing import Mount, Route
 import shoal
 from shoal.errors import LifespanFailed
 from shoal.testing.asgi import ask
-
-pytestmark = pytest.mark.anyio
 
 
 def models():

@@ -10,7 +10,6 @@ from handlers import app_of
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
 LINES = ("accept", "application/x-ndjson")
 END = b"event: end\ndata: {}\n\n"
 

@@ -1,7 +1,5 @@
 """Who gets a result of one's own over HTTP: other users, and clients who ask for it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +9,9 @@ from sharing_app import CACHE, Slow, asked_together
 import shoal
 from shoal.testing.asgi import ask
 
-pytestmark = pytest.mark.anyio
-
 THREE = {"value": 3}
 NO_STORE = {"Cache-Control": "no-store"}
 MINE = dict.fromkeys(("Authorization", "Proxy-Authorization", "Cookie", "X-API-Key"), "mine")
-
-
-# Clients who ask for it
 
 
 @pytest.mark.parametrize("path", ["/unary", "/stream"])
@@ -54,9 +47,6 @@ async def test_a_client_of_openai_may_want_a_result_of_its_own():
                 answer = await ask(app, "/v1/completions", asked, headers=headers.items())
                 assert answer.status == 200
     assert seen == ["a"] * 4
-
-
-# Users
 
 
 async def calls_of(*users: dict[str, str], middleware: Any = (), **more: Any) -> set[int]:

@@ -1,8 +1,7 @@
 """Clients in closed loops stay in one batch over HTTP, too; see `batching/test_regathering.py`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 import pytest
@@ -14,10 +13,7 @@ from closed_loops import Sizes, think
 from shoal.core.request import DispatchReason
 from shoal.testing.asgi import ask
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 MOST = 64
 

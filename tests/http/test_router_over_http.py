@@ -1,7 +1,5 @@
 """Endpoints over HTTP: methods, shard keys, traffic, holding, shadows, metrics and readiness."""
 
-from __future__ import annotations
-
 import json
 from contextlib import asynccontextmanager
 
@@ -16,14 +14,11 @@ from shoal.serving.controller.controller import Controller
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 JSON = ("content-type", "application/json")
 
 
 @asynccontextmanager
 async def up(code=echo, *, backend="b", stage=None, app=None, **config):
-    """Opens an application with a backend ``b``, and an endpoint ``e`` at ``/e``."""
     app, stage = app or App(), stage or Stage()
     async with Controller() as client, app.answering(client):
         await client.create_backend("b", code, config={"placement": stage, **config})
@@ -32,7 +27,6 @@ async def up(code=echo, *, backend="b", stage=None, app=None, **config):
 
 
 async def beside(client, tag, code=echo, **config):
-    """Creates another backend, on a stage of its own."""
     stage = Stage()
     await client.create_backend(tag, code, config={"placement": stage, **config})
     return stage
@@ -44,9 +38,6 @@ async def named(items: list[int]) -> list[str]:
 
 def kind_of(answer):
     return answer.status, answer.json()["type"].removeprefix("urn:shoal:problem:")
-
-
-# Methods
 
 
 class Code:
@@ -119,15 +110,8 @@ async def test_a_method_of_its_own_may_answer_by_a_stream():
     "method",
     [
         *(
-            "absent",
-            "",
-            "_private",
-            "attribute",
-            "helper",
-            "of_class",
-            "__init__",
-            "__class__",
-            "__reduce__",
+            *("absent", "", "_private", "attribute", "helper", "of_class", "__init__"),
+            *("__class__", "__reduce__"),
         ),
         *("reconfigure", "health", "warm_up", "close", "seen.append", "négative"),
         *("check_health", "__del__", "__getattribute__", "__dict__"),
@@ -156,9 +140,6 @@ async def test_code_without_parameters_is_called():
 
     async with up(now) as (app, _client, _stage):
         assert (await ask(app, "/e")).json() == 5
-
-
-# Traffic
 
 
 async def test_each_backend_of_an_endpoint_reads_bodies_by_its_own_signature():
@@ -226,9 +207,6 @@ async def test_an_endpoint_that_is_deleted_while_a_body_comes_is_not_found():
         assert call.answer.status == 404
 
 
-# Holding
-
-
 async def test_an_endpoint_without_traffic_holds_requests_in_their_order():
     async with up(backend=None) as (app, client, stage):
         calls = [Call(app, "/e", item=number) for number in range(20)]
@@ -240,9 +218,6 @@ async def test_an_endpoint_without_traffic_holds_requests_in_their_order():
                 await call.returned.wait()
         assert [call.answer.json() for call in calls] == list(range(20))
         assert sorted(item for _, items in stage.calls for item in items) == list(range(20))
-
-
-# Shadows
 
 
 async def shadow_of(client):
@@ -270,9 +245,6 @@ async def test_a_body_that_is_refused_is_not_copied():
         await client.shadow_traffic("e", "s", 1.0)
         assert (await ask(app, "/e", "text")).status == 422
         assert (await shadow_of(client)).sent == 0
-
-
-# Figures
 
 
 async def figures(app):
@@ -324,9 +296,6 @@ async def test_each_series_is_there_once_whatever_backends_are_called():
         text = (await ask(app, "/-/metrics", method="GET")).body.decode()
         series = [line.rpartition(" ")[0] for line in text.splitlines() if line[:1] != "#"]
         assert sorted(series) == sorted(set(series))
-
-
-# What operators see
 
 
 async def ready(app):

@@ -1,16 +1,15 @@
 """The rules of safety, in each protocol in which an endpoint is called."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
 import logging
 import pickle
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import h2.events
@@ -28,11 +27,6 @@ import shoal
 from shoal.server.server import load_stream_protocols
 from shoal.testing.asgi import Call, ask, calling
 from socket_in_memory import opened
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-pytestmark = pytest.mark.anyio
 
 MIB = 2**20
 JSON = ("content-type", "application/json")
@@ -101,7 +95,6 @@ def safe_app(**settings):
 
 
 def form(about: bytes, image: bytes = b"1") -> bytes:
-    """A form with a file, and a part that is JSON."""
     part = b'--b\r\nContent-Disposition: form-data; name="%b"%b\r\n%b\r\n%b\r\n'
     return b"".join(
         [
@@ -114,14 +107,7 @@ def form(about: bytes, image: bytes = b"1") -> bytes:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to send a text of JSON, in a protocol.
-
-    Attributes:
-        path: Where it is sent.
-        body: Makes the body.
-        headers: The headers.
-        error: The member of an error's object that is there in this protocol.
-    """
+    """A way to send a text of JSON, in a protocol."""
 
     path: str
     body: Callable[[bytes], bytes]
@@ -225,10 +211,7 @@ async def test_json_of_a_websocket_is_bounded(text, quick):
     assert app.seen.items == []
 
 
-COMPRESS = {
-    "gzip": partial(gzip.compress, mtime=0),
-    "deflate": zlib.compress,
-}
+COMPRESS = {"gzip": partial(gzip.compress, mtime=0), "deflate": zlib.compress}
 
 
 @pytest.mark.parametrize("coding", COMPRESS)

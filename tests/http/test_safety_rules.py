@@ -1,7 +1,5 @@
 """Rules of safety that hold for the whole package, or for every answer."""
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from pathlib import Path
@@ -48,7 +46,6 @@ def only_pickles(nodes):
 
 @pytest.fixture(scope="module")
 def nodes_of():
-    """The imports and the calls of each module."""
     assert "shoal.http.app.app" in SOURCES
     wanted = (ast.Import, ast.ImportFrom, ast.Call)
     return {

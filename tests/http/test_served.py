@@ -1,7 +1,5 @@
 """An `App` on each server that can run it, and mounted, in processes as users start them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -45,12 +43,7 @@ EXIT_CODES = {"uvicorn": -signal.SIGTERM}
 
 
 class Served:
-    """An application in a process.
-
-    Attributes:
-        url: Its URL.
-        process: The process that the command has started.
-    """
+    """An application in a process."""
 
     def __init__(self, name, process, port):
         self.name = name

@@ -1,7 +1,5 @@
 """Calls over a server without sockets, and what its clients get."""
 
-from __future__ import annotations
-
 import pytest
 from held_app import answers_counted, counted, served, statistics
 from server_in_memory import asked, serving
@@ -10,8 +8,6 @@ import shoal
 from shoal.http.admin.api import AdminApi
 from shoal.http.app.admin_mount import AdminListener, AppAdmin
 from shoal.testing import settle
-
-pytestmark = pytest.mark.anyio
 
 
 def admin_of(app):

@@ -1,7 +1,5 @@
 """Calls that an App makes for the server itself, and that fail."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import anyio
@@ -16,9 +14,6 @@ import shoal
 from base_exceptions import Panic, cancellation
 from shoal.core.histogram import outcome_of
 from shoal.testing import settle
-
-pytestmark = pytest.mark.anyio
-
 
 BOUNDED = {"max_batch_size": 1, "max_concurrent_batches": 1, "max_queued_requests": 1}
 

@@ -1,7 +1,5 @@
 """What is kept of calls that an App makes for the server itself: nothing."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import weakref
@@ -14,9 +12,6 @@ from starlette.responses import PlainTextResponse, Response
 
 import shoal
 from shoal.testing import settle
-
-pytestmark = pytest.mark.anyio
-
 
 # What is kept.
 

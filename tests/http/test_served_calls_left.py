@@ -1,7 +1,5 @@
 """Calls that an App makes for the server itself, whose client or server ends meanwhile."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -19,9 +17,6 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.server.server import serve
 from shoal.testing import settle
 from time_limits import HANG_S
-
-pytestmark = pytest.mark.anyio
-
 
 # Clients that leave.
 
@@ -217,9 +212,6 @@ async def test_clients_that_all_leave_leave_nothing_behind(app, held):
         begun, ended = server.counts()
         assert begun == ended
         assert statistics(app).queued == statistics(app).running == 0
-
-
-# The end of the server.
 
 
 async def test_a_call_is_answered_during_the_drain(app, held):

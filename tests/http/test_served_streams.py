@@ -1,7 +1,5 @@
 """Streams of calls that an App makes for the server itself: the handler's task sends items."""
 
-from __future__ import annotations
-
 import json
 
 import anyio
@@ -10,8 +8,6 @@ from held_app import served
 
 import shoal
 from shoal.testing import settle
-
-pytestmark = pytest.mark.anyio
 
 WAIT_S = 1.0
 LINES = ["Accept: application/x-ndjson"]
@@ -29,7 +25,6 @@ def app(steps):
 
 
 async def begun(server, steps, count=1):
-    """Clients that have the first item, 0."""
     clients = [server.connect() for _ in range(count)]
     for client in clients:
         client.ask("/steps", 1, headers=LINES)
@@ -56,7 +51,6 @@ def items_of(client):
 
 
 def tasks_that_send(client, monkeypatch):
-    """A list of the tasks that send to a client from now on."""
     tasks = []
     send = client.wire.send
 
@@ -79,9 +73,7 @@ async def test_plain_items_are_sent_by_the_task_of_the_handler(app, steps, monke
 
 
 @pytest.mark.parametrize("item", [{"a": 1}, [1], Word("word"), 2**70], ids=repr)
-async def test_what_may_run_the_users_code_is_written_by_the_task_of_the_call(
-    app, steps, monkeypatch, item
-):
+async def test_what_may_run_users_code_is_written_by_the_calls_task(app, steps, monkeypatch, item):
     is_plain = type(item) is int
     async with served(app) as server:
         (client,) = await begun(server, steps)
@@ -138,9 +130,7 @@ async def test_a_client_that_leaves_between_items_closes_the_handler(app, steps)
         assert server.counts() == (1, 1)
 
 
-async def test_a_connection_that_is_lost_as_an_item_is_sent_leaves_the_others(
-    app, steps, monkeypatch
-):
+async def test_a_connection_lost_as_an_item_is_sent_leaves_the_others(app, steps, monkeypatch):
     async with served(app) as server:
         first, lost, last = await begun(server, steps, count=3)
 

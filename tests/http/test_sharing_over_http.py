@@ -1,18 +1,13 @@
 """Equal requests over HTTP that share one call of the code, and cached results."""
 
-from __future__ import annotations
-
 import itertools
 
-import pytest
 from held_app import counted, served
 from sharing_app import CACHE, Slow, asked_together
 
 import shoal
 from shoal.testing import settle
 from shoal.testing.asgi import ask
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_a_cached_result_is_answered_though_the_key_function_changes_its_mind():

@@ -7,13 +7,10 @@ import shoal
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def ended(app, endpoint="x"):
-    """How many requests to an endpoint have ended, by protocol and outcome."""
     times = [*app._shared.times, *([] if app.controller is None else app.controller.times)]
     return {(o.protocol, o.outcome): o.times.total for o in times if o.endpoint == endpoint}
 

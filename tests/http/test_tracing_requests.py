@@ -1,7 +1,5 @@
 """Spans of HTTP requests: they continue their callers' traces, and batches' spans are in them."""
 
-from __future__ import annotations
-
 import json
 import logging
 from contextlib import asynccontextmanager
@@ -23,8 +21,6 @@ from shoal.observe import instrument
 from shoal.server.access_log import LOGGER
 from shoal.testing.asgi import ask
 
-pytestmark = pytest.mark.anyio
-
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 
@@ -38,7 +34,6 @@ WAYS = pytest.mark.parametrize("way", ["direct", "middleware", "access log"])
 
 @asynccontextmanager
 async def traced_server(spans, way, **options):
-    """A server of a traced application."""
     middleware = [lambda app: app] if way == "middleware" else []
     app = traced_app(spans, middleware=middleware, **options)
     async with live(app, access_log=way == "access log") as server:
@@ -127,9 +122,7 @@ async def test_what_is_refused_before_it_is_a_request_of_a_batcher_has_one_span(
 
 @WAYS
 @pytest.mark.real_time
-async def test_what_the_queue_has_no_room_for_is_refused_with_a_span_in_that_of_the_request(
-    spans, way
-):
+async def test_what_the_queue_has_no_room_for_has_a_span_in_that_of_the_request(spans, way):
     async with traced_server(spans, way) as server, await server.connect() as client:
         await client.send_all(asked("/full"))
         await until_quiet()

@@ -1,7 +1,5 @@
 """``Vary: accept`` is on each answer whose form was chosen by ``Accept``, and on no other."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,7 @@ import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,12 @@
 """Each way out of an application ends its answer, and its headers are checked, on each protocol."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
 
 import h2.events
 import pytest
 from live_server import Http2Client, live, read_until, request, upgrade
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 HTTP1, HTTP2 = "http1", "http2"
 PROTOCOLS = [HTTP1, HTTP2]
@@ -177,8 +175,6 @@ async def test_an_answer_without_content_has_no_length_on_http2(status):
         assert (status_of(events), type(end)) == (b"%d" % status, h2.events.StreamEnded)
 
 
-# WebSockets.
-
 ACCEPT = {"type": "websocket.accept"}
 
 
@@ -223,8 +219,6 @@ async def test_the_closing_frame_of_a_websocket_comes_before_the_end_of_its_stre
         data = b"".join(one.data for one in events if isinstance(one, h2.events.DataReceived))
         assert (data, type(end)) == (b"\x88\x02\x03\xf3", h2.events.StreamEnded)
 
-
-# One check of the headers that an application sends.
 
 BAD_VALUES = [b"a\x1bb", b"a\x0bb", b"a\x7fb", b"a\0b", b"a\r\nb: c", b"a\nb", b"\x08"]
 
@@ -285,9 +279,6 @@ async def test_an_application_does_not_decide_on_the_framing():
     async with http2(app) as client:
         events, _ = await end_of(client, client.ask())
         assert status_of(events) == b"200"
-
-
-# What closes a connection is decided in one place.
 
 
 @pytest.mark.parametrize("together", [True, False])

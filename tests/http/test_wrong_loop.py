@@ -1,7 +1,5 @@
 """Code for the other event loop is told by its failure, with the option that mends it."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 
@@ -10,8 +8,6 @@ import trio
 
 import shoal
 from shoal.testing.asgi import ask
-
-pytestmark = pytest.mark.anyio
 
 
 def asyncio_sleep():
@@ -30,7 +26,7 @@ FOR_THE_OTHER = {
 
 @pytest.mark.parametrize("number", range(2))
 @pytest.mark.parametrize("streams", [False, True])
-async def test_the_log_names_the_option_once_for_each_endpoint(
+async def test_the_log_names_the_option_once_an_endpoint(
     number, streams, caplog, anyio_backend_name
 ):
     wait = FOR_THE_OTHER[anyio_backend_name][number]

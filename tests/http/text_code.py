@@ -1,7 +1,5 @@
 """Models of OpenAI's protocol, of batches and of one request, that processes import."""
 
-from __future__ import annotations
-
 import shoal
 
 

@@ -1,7 +1,5 @@
 """Servers on real sockets, in the event loop of the test."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager, suppress
 
 import anyio

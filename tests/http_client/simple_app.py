@@ -1,9 +1,7 @@
 """An application of plain handlers, and handlers that tell what became of their calls."""
 
-from __future__ import annotations
-
 import anyio
-from starlette.requests import Request  # noqa: TC002 (handlers are read at run time)
+from starlette.requests import Request
 
 import shoal
 

@@ -1,7 +1,5 @@
 """The client for code without an event loop: the same calls, which block a thread."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import itertools
@@ -20,7 +18,7 @@ from handlers import double
 from shoal import errors
 from shoal.http_client import HttpClient, SyncHttpClient
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 FORKS = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 

@@ -1,7 +1,5 @@
 """Calls of a real server by the client, on a real socket."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import io
@@ -29,7 +27,7 @@ from shoal.http_client.bodies import result_of
 from shoal.http_client.connection import SILENCE_S
 from shoal.testing import settle
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 class Point(pydantic.BaseModel):
@@ -67,9 +65,6 @@ def npy(array):
     file = io.BytesIO()
     np.save(file, array)
     return Response(file.getvalue(), media_type="application/x-npy")
-
-
-# Data sets
 
 
 def thirds(items: list[int]) -> list[int | Exception]:
@@ -140,16 +135,9 @@ async def test_a_server_that_does_not_answer_each_line_fails_all(body, said):
             await client.map("/", [1, 2])
 
 
-# Items and results
-
-
 ITEMS = [
     ("/echo", "text", "text"),
-    (
-        "/echo",
-        {"a": [1, None, 2.5, "\u00fc\U0001f41f"]},
-        {"a": [1, None, 2.5, "\u00fc\U0001f41f"]},
-    ),
+    ("/echo", {"a": [1, None, 2.5, "\u00fc\U0001f41f"]}, {"a": [1, None, 2.5, "\u00fc\U0001f41f"]}),
     ("/echo", None, None),
     ("/echo", np.float32(1.5), 1.5),
     ("/echo", {"vector": np.arange(3)}, {"vector": [0, 1, 2]}),
@@ -349,19 +337,12 @@ async def test_a_body_that_is_not_taken_can_be_left():
         gc.collect()
 
 
-# Errors
-
-
 ERRORS = {
-    "BackendUnavailable": errors.BackendUnavailable("x"),
-    "BatcherClosed": errors.BatcherClosed("x"),
-    "DeadlineExceeded": errors.DeadlineExceeded("x"),
-    "HandlerTimeout": errors.HandlerTimeout("x"),
-    "ItemTooLarge": errors.ItemTooLarge("x"),
-    "NoSuchModel": errors.NoSuchModel("x"),
-    "Overloaded": errors.Overloaded("x"),
-    "ReplicaDied": errors.ReplicaDied("x"),
-    "SlowReader": errors.SlowReader("x"),
+    name: getattr(errors, name)("x")
+    for name in (
+        *("BackendUnavailable", "BatcherClosed", "DeadlineExceeded", "HandlerTimeout"),
+        *("ItemTooLarge", "NoSuchModel", "Overloaded", "ReplicaDied", "SlowReader"),
+    )
 }
 
 
@@ -404,9 +385,6 @@ async def test_a_connection_that_breaks_leaves_it_open_whether_the_call_has_run(
             await client.call("/x", 1)
 
 
-# Leaving, and time limits
-
-
 async def test_a_call_that_is_cancelled_frees_its_place():
     held = Held()
     async with served(app_with(held=held)) as url, HttpClient(url) as client:
@@ -438,9 +416,6 @@ async def test_a_call_whose_time_is_over_frees_its_place(options, words):
         with pytest.raises(errors.DeadlineExceeded, match=words):
             await client.call("/held", 1, **options)
         assert await client.call("/held", 2) == 2
-
-
-# Streams
 
 
 async def test_a_stream_gives_its_items_and_ends():
@@ -522,9 +497,6 @@ async def test_the_wrong_kind_of_call_is_told():
                 pass
 
 
-# What is passed on
-
-
 async def test_headers_are_those_of_the_client_and_of_the_call():
     async with served(app_with(headers=headers_of)) as url:
         options = {"token": "secret", "headers": {"X-One": "1", "X-Two": "1"}}
@@ -592,9 +564,6 @@ def test_a_url_that_is_none_is_refused():
             HttpClient(url)
 
 
-# Ways to the server
-
-
 async def test_a_certificate_that_nobody_trusts_is_refused(tmp_path):
     words = r"no secure connection to https.*CERTIFICATE_VERIFY_FAILED"
     async with (
@@ -641,9 +610,6 @@ async def test_a_stream_whose_body_goes_on_after_its_end_is_over():
         async with client.stream("/x", 1) as stream:
             assert [item async for item in stream] == [1]
         assert not client._connection._client._transport._pool.connections
-
-
-# The end
 
 
 async def test_a_client_that_is_closed_says_so():

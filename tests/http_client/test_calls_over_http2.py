@@ -1,7 +1,5 @@
 """Calls by a transport of httpx that speaks HTTP/2, whose connection is shared by all calls."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 from servers import served
@@ -9,7 +7,7 @@ from simple_app import Steps, app_with, three
 
 from shoal.http_client import HttpClient
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 def over_http2():

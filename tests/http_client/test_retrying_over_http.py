@@ -1,7 +1,5 @@
 """What the client makes again, when, and what it never does."""
 
-from __future__ import annotations
-
 import contextlib
 import email.utils
 import gc
@@ -17,8 +15,6 @@ import shoal
 from shoal import errors
 from shoal.http_client import HttpClient
 from shoal.http_client.servers import delay_before
-
-pytestmark = pytest.mark.anyio
 
 PROBLEM = "urn:shoal:problem:"
 

@@ -1,7 +1,5 @@
 """Calls of several real servers, some of which end, break connections, or send rubbish."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import struct
@@ -19,7 +17,7 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.http_client import HttpClient, SyncHttpClient
 from shoal.server.server import serve
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 def named(name):

@@ -1,7 +1,5 @@
 """Which of several servers a call goes to, and to which one after a failure; in virtual time."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 import socket
@@ -13,8 +11,6 @@ import pytest
 from shoal import errors
 from shoal.http_client import HttpClient, SyncHttpClient
 from shoal.testing import settle
-
-pytestmark = pytest.mark.anyio
 
 PROBLEM = "urn:shoal:problem:"
 URLS = ["http://a", "http://b", "http://c"]
@@ -30,13 +26,7 @@ def refusal(kind="overloaded", status=503, retry_after="1"):
 
 
 class Fleet:
-    """Servers that give these answers, raise these errors, or hang; DONE unless it says otherwise.
-
-    Attributes:
-        answers: The answer of each server, by its host, or several in this order.
-        requests: The host and the time of each request, in seconds after the first.
-        bodies: The body of each request.
-    """
+    """Servers that answer, raise or hang as these say, by their hosts; DONE unless they say so."""
 
     def __init__(self, **answers):
         self.answers = answers
@@ -93,9 +83,6 @@ async def fails_first_at(fleet, client, host):
         if fleet.hosts[0] == host:
             return outcome
     raise AssertionError(fleet.hosts)
-
-
-# Which server
 
 
 async def test_idle_servers_take_turns():
@@ -168,9 +155,6 @@ async def test_a_call_that_ended_in_any_way_no_longer_counts(ends):
         for _ in range(8):
             await client.call("/x", 1)
     assert collections.Counter(fleet.hosts) == {"a": 4, "b": 4}
-
-
-# What goes to another server
 
 
 @pytest.mark.parametrize(
@@ -287,9 +271,6 @@ async def test_a_refused_call_that_then_reaches_no_server_goes_on():
             await anyio.sleep(40)
 
 
-# Rest
-
-
 async def calls_each(client, step_s, for_s):
     until = anyio.current_time() + for_s
     while anyio.current_time() < until:
@@ -391,8 +372,6 @@ async def test_a_server_rests_as_long_as_it_asks(asked, rest):
     assert began >= 0
 
 
-# Streams and data sets
-
 LINES = {"content-type": "application/x-ndjson"}
 
 
@@ -447,9 +426,6 @@ async def test_an_upload_of_a_map_that_broke_does_not():
         outcomes = await client.map("/x", range(3), return_exceptions=True)
     assert [type(one) for one in outcomes] == [ConnectionError] * 3
     assert len(fleet.hosts) == 1
-
-
-# Names
 
 
 class Resolver:
@@ -603,9 +579,6 @@ async def test_a_lookup_has_the_time_of_the_call(monkeypatch):
         assert scope.cancelled_caught
         resolver.found = ("10.0.0.1",)
         assert await client.call("/x", 1) == "done"
-
-
-# What can't be
 
 
 @pytest.mark.parametrize(

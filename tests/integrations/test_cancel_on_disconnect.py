@@ -21,8 +21,6 @@ from shoal.integrations.starlette import cancel_on_disconnect, exception_handler
 from shoal.testing import ScriptedHandler, settle
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 FORM = [("content-type", "application/x-www-form-urlencoded")]
 MULTIPART = [("content-type", "multipart/form-data; boundary=x")]
 FILE = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\neel\r\n--x--\r\n'

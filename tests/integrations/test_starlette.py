@@ -31,8 +31,6 @@ from shoal.integrations.starlette import (
 from shoal.testing import ScriptedHandler, ScriptedStreams, settle
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 BOTH = ["SystemExit", "KeyboardInterrupt"]
 
 

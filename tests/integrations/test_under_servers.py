@@ -27,7 +27,7 @@ from shoal.integrations.starlette import (
 )
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 @asynccontextmanager

@@ -12,8 +12,6 @@ from batching.scenes import settle
 from shoal.observe import arrivals
 from shoal.observe.arrivals import ArrivalRecorder
 
-pytestmark = pytest.mark.anyio
-
 SECRET = "the-patient's-name"
 
 

@@ -11,7 +11,7 @@ from handlers import double
 from shoal.observe import export_metrics
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 class Kept(MetricExporter):

@@ -13,8 +13,6 @@ from shoal.observe.failures import MOST_KEPT, FailureLog
 from shoal.observe.history import MOST_PLACES, MOST_ROWS, BatchHistory
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def history() -> BatchHistory:

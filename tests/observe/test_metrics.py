@@ -11,8 +11,6 @@ from shoal.observe.collector import ShoalCollector, Sources
 from shoal.observe.metrics import ItemTimes, StreamTimes
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
-
 CALL = "__call__"
 
 

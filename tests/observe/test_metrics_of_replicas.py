@@ -26,8 +26,6 @@ from shoal.serving.status import Status
 from shoal.testing import settle
 from shoal.testing.asgi import ask
 
-pytestmark = pytest.mark.anyio
-
 COUNTS = ("starts", "start_failures", "deaths", "restarts")
 
 

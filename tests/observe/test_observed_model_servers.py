@@ -18,7 +18,7 @@ from shoal.observe.metrics import StreamTimes
 from shoal.serving.controller.controller import Controller
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 @asynccontextmanager

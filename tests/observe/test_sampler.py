@@ -9,8 +9,6 @@ import shoal
 from shoal.observe.history import MOST_SAMPLES, BatcherReading, BatchHistory, Sampler
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
-
 
 async def slow(items: list[int]) -> list[int]:
     await anyio.sleep(0.25)

@@ -18,8 +18,6 @@ from shoal.observe import instrument
 from shoal.observe.otel.batches import BatchTracer
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
-
 
 async def echo(items: list[int]) -> list[int]:
     return items

@@ -11,7 +11,7 @@ from serving.scenes import deployed
 from shoal.observe import instrument
 from shoal.serving.controller.controller import Controller
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 PLACEMENTS = pytest.mark.parametrize(
     "placement", ["task", "thread", pytest.param("process", marks=pytest.mark.one_loop)]

@@ -100,7 +100,6 @@ CASES = {
 }
 
 
-@pytest.mark.anyio
 @pytest.mark.one_loop
 @pytest.mark.parametrize("name", CASES)
 async def test_a_recording_replays_to_the_same_batches(name, tmp_path):

@@ -52,7 +52,6 @@ AUTOSCALER: dict[str, Any] = {
 }
 
 MARKS = [
-    pytest.mark.anyio,
     pytest.mark.real_time,
     pytest.mark.timeout(120),
     # Ray leaves files of its processes, the sockets of ports that it tried, and processes.

@@ -33,7 +33,6 @@ async def give_up_in_a_step(kind, held):
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("kind", [TaskReplica, ThreadReplica])
 async def test_its_generator_is_closed_there_when_the_step_has_ended(kind):
     held = HeldSteps([0], [1])
@@ -47,7 +46,6 @@ async def test_its_generator_is_closed_there_when_the_step_has_ended(kind):
     assert not held.begun[1].is_set()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("kind", [TaskReplica, ThreadReplica])
 async def test_a_generator_that_nothing_can_close_any_more_ends_nothing_else(monkeypatch, kind):
     monkeypatch.setattr("shoal.replicas.local.task._MOST_IDLE", 0)
@@ -81,7 +79,6 @@ def test_the_thread_ends_when_its_step_has_ended_after_the_event_loop(kind):
     assert not thread.is_alive()
 
 
-@pytest.mark.anyio
 async def test_a_generator_that_was_to_be_closed_after_other_work_is_closed_nevertheless():
     held = {"x": HeldSteps([0], [1]), "y": HeldSteps([0])}
 

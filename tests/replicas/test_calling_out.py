@@ -15,7 +15,7 @@ from replicas.process_backends import Async, Plain
 if TYPE_CHECKING:
     from shoal.replicas.code.endpoint_call import CallOut
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 STREAMS = [
     (Plain, "stream_out"),

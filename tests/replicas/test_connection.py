@@ -22,7 +22,7 @@ from time_limits import HANG_S
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 BAD_KIND = b"\x63" + bytes(23)
 

@@ -27,7 +27,7 @@ from shoal.serving.devices import Devices
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 @pytest.fixture(autouse=True)

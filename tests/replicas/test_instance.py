@@ -16,8 +16,6 @@ from shoal.replicas.code.instance import Instance
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-pytestmark = pytest.mark.anyio
-
 
 def double(items: list[int]) -> list[int]:
     return [2 * item for item in items]

@@ -16,7 +16,7 @@ from replicas.local_replicas import failure_of, serving
 from shoal.errors import WrongResultType
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE")
 

@@ -24,7 +24,7 @@ from shoal.core.request import Batch, DispatchReason
 from shoal.errors import HandlerFailed, ReplicaDied
 from shoal.testing.policies import make_request
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 async def test_code_is_run_in_another_process_that_ends_with_the_replica():

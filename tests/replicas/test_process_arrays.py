@@ -12,7 +12,7 @@ import pytest
 from replicas.playing import made, noted, playing
 from replicas.process_backends import Async, Made, Plain
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 ARRAY = 5_000  # 40 kB of float64: beside the pickle, but copied in the event loop
 LARGE = 1_100_000  # 8.8 MB: copied in a thread

@@ -17,7 +17,7 @@ from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.testing.replicas.stage import Played
 from worker_processes import children_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 CALLERS = 6
 

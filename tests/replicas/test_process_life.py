@@ -27,7 +27,7 @@ from shoal.replicas.process.worker import Output
 from shoal.testing.replicas.stage import Played
 from worker_processes import children_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 
 async def failed_start(target: Any, *init_args: Any, **options: Any) -> ReplicaNotStarted:

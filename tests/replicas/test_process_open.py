@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shoal.replicas.contract import Replica
     from shoal.testing.replicas.stage import Played
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 CODE = "replicas.open_backends:Open"
 HANG_S = 10

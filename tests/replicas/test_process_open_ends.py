@@ -20,7 +20,7 @@ from replicas.test_process_open import replica_of as replica_of
 from replicas.test_process_open import shared_path as shared_path
 from shoal.errors import Unfinished
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 HANG_S = 10
 

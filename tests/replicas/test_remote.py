@@ -7,7 +7,7 @@ import pytest
 from replicas.remote_servers import served
 from shoal.testing import check_replica
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])

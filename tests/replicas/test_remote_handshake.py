@@ -29,7 +29,7 @@ from shoal.serving.controller.controller import Controller
 from shoal.serving.model_server import listener as listener_module
 from shoal.testing.replicas.stage import Played
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 async def double(items: list[int]) -> list[int]:

@@ -29,7 +29,7 @@ from shoal.errors import ReplicaDied, WrongBatchSize
 from shoal.replicas.threads import inner_calls
 from shoal.testing import settle
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 @pytest.fixture(params=["task", "thread"])

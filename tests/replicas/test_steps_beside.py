@@ -12,7 +12,7 @@ from batching.scenes import read_all
 from replicas.plain_generators import calls_of, pretend
 from shoal.testing import settle
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 STEPS = 5
 

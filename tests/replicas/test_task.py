@@ -22,8 +22,6 @@ from shoal.replicas.local.task import TaskReplica
 from shoal.testing import settle
 from time_limits import HANG_S
 
-pytestmark = pytest.mark.anyio
-
 real_time = pytest.mark.real_time
 
 replica_of = partial(made, TaskReplica)

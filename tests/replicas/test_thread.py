@@ -17,7 +17,7 @@ from shoal.errors import ReplicaDied
 from shoal.replicas.local.thread import ThreadReplica
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 replica_of = partial(made, ThreadReplica)

@@ -1,7 +1,5 @@
 """The access log: a line of JSON for each request, without secrets; nothing unless asked for."""
 
-from __future__ import annotations
-
 import json
 import logging
 
@@ -14,8 +12,6 @@ import shoal
 from shoal.commands.server.stderr import JsonFormatter, TextFormatter
 from shoal.server.access_log import LOGGER, AccessLog
 from shoal.testing import settle
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
@@ -127,10 +123,7 @@ async def test_a_broken_filter_of_the_log_ends_no_connection(app, lines, caplog)
         async with live(app, access_log=True) as server, await server.connect() as client:
             for _ in range(2):
                 asked = request(
-                    "/double",
-                    method="POST",
-                    body=b"21",
-                    headers=["Content-Type: application/json"],
+                    "/double", method="POST", body=b"21", headers=["Content-Type: application/json"]
                 )
                 await client.send_all(asked)
                 await read_until(client, b"42")

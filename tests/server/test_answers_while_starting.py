@@ -1,7 +1,5 @@
 """A server whose application starts: its port is open, and it says that it is not ready."""
 
-from __future__ import annotations
-
 import json
 import socket
 from contextlib import asynccontextmanager
@@ -18,7 +16,7 @@ from shoal.errors import LifespanFailed
 from shoal.server.server import serve
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 class Starting:

@@ -6,8 +6,6 @@ import shoal
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 
 def measuring(**settings):
     app = shoal.App(**settings)

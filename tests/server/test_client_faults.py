@@ -1,7 +1,5 @@
 """The log of what clients do wrong: a line each, nothing of what they sent, ten lines a minute."""
 
-from __future__ import annotations
-
 import logging
 import time
 from types import SimpleNamespace
@@ -70,7 +68,6 @@ def test_what_is_no_fault_of_a_client_passes(passing, caplog):
     assert warnings(caplog) == ["an error ended the connection from a: ValueError"]
 
 
-@pytest.mark.anyio
 @pytest.mark.real_time
 async def test_a_flood_of_faults_on_a_server_is_ten_lines_without_what_was_sent(caplog):
     caplog.set_level(logging.INFO)

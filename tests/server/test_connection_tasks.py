@@ -1,7 +1,5 @@
 """The tasks of connections, in which an application is called, without sockets."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import sys
@@ -16,8 +14,6 @@ from server_in_memory import asked, serving
 from base_exceptions import Panic, cancellation
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.testing import settle
-
-pytestmark = pytest.mark.anyio
 
 
 async def answer(send, body=b""):
@@ -50,9 +46,6 @@ class Counting:
 @pytest.fixture
 def app():
     return Counting()
-
-
-# Who makes a call, and when.
 
 
 async def test_a_call_that_waits_does_not_delay_those_behind_it(app):
@@ -100,9 +93,6 @@ async def test_an_application_that_fails_does_not_keep_others_from_being_called(
     assert [record.getMessage() for record in caplog.records] == [
         "the application failed on b'/fail'"
     ] * 3
-
-
-# What one call leaves, and the next must not meet.
 
 
 async def test_a_context_variable_that_a_call_leaves_is_not_met_by_the_next():
@@ -279,9 +269,6 @@ async def test_a_task_that_is_cancelled_after_its_call_does_not_end_the_service(
             assert third.statuses == [200]
 
 
-# An application that goes on after its answer.
-
-
 async def goes_on_after_its_answer(scope, receive, send):
     await answer(send, scope["path"].encode())
     if scope["path"] == "/slow":
@@ -325,9 +312,6 @@ async def test_a_connection_drains_though_the_application_goes_on():
         await anyio.sleep(1)
         assert not client.wire.is_open
         assert server.counts() == (1, 0)
-
-
-# Their end.
 
 
 async def test_a_task_in_a_call_ends_after_it(app):

@@ -1,7 +1,5 @@
 """What a connection leaves in memory once it has ended: nothing, without the garbage collector."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest
@@ -15,7 +13,7 @@ from shoal.server.streams.http2_stream import Http2Call
 from shoal.server.streams.websocket import WebSocketCall
 from shoal.server.transport import Transport
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 EMPTY_SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 # GET http://localhost/, by HPACK's static table.

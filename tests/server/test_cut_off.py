@@ -1,7 +1,5 @@
 """Requests that outlast the server's graceful time: each gets an explicit end."""
 
-from __future__ import annotations
-
 import json
 from contextlib import asynccontextmanager
 
@@ -19,16 +17,12 @@ from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 from time_limits import HANG_S
 
-pytestmark = pytest.mark.anyio
 on_sockets = pytest.mark.real_time
 
 GRACEFUL_S = 0.05
 START = {"type": "http.response.start", "status": 200, "headers": []}
 LINES = ("accept", "application/x-ndjson")
 EVENTS = ("accept", "text/event-stream")
-
-
-# The server, with any application.
 
 
 class Http1:
@@ -257,9 +251,6 @@ async def test_a_request_after_the_cut_is_refused():
     assert app.calls == 1
 
 
-# WebSockets.
-
-
 class Accepting:
     """An application that accepts a WebSocket when it is released."""
 
@@ -305,9 +296,6 @@ async def test_a_websocket_that_is_cut_off_before_it_is_accepted_is_refused():
         server.stop.set()
         answer = await read_all(client)
     assert answer.startswith(b"HTTP/1.1 503 ")
-
-
-# Shoal's application.
 
 
 class Server:
@@ -415,9 +403,7 @@ async def test_a_stream_that_is_cut_off_gets_its_error_event(app, held, form, be
 
 
 @pytest.mark.parametrize(("path", "sent"), [("/call", 0), ("/stream", 2)])
-async def test_where_the_server_does_not_say_so_a_cut_is_a_client_that_leaves(
-    app, held, path, sent
-):
+async def test_where_the_server_does_not_say_so_a_cut_is_as_a_departure(app, held, path, sent):
     call = Call(app, path, item=7)
     server = Server(call, tells=False)
     async with app.lifespan(), calling(call):

@@ -11,8 +11,6 @@ import pytest
 
 from shoal.server.connection_limit import Exhaustion, LimitedListener, check_descriptors
 
-pytestmark = pytest.mark.anyio
-
 
 class Exhausted:
     """A bound socket, at which no descriptor is left for a client."""
@@ -43,9 +41,7 @@ async def test_exhaustion_is_logged_once_a_minute_for_all_addresses(caplog):
 @pytest.mark.parametrize(
     ("spare", "is_said"), [(99, True), (100, False)], ids=["too few", "just enough"]
 )
-def test_too_few_descriptors_for_the_connections_are_said_at_the_start(
-    spare, is_said, monkeypatch, caplog
-):
+def test_too_few_descriptors_are_said_at_the_start(spare, is_said, monkeypatch, caplog):
     monkeypatch.setattr(os, "listdir", lambda _: ["0", "1", "2"])
     monkeypatch.setattr(resource, "getrlimit", lambda _: (spare + 3, 5000))
     check_descriptors(100)

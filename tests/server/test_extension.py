@@ -1,15 +1,11 @@
 """What the server offers an application beyond ASGI, as its extension `shoal.disconnect`."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 from live_server import Http2Client, live, read_until, request
 from server_in_memory import asked, serving
 
 from shoal.testing import settle
-
-pytestmark = pytest.mark.anyio
 
 OFTEN = {"when_left", "is_cut_off", "refused_with", "send_timeout_s", "is_local"}
 START = {"type": "http.response.start", "status": 200, "headers": []}

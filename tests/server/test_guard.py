@@ -1,7 +1,5 @@
 """Which hosts and origins a server answers for, on a real socket."""
 
-from __future__ import annotations
-
 import pytest
 from echo_app import EchoApp
 from live_server import live, request
@@ -13,8 +11,6 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.testing import settle
 from shoal.testing.asgi import Call
 from socket_in_memory import Socket
-
-pytestmark = [pytest.mark.anyio]
 
 LOCAL = ("127.0.0.1", 8000)
 PUBLIC = ("192.0.2.1", 80)

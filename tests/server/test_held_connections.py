@@ -1,7 +1,5 @@
 """What clients hold of the server: places, bodies and memory; and what is given back, and when."""
 
-from __future__ import annotations
-
 import socket
 
 import anyio
@@ -26,7 +24,7 @@ from shoal.server.shared import Shared
 from shoal.server.transport import Transport
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 # Nothing but the end of the work may end a drain.
@@ -36,9 +34,6 @@ PATIENT = {"keep_alive_timeout_s": HANG_S * 2, "graceful_timeout_s": HANG_S * 2}
 @pytest.fixture(autouse=True)
 def brief_drains(monkeypatch):
     monkeypatch.setattr(Shared, "late_request_s", 0.05)
-
-
-# A drain waits for work, and for no client that has none.
 
 
 @pytest.mark.parametrize("sent", [b"", b"G", PREFACE[:10], PREFACE, request("/")[:-2]])
@@ -175,9 +170,6 @@ async def test_a_stream_that_came_in_time_is_answered_however_late_it_is_read(is
         await client.fetch(b"/")
 
 
-# What is held of a client is bounded.
-
-
 async def test_requests_behind_one_that_is_answered_wait_in_the_kernel():
     async def send_all():
         await client.send_all(request("/hold") + request("/") * 200_000)
@@ -261,9 +253,6 @@ async def test_answers_to_a_closed_window_are_bounded():
         assert len(sends) <= streams
 
 
-# What is given back.
-
-
 async def test_a_call_ends_when_its_answer_is_sent_though_the_next_one_waits_for_the_client():
     app = EchoApp()
     body = bytes(2**23)
@@ -281,9 +270,6 @@ async def test_a_call_ends_when_its_answer_is_sent_though_the_next_one_waits_for
         await until_quiet()
         running = app.running
     assert running == 0
-
-
-# Small packets are sent at once.
 
 
 async def test_answers_do_not_wait_for_acknowledgements(monkeypatch):

@@ -5,8 +5,6 @@ two. So what h11 refuses is refused, but for the few differences of `LAXER`, whi
 What is well-formed is read.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ from hostile.http1_corpus import Corpus
 from shoal.server.http1.connection import Http1Connection
 from shoal.testing import settle
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
+pytestmark = pytest.mark.one_loop
 
 COUNT = 1_500
 

@@ -1,7 +1,5 @@
 """Requests and answers of HTTP/1.1 on a real socket: their order, framing, deadlines and ends."""
 
-from __future__ import annotations
-
 import re
 import socket
 import struct
@@ -11,7 +9,7 @@ import anyio.lowlevel
 import pytest
 from live_server import live, read_all, read_until, request, until_quiet
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 class App:
@@ -92,9 +90,6 @@ def refusal(received):
     assert b"\r\nconnection: close" in head
     assert b"\r\ncontent-length: %d\r\n" % len(body) in head
     return int(head.removeprefix(b"HTTP/1.1 ")[:3])
-
-
-# Pipelining.
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 20])
@@ -185,9 +180,6 @@ async def test_a_client_that_breaks_off_while_its_answer_is_sent_frees_its_place
         assert await server.answers()
 
 
-# HEAD, and answers without content.
-
-
 async def test_head_has_the_head_of_the_answer_alone_however_the_body_is_framed():
     async def sized(app, scope, receive, send):
         await answer(send, b"he", b"llo", headers=[(b"content-length", b"5")])
@@ -216,9 +208,6 @@ async def test_an_answer_without_content_is_its_head(status):
     assert head.startswith(b"HTTP/1.1 %d " % status)
     assert b"\r\n" not in head
     assert behind == whole(b"/a", closes=True)
-
-
-# How the body of an answer is framed.
 
 
 async def test_an_answer_in_parts_is_chunked_and_leaves_the_connection_open():
@@ -277,9 +266,6 @@ async def test_a_body_may_be_a_view_of_numbers():
         assert undated(await server.talk(request("/view", close=True))) == whole(
             b"abcd", closes=True
         )
-
-
-# An application that answers early, goes on, or fails.
 
 
 async def test_an_answer_before_the_body_has_come_is_the_last():
@@ -341,9 +327,6 @@ async def test_an_application_that_returns_without_an_answer_is_an_error_of_the_
     async with live(App(nothing=nothing, head=head)) as server:
         for path in ("/nothing", "/head"):
             assert refusal(await server.talk(request(path) + request("/a"))) == 500
-
-
-# What is refused, and deadlines.
 
 
 @pytest.mark.parametrize(

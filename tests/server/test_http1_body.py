@@ -1,7 +1,5 @@
 """Where the body of a request ends, however it arrives, and that nothing hides behind it."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 from live_server import live, read_all, read_until, request, until_quiet
@@ -12,13 +10,11 @@ from shoal.server.shared import Shared
 from shoal.server.transport import Transport
 from time_limits import HANG_S
 
-pytestmark = pytest.mark.anyio
 on_a_socket = pytest.mark.real_time
 BEHIND = b"GET / HTTP/1.1\r\n"
 
 
 def read_body(reader, *pieces):
-    """The body, and what is behind it, of what comes in pieces."""
     body = rest = b""
     for piece in pieces:
         if reader.is_complete:
@@ -31,7 +27,6 @@ def read_body(reader, *pieces):
 
 
 def splits(data):
-    """The data whole, in two pieces in each way that there is, and byte by byte."""
     yield [data]
     for at in range(1, len(data)):
         yield [data[:at], data[at:]]
@@ -49,9 +44,6 @@ def status_of_refused(data):
     return status
 
 
-# A length.
-
-
 @pytest.mark.parametrize("length", [1, 2, 5, 11])
 def test_a_body_of_known_length_ends_there_however_it_arrives(length):
     data = b"hello\r\n0\r\n\r\n"[:length] + BEHIND
@@ -59,9 +51,6 @@ def test_a_body_of_known_length_ends_there_however_it_arrives(length):
         reader = SizedBody(length)
         assert read_body(reader, *pieces) == (data[:length], BEHIND)
         assert reader.is_complete
-
-
-# Chunks.
 
 
 @pytest.mark.parametrize(
@@ -118,14 +107,7 @@ def test_a_chunk_is_as_long_as_it_says(line_break):
     "line",
     [
         *(
-            b"X",
-            b": a",
-            b"X : a",
-            b" X: a",
-            b"X: \0",
-            b"X: \x01",
-            b"X: \x7f",
-            b"X: a\rb",
+            *(b"X", b": a", b"X : a", b" X: a", b"X: \0", b"X: \x01", b"X: \x7f", b"X: a\rb"),
             b"X: a\r",
         ),
         *(b"X: a\n", b"X: a\nY: b", b"X: a\r\n b", b"\n", b"\xe9: a", b"X(: a", b"\0", b"X\0: a"),
@@ -244,9 +226,6 @@ async def test_what_is_behind_a_request_that_ends_in_one_way_is_the_next():
     assert app.bodies == bodies
 
 
-# How it comes.
-
-
 @on_a_socket
 async def test_a_request_may_come_byte_by_byte(each_poller):
     sent = request("/", method="POST", body=b"12")
@@ -261,9 +240,7 @@ async def test_a_request_may_come_byte_by_byte(each_poller):
 
 @on_a_socket
 @pytest.mark.parametrize("is_chunked", [False, True])
-async def test_a_body_that_is_read_late_waits_in_the_kernel_and_comes_whole(
-    is_chunked, each_poller
-):
+async def test_a_body_read_late_waits_in_the_kernel_and_comes_whole(is_chunked, each_poller):
     async def send_all():
         await client.send_all(sent + request("/", close=True))
         is_sent.set()
@@ -324,8 +301,6 @@ async def test_a_body_of_which_a_part_comes_just_at_its_deadline_has_another(mon
         with anyio.fail_after(HANG_S / 2):
             assert (await read_all(client)).startswith(b"HTTP/1.1 408 ")
 
-
-# Whether it is asked for.
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 

@@ -1,7 +1,5 @@
 """The heads of HTTP/1.1: that of a request, parsed and checked, and that of an answer, made."""
 
-from __future__ import annotations
-
 from email.utils import formatdate
 
 import pytest
@@ -39,9 +37,6 @@ def refused(data):
     with pytest.raises(BadRequest) as caught:
         HeadParser(OPTIONS).parse(data)
     return caught.value.status, str(caught.value)
-
-
-# The parts of a head.
 
 
 def test_a_head_is_taken_apart():
@@ -98,9 +93,6 @@ def test_a_request_line_has_three_words_with_one_space_between_them(first):
 )
 def test_other_versions_are_refused(version):
     assert refused(head(first=f"GET / {version}"))[0] == 400
-
-
-# What follows from the headers.
 
 
 @pytest.mark.parametrize(
@@ -163,8 +155,6 @@ def test_http_1_0_needs_no_host_but_has_no_two_either():
     assert refused(head(first="GET / HTTP/1.0", host="Host: a\r\nHost: a"))[0] == 400
 
 
-# What others may read differently.
-
 TWICE = "Transfer-Encoding: chunked\r\nTransfer-Encoding: "
 
 
@@ -217,9 +207,6 @@ def test_a_line_feed_in_the_request_line_is_refused(first):
     assert refused(head(first=first, host=""))[0] == 400
 
 
-# One parser for all heads of a connection.
-
-
 FACTS = ("line", "headers", "host", "origin", "length", "keeps_alive", "expects", "upgrade")
 
 
@@ -251,7 +238,6 @@ def test_heads_in_a_row_are_read_as_each_alone(first, second):
         assert facts(parser) == facts(alone)
 
 
-@pytest.mark.anyio
 async def test_a_change_of_the_headers_does_not_reach_the_next_request():
     found = []
 
@@ -269,7 +255,6 @@ async def test_a_change_of_the_headers_does_not_reach_the_next_request():
     assert found == [[(b"host", b"shoal.test"), (b"x-a", b"a")]] * 3
 
 
-@pytest.mark.anyio
 async def test_requests_with_the_same_head_have_bodies_of_their_own():
     found = []
 
@@ -312,9 +297,6 @@ def test_a_repeated_head_is_refused_each_time():
         assert parser.host == b"shoal.test"
 
 
-# Limits.
-
-
 def test_a_target_may_have_16_kib():
     assert len(parsed(first=f"GET /{'a' * (2**14 - 1)} HTTP/1.1").line.target) == 2**14
     assert refused(head(first=f"GET /{'a' * 2**14} HTTP/1.1"))[0] == 414
@@ -323,9 +305,6 @@ def test_a_target_may_have_16_kib():
 def test_a_head_may_have_128_headers():
     assert len(parsed(*["a:"] * 127).headers) == 128
     assert refused(head(*["a:"] * 128))[0] == 431
-
-
-# Where a head ends.
 
 
 def test_the_end_of_a_head_is_found_however_it_arrives():
@@ -369,8 +348,6 @@ def test_what_can_not_become_a_head_is_refused_before_it_ends(data):
     assert caught.value.status == 400
 
 
-# Targets.
-
 HEADERS = [(b"x", b"a"), (b"host", b"shoal.test")]
 
 
@@ -410,9 +387,6 @@ def test_the_server_itself_is_an_asterisk():
 def test_other_targets_are_refused(target):
     """A URL that is no URL of a server's would reach the application with another's `Host`."""
     assert refused(head(first=f"GET {target} HTTP/1.1"))[0] == 400
-
-
-# The head of an answer.
 
 
 def encoded(status, headers, framing=b""):

@@ -1,7 +1,5 @@
 """What an HTTP/2 connection holds, where its client takes nothing."""
 
-from __future__ import annotations
-
 import gc
 
 import anyio
@@ -16,8 +14,6 @@ from live_server import Http2Client, http2, live, read_until, until_quiet
 from shoal.server.shared import Turns
 from shoal.server.transport import Transport
 from time_limits import HANG_S
-
-pytestmark = [pytest.mark.anyio]
 
 FRAME = 2**14
 WINDOW = 2**30
@@ -36,7 +32,6 @@ def all_of():
 
 
 async def flood(scope, _receive, send):
-    """Sends 4 MiB."""
     if scope["type"] == "http":
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for number in range(128):
@@ -95,9 +90,7 @@ async def send_64_mib(scope, _receive, send):
 
 
 @pytest.mark.real_time
-async def test_a_client_that_never_reads_loses_its_place_before_the_time_of_the_whole_answer(
-    all_of,
-):
+async def test_a_client_that_never_reads_loses_its_place_before_the_whole_answer_s_time(all_of):
     patient = {"keep_alive_timeout_s": HANG_S * 2, "ping_interval_s": HANG_S * 2}
     async with live(send_64_mib, send_timeout_s=0.2, **patient) as server:
         client, _ = await asking_much(server)

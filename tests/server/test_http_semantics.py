@@ -1,7 +1,5 @@
 """What HTTP says of methods, expectations and status lines, on a real socket and through an App."""
 
-from __future__ import annotations
-
 import socket
 import struct
 
@@ -17,7 +15,6 @@ import shoal
 from shoal.testing.asgi import Call, ask, calling
 from time_limits import HANG_S
 
-pytestmark = pytest.mark.anyio
 on_a_socket = pytest.mark.real_time
 
 EXPECTING = ["Expect: 100-continue", "Content-Type: application/json"]
@@ -55,9 +52,7 @@ def asking_to_go_on(path, length, method="POST"):
     ("path", "length", "status"),
     [("/double", 20_000_000, 413), ("/nowhere", 5, 404), ("/put", 5, 405)],
 )
-async def test_what_is_refused_unread_is_refused_before_the_client_sends_it(
-    app, path, length, status
-):
+async def test_what_is_refused_unread_is_refused_before_it_is_sent(app, path, length, status):
     async with live(app) as server, await server.connect() as client:
         await client.send_all(asking_to_go_on(path, length))
         answer = await read_until(client, b"\r\n\r\n")
@@ -109,9 +104,6 @@ def reset(client):
     client.close()
 
 
-# An answer before the end of the request
-
-
 @on_a_socket
 async def test_an_answer_without_reading_the_whole_body_leaves_the_connection_open(app):
     whole = request("/nowhere", method="POST", headers=["Content-Length: 5"]) + b"12345"
@@ -121,9 +113,6 @@ async def test_an_answer_without_reading_the_whole_body_leaves_the_connection_op
             answer = await read_until(client, b'"}')
             assert answer.startswith(b"HTTP/1.1 404 ")
             assert b"connection: close" not in answer.lower()
-
-
-# A target with the host in it, as to a proxy
 
 
 async def told(scope, receive, send):
@@ -194,9 +183,6 @@ async def test_the_admin_api_checks_the_host_of_the_target(tmp_path):
                 assert (await client.receive()).startswith(b"HTTP/1.1 %d " % status)
 
 
-# HEAD, OPTIONS, and methods that are not there
-
-
 @pytest.mark.parametrize("path", ["/-/healthz", "/-/routes", "/double"])
 async def test_head_is_answered_as_get_without_the_body(app, path):
     async with app.lifespan():
@@ -244,9 +230,6 @@ async def test_options_of_the_server_itself_are_answered(app):
     async with app.lifespan():
         assert (await ask(app, "*", method="OPTIONS")).status == 204
         assert (await ask(app, "/nowhere", method="OPTIONS")).status == 404
-
-
-# Headers that a handler makes
 
 
 def app_with_header(name, value):

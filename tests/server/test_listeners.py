@@ -1,7 +1,5 @@
 """Where a server listens: several addresses at once, UNIX sockets, sockets that it inherits."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket
@@ -22,7 +20,7 @@ from shoal.server.listeners import AppListener, Inherited, Tcp, Unix, bind_all
 from shoal.server.server import serve
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 class Live:

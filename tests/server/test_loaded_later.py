@@ -1,7 +1,5 @@
 """What a server loads once clients can connect."""
 
-from __future__ import annotations
-
 import errno
 import subprocess
 import sys
@@ -17,7 +15,7 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.server.server import serve
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 
 async def test_what_is_needed_later_is_loaded_in_a_thread_once_clients_can_connect(monkeypatch):

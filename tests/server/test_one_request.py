@@ -1,7 +1,5 @@
 """Code that takes one request at a time: `App.get`, `App.post`, and `endpoint(batch=False)`."""
 
-from __future__ import annotations
-
 import threading
 from functools import partial
 
@@ -12,7 +10,7 @@ import shoal
 from shoal.testing.asgi import ask
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]  # code runs in threads
+pytestmark = pytest.mark.real_time  # code runs in threads
 
 
 async def test_a_list_is_one_item_of_it():

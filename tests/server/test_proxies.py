@@ -1,7 +1,5 @@
 """What proxies say of requests, and who is believed, on real sockets and in scopes."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 
@@ -14,8 +12,6 @@ from starlette.responses import JSONResponse
 import shoal
 from shoal.asgi.http_options import HttpOptions
 from shoal.server.proxies import ProxyHeaders
-
-pytestmark = [pytest.mark.anyio]
 
 ALL = ("x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-forwarded-prefix")
 
@@ -199,7 +195,6 @@ def test_a_wrong_option_is_named(options, message):
 
 
 async def show(scope, receive, send):
-    """Answers what an application sees of its client and itself."""
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.accept"})

@@ -1,7 +1,5 @@
 """Each request that is answered is counted once and logged once, whoever has answered it."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import anyio
@@ -13,7 +11,7 @@ import shoal
 from shoal.server.shared import Shared
 from worker_processes import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 OPTIONS = {
     "allowed_hosts": ["shoal.test"],
@@ -70,10 +68,7 @@ NEVER_THERE = [
     (b"get /double HTTP/1.1\r\nHost: shoal.test\r\n\r\n", (*UNREAD, 501)),
     (b"GET /double HTTP/1.1\r\n" + b"X: " + 40000 * b"x" + b"\r\n\r\n", (*UNREAD, 431)),
     (b"GET /" + 40000 * b"x", (*UNREAD, 414)),
-    (
-        b"GET /double HTTP/1.1\r\nHost: shoal.test\r\n" + 200 * b"a: b\r\n" + b"\r\n",
-        (*GET, 431),
-    ),
+    (b"GET /double HTTP/1.1\r\nHost: shoal.test\r\n" + 200 * b"a: b\r\n" + b"\r\n", (*GET, 431)),
     (b"GET /double HTTP/1.1\r\nHost: shoal.test\r\nbad header\r\n\r\n", (*GET, 400)),
     (upgrade().replace(b"Version: 13", b"Version: 12"), ("WebSocket", "GET", "/", 400)),
     (request("/nowhere", close=True), ("HTTP/1.1", "GET", "/nowhere", 404)),
@@ -163,9 +158,7 @@ async def test_what_is_refused_over_http2_is_counted(app, logged, workers):
 
 @pytest.mark.parametrize("raises", [True, False])
 @pytest.mark.parametrize("http2", [False, True])
-async def test_an_application_that_does_not_answer_is_logged_as_it_was_answered_for(
-    logged, http2, raises
-):
+async def test_an_application_without_an_answer_is_logged_as_answered_for(logged, http2, raises):
     async def failing(scope, receive, send):
         if scope["type"] == "http" and raises:
             raise ValueError
@@ -183,9 +176,7 @@ async def test_an_application_that_does_not_answer_is_logged_as_it_was_answered_
     assert line["status"] == 500
 
 
-async def test_an_application_that_fails_as_its_client_has_left_was_not_answered_for(
-    logged,
-):
+async def test_an_application_that_fails_as_its_client_has_left_was_not_answered_for(logged):
     began, left = anyio.Event(), anyio.Event()
 
     async def failing(scope, receive, send):

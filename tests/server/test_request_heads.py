@@ -1,7 +1,5 @@
 """One check of the head of a request: HTTP/1.1, HTTP/2 and WebSocket over both refuse the same."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
 
 import h2.errors
@@ -10,7 +8,7 @@ import pytest
 from echo_app import EchoApp
 from live_server import Http2Client, live, read_until, request, upgrade
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 HTTP2 = "http2"
 WEBSOCKET = "websocket over http2"
@@ -34,7 +32,6 @@ def head_of(kind, changed=(), more=()):
 
 
 async def status_of(client, headers, *, end=True):
-    """Asks, and returns the stream and the status of its response."""
     stream_id = client.connection.get_next_available_stream_id()
     client.connection.send_headers(stream_id, headers, end_stream=end)
     await client.flush()
@@ -240,8 +237,6 @@ async def test_a_refusal_says_why_and_asks_for_no_more_of_the_body():
         assert (data, events[-1].error_code) == (b"a line break in a head\n", 0)
 
 
-# Trailers.
-
 TRAILERS = {
     "an upper-case name": [(b"X-A", b"b")],
     "a space in a name": [(b"x a", b"b")],
@@ -277,8 +272,6 @@ async def test_trailers_have_the_same_limit_over_both_and_are_dropped():
         await client.send_all(chunked + b"0\r\nx: %b\r\n\r\n" % (b"a" * 2**13))
         assert (await read_until(client, b"\r\n\r\n")).startswith(b"HTTP/1.1 431 ")
 
-
-# The length of a body.
 
 LENGTHS = {
     "no number": (b"abc", b""),

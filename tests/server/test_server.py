@@ -1,7 +1,5 @@
 """The server's own promises: it serves, drains in order, and ends."""
 
-from __future__ import annotations
-
 import errno
 import socket
 import time
@@ -23,7 +21,7 @@ from shoal.server.server import serve
 from shoal.server.transport import EpollPoller, TaskPoller
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 async def test_a_request_is_answered_and_the_connection_kept(each_poller):
@@ -104,9 +102,7 @@ async def test_shutdown_serves_a_request_that_arrives_in_the_very_moment(monkeyp
         assert received.read().endswith(b"held")
 
 
-async def test_shutdown_serves_a_request_that_came_in_time_while_the_event_loop_stood_still(
-    monkeypatch,
-):
+async def test_shutdown_serves_a_request_that_came_in_time_while_the_loop_stood_still(monkeypatch):
     drain = Http1Connection.drain
 
     def drain_and_stand_still(connection):

@@ -1,7 +1,5 @@
 """What rude clients do, each on a real socket; most of these ended Hypercorn's own trio server."""
 
-from __future__ import annotations
-
 import logging
 
 import anyio
@@ -27,7 +25,7 @@ from starlette.responses import StreamingResponse
 from shoal.server.timeouts import time_to_send_s
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 OWN_END = "an error ended the connection from"
 
@@ -272,9 +270,6 @@ async def test_a_stream_whose_window_stays_closed_is_reset_and_the_rest_goes_on(
         client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 2**16})
         await client.fetch(b"/")
         await client.stream.aclose()
-
-
-# What else a WebSocket can do.
 
 
 async def test_an_upgrade_to_http2_is_left_alone():

@@ -3,8 +3,6 @@
 Tests with the fixture `each_poller` run there, too.
 """
 
-from __future__ import annotations
-
 import anyio
 import anyio.lowlevel
 import pytest
@@ -17,11 +15,7 @@ from wsproto.events import TextMessage
 from shoal.server.streams.connection import StreamConnection
 from time_limits import HANG_S
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.real_time,
-    pytest.mark.usefixtures("task_pollers"),
-]
+pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("task_pollers")]
 
 PIECE = bytes(range(256)) * 2**8
 PIECES = 2**8
@@ -53,12 +47,8 @@ class Uploads(EchoApp):
 
 
 async def let_run(count):
-    """Lets each task that is ready run so many times."""
     for _ in range(count):
         await anyio.lowlevel.checkpoint()
-
-
-# What is answered.
 
 
 async def test_a_download_waits_until_the_client_reads():
@@ -81,9 +71,6 @@ async def test_a_download_waits_until_the_client_reads():
                 pieces.append(await client.receive_some())
             assert b"".join(pieces).endswith(b"\r\n\r\n" + body)
     assert answered == ["/other", "/slow"] * 2
-
-
-# Clients that leave.
 
 
 async def test_a_client_that_leaves_behind_more_than_is_held_is_noticed_when_it_is_answered():
@@ -167,5 +154,4 @@ async def test_connections_that_come_and_go_leave_nothing(task_pollers):
 
 
 def watching():
-    """How many tasks watch a socket."""
     return sum("TaskPoller._run" in str(task.name) for task in anyio.get_running_tasks())

@@ -1,7 +1,5 @@
 """TLS and UNIX sockets, with real clients."""
 
-from __future__ import annotations
-
 import hashlib
 import socket
 import ssl
@@ -20,12 +18,11 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.server.server import serve
 from shoal.server.tls import tls_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 @asynccontextmanager
 async def serving(app, **options):
-    """The URL of a server."""
     stop = anyio.Event()
     async with anyio.create_task_group() as tasks:
         [url] = await tasks.start(

@@ -1,7 +1,5 @@
 """A transport and its pollers: unread answers, sends in a row, mistakes of receivers, ends."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys
@@ -16,7 +14,7 @@ from shoal.server import transport as transport_module
 from shoal.server.transport import EpollPoller, Receiver, TaskPoller, Transport, new_poller
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 POLLERS = ["tasks", *(["epoll"] if sys.platform == "linux" else [])]
 PIECE = bytes(2**20)
@@ -65,7 +63,6 @@ async def running_poller(kind="tasks"):
 
 @asynccontextmanager
 async def connected(poller, receiver=None):
-    """A transport, its receiver, and the client's socket, in a server's place."""
     ours, theirs = socket.socketpair()
     theirs.settimeout(HANG_S / 4)
     with theirs:

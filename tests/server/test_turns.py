@@ -1,7 +1,5 @@
 """The turns of connections: few go on at once, the others in later passes, in their order."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import anyio
@@ -17,8 +15,6 @@ from shoal.server.streams import connection
 from shoal.server.streams.http2 import Http2Connection
 from shoal.server.timeouts import Timeout, Timeouts
 from shoal.testing import settle
-
-pytestmark = pytest.mark.anyio
 
 AT_ONCE = 4
 EXPIRED_AT_ONCE = 16
@@ -93,7 +89,6 @@ async def test_timeouts_that_pass_together_end_few_connections_at_once():
 
 @pytest.fixture
 def handled(monkeypatch):
-    """How many bytes are handled in each turn."""
     sizes = []
     handle = Http2Connection._handle
 
@@ -109,9 +104,7 @@ def handled(monkeypatch):
 @pytest.mark.parametrize(
     ("turn_s", "last_size"), [(0.0, 2**10), (1e9, 2**16)], ids=["slow", "quick"]
 )
-async def test_how_much_is_handled_in_a_turn_depends_on_how_long_it_takes(
-    turn_s, last_size, handled, monkeypatch
-):
+async def test_how_much_a_turn_handles_depends_on_its_time(turn_s, last_size, handled, monkeypatch):
     monkeypatch.setattr(connection, "_TURN_S", turn_s)
     async with live(EchoApp()) as server, http2(server) as client:
         for _ in range(2**13):  # 136 KiB

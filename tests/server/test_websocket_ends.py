@@ -1,14 +1,12 @@
 """What an ASGI application hears of a WebSocket's end: the client's code, reason and messages."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 from live_server import live, read_until, until_quiet, upgrade
 from test_websocket_frames import framed
 from test_websocket_limits import both_protocols
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 class Listener:

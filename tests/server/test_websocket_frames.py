@@ -1,20 +1,15 @@
 """The frames of WebSockets: of all sizes and forms, however they are cut into pieces."""
 
-from __future__ import annotations
-
 import pytest
 from echo_app import EchoApp
 from live_server import live
 from test_websocket_limits import Http1Peer
 from wsproto.events import Ping, Pong, TextMessage
 
-pytestmark = pytest.mark.anyio
-
 SIZES = [0, 1, 3, 4, 125, 126, 127, 1000, 2**16 - 1, 2**16, 2**16 + 5]
 
 
 def framed(payload, opcode=1, fin=True, mask=b"\x25\x71\x0c\xd3"):
-    """A client's frame."""
     size = len(payload)
     if size < 126:
         length = bytes([0x80 | size])

@@ -1,7 +1,5 @@
 """What a WebSocket's client can't do: send what is too large, be silent for ever, send bombs."""
 
-from __future__ import annotations
-
 import socket
 import tracemalloc
 from contextlib import suppress
@@ -18,7 +16,7 @@ from wsproto.connection import Connection as WebSocket
 from wsproto.connection import ConnectionType
 from wsproto.events import CloseConnection, Ping, TextMessage
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 MOST = 1000
 

@@ -1,7 +1,5 @@
 """WebSockets on a server without sockets: the order of messages, turns, and ends."""
 
-from __future__ import annotations
-
 import json
 
 import anyio
@@ -21,8 +19,6 @@ from shoal.http.websocket import connection
 from shoal.server.http1.connection import Http1Connection
 from shoal.server.server import switch_protocol
 from shoal.testing import settle
-
-pytestmark = pytest.mark.anyio
 
 AT_ONCE = 64
 

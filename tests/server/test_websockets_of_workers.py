@@ -1,7 +1,5 @@
 """WebSockets of a server with workers, to their ends: of a client, of a worker, of the server."""
 
-from __future__ import annotations
-
 import json
 from contextlib import asynccontextmanager, suppress
 
@@ -14,7 +12,7 @@ from wsproto.events import CloseConnection, TextMessage
 import shoal
 from worker_processes import kill, until, workers_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -52,9 +50,7 @@ async def read(peer):
     return json.loads((await peer.next_event()).data)
 
 
-async def test_its_requests_are_cancelled_when_its_client_leaves_or_its_worker_is_killed(
-    app, held, anyio_backend_name
-):
+async def test_its_requests_are_cancelled_when_client_or_worker_goes(app, held, anyio_backend_name):
     async with live(app, workers=1) as server:
         kinds = [OverHttp1, OverHttp2] if anyio_backend_name == "trio" else [OverHttp1]
         for number, kind in enumerate(kinds, 1):

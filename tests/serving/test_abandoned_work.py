@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shoal.serving.clients.handles import Handle
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 GRACE_S = 0.05
 

@@ -20,8 +20,6 @@ from shoal.serving.devices import Devices
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-pytestmark = pytest.mark.anyio
-
 
 @asynccontextmanager
 async def running(code: Any, stage: Stage, **config: Any) -> AsyncGenerator[Backend]:

@@ -25,7 +25,7 @@ from serving.watched_code import (
 )
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 ASYNC: list[Any] = [in_a_task, one, steps, failing, failing_steps]

@@ -22,7 +22,7 @@ from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.controller.controller import Controller
 
 # Replicas load their code in threads.
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 CODE = "serving.plain_code"
 

@@ -31,8 +31,6 @@ from time_limits import HANG_S
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-pytestmark = pytest.mark.anyio
-
 
 class Configured:
     def __init__(self) -> None:

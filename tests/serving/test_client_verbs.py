@@ -19,8 +19,6 @@ from shoal.serving.controller.controller import Controller
 from shoal.serving.imports import ImportRule
 from shoal.serving.status import Status
 
-pytestmark = pytest.mark.anyio
-
 REQUESTS = {name: one for name, one in VERBS.items() if one is not None}
 EACH_REQUEST = pytest.mark.parametrize("name", REQUESTS)
 

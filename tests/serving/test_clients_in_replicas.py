@@ -15,7 +15,7 @@ from shoal.serving.clients.in_replica import ChildClient
 from shoal.serving.controller.controller import Controller
 
 # Replicas load their code in threads and processes.
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 
 @asynccontextmanager

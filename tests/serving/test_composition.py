@@ -14,7 +14,6 @@ from shoal import errors
 from shoal.serving.controller.controller import Controller
 from shoal.testing import settle
 
-pytestmark = pytest.mark.anyio
 real_time = pytest.mark.real_time  # threads and processes
 
 

@@ -23,7 +23,7 @@ from time_limits import HANG_S
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 def here() -> list[Any]:

@@ -18,7 +18,7 @@ from shoal.serving.controller.controller import Controller
 if TYPE_CHECKING:
     from shoal.serving.controller.endpoints import EndpointHandle
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 CASES = [
     pytest.param("task", Async, id="task-async"),

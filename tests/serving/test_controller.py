@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
-pytestmark = pytest.mark.anyio
-
-
 async def add_backend(controller: Controller, tag: str, code: Any = echo, **config: Any) -> Stage:
     stage = Stage()
     await controller.create_backend(tag, code, config={"placement": stage, **config})

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shoal.serving.state_records import Change
 
 # The file is written in worker threads.
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 ECHO = f"{__name__}:echo"
 ADDING = f"{__name__}:Adding"

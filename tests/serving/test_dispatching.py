@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from serving.scenes import ScriptedReplica
     from shoal.serving.controller.endpoints import EndpointHandle
 
-pytestmark = pytest.mark.anyio
-
 PAIRS: Any = {"max_batch_size": 2, "batch_wait_timeout_s": None}
 
 

@@ -12,7 +12,7 @@ from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 PLACES = pytest.mark.parametrize(
     ("code", "placement", "how"),

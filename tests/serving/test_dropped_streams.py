@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from shoal.serving.controller.endpoints import EndpointHandle
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.real_time,
     pytest.mark.filterwarnings("ignore:a stream of"),
 ]

@@ -15,8 +15,6 @@ from shoal.testing.asgi import Call, calling
 if TYPE_CHECKING:
     from shoal.serving.controller.endpoints import EndpointHandle
 
-pytestmark = pytest.mark.anyio
-
 DROP: dict[str, Any] = {"max_batch_size": 1, "drop_queued_on_shutdown": True}
 
 

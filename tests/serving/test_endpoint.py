@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from shoal.serving.controller.controller import Controller
     from shoal.serving.controller.endpoints import EndpointHandle
 
-pytestmark = pytest.mark.anyio
-
 
 async def who(items: list[Any]) -> list[str]:
     return [current_backend_tag()] * len(items)

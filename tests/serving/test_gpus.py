@@ -13,8 +13,6 @@ from shoal.errors import NotEnoughGpus, ReplicaNotStarted
 from shoal.serving.controller.controller import Controller
 from shoal.serving.devices import Devices
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(autouse=True)
 def four(monkeypatch: pytest.MonkeyPatch) -> None:

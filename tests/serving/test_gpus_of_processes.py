@@ -18,7 +18,7 @@ from shoal.serving.controller.controller import Controller
 from shoal.serving.status import Status
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.one_loop, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.one_loop, pytest.mark.slow]
 
 CODE = "serving.gpu_code:Seen"
 

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 
-pytestmark = pytest.mark.anyio
-
-
 class Code:
     async def __call__(self, items: list[int]) -> list[int]:
         return items

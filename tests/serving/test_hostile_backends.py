@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shoal.replicas.contract import Blueprint
     from shoal.serving.controller.endpoints import EndpointHandle
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 ENDS = {"exit": lambda: SystemExit(3), "ctrl-c": KeyboardInterrupt}

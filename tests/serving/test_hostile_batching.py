@@ -22,7 +22,7 @@ from shoal.errors import BatcherClosed, HandlerFailed, ReplicaDied
 from shoal.testing.asgi import ask
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 class Calling:

@@ -24,7 +24,7 @@ from time_limits import HANG_S
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 MOST = 4
 CALLERS = 12

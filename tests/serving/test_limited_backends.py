@@ -13,8 +13,6 @@ from batching.scenes import outcomes
 from serving.limited_code import RefusedOnce, StreamRefusedOnce
 from time_limits import HANG_S
 
-pytestmark = pytest.mark.anyio
-
 EVERY_SECOND = {"batches_per_s": 1}
 
 

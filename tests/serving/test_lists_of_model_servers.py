@@ -15,7 +15,7 @@ from shoal.errors import BackendUnavailable
 from shoal.replicas.remote import lookup
 from shoal.serving.backends import membership
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 async def test_a_file_of_addresses_is_read_again(tmp_path, monkeypatch, caplog):

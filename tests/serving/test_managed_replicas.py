@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import pytest
 
 from batching.scenes import PENDING, Held, line_up, outcomes, settle
 from serving.scenes import Gated, Stage, echo, never, serving, serving_tasks, under_way
@@ -13,8 +12,6 @@ from shoal.errors import ReplicaDied
 
 if TYPE_CHECKING:
     from serving.scenes import ScriptedReplica
-
-pytestmark = pytest.mark.anyio
 
 
 class Health:

@@ -27,7 +27,7 @@ from shoal.serving.controller.controller import Controller
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 OF_A_REPLICA = {ManagedReplica: 1, ProcessReplica: 1, Conversation: 1, Worker: 1, SharedMemory: 1}
 OF_A_REPLICA |= {FrameReader: 2}  # one of each channel, with a buffer of 64 KiB

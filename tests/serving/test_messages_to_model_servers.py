@@ -10,7 +10,7 @@ from shoal.errors import BatcherClosed, ItemTooLarge, Overloaded, ReplicaDied
 from shoal.replicas.remote import keep_alive
 from shoal.serving.controller.controller import Controller
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 async def outcome_of(call, outcomes=None):

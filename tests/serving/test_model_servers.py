@@ -24,7 +24,7 @@ from shoal.serving.backend_config import BackendConfig
 from shoal.serving.controller.controller import Controller
 from shoal.serving.model_server import ingress as ingress_module
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 class Model:

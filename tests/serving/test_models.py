@@ -17,8 +17,6 @@ from shoal.testing.asgi import ask
 if TYPE_CHECKING:
     from shoal.serving.controller.endpoints import EndpointHandle
 
-pytestmark = pytest.mark.anyio
-
 
 class Models:
     """Code with models; a test says how long they load, and what raises.

@@ -14,7 +14,6 @@ from shoal.replicas.local.task import TaskReplica
 from shoal.serving.controller.controller import Controller
 
 # Functions need no thread, and virtual time holds for them.
-pytestmark = pytest.mark.anyio
 
 
 async def each_takes_a_second(batch: shoal.OpenBatch[int, int]) -> None:

@@ -14,7 +14,7 @@ from shoal.serving import backend_config
 from shoal.serving.controller.controller import Controller
 from shoal.serving.model_server import ingress as ingress_module
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 class Counts:

@@ -20,7 +20,7 @@ from serving.scenes import deployed
 from shoal.errors import ReplicaDied
 from shoal.serving.controller.controller import Controller
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 HANG_S = 30
 

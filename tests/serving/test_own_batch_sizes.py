@@ -11,7 +11,7 @@ import shoal
 from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 class Model:

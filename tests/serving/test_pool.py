@@ -6,15 +6,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import pytest
 
 from batching.scenes import Caller, settle
 from shoal.serving.backends.pool import Pool, PoolCapacity, PoolMember
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-
-pytestmark = pytest.mark.anyio
 
 
 class Named:

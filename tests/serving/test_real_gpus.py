@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from shoal.replicas.gpus import GpuReading
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.real_time,
     pytest.mark.slow,  # CUDA takes seconds to start
     pytest.mark.skipif(not has_nvml(), reason="needs a GPU, its driver, and the extra gpu"),

@@ -32,8 +32,6 @@ from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.clients.wire import KINDS, WireError, error_from_wire, error_to_wire
 from time_limits import HANG_S
 
-pytestmark = pytest.mark.anyio
-
 TOKEN = "correct-horse"
 
 

@@ -21,7 +21,7 @@ from shoal.testing.asgi import ask
 from time_limits import HANG_S
 
 # Files are written by threads, and replicas load their code there.
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 CODE = "serving.plain_code"
 

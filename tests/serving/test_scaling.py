@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import pytest
 
 from batching.scenes import PENDING, line_up, outcome, settle
 from serving.scenes import Stage, echo, failing, in_turn, serving, serving_tasks, slowly
 
 if TYPE_CHECKING:
     from shoal.serving.controller.controller import Controller
-
-pytestmark = pytest.mark.anyio
 
 QUICK: Any = {
     "min_replicas": 1,

@@ -17,8 +17,6 @@ from shoal.serving.controller.controller import Controller
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-pytestmark = pytest.mark.anyio
-
 pool: ContextVar[str] = ContextVar("pool")
 notes: list[str] = []
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from shoal.serving.controller.controller import Controller
     from shoal.serving.status import ShadowStatus
 
-pytestmark = pytest.mark.anyio
-
 
 async def shadowed(
     controller: Controller, code: Any, stage: Stage | None = None, share: float = 1, **more: Any

@@ -16,8 +16,6 @@ from shoal.testing import settle
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-pytestmark = pytest.mark.anyio
-
 CACHE = {"max_size": 10, "ttl_s": 60}
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from serving.scenes import Stage
     from shoal.serving.controller.endpoints import EndpointHandle
 
-pytestmark = pytest.mark.anyio
-
 STICKY: Any = {"sticky_load_factor": 1000, "num_replicas": 3, "max_batch_size": 4}
 
 

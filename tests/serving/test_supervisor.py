@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from serving.scenes import ScriptedReplica
     from shoal.serving.status import BackendStatus
 
-pytestmark = pytest.mark.anyio
-
 
 def status_of(controller: Controller) -> BackendStatus:
     return controller.status_now().backends["b"]

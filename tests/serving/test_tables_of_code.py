@@ -10,7 +10,7 @@ import shoal
 from conformance.replica_scenes import served
 from serving.table_code import KINDS, Async, Plain
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 @pytest.mark.one_loop

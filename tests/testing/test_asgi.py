@@ -8,8 +8,6 @@ import pytest
 from shoal.testing import settle
 from shoal.testing.asgi import Call, Lifespan, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 
 async def echo(scope, receive, send):
     """Sends the body back, with the path in a header."""

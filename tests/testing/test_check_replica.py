@@ -20,7 +20,7 @@ from shoal.replicas.process.replica import ProcessReplica
 from shoal.testing import check_replica
 from shoal.testing.replicas.code import Mistake
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 
 class Crash(Exception):

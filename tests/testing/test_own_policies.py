@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import anyio
-import pytest
 
 import shoal
 from batching.scenes import LEFT, line_up
@@ -37,7 +36,6 @@ class EvenBeforeOdd(WholeQueuePolicy):
         return Wait(None) if pressure is None else (queue[: self.size], pressure.reason)
 
 
-@pytest.mark.anyio
 async def test_who_leaves_while_a_batch_is_taken_is_not_in_it():
     handler: ScriptedHandler[int, int] = ScriptedHandler()
     batcher = shoal.Batcher(handler, policy=EvenBeforeOdd, max_batch_size=3)

@@ -15,8 +15,6 @@ from shoal.testing import ScriptedHandler, ScriptedStreams, settle
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.anyio
-
 
 @contextmanager
 def a_missing_answer(handler: Any) -> Iterator[None]:

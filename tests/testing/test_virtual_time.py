@@ -13,7 +13,6 @@ BACKENDS = ["trio", "asyncio"]
 HOUR_S = 3600.0
 
 
-@pytest.mark.anyio
 async def test_time_goes_to_the_next_deadline_of_any_task():
     woken = []
 
@@ -28,7 +27,6 @@ async def test_time_goes_to_the_next_deadline_of_any_task():
     assert woken == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.anyio
 async def test_no_time_passes_while_a_task_can_run():
     started = anyio.current_time()
     with anyio.move_on_after(0.001) as scope:
@@ -37,7 +35,6 @@ async def test_no_time_passes_while_a_task_can_run():
     assert (anyio.current_time(), scope.cancelled_caught) == (started, False)
 
 
-@pytest.mark.anyio
 async def test_settling_runs_a_long_chain_to_its_end_and_takes_no_time():
     links = [anyio.Event() for _ in range(100)]
 
@@ -57,7 +54,6 @@ async def test_settling_runs_a_long_chain_to_its_end_and_takes_no_time():
     assert anyio.current_time() == started
 
 
-@pytest.mark.anyio
 async def test_settling_leaves_sleepers_asleep():
     async with anyio.create_task_group() as tasks:
         woken = anyio.Event()
@@ -85,7 +81,6 @@ def test_settling_on_asyncio_runs_what_is_timed_for_now_and_takes_few_turns():
     assert turns < 10
 
 
-@pytest.mark.anyio
 @pytest.mark.real_time
 async def test_settling_works_on_the_real_clock():
     event, seen = anyio.Event(), anyio.Event()

@@ -1,7 +1,5 @@
 """The admin API: its routes, its errors, and who may use it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -18,7 +16,7 @@ from shoal.http.requests.exchange import JSON
 from shoal.serving.imports import ImportRule
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
+pytestmark = pytest.mark.one_loop
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "server.md"
 TOKEN = "correct-horse"
@@ -192,9 +190,6 @@ async def test_a_result_that_json_has_not_is_said_to_be_one(client):
     assert "can't be sent as JSON" in answer.json()["detail"]
 
 
-# Bodies
-
-
 @pytest.mark.parametrize(
     ("path", "item", "says"),
     [
@@ -280,9 +275,6 @@ async def test_an_unknown_query_is_refused(client):
     assert client.backends.keys() == {"a"}
 
 
-# Tokens
-
-
 @pytest.mark.parametrize("route", all_routes(), ids=lambda route: f"{route.method} {route.path}")
 async def test_each_route_needs_the_token(client, route):
     app = admin_app(client, token=TOKEN)
@@ -335,9 +327,6 @@ async def test_the_comparison_of_tokens_takes_constant_time(client, monkeypatch)
 def test_a_token_that_no_header_can_hold_is_refused(client, token):
     with pytest.raises(ValueError, match="printable ASCII"):
         AdminApi(client, token=token, allowed_modules=None)
-
-
-# Browsers
 
 
 @pytest.mark.parametrize("route", all_routes(), ids=lambda route: f"{route.method} {route.path}")
@@ -398,9 +387,6 @@ async def test_without_a_token_a_request_through_a_proxy_is_refused(client, head
     headers = (LOCAL, (header, "192.0.2.1"), BEARER)
     answer = await talk(admin_app(client, token=TOKEN), "GET", "status", headers=headers)
     assert answer.status == 200
-
-
-# Import paths
 
 
 @pytest.mark.parametrize(
@@ -489,9 +475,6 @@ async def test_plain_options_need_no_leave(client, placed):
 def test_modules_are_given_as_a_list_of_names(allowed, wrong):
     with pytest.raises(wrong):
         ImportRule(allowed)
-
-
-# The application of an admin listener
 
 
 async def test_an_admin_listener_has_the_application_behind_it(client):

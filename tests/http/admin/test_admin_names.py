@@ -1,7 +1,5 @@
 """Every name that comes over the admin API, or out of a state file, is an allowed module's own."""
 
-from __future__ import annotations
-
 import collections.abc
 import typing
 from contextlib import closing
@@ -22,7 +20,7 @@ from shoal.serving.state_records import BackendRecord, EndpointRecord, ShadowRec
 from shoal.testing.asgi import ask
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.one_loop]
+pytestmark = [pytest.mark.real_time, pytest.mark.one_loop]
 
 HOLDS = "serving.holds_others"
 OWN = f"{HOLDS}:own"
@@ -31,7 +29,6 @@ HEADERS = (("host", "localhost"), ("authorization", "Bearer correct-horse"))
 
 
 def takes_a_path(hint: Any) -> bool:
-    """Says whether an option takes text that stands for something to be called."""
     options = typing.get_args(hint)
     origins = {typing.get_origin(option) for option in options}
     return str in options and collections.abc.Callable in origins
@@ -60,24 +57,15 @@ async def talk(controller: Controller, method: str, path: str, body: Any) -> Any
     return await ask(AdminListener(api), f"/-/api/{path}", body, method=method, headers=HEADERS)
 
 
-def test_all_options_that_take_a_path_are_known() -> None:
-    assert FIELDS == [
-        "placement",
-        "decode",
-        "encode",
-        "batch_size_fn",
-        "bucket_by",
-        "pad",
-        "split",
-        "join",
-        "policy",
-        "dedupe",
-        "open",
-    ]
+def test_all_options_that_take_a_path_are_known():
+    assert [
+        *("placement", "decode", "encode", "batch_size_fn", "bucket_by", "pad", "split", "join"),
+        *("policy", "dedupe", "open"),
+    ] == FIELDS
 
 
 @pytest.mark.parametrize("field", FIELDS)
-async def test_an_option_names_what_is_the_modules_own(field: str) -> None:
+async def test_an_option_names_what_is_the_modules_own(field):
     async with Controller() as controller:
         body = {"tag": "b", "definition": CODE, "config": config_with(field)}
         answer = await talk(controller, "POST", "backends", body)
@@ -92,7 +80,7 @@ async def test_an_option_names_what_is_the_modules_own(field: str) -> None:
         assert await controller.get_backend_config("b") == before
 
 
-async def test_code_is_the_modules_own() -> None:
+async def test_code_is_the_modules_own():
     async with Controller() as controller:
         body = {"tag": "b", "definition": f"{HOLDS}:system"}
         answer = await talk(controller, "POST", "backends", body)
@@ -101,7 +89,7 @@ async def test_code_is_the_modules_own() -> None:
         assert await controller.list_backends() == {}
 
 
-async def test_a_comparison_is_the_modules_own() -> None:
+async def test_a_comparison_is_the_modules_own():
     async with Controller() as controller:
         await controller.create_backend("b", CODE)
         await controller.create_backend("c", CODE)
@@ -113,7 +101,7 @@ async def test_a_comparison_is_the_modules_own() -> None:
             assert status == 200 or answer.json()["title"] == "Not allowed"
 
 
-async def test_what_is_the_modules_own_is_taken_and_kept(tmp_path: Any) -> None:
+async def test_what_is_the_modules_own_is_taken_and_kept(tmp_path):
     config = {"bucket_by": OWN, "batch_size_fn": OWN}
     with closing(StateFile.open(tmp_path / "state.db")) as state:
         async with Controller(state) as controller:
@@ -140,9 +128,7 @@ async def failure_of(controller: Controller, tag: str) -> str:
 
 
 @pytest.mark.parametrize("field", FIELDS)
-async def test_an_option_out_of_a_state_file_is_of_an_allowed_module(
-    field: str, tmp_path: Any
-) -> None:
+async def test_an_option_out_of_a_state_file_is_of_an_allowed_module(field, tmp_path):
     declared = BackendRecord(tag="b", import_path=CODE, config=config_with(field, "os"))
     with closing(written(tmp_path / "state.db", declared)) as state:
         async with Controller(state, ImportRule([HOLDS])) as controller:
@@ -152,9 +138,7 @@ async def test_an_option_out_of_a_state_file_is_of_an_allowed_module(
 
 
 @pytest.mark.parametrize("field", FIELDS)
-async def test_an_option_out_of_a_state_file_names_what_is_the_modules_own(
-    field: str, tmp_path: Any
-) -> None:
+async def test_an_option_out_of_a_state_file_names_what_is_the_modules_own(field, tmp_path):
     declared = BackendRecord(tag="b", import_path=CODE, config=config_with(field))
     endpoint = EndpointRecord(name="e", traffic={"b": 1})
     with closing(written(tmp_path / "state.db", declared, endpoint)) as state:
@@ -178,15 +162,13 @@ async def test_an_option_out_of_a_state_file_names_what_is_the_modules_own(
         ),
     ],
 )
-async def test_code_out_of_a_state_file_is_an_allowed_modules_own(
-    declared: BackendRecord, tmp_path: Any
-) -> None:
+async def test_code_out_of_a_state_file_is_an_allowed_modules_own(declared, tmp_path):
     with closing(written(tmp_path / "state.db", declared)) as state:
         async with Controller(state, ImportRule([HOLDS])) as controller:
             assert await failure_of(controller, "b")
 
 
-async def test_a_comparison_out_of_a_state_file_is_an_allowed_modules_own(tmp_path: Any) -> None:
+async def test_a_comparison_out_of_a_state_file_is_an_allowed_modules_own(tmp_path):
     shadows = {
         "c": ShadowRecord(proportion=1, compare="os:system"),
         "d": ShadowRecord(proportion=1, compare=f"{HOLDS}:system"),
@@ -201,7 +183,7 @@ async def test_a_comparison_out_of_a_state_file_is_an_allowed_modules_own(tmp_pa
             assert compares == {"c": False, "d": False, "f": True}
 
 
-async def test_what_a_program_declares_itself_needs_no_leave(tmp_path: Any) -> None:
+async def test_what_a_program_declares_itself_needs_no_leave(tmp_path):
     def made() -> App:
         app = App()
         app.backend("b", CODE, bucket_by=OWN)

@@ -1,7 +1,5 @@
 """``POST /-/api/trace``: a recording as a stream, its bounds, and its ends."""
 
-from __future__ import annotations
-
 import json
 from contextlib import asynccontextmanager
 
@@ -14,8 +12,6 @@ from shoal.http.app.admin_mount import AdminListener
 from shoal.observe import arrivals
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import Call, ask, calling
-
-pytestmark = pytest.mark.anyio
 
 LOCAL = ("host", "localhost:8000")
 
@@ -117,9 +113,7 @@ async def test_a_recording_is_full_some_time(app, controller):
     assert (end["at"], end["requests"], end["lost"], end["why"]) == (1.5, 5, 3, "full")
 
 
-async def test_what_a_slow_reader_misses_is_counted_and_it_delays_nobody(
-    app, controller, monkeypatch
-):
+async def test_what_a_slow_reader_misses_is_counted_and_delays_nobody(app, controller, monkeypatch):
     monkeypatch.setattr(arrivals, "MOST_HELD", 4)
     handle = await controller.get_handle("s")
     async with tracing(app, {"seconds": 5}) as call:
@@ -136,9 +130,7 @@ async def test_what_a_slow_reader_misses_is_counted_and_it_delays_nobody(
     assert len(of_kind(call.answer.body, None)) < 100
 
 
-async def test_one_that_does_not_read_is_disconnected_and_nothing_is_recorded_any_more(
-    app, controller
-):
+async def test_one_that_does_not_read_is_disconnected_and_records_no_more(app, controller):
     async with tracing(app, {"seconds": 1000}, until=b'"progress"') as call:
         assert len(controller.observers.all) == 1
         call.stop_reading()

@@ -1,7 +1,5 @@
 """The dashboard's page, its files and its feed, and who may see it."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib
@@ -27,8 +25,6 @@ from shoal.http.requests.departures import UNNOTICED_S
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 from time_limits import HANG_S
-
-pytestmark = pytest.mark.anyio
 
 STATIC = files("shoal.http.dashboard") / "static"
 FEED = f"{DASHBOARD}/feed"
@@ -78,7 +74,6 @@ def messages_of(call):
 
 
 def lane_of(messages, name):
-    """The rows of one batcher, and what runs at the end."""
     lanes = [lane for message in messages for lane in message["lanes"] if lane["name"] == name]
     return [row for lane in lanes for row in lane["rows"]], lanes[-1]["now"]
 

@@ -24,11 +24,7 @@ from selenium.webdriver.support.select import Select
 
 from browser import NEEDS_CHROMIUM, addresses_asked, chromium, widths_that_overflow
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.real_time,
-    NEEDS_CHROMIUM,
-]
+pytestmark = [pytest.mark.slow, pytest.mark.real_time, NEEDS_CHROMIUM]
 
 
 EARLY_S = 0.001  # A timer of an event loop may be so early.
@@ -179,7 +175,6 @@ def is_as_wide(width, time, a_second, edges=3):
 
 
 def rounding_of(time):
-    """By how much a time may be longer or shorter than the page says, in seconds."""
     return 0.0006 if time < 1 else 0.06
 
 

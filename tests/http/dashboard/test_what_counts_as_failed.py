@@ -3,8 +3,6 @@
 An answer that code has chosen on purpose is no failure, unless its status is one of the server's.
 """
 
-from __future__ import annotations
-
 import math
 
 import anyio
@@ -17,7 +15,7 @@ import shoal
 from shoal.testing.asgi import ask
 from socket_in_memory import opened
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
+pytestmark = pytest.mark.one_loop
 
 ROW = {"inputs": [{"name": "x", "shape": [1], "datatype": "INT64", "data": [1]}]}
 EMBED = {"model": "m", "input": "a"}

@@ -1,7 +1,5 @@
 """Items that are numpy arrays, as JSON and as ``.npy`` files."""
 
-from __future__ import annotations
-
 import io
 import pickle
 
@@ -14,7 +12,7 @@ from shoal.testing.asgi import ask
 np = pytest.importorskip("numpy")
 NDArray = pytest.importorskip("numpy.typing").NDArray
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
+pytestmark = pytest.mark.one_loop
 
 
 def npy(array, **options):

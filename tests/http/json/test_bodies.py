@@ -20,7 +20,7 @@ from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.http import MediaType
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 PNG = b"\x89PNG\r\n\x1a\n\x00\xff"
 MSGPACK = {"content-type": "application/msgpack"}
@@ -97,9 +97,7 @@ async def app(anyio_backend):
         ("/response", b"1", b"x", "text/css; charset=utf-8"),
     ],
 )
-async def test_bytes_have_the_type_of_the_annotation_or_of_the_response(
-    app, path, body, sent, media_type
-):
+async def test_bytes_have_the_type_of_annotation_or_response(app, path, body, sent, media_type):
     answer = await ask(app, path, body=body, headers=[("content-type", "application/json")])
     assert (answer.body, answer.headers["content-type"]) == (sent, media_type)
     assert (path == "/response") != (answer.headers.get("x-content-type-options") == "nosniff")
@@ -154,7 +152,6 @@ async def test_a_body_that_is_not_in_its_coding_is_refused(app, coding, body):
 
 
 async def measured(app, path, **request):
-    """Returns the response, and the peak of the memory that it took in bytes."""
     tracemalloc.start()
     try:
         answer = await ask(app, path, **request)
@@ -288,7 +285,6 @@ leaves_its_stream = pytest.mark.filterwarnings("ignore:.*Request.stream")
 
 
 def forms():
-    """Forms for ``/upload``, and their statuses."""
     yield form(part(more=b'; filename="../../x"')), 200
     yield form(part(more=b'; filename="a"\r\nX-More: y')), 200
     yield form(part(data=b"\r\n--a\r\n--", more=b'; filename="a"')), 200
@@ -335,9 +331,7 @@ COSTLY = {
 @pytest.mark.one_loop
 @pytest.mark.parametrize("path", ["/upload", "/form"])
 @pytest.mark.parametrize(("kind", "body"), COSTLY.values(), ids=COSTLY)
-async def test_a_form_that_would_cost_too_much_is_refused_before_it_is_parsed(
-    app, kind, body, path
-):
+async def test_a_form_that_would_cost_too_much_is_refused_unparsed(app, kind, body, path):
     answer = await ask(app, path, body=body, headers=[("content-type", kind)])
     assert (answer.status, answer.json()["type"]) == (413, "urn:shoal:problem:body-too-complex")
 

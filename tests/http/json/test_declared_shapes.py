@@ -15,7 +15,7 @@ from shoal.testing.asgi import ask
 np = pytest.importorskip("numpy")
 ormsgpack = pytest.importorskip("ormsgpack")
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
+pytestmark = pytest.mark.one_loop
 
 Four = np.ndarray[tuple[Literal[4]], np.dtype[np.float32]]
 
@@ -134,13 +134,7 @@ def tensor(name, shape, data):
 
 @pytest.mark.parametrize(
     ("name", "others"),
-    [
-        ("array", ()),
-        ("optional", ()),
-        ("parameters", ("b",)),
-        ("record", ()),
-        ("model", ()),
-    ],
+    [("array", ()), ("optional", ()), ("parameters", ("b",)), ("record", ()), ("model", ())],
 )
 async def test_a_wrong_shape_of_a_tensor_is_a_400_that_has_both(app, name, others):
     names = ("A" if name == "model" else "a", *others)

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from starlette.datastructures import UploadFile
     from starlette.requests import Request
 
-pytestmark = pytest.mark.anyio
-
 MIB = 2**20
 FORM = ("content-type", "multipart/form-data; boundary=b")
 GZIP = ("content-encoding", "gzip")
@@ -68,9 +66,6 @@ def form(*parts: tuple[str, str, bytes]) -> bytes:
 def counts(app):
     endpoint = app.controller.endpoints["x"]
     return endpoint.requests, endpoint.errors
-
-
-# What a request has.
 
 
 async def test_a_function_reads_headers_the_query_and_the_path():
@@ -152,9 +147,6 @@ async def test_a_parameter_of_the_path_may_have_the_name_of_one_of_the_code():
     )
 
 
-# What it raises.
-
-
 class Comment(BaseModel):
     text: str
 
@@ -197,12 +189,7 @@ async def test_a_request_that_can_not_be_decoded_is_refused(decode, body, header
 
 @pytest.mark.parametrize(
     "error",
-    [
-        ValueError,
-        KeyError,
-        SystemExit,
-        partial(shoal.errors.HttpProblem, status=404),
-    ],
+    [ValueError, KeyError, SystemExit, partial(shoal.errors.HttpProblem, status=404)],
     ids=["ValueError", "KeyError", "SystemExit", "HttpProblem"],
 )
 @pytest.mark.parametrize("option", ["decode", "encode"])
@@ -246,9 +233,6 @@ async def test_a_wrong_number_of_values_fails_only_its_own_request(made, caplog)
     assert sorted(call.status for call in calls) == [200, 500]
     wanted = "decode must return a tuple of 2 values, one for each parameter of the code, not "
     assert wanted in caplog.text
-
-
-# Time, and clients that leave.
 
 
 async def test_a_function_that_does_not_return_has_the_time_of_the_call():
@@ -324,9 +308,6 @@ async def test_uploads_are_closed_after_the_response(handler, fails):
     answer = await asked(app, body=form(*parts), headers=[FORM])
     assert answer.status == (402 if fails else 200)
     assert [one.file.closed for one in seen] == [True, True]
-
-
-# Results.
 
 
 @pytest.mark.parametrize(
@@ -467,9 +448,6 @@ async def test_a_server_that_ends_cuts_a_function_off():
     assert answers[0].json()["type"] == "urn:shoal:problem:closed"
 
 
-# Other protocols, which have no Request.
-
-
 @pytest.mark.one_loop
 async def test_other_protocols_can_not_say_what_only_the_function_may():
     async def told(prompts: list[str], users: list[str] = "") -> list[str]:
@@ -509,9 +487,6 @@ async def test_the_list_of_routes_and_the_document_name_a_request():
     assert route["takes"] == "request"
     assert [*methods["post"]["requestBody"]["content"]] == ["*/*"]
     assert "*/*" in methods["post"]["responses"]["200"]["content"]
-
-
-# Options.
 
 
 def of_nothing() -> None: ...

@@ -133,7 +133,6 @@ liars = st.tuples(
 
 @st.composite
 def mutated(draw, bodies):
-    """A body with a few bytes replaced, taken out, or said twice."""
     body = bytearray(draw(bodies))
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, len(body)))
@@ -159,10 +158,7 @@ def forms(draw):
     return b"".join([*pieces, b"--b--\r\n"])
 
 
-COMPRESS = {
-    "gzip": partial(gzip.compress, mtime=0),
-    "deflate": zlib.compress,
-}
+COMPRESS = {"gzip": partial(gzip.compress, mtime=0), "deflate": zlib.compress}
 BOMBS = {name: compress(bytes(3 * MIB)) for name, compress in COMPRESS.items()}
 compressed = st.tuples(st.sampled_from(list(COMPRESS)), st.binary(max_size=300)).map(
     lambda pair: (pair[0], COMPRESS[pair[0]](pair[1]))
@@ -255,7 +251,6 @@ shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 
 @st.composite
 def arrays(draw):
-    """A `.npy` file."""
     array = np.zeros(draw(shapes), draw(dtypes))
     file = io.BytesIO()
     np.lib.format.write_array(
@@ -266,7 +261,6 @@ def arrays(draw):
 
 @st.composite
 def headed(draw):
-    """A `.npy` file with any header."""
     dtype = draw(
         dtypes
         | st.sampled_from(["|O", "O", "x", "<f99", "<f4'*9**9,'", [("a", "<f4")], "|V1000000"])

@@ -167,9 +167,7 @@ def checked_here(type_: JsonType, body: bytes) -> Any:
 
 
 @pytest.mark.parametrize(("annotation", "values"), TYPES, ids=range(len(TYPES)))
-def test_small_and_large_bodies_are_read_or_refused_as_pydantic_does(
-    annotation: Any, values: list[Any]
-) -> None:
+def test_small_and_large_bodies_are_read_or_refused_as_pydantic_does(annotation, values):
     large = [[value] * 5000 for value in values]
     for kind, items in ((annotation, values), (list[annotation], large)):
         type_ = JsonType(adapter_of(kind))
@@ -178,9 +176,7 @@ def test_small_and_large_bodies_are_read_or_refused_as_pydantic_does(
 
 
 @pytest.mark.parametrize("parameter", [private.OF_PYDANTIC, "_absent"])
-def test_models_are_rebuilt_where_pydantic_can(
-    parameter: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_are_rebuilt_where_pydantic_can(parameter, monkeypatch):
     monkeypatch.setattr(private, "OF_PYDANTIC", parameter)
     type_ = JsonType(adapter_of(Tree))
     assert checked_here(type_, b'{"value": 1.5}') == Tree(value=1.5)

@@ -1,24 +1,20 @@
 """Many items in one request: a line of JSON for each item, and for each result."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from typing import Any
 
 import anyio
 import anyio.lowlevel
-import numpy as np  # noqa: TC002 - Shoal reads the annotations
+import numpy as np
 import pytest
-from numpy.typing import NDArray  # noqa: TC002
+from numpy.typing import NDArray
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 import shoal
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
-
-pytestmark = pytest.mark.anyio
 
 LINES = ("content-type", "application/x-ndjson")
 

@@ -5,7 +5,7 @@ import pytest
 import shoal
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
+pytestmark = pytest.mark.one_loop
 
 
 async def sizes(items: list[bytes], names: list[str]) -> list[int]:

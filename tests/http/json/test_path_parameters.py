@@ -9,7 +9,7 @@ from shoal.http.requests.dispatch import PathTable
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
+pytestmark = pytest.mark.one_loop
 
 
 async def told(items: list[int]) -> list[dict]:

@@ -75,7 +75,6 @@ def test_a_bytes_item_is_the_body_of_whatever_type():
     assert read(raw, b"") == b""
 
 
-@pytest.mark.anyio
 async def test_a_request_item_is_the_request_with_its_body():
     item = read(requests, b"body", ("content-type", "text/plain"), ("x-mine", "yes"))
     assert isinstance(item, Request)
@@ -218,8 +217,7 @@ def test_a_validator_that_refuses_is_a_422():
 
 
 @pytest.mark.parametrize(
-    "media_type",
-    ["application/json", "application/JSON; charset=utf-8", "application/vnd.x+json"],
+    "media_type", ["application/json", "application/JSON; charset=utf-8", "application/vnd.x+json"]
 )
 def test_json_media_types_are_taken(media_type):
     assert read(numbers, 1, ("content-type", media_type)) == 1

@@ -15,7 +15,7 @@ from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 
 # Plain code runs in threads, and in a process.
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop, pytest.mark.real_time]
+pytestmark = [pytest.mark.one_loop, pytest.mark.real_time]
 
 
 class Comment(BaseModel):

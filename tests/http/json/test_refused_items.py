@@ -41,7 +41,6 @@ def test_what_only_fastapi_obeys_is_refused(annotation, default, words, others):
         shoal.App().post("/x")(handler)
 
 
-@pytest.mark.anyio
 @pytest.mark.one_loop
 async def test_a_dependency_is_never_what_a_caller_says():
     def trusting(user: Annotated[str, fastapi.Depends(str)]) -> str:

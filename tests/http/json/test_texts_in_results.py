@@ -15,7 +15,7 @@ from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.testing.asgi import ask
 from socket_in_memory import opened
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
+pytestmark = pytest.mark.one_loop
 
 HALF = "a\ud800"
 WHOLE = "a\N{REPLACEMENT CHARACTER}"

@@ -1,7 +1,5 @@
 """Requests of the Open Inference Protocol that nobody meant, with tensors in JSON and in binary."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,14 +1,12 @@
 """The Open Inference Protocol: endpoints as models, rows as items, and its errors."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json
 import math
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import anyio
 import pytest
@@ -22,11 +20,6 @@ from shoal.http.oip.request import RequestHeads
 from shoal.http.oip.tensor import DATATYPES
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-pytestmark = pytest.mark.anyio
 
 np = pytest.importorskip("numpy")
 NDArray = pytest.importorskip("numpy.typing").NDArray
@@ -83,14 +76,13 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-async def running(anyio_backend: Any) -> AsyncIterator[Served]:
+async def running(anyio_backend):
     async with Served(Any) as served:
         yield served
 
 
 @pytest.fixture
-def anything(running: Served) -> Served:
-    """An application that runs already, and takes any items."""
+def anything(running):
     running.batches.clear()
     running.results = None
     return running
@@ -135,9 +127,6 @@ def error(answer: Any) -> str:
     [(name, text)] = answer.json().items()
     assert name == "error"
     return text
-
-
-# Models
 
 
 async def test_the_server_and_its_models_tell_of_themselves():
@@ -317,9 +306,6 @@ async def test_a_model_without_traffic_is_not_ready():
         answer = await ask(app, "/v2/models/m", method="GET")
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert "not ready" in error(answer)
-
-
-# Rows
 
 
 async def test_each_row_is_an_item_and_their_results_are_joined():
@@ -528,8 +514,6 @@ async def test_with_debug_alone_an_error_has_its_traceback():
         assert "Traceback" not in error(await infer(served.app, tensor(["a"], [1])))
 
 
-# Tensors in
-
 RANGES = {
     "BOOL": [True, False],
     **{f"INT{n}": [-(2 ** (n - 1)), 0, 2 ** (n - 1) - 1] for n in (8, 16, 32, 64)},
@@ -627,9 +611,7 @@ async def test_data_may_be_nested_as_its_shape_says():
         (NDArray[np.int8], [0.5], [1, 1], "FP64", None),
     ],
 )
-async def test_rows_are_made_and_checked_by_the_annotation(
-    annotation, given, shape, datatype, items
-):
+async def test_rows_are_made_and_checked_by_annotation(annotation, given, shape, datatype, items):
     async with Served(annotation) as served:
         answer = await infer(served.app, tensor(given, shape, datatype))
     if items is None and annotation != Literal["a"]:
@@ -654,7 +636,7 @@ async def test_an_array_has_the_dtype_of_its_annotation():
         await infer(served.app, tensor([1, 2], [1, 2], "INT64"))
         await infer_binary(served.app, struct.pack("<2d", 1, 2), [1, 2], "FP64")
     assert [(item.dtype.name, item.tolist()) for item in served.items] == [
-        *[("float32", [1.0, 2.0])] * 2,
+        *[("float32", [1.0, 2.0])] * 2
     ]
 
 
@@ -721,9 +703,6 @@ async def test_what_takes_no_tensors_is_refused():
         assert answer.status == 400
         assert "can't be called with tensors" in error(answer)
         assert (await ask(served.app, "/v2/models/m", method="GET")).status == 400
-
-
-# Tensors out
 
 
 @pytest.mark.one_loop
@@ -849,8 +828,6 @@ async def test_bytes_that_are_no_text_are_sent_as_binary_data_only(anything):
     assert answer.body.endswith(b"\x01\x00\x00\x00\xff")
 
 
-# What is wrong with a request
-
 X = tensor([1], [1])
 
 
@@ -947,9 +924,7 @@ async def test_a_malformed_request_is_refused(anything, body):
         ([1, 2**17, 3], "UINT8", bytes(3 * 2**17), "more than 262144 elements"),
     ],
 )
-async def test_binary_data_that_does_not_have_its_shape_is_refused(
-    anything, shape, datatype, data, text
-):
+async def test_binary_data_of_another_shape_is_refused(anything, shape, datatype, data, text):
     answer = await infer_binary(anything.app, data, shape, datatype)
     assert answer.status == 400, answer.body
     assert text in error(answer)

@@ -1,7 +1,5 @@
 """The Open Inference Protocol with Triton's own clients, against servers on real sockets."""
 
-from __future__ import annotations
-
 import functools
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -140,7 +138,6 @@ def check_load(port: int) -> float:
     return sum(batches) / len(batches)
 
 
-@pytest.mark.anyio
 async def test_the_client_of_triton_is_served():
     async with live(oip_app()) as server:
 
@@ -152,7 +149,6 @@ async def test_the_client_of_triton_is_served():
         await anyio.to_thread.run_sync(check)
 
 
-@pytest.mark.anyio
 @pytest.mark.slow
 async def test_many_clients_at_once_get_their_own_results():
     async with live(oip_app()) as server:

@@ -11,20 +11,8 @@ pytestmark = pytest.mark.slow
 
 JSON_TYPE = "application/json"
 NAMES = [
-    "words",
-    "upper",
-    "options",
-    "narrow",
-    "talk",
-    "columns",
-    "embed",
-    "numbers",
-    "writer",
-    "rank",
-    "records",
-    "steps",
-    "classes",
-    "x",
+    *("words", "upper", "options", "narrow", "talk", "columns", "embed", "numbers", "writer"),
+    *("rank", "records", "steps", "classes", "x"),
 ]
 TEXTS = st.text(max_size=20) | st.sampled_from(["", "a b c", "\ud800", "\x00", "a" * 300, "\u2028"])
 NUMBERS = st.integers(-(2**70), 2**70) | st.floats() | st.sampled_from([0, 1, 2, 3, 128, 129, -0.0])
@@ -98,14 +86,8 @@ BODIES = (
 )
 PATHS = st.sampled_from(
     [
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/embeddings",
-        "/v1/classify",
-        "/v1/score",
-        "/v1/rerank",
-        "/v1/responses",
-        "/v1/audio/transcriptions",
+        *("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/classify"),
+        *("/v1/score", "/v1/rerank", "/v1/responses", "/v1/audio/transcriptions"),
     ]
 )
 SPEECH = "/v1/audio/transcriptions"

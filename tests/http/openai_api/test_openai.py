@@ -23,8 +23,6 @@ from shoal.http.requests.departures import UNNOTICED_S
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -204,12 +202,7 @@ async def test_a_client_that_leaves_frees_its_place_before_the_next_step(app, mo
 
 async def test_n_makes_n_calls_with_seeds_that_differ(app):
     body = await completed(app, "columns", ["x", "y"], n=2, seed=5, top_p=0.5)
-    assert [one["text"] for one in body["choices"]] == [
-        "x 5 0.5",
-        "x 6 0.5",
-        "y 5 0.5",
-        "y 6 0.5",
-    ]
+    assert [one["text"] for one in body["choices"]] == ["x 5 0.5", "x 6 0.5", "y 5 0.5", "y 6 0.5"]
     assert [one["index"] for one in body["choices"]] == [0, 1, 2, 3]
     assert body["usage"] == usage_of(2, 12)
 
@@ -779,7 +772,6 @@ async def test_tokens_of_a_prompt_that_can_not_be_counted_are_told_of_as_an_erro
 
 
 async def embedded(result, form, *, inputs="a"):
-    """The response of a model that returns this result for each input."""
     app = shoal.App(protocols=["openai"])
 
     @app.endpoint("/embed", name="embed")

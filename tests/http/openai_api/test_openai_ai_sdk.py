@@ -15,12 +15,7 @@ from openai_app import openai_app, upper
 
 import shoal
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.real_time,
-    pytest.mark.slow,
-    pytest.mark.one_loop,
-]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow, pytest.mark.one_loop]
 
 FOLDER = Path(__file__).parent / "ai_sdk"
 PAGE = Path(__file__).parents[3] / "docs/how-to/serve-openai-clients.md"

@@ -9,7 +9,7 @@ from openai_app import events, openai_app
 
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 HI = [{"role": "user", "content": "hi you there"}]
 

@@ -14,7 +14,7 @@ from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.http.openai import OpenAI
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
+pytestmark = pytest.mark.one_loop
 
 COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"
@@ -206,12 +206,7 @@ async def test_a_whole_result_with_tool_calls(app):
     [choice] = (await whole(app, tools=[A_TOOL]))["choices"]
     assert choice == {
         "index": 0,
-        "message": {
-            "role": "assistant",
-            "content": None,
-            "refusal": None,
-            "tool_calls": [CALL],
-        },
+        "message": {"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALL]},
         "logprobs": None,
         "finish_reason": "tool_calls",
     }

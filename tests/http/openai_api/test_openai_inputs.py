@@ -15,8 +15,6 @@ from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 RERANK = "/v1/rerank"
 SCORE = "/v1/score"
 CLASSIFY = "/v1/classify"
@@ -206,13 +204,7 @@ async def test_a_client_that_leaves_takes_its_documents_along():
 async def test_classes(app, text, label, probs, labels):
     body = await answered(app, CLASSIFY, model="classes", input=text)
     assert body["data"] == [
-        {
-            "index": 0,
-            "label": label,
-            "probs": probs,
-            "num_classes": len(probs),
-            "labels": labels,
-        }
+        {"index": 0, "label": label, "probs": probs, "num_classes": len(probs), "labels": labels}
     ]
     assert body["usage"] == {"prompt_tokens": 1, "total_tokens": 1}
 

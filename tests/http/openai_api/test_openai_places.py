@@ -1,7 +1,5 @@
 """OpenAI's protocol over code in processes and threads, and over functions of one request."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytest
@@ -11,7 +9,7 @@ from openai_app import events, text_of
 import shoal
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = pytest.mark.real_time
 
 COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"
@@ -20,18 +18,12 @@ USAGE = {"stream_options": {"include_usage": True}}
 
 
 class Place(NamedTuple):
-    """A way to declare a model.
-
-    Attributes:
-        runs_in: What its code runs in: a process, a thread, or the task of the event loop.
-        is_of_one: Whether it is a function of one request.
-    """
+    """A way to declare a model."""
 
     runs_in: str
     is_of_one: bool = False
 
     def app(self, *names):
-        """An application with these models of `text_code`."""
         app = shoal.App(protocols=["openai"])
         for name in names:
             if self.is_of_one:

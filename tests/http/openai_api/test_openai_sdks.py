@@ -10,12 +10,7 @@ import pytest
 from live_server import live
 from openai_app import openai_app
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.real_time,
-    pytest.mark.slow,
-    pytest.mark.one_loop,
-]
+pytestmark = [pytest.mark.real_time, pytest.mark.slow, pytest.mark.one_loop]
 
 PROGRAMS = Path(__file__).parents[1] / "sdk_programs.py"
 MODELS = ("records", "steps", "embed", "rank", "classes", "speech", "upper")

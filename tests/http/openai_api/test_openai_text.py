@@ -28,7 +28,6 @@ def written(pieces, stops, most=None, count=None):
 
 
 def expected(pieces, stops, most):
-    """Returns the same, by the text so far after each piece."""
     for tokens in range(1, len(pieces) + 1):
         text = "".join(pieces[:tokens])
         found = [text.find(stop) for stop in stops if stop in text]

@@ -12,16 +12,11 @@ from browser import NEEDS_CHROMIUM, addresses_asked, chromium
 
 LIMIT_S = 60
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.real_time,
-    NEEDS_CHROMIUM,
-]
+pytestmark = [pytest.mark.slow, pytest.mark.real_time, NEEDS_CHROMIUM]
 
 
 @pytest.fixture(scope="module")
 def url():
-    """The address of the application, below a prefix."""
     with described_server("site") as address:
         yield f"{address}/ml"
 

@@ -21,7 +21,7 @@ from shoal.http.openapi.served import LONGEST_TEXT, Documented, ServedEndpoint, 
 from shoal.http.requests.problem import KINDS
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop, pytest.mark.slow]
+pytestmark = [pytest.mark.one_loop, pytest.mark.slow]
 
 SOURCES = Path(inspect.getfile(shoal)).parent / "http"
 
@@ -285,9 +285,7 @@ async def test_code_without_annotations_takes_its_whole_query():
         (Waiting, {"type": "integer"}, {"type": "integer"}),  # its `__call__`
     ],
 )
-async def test_the_schemas_are_those_of_the_annotations_as_far_as_there_are_any(
-    handler, item, result
-):
+async def test_the_schemas_are_those_of_the_annotations_if_there_are_any(handler, item, result):
     post, _ = await operation(handler)
     assert post["requestBody"]["content"]["application/json"]["schema"] == item
     assert result_of(post) == result
@@ -302,10 +300,7 @@ async def test_a_response_of_the_codes_own_may_have_any_status():
 
 @pytest.mark.parametrize(
     ("handler", "item"),
-    [
-        (steps, {"$ref": "#/components/schemas/Fish"}),
-        (plain_steps, {"type": "string"}),
-    ],
+    [(steps, {"$ref": "#/components/schemas/Fish"}), (plain_steps, {"type": "string"})],
 )
 async def test_a_stream_has_three_forms_with_the_schema_of_its_items(handler, item):
     post, _ = await operation(handler)

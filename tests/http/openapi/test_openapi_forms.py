@@ -13,7 +13,7 @@ from test_openapi import document
 import shoal
 from shoal.http import MediaType
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop, pytest.mark.slow]
+pytestmark = [pytest.mark.one_loop, pytest.mark.slow]
 
 JSON, MSGPACK = "application/json", "application/msgpack"
 BINARY = {"type": "string", "format": "binary"}

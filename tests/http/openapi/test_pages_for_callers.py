@@ -19,7 +19,7 @@ from shoal.http.app.pages import VIEWER_FILES
 from shoal.http.requests.protocol import ProtocolRoutes
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
+pytestmark = pytest.mark.one_loop
 
 STATIC = files("shoal.http.openapi") / "static"
 LINK = re.compile(r'<a href="([^"]*)">([^<]*)</a>')

@@ -9,8 +9,6 @@ from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.protocol import Codec, HttpProtocol, ProtocolRoutes, StreamForm
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 
 class Text(StreamForm):
     media_type = b"text/plain"

@@ -9,8 +9,6 @@ from shoal.http.requests.departures import UNNOTICED_S
 from shoal.testing import settle
 from shoal.testing.asgi import Call, calling
 
-pytestmark = pytest.mark.anyio
-
 
 def holding_app(go, **more):
     app = shoal.App(**more)

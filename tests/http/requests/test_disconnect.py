@@ -10,8 +10,6 @@ from shoal.http.requests.departures import UNNOTICED_S
 from shoal.testing import settle
 from shoal.testing.asgi import Call, calling
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def app(held):

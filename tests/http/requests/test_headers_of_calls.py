@@ -1,7 +1,5 @@
 """``X-Request-Timeout`` and ``X-Priority`` in OpenAI's protocol and in OIP."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import anyio
@@ -14,8 +12,6 @@ from shoal.http.openai import OpenAI
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask
 
-pytestmark = pytest.mark.anyio
-
 COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
@@ -23,20 +19,13 @@ SLOW_S = 10.0
 
 
 class Form(NamedTuple):
-    """A form of a request.
-
-    Attributes:
-        path: Where it is sent.
-        texts: How often its text is given to the model.
-        more: The rest of its body.
-    """
+    """A form of a request."""
 
     path: str
     texts: int
     more: dict[str, Any]
 
     def body(self, text: str) -> dict[str, Any]:
-        """The body of a request for a text."""
         if self.path == CHATS:
             return {"messages": [{"role": "user", "content": text}], **self.more}
         if self.path == EMBEDDINGS:
@@ -119,7 +108,6 @@ def slow(running):
 
 
 async def timed(app, form, *headers):
-    """The answer to a request, and the seconds that it took."""
     began = anyio.current_time()
     answer = await ask(app, form.path, form.body("a"), headers=headers)
     return answer, anyio.current_time() - began

@@ -15,8 +15,6 @@ import shoal
 from shoal.testing.asgi import ask
 from socket_in_memory import opened
 
-pytestmark = pytest.mark.anyio
-
 FRAMING = {
     "Content-Length": "3",
     "content-length": "4",

@@ -13,8 +13,6 @@ from shoal.http.requests.problem import problem_of
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize(
     ("error", "status", "kind"),
@@ -142,7 +140,7 @@ async def answered(app, path, items):
 @pytest.mark.parametrize(
     ("chosen", "status"), [(HTTPException(404), 404), (shoal.errors.ItemTooLarge("x"), 413)]
 )
-async def test_the_line_names_the_requests_whose_answer_the_code_did_not_choose(
+async def test_the_line_names_requests_whose_answer_code_did_not_choose(
     caplog, items, chosen, status
 ):
     app = shoal.App()

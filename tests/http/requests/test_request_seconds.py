@@ -1,7 +1,5 @@
 """How long requests took: on the loop's clock, so to the microsecond in virtual time."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 
@@ -13,11 +11,8 @@ from held_app import served, slow_app
 import shoal
 from shoal.testing.asgi import ask
 
-pytestmark = pytest.mark.anyio
-
 
 def seconds(app):
-    """The number of requests and their seconds in total, by endpoint."""
     found = Counter()
     for metric in app.metrics.collect():
         for sample in metric.samples:

@@ -1,15 +1,11 @@
 """``X-Request-Timeout``: how long a client waits, which can only shorten the server's limit."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 from held_app import counted, kind_of, served
 
 import shoal
 from shoal.testing.asgi import ask
-
-pytestmark = pytest.mark.anyio
 
 SERVER_S = 20.0
 
@@ -23,7 +19,6 @@ def limited(held):
 
 
 async def timed(app, given, path="/held"):
-    """The answer to a request with this header, and the seconds that it took."""
     began = anyio.current_time()
     headers = [] if given is None else [("X-Request-Timeout", given)]
     answer = await ask(app, path, item=1, headers=headers)

@@ -1,17 +1,12 @@
 """``Server-Timing``: how long a request waited and ran, for clients that may know it."""
 
-from __future__ import annotations
-
 import re
 
 import anyio
-import pytest
 from held_app import slow_app
 
 import shoal
 from shoal.testing.asgi import Call, ask, calling
-
-pytestmark = pytest.mark.anyio
 
 TIMING = re.compile(r"(\w+);dur=([\d.]+)")
 

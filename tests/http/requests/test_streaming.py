@@ -25,8 +25,6 @@ from shoal.testing.asgi import Call, ask, calling
 
 LINES = ("accept", "application/x-ndjson")
 
-pytestmark = pytest.mark.anyio
-
 
 def app_of_steps(handler, *, name="steps", options=None, **settings):
     app = shoal.App(**settings)
@@ -35,7 +33,6 @@ def app_of_steps(handler, *, name="steps", options=None, **settings):
 
 
 async def answered(steps, *values, method="POST", headers=(), **settings):
-    """The answer to a request for a stream of these values."""
     for value in values:
         steps.step(value)
     steps.end()

@@ -19,8 +19,6 @@ from shoal.http.websocket import messages
 from shoal.testing import settle
 from socket_in_memory import Offered, Socket, opened
 
-pytestmark = pytest.mark.anyio
-
 
 async def doubled(items: list[int]) -> list[int]:
     if 13 in items:
@@ -574,10 +572,7 @@ async def test_a_handshake_is_refused_by_a_problem(path, subprotocols, status):
             await socket.run()
             first = await socket.message()
             if extensions:
-                assert (first["type"], first["status"]) == (
-                    "websocket.http.response.start",
-                    status,
-                )
+                assert (first["type"], first["status"]) == ("websocket.http.response.start", status)
                 assert dict(first["headers"])[b"content-type"] == b"application/problem+json"
             else:
                 assert first["type"] == "websocket.close"
@@ -650,7 +645,6 @@ async def test_the_items_of_streams_are_timed(is_plain):
 
 
 def ended(app):
-    """How many requests on WebSockets have ended, by their outcomes."""
     return {o.outcome: o.times.total for o in app._shared.times if o.protocol == "websocket"}
 
 
