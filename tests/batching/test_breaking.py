@@ -154,11 +154,7 @@ async def test_a_bug_in_the_batcher_fails_every_caller_in_the_queue_parked_and_r
         return items
 
     batcher = shoal.Batcher(
-        handler,
-        max_batch_size=1,
-        max_concurrent_batches=2,
-        max_queued_requests=1,
-        overload="wait",
+        handler, max_batch_size=1, max_concurrent_batches=2, max_queued_requests=1, overload="wait"
     )
     with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
         async with anyio.create_task_group() as tasks:

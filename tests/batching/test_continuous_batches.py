@@ -507,11 +507,7 @@ async def test_a_slow_reader_fails_alone_and_its_place_is_taken() -> None:
 
     given: list[str] = []
     batcher = of(handler, unary, max_batch_size=2, stream_buffer=2, slow_reader_timeout_s=5)
-    async with (
-        batcher as call,
-        anyio.create_task_group() as tasks,
-        call("slow") as slow,
-    ):
+    async with batcher as call, anyio.create_task_group() as tasks, call("slow") as slow:
         (fast,) = await read_all(tasks, call("fast"))
         await settle()
         assert (fast.items, fast.outcome) == ([0, 1, 2, 3], "end")

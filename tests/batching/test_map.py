@@ -41,10 +41,7 @@ async def test_a_map_of_nothing_is_a_checkpoint() -> None:
 
 async def test_the_first_error_in_the_order_of_the_items_is_raised_once_all_have_ended() -> None:
     held = Held(lambda item: ValueError(item) if item in (1, 4) else item)
-    async with (
-        shoal.Batcher(held, max_batch_size=3) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with shoal.Batcher(held, max_batch_size=3) as call, anyio.create_task_group() as tasks:
         (caller,) = await line_up(tasks, call.map(range(6)))
         await settle()
         assert caller.outcome == PENDING

@@ -133,9 +133,7 @@ async def test_the_deadline_of_a_reader_who_comes_later_counts_from_its_call():
         (first,) = await line_up(tasks, read(call, "a"))
         await anyio.sleep(1.5)
         late, well = await line_up(
-            tasks,
-            read(call.options(timeout_s=2), "a"),
-            read(call.options(timeout_s=3), "a"),
+            tasks, read(call.options(timeout_s=2), "a"), read(call.options(timeout_s=3), "a")
         )
     assert [first.outcome, well.outcome] == [WHOLE, WHOLE]
     assert late.outcome[:3] == WHOLE[:3]

@@ -50,10 +50,7 @@ async def test_a_deadline_ends_a_call_in_a_handler(way: str) -> None:
 
 async def test_a_deadline_ends_a_call_in_the_queue_and_the_handler_never_sees_it() -> None:
     held = Held()
-    async with (
-        shoal.Batcher(held, max_batch_size=1) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with shoal.Batcher(held, max_batch_size=1) as call, anyio.create_task_group() as tasks:
         (first,) = await line_up(tasks, call(0))
         await settle()
         (second,) = await line_up(tasks, call.options(timeout_s=5)(1))
