@@ -14,6 +14,7 @@ from batching.scenes import (
     PENDING,
     Held,
     Recorder,
+    launch,
     line_up,
     outcome,
     outcomes,
@@ -76,8 +77,7 @@ async def test_the_first_part_fills_the_batch_that_is_being_gathered() -> None:
     batcher = shoal.Batcher(handler, **SPLIT, batch_wait_timeout_s=1)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await line_up(tasks, call("abc"))
-        callers += await line_up(tasks, call("defghi"))
-        await settle()
+        callers += await launch(tasks, call("defghi"))
         assert handler.batches == [["abc", "d"], ["efgh"]]
         assert [caller.outcome for caller in callers] == ["ABC", PENDING]
         callers += await line_up(tasks, call("jk"))
@@ -187,8 +187,7 @@ async def test_who_leaves_takes_all_parts_along() -> None:
     held = Held()
     batcher = shoal.Batcher(held, **SPLIT)
     async with batcher as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, call("abcdefghij"))
-        await settle()
+        (caller,) = await launch(tasks, call("abcdefghij"))
         assert (batcher.statistics().running, batcher.statistics().queued) == (1, 2)
         caller.leave()
         await settle()

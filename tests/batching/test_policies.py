@@ -12,6 +12,7 @@ from batching.scenes import (
     LEFT,
     Held,
     Recorder,
+    launch,
     line_up,
     outcomes,
     outcomes_in_order,
@@ -418,8 +419,7 @@ async def test_what_waits_is_sent_when_batches_need_not_fill(
     handler = Recorder()
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=None, **options)
     async with anyio.create_task_group() as tasks, batcher as call:
-        callers = await line_up(tasks, *map(call, items))
-        await settle()
+        callers = await launch(tasks, *map(call, items))
         assert handler.batches == []
         if how != "close":
             getattr(batcher, how)()

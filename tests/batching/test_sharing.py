@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
-from batching.scenes import LEFT, Caller, line_up, settle
+from batching.scenes import LEFT, Caller, launch, line_up, settle
 from batching.sharing_scenes import WHOLE, Second, balanced, opened, read
 from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded
 from shoal.testing import run_virtually
@@ -273,8 +273,7 @@ async def test_a_full_queue_takes_who_needs_no_place():
     handler = Second()
     batcher = opened(handler.results, max_batch_size=1, max_queued_requests=1)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("x"))
-        await settle()
+        await launch(tasks, call("x"))
         callers = await line_up(tasks, call("a"), call("a"), call("b"))
     assert [one.outcome for one in callers[:2]] == [("result", "a")] * 2
     assert type(callers[2].outcome) is Overloaded
@@ -287,8 +286,7 @@ async def test_a_request_that_is_shed_fails_all_that_share_it():
         handler.results, max_batch_size=1, max_queued_requests=1, overload="shed_oldest"
     )
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("x"))
-        await settle()
+        await launch(tasks, call("x"))
         callers = await line_up(tasks, call("a"), call("a"), call("b"))
     assert [type(one.outcome) for one in callers[:2]] == [Overloaded] * 2
     assert callers[2].outcome == ("result", "b")
@@ -361,8 +359,7 @@ async def test_a_map_that_does_not_fit_makes_no_call():
     handler = Second()
     batcher = opened(handler.results, max_batch_size=1, max_queued_requests=1)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("x"))
-        await settle()
+        await launch(tasks, call("x"))
         with pytest.raises(Overloaded):
             await call.map(["a", "b"])
         assert batcher.statistics().queued == 0
