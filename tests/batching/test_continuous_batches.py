@@ -181,8 +181,7 @@ async def test_who_stands_behind_one_who_has_just_left_joins(first: str) -> None
         handler = Server(unary)
         handler.let_go(1, 2)
         size = 1 if first == "idle" else 2
-        batcher = of(handler, unary, max_batch_size=size)
-        async with batcher as call, anyio.create_task_group() as tasks:
+        async with using(of(handler, unary, max_batch_size=size)) as (call, tasks):
             if first != "idle":
                 await line_up(tasks, call(0))
             await settle()

@@ -21,6 +21,7 @@ from batching.scenes import (
     outcomes_in_order,
     plugged,
     settle,
+    using,
 )
 
 if TYPE_CHECKING:
@@ -74,8 +75,7 @@ async def test_parts_run_side_by_side_where_there_are_slots() -> None:
 
 async def test_the_first_part_fills_the_batch_that_is_being_gathered() -> None:
     handler = Recorder(upper)
-    batcher = shoal.Batcher(handler, **SPLIT, batch_wait_timeout_s=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(shoal.Batcher(handler, **SPLIT, batch_wait_timeout_s=1)) as (call, tasks):
         callers = await line_up(tasks, call("abc"))
         callers += await launch(tasks, call("defghi"))
         assert handler.batches == [["abc", "d"], ["efgh"]]

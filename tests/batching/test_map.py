@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, Recorder, launch, line_up, outcome, settle
+from batching.scenes import LEFT, PENDING, Held, Recorder, launch, line_up, outcome, settle, using
 
 pytestmark = pytest.mark.anyio
 
@@ -78,10 +78,7 @@ async def test_a_failed_batch_fails_its_items_alone() -> None:
 
 async def test_items_of_a_map_share_batches_with_other_calls() -> None:
     held = Held()
-    async with (
-        shoal.Batcher(held, batch_wait_timeout_s=1) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(shoal.Batcher(held, batch_wait_timeout_s=1)) as (call, tasks):
         await line_up(tasks, call("a"), call.map(["b", "c"]), call("d"))
         held.gate.set()
     assert held.batches == [["a", "b", "c", "d"]]

@@ -11,7 +11,7 @@ import pytest
 
 import shoal
 from batching.open_scenes import ORDERS, Kind, Taker
-from batching.scenes import LEFT, PENDING, Caller, launch, line_up, outcome, settle
+from batching.scenes import LEFT, PENDING, Caller, launch, line_up, outcome, settle, using
 from batching.test_idle import HOUR_S, watched
 from batching.test_reference_cycles import calls, found_after, leaves, reads
 from shoal import DispatchReason
@@ -42,10 +42,7 @@ async def test_the_handler_starts_with_the_first_request_and_gets_the_others_as_
             await kind.answer(request, request.item)
 
     started = anyio.current_time()
-    async with (
-        of(handler, kind, batch_wait_timeout_s=10) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(of(handler, kind, batch_wait_timeout_s=10)) as (call, tasks):
         callers = []
         for item in range(3):
             callers += await kind.launch(tasks, call, item)
@@ -125,8 +122,7 @@ async def test_without_a_wait_a_batch_takes_what_is_there(kind: Kind) -> None:
 async def test_what_has_waited_behind_a_busy_slot_does_not_wait_again(kind: Kind) -> None:
     handler = Taker(kind)
     handler.hold()
-    batcher = of(handler, kind, max_batch_size=2, batch_wait_timeout_s=5)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(of(handler, kind, max_batch_size=2, batch_wait_timeout_s=5)) as (call, tasks):
         await kind.line_up(tasks, call, 0, 1, 2)
         await anyio.sleep(7)
         handler.gate.set()
@@ -227,10 +223,7 @@ async def test_a_handler_that_does_not_look_gets_those_who_did_not_leave(kind: K
         await anyio.sleep(20)
         given.extend([request.item async for request in batch])
 
-    async with (
-        of(handler, kind, batch_wait_timeout_s=5) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(of(handler, kind, batch_wait_timeout_s=5)) as (call, tasks):
         callers = await kind.launch(tasks, call, 0, 1, 2)
         callers[1].leave()
     assert given == [0, 2]
@@ -321,10 +314,7 @@ async def test_who_comes_in_the_tick_in_which_the_handler_ends_is_answered(
 
     for _ in range(ORDERS):
         go = anyio.Event()
-        async with (
-            of(handler, kind, batch_wait_timeout_s=50) as call,
-            anyio.create_task_group() as tasks,
-        ):
+        async with using(of(handler, kind, batch_wait_timeout_s=50)) as (call, tasks):
             (first,) = await kind.launch(tasks, call, 1)
             second = Caller(kind.ask(call, 2))
             if comes_first:
@@ -344,10 +334,7 @@ async def test_a_batch_whose_handler_has_ended_takes_nobody(kind: Kind) -> None:
         kept.append(batch)
         await kind.answer(await first_of(batch), batch.id)
 
-    async with (
-        of(handler, kind, batch_wait_timeout_s=50) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(of(handler, kind, batch_wait_timeout_s=50)) as (call, tasks):
         assert await kind.ask(call, 1) == 1
         await settle()
         caller = Caller(kind.ask(call, 2))
@@ -387,8 +374,7 @@ async def test_a_caller_that_leaves_takes_nobody_with_it(kind: Kind) -> None:
 
 async def test_the_handler_goes_on_while_others_can_still_join(kind: Kind) -> None:
     handler = Taker(kind)
-    batcher = of(handler, kind, batch_wait_timeout_s=5)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(of(handler, kind, batch_wait_timeout_s=5)) as (call, tasks):
         (first,) = await kind.launch(tasks, call, 0)
         first.leave()
         await anyio.sleep(2)
@@ -434,8 +420,7 @@ async def test_who_stands_behind_one_who_has_just_left_is_taken(options: Any) ->
     """Who leaves before the slot had its turn was counted when it was woken."""
     unary = Kind(streams=False)
     for _ in range(ORDERS):
-        batcher = of(Taker(unary), unary, max_batch_size=1, **options)
-        async with batcher as call, anyio.create_task_group() as tasks:
+        async with using(of(Taker(unary), unary, max_batch_size=1, **options)) as (call, tasks):
             await settle()
             first, second = Caller(call(1)), Caller(call(2))
             tasks.start_soon(first.run)
@@ -775,10 +760,7 @@ async def test_a_slot_lets_others_run_between_two_batches() -> None:
         ran = await call(1)
         behind.append(runs - ran)
 
-    async with (
-        shoal.Batcher(handler, fill="continuous", max_batch_size=1) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(shoal.Batcher(handler, fill="continuous", max_batch_size=1)) as (call, tasks):
         for _ in range(100):
             tasks.start_soon(use, call)
     assert runs == 100

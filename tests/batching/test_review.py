@@ -24,6 +24,7 @@ from batching.scenes import (
     outcomes,
     outcomes_in_order,
     settle,
+    using,
 )
 from shoal.batching.stream_buffer import StreamBuffer
 from shoal.core.forming.deadlines import Overdue
@@ -297,10 +298,7 @@ async def test_a_generator_that_goes_on_for_nobody_lets_others_run() -> None:
             await anyio.lowlevel.checkpoint()
             turns += reader_left
 
-    async with (
-        shoal.Batcher(handler, cancel_abandoned=False) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(shoal.Batcher(handler, cancel_abandoned=False)) as (call, tasks):
         async with call(1) as stream:
             await anext(stream)
         reader_left = True
@@ -431,10 +429,7 @@ async def test_a_plain_generator_may_call_another_batched_function() -> None:
 
 async def test_a_call_that_is_refused_is_a_checkpoint_too() -> None:
     held = Held()
-    async with (
-        shoal.Batcher(held, max_batch_size=1, max_queued_requests=1) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)) as (call, tasks):
         await launch(tasks, call(1))
         await line_up(tasks, call(2))
         with anyio.CancelScope() as scope:

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, launch, line_up, outcome, settle
+from batching.scenes import Held, Recorder, launch, line_up, outcome, settle, using
 from shoal.core.forming.limiter import Limiter
 from shoal.core.replicas.members import Members
 from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded
@@ -104,10 +104,9 @@ async def test_a_caller_that_leaves_while_there_is_no_room_costs_nothing() -> No
 @pytest.mark.parametrize(("room_at", "started_at"), [(5, 5), (1, 3)], ids=["after", "within"])
 async def test_a_window_passes_while_there_is_no_room(room_at: float, started_at: float) -> None:
     places, recorder = Places(0), Recorder()
-    async with (
-        shoal.Batcher(places.handler(recorder), capacity=places, batch_wait_timeout_s=3) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(
+        shoal.Batcher(places.handler(recorder), capacity=places, batch_wait_timeout_s=3)
+    ) as (call, tasks):
         await line_up(tasks, call(1))
         await anyio.sleep(room_at)
         places.change(1)

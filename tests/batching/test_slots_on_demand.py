@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, launch, line_up, outcomes, settle
+from batching.scenes import Held, Recorder, launch, line_up, outcomes, settle, using
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT
 
 pytestmark = pytest.mark.anyio
@@ -69,10 +69,9 @@ async def test_a_batch_without_a_bound_on_their_number_still_waits_to_fill() -> 
 
 async def test_without_a_bound_a_queue_of_no_length_admits_all() -> None:
     held = Held()
-    batcher = shoal.Batcher(
-        held, max_batch_size=1, max_concurrent_batches=None, max_queued_requests=0
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(
+        shoal.Batcher(held, max_batch_size=1, max_concurrent_batches=None, max_queued_requests=0)
+    ) as (call, tasks):
         callers = await line_up(tasks, *map(call, range(50)))
         held.gate.set()
         await settle()
@@ -124,10 +123,9 @@ async def test_late_calls_are_refused_by_the_run_time_alone_where_there_is_no_bo
         await anyio.sleep(2)
         return items
 
-    batcher = shoal.Batcher(
-        handler, max_batch_size=1, max_concurrent_batches=None, refuse_late=True
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(
+        shoal.Batcher(handler, max_batch_size=1, max_concurrent_batches=None, refuse_late=True)
+    ) as (call, tasks):
         for _ in range(5):
             await call(0)
         busy = await line_up(tasks, *map(call, range(10)))
