@@ -36,11 +36,7 @@ class Promises(World):
     items: list[Call]
 
     def __init__(
-        self,
-        program: Program,
-        tasks: TaskGroup,
-        watched: Watched,
-        batcher: shoal.Batcher[Any],
+        self, program: Program, tasks: TaskGroup, watched: Watched, batcher: shoal.Batcher[Any]
     ) -> None:
         super().__init__(program, tasks, watched, batcher)
         self.running: dict[int, Run] = {}

@@ -93,11 +93,7 @@ class World(ABC):
     """One program's batcher, its callers, its handler, and what is known of them."""
 
     def __init__(
-        self,
-        program: ops.Program,
-        tasks: TaskGroup,
-        watched: Watched,
-        batcher: shoal.Batcher[Any],
+        self, program: ops.Program, tasks: TaskGroup, watched: Watched, batcher: shoal.Batcher[Any]
     ) -> None:
         self.program = program
         self.tasks = tasks

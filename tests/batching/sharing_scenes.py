@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 import shoal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+A_MINUTE = shoal.Cache(max_size=9, ttl_s=60)
 
 
 class Second:
@@ -54,6 +60,19 @@ def balanced(batcher: shoal.Batcher[Any], calls: int) -> None:
         + counts.shed
         == calls
     )
+
+
+@asynccontextmanager
+async def sharing(
+    kind: str = "results", *, calls: int | None = None, **options: Any
+) -> AsyncGenerator[tuple[Second, Any, Any, Any]]:
+    """Opens a batcher of a `Second`, with tasks for callers; in the end each call was counted."""
+    handler = Second()
+    batcher = opened(getattr(handler, kind), **options)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        yield handler, batcher, call, tasks
+    if calls is not None:
+        balanced(batcher, calls)
 
 
 async def read(call: Any, item: str, most: int = 9999) -> list[Any]:

@@ -15,10 +15,7 @@ from time_limits import HANG_S
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = [
-    pytest.mark.real_time,
-    pytest.mark.parametrize("backend", ["trio", "asyncio"]),
-]
+pytestmark = [pytest.mark.real_time, pytest.mark.parametrize("backend", ["trio", "asyncio"])]
 
 
 async def doubled(items: list[int]) -> list[int]:
@@ -64,10 +61,7 @@ def test_calls_of_many_threads_with_different_keywords_share_a_batch(backend: st
 
 
 def test_a_generator_handler_gives_streams(backend: str) -> None:
-    with (
-        shoal.blocking(shoal.Batcher(countdown), backend=backend) as call,
-        call(3) as stream,
-    ):
+    with shoal.blocking(shoal.Batcher(countdown), backend=backend) as call, call(3) as stream:
         assert list(stream) == [3, 2, 1]
 
 

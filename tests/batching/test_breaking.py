@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import line_up, outcome, settle
+from batching.scenes import launch, outcome
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -152,19 +152,14 @@ async def test_a_bug_in_the_batcher_fails_every_caller_in_the_queue_parked_and_r
         return items
 
     batcher = shoal.Batcher(
-        handler,
-        max_batch_size=1,
-        max_concurrent_batches=2,
-        max_queued_requests=1,
-        overload="wait",
+        handler, max_batch_size=1, max_concurrent_batches=2, max_queued_requests=1, overload="wait"
     )
     with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
         async with anyio.create_task_group() as tasks:
             call = await tasks.start(batcher.run)
             with anyio.CancelScope(shield=True):
                 async with anyio.create_task_group() as callers:
-                    started = await line_up(callers, *map(call, range(5)))
-                    await settle()
+                    started = await launch(callers, *map(call, range(5)))
                     statistics = batcher.statistics()
                     assert (statistics.running, statistics.queued, statistics.parked) == (2, 1, 2)
                     monkeypatch.setattr("shoal.core.forming.former.Former.decide", broken_decide)

@@ -82,11 +82,7 @@ async def test_a_request_that_add_refuses_fails_alone() -> None:
 async def test_nobody_is_shed_for_who_can_not_be_filed() -> None:
     handler = Held()
     batcher = shoal.Batcher(
-        handler,
-        max_batch_size=1,
-        max_queued_requests=1,
-        overload="shed_oldest",
-        policy=RefusesBad,
+        handler, max_batch_size=1, max_queued_requests=1, overload="shed_oldest", policy=RefusesBad
     )
     async with plugged(handler, batcher, "runs") as (call, tasks):
         (waits,) = await line_up(tasks, call("waits"))

@@ -116,8 +116,7 @@ async def test_cancelling_the_runner_fails_everybody_at_once() -> None:
     batcher = shoal.Batcher(held, max_batch_size=1)
     async with anyio.create_task_group() as callers_tasks, anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        callers = await line_up(callers_tasks, *map(call, range(3)))
-        await settle()
+        callers = await launch(callers_tasks, *map(call, range(3)))
         tasks.cancel_scope.cancel()
     assert [type(caller.outcome) for caller in callers] == [shoal.errors.BatcherClosed] * 3
     assert held.cancelled == [[0]]

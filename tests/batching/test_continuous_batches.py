@@ -179,8 +179,7 @@ async def test_who_stands_behind_one_who_has_just_left_joins(first: str) -> None
         handler = Server(unary)
         handler.let_go(1, 2)
         size = 1 if first == "idle" else 2
-        batcher = of(handler, unary, max_batch_size=size)
-        async with batcher as call, anyio.create_task_group() as tasks:
+        async with using(of(handler, unary, max_batch_size=size)) as (call, tasks):
             if first != "idle":
                 await line_up(tasks, call(0))
             await settle()
@@ -505,11 +504,7 @@ async def test_a_slow_reader_fails_alone_and_its_place_is_taken() -> None:
 
     given: list[str] = []
     batcher = of(handler, unary, max_batch_size=2, stream_buffer=2, slow_reader_timeout_s=5)
-    async with (
-        batcher as call,
-        anyio.create_task_group() as tasks,
-        call("slow") as slow,
-    ):
+    async with batcher as call, anyio.create_task_group() as tasks, call("slow") as slow:
         (fast,) = await read_all(tasks, call("fast"))
         await settle()
         assert (fast.items, fast.outcome) == ([0, 1, 2, 3], "end")

@@ -267,8 +267,7 @@ async def test_what_is_ahead_in_the_queue_counts_for_refusing() -> None:
     handler = Slow(4)
     async with using(shoal.Batcher(handler, max_batch_size=2, refuse_late=True)) as (call, tasks):
         await call.map([1, 2])
-        callers = await line_up(tasks, *map(call, range(2)))  # in the handler, for 4 s
-        await settle()
+        callers = await launch(tasks, *map(call, range(2)))  # in the handler, for 4 s
         await anyio.sleep(1)
         callers += await line_up(tasks, *map(call, range(2, 4)))  # then these, for 4 s more
         late = await outcome(call.options(timeout_s=10)("due in 10, done in 3 + 4 + 4"))

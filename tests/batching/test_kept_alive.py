@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 
 import shoal
-from batching.scenes import Held, line_up, settle
+from batching.scenes import Held, launch, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -178,8 +178,7 @@ async def test_who_waits_behind_a_busy_slot_and_leaves_is_kept_by_nobody_once_it
     held = Held()
     batcher = shoal.Batcher(held, **{**QUEUES[queue], "max_concurrent_batches": 1})
     async with batcher as call, anyio.create_task_group() as plug:
-        await line_up(plug, call(Thing()))
-        await settle()
+        await launch(plug, call(Thing()))
         async with anyio.create_task_group() as tasks:
             for _ in range(9):
                 tasks.start_soon(call_with, call, references)

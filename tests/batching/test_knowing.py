@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, line_up, outcomes, plugged, settle
+from batching.scenes import Held, Recorder, launch, line_up, outcomes, plugged, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -104,8 +104,7 @@ async def test_two_batches_at_once_know_each_their_own() -> None:
 
     batcher = shoal.Batcher(handler, max_batch_size=1, max_concurrent_batches=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call("a"), call("b"))
-        await settle()
+        callers = await launch(tasks, call("a"), call("b"))
         gate.set()
     assert [caller.outcome for caller in callers] == ["a", "b"]
 
@@ -154,8 +153,7 @@ async def test_statistics_say_where_every_request_is() -> None:
     batcher = shoal.Batcher(held, max_batch_size=3, max_queued_requests=1, overload="wait")
     async with batcher as call, anyio.create_task_group() as tasks:
         batcher.configure(batch_wait_timeout_s=100)
-        callers = await line_up(tasks, *map(call, range(5)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(5)))
         now = batcher.statistics()
         assert (now.running, now.batches_running, now.queued, now.parked) == (3, 1, 1, 1)
         callers[0].leave()
@@ -178,11 +176,9 @@ async def test_the_scheduling_capacity_is_what_would_start_at_once() -> None:
         assert batcher.scheduling_capacity() == 8
         await line_up(tasks, *map(call, range(3)))
         assert batcher.scheduling_capacity() == 5
-        await line_up(tasks, call(3))
-        await settle()
+        await launch(tasks, call(3))
         assert batcher.scheduling_capacity() == 4
-        await line_up(tasks, *map(call, range(6)))
-        await settle()
+        await launch(tasks, *map(call, range(6)))
         assert batcher.scheduling_capacity() == batcher.statistics().scheduling_capacity == 0
         held.gate.set()
         batcher.flush()

@@ -14,12 +14,14 @@ from batching.scenes import (
     PENDING,
     Held,
     Recorder,
+    launch,
     line_up,
     outcome,
     outcomes,
     outcomes_in_order,
     plugged,
     settle,
+    using,
 )
 
 if TYPE_CHECKING:
@@ -71,11 +73,9 @@ async def test_parts_run_side_by_side_where_there_are_slots() -> None:
 
 async def test_the_first_part_fills_the_batch_that_is_being_gathered() -> None:
     handler = Recorder(upper)
-    batcher = shoal.Batcher(handler, **SPLIT, batch_wait_timeout_s=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(shoal.Batcher(handler, **SPLIT, batch_wait_timeout_s=1)) as (call, tasks):
         callers = await line_up(tasks, call("abc"))
-        callers += await line_up(tasks, call("defghi"))
-        await settle()
+        callers += await launch(tasks, call("defghi"))
         assert handler.batches == [["abc", "d"], ["efgh"]]
         assert [caller.outcome for caller in callers] == ["ABC", PENDING]
         callers += await line_up(tasks, call("jk"))
@@ -185,8 +185,7 @@ async def test_who_leaves_takes_all_parts_along() -> None:
     held = Held()
     batcher = shoal.Batcher(held, **SPLIT)
     async with batcher as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, call("abcdefghij"))
-        await settle()
+        (caller,) = await launch(tasks, call("abcdefghij"))
         assert (batcher.statistics().running, batcher.statistics().queued) == (1, 2)
         caller.leave()
         await settle()

@@ -298,8 +298,7 @@ def wrapper(*args: Any, **kwargs: Any) -> list[int]: ...
 
 @pytest.mark.parametrize("way_in", WAYS_IN)
 @pytest.mark.parametrize(
-    "handler",
-    [anything, named_too, wrapper, partial(wrapper, 1), partial(named_too, factor=[1])],
+    "handler", [anything, named_too, wrapper, partial(wrapper, 1), partial(named_too, factor=[1])]
 )
 def test_parameters_without_names_are_refused_where_they_are_decorated(
     way_in: Any, handler: Any

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, Recorder, line_up, outcome, settle
+from batching.scenes import LEFT, PENDING, Held, Recorder, launch, line_up, outcome, settle, using
 
 
 async def test_the_results_come_in_the_order_of_the_items() -> None:
@@ -39,12 +39,8 @@ async def test_a_map_of_nothing_is_a_checkpoint() -> None:
 
 async def test_the_first_error_in_the_order_of_the_items_is_raised_once_all_have_ended() -> None:
     held = Held(lambda item: ValueError(item) if item in (1, 4) else item)
-    async with (
-        shoal.Batcher(held, max_batch_size=3) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        (caller,) = await line_up(tasks, call.map(range(6)))
-        await settle()
+    async with shoal.Batcher(held, max_batch_size=3) as call, anyio.create_task_group() as tasks:
+        (caller,) = await launch(tasks, call.map(range(6)))
         assert caller.outcome == PENDING
         held.gate.set()
     assert isinstance(caller.outcome, ValueError)
@@ -80,10 +76,7 @@ async def test_a_failed_batch_fails_its_items_alone() -> None:
 
 async def test_items_of_a_map_share_batches_with_other_calls() -> None:
     held = Held()
-    async with (
-        shoal.Batcher(held, batch_wait_timeout_s=1) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(shoal.Batcher(held, batch_wait_timeout_s=1)) as (call, tasks):
         await line_up(tasks, call("a"), call.map(["b", "c"]), call("d"))
         held.gate.set()
     assert held.batches == [["a", "b", "c", "d"]]
@@ -93,8 +86,7 @@ async def test_a_map_that_is_cancelled_drops_all_of_its_calls() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, call.map(range(5)))
-        await settle()
+        (caller,) = await launch(tasks, call.map(range(5)))
         caller.leave()
         await settle()
         assert held.cancelled == [[0, 1]]
@@ -112,8 +104,7 @@ async def test_a_map_may_be_left_in_the_tick_in_which_a_batch_of_it_is_answered(
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, call.map(range(4)))
-        await settle()
+        (caller,) = await launch(tasks, call.map(range(4)))
         if leave_first:
             caller.leave()
         held.gate.set()
@@ -130,8 +121,7 @@ async def test_a_map_that_does_not_fit_is_rejected_whole() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=2, max_queued_requests=3)
     async with batcher as call, anyio.create_task_group() as tasks:
-        (fits,) = await line_up(tasks, call.map(range(5)))
-        await settle()
+        (fits,) = await launch(tasks, call.map(range(5)))
         assert isinstance(await outcome(call.map([5])), shoal.errors.Overloaded)
         assert batcher.statistics().rejected == 1
         assert batcher.statistics().queued == 3
@@ -143,8 +133,7 @@ async def test_a_map_waits_for_room_where_overload_is_wait() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=2, max_queued_requests=1, overload="wait")
     async with batcher as call, anyio.create_task_group() as tasks:
-        first, second = await line_up(tasks, call.map(range(7)), call(7))
-        await settle()
+        first, second = await launch(tasks, call.map(range(7)), call(7))
         assert batcher.statistics().parked > 0
         held.gate.set()
     assert (first.outcome, second.outcome) == (list(range(7)), 7)
@@ -174,8 +163,7 @@ async def test_closing_fails_the_calls_of_a_map_that_are_left() -> None:
     batcher = shoal.Batcher(Held(), max_batch_size=2, graceful_shutdown_timeout_s=1)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        (caller,) = await line_up(tasks, call.map(range(5), return_exceptions=True))
-        await settle()
+        (caller,) = await launch(tasks, call.map(range(5), return_exceptions=True))
         await batcher.aclose()
     assert [type(error) for error in caller.outcome] == [shoal.errors.BatcherClosed] * 5
 
@@ -271,8 +259,7 @@ async def test_a_map_that_is_refused_has_an_error_of_its_own_in_each_place(
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=2, max_queued_requests=1, **more)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0), call(1))
-        await settle()
+        await launch(tasks, call(0), call(1))
         await line_up(tasks, call(2))
         got = await call.map([3, 4], return_exceptions=True)
         assert [type(one) for one in got] == [shoal.errors.Overloaded] * 2

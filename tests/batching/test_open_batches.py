@@ -11,7 +11,7 @@ import pytest
 
 import shoal
 from batching.open_scenes import ORDERS, Kind, Taker
-from batching.scenes import LEFT, PENDING, Caller, line_up, outcome, settle
+from batching.scenes import LEFT, PENDING, Caller, launch, line_up, outcome, settle, using
 from batching.test_idle import HOUR_S, watched
 from batching.test_reference_cycles import calls, found_after, leaves, reads
 from shoal import DispatchReason
@@ -40,14 +40,10 @@ async def test_the_handler_starts_with_the_first_request_and_gets_the_others_as_
             await kind.answer(request, request.item)
 
     started = anyio.current_time()
-    async with (
-        of(handler, kind, batch_wait_timeout_s=10) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(of(handler, kind, batch_wait_timeout_s=10)) as (call, tasks):
         callers = []
         for item in range(3):
-            callers += await kind.line_up(tasks, call, item)
-            await settle()
+            callers += await kind.launch(tasks, call, item)
             assert callers[-1].outcome == item, "answered while the batch is open"
             await anyio.sleep(2)
     assert came == [(pytest.approx(2 * item), item) for item in range(3)]
@@ -77,8 +73,7 @@ async def test_what_ends_a_batch(
         call = await tasks.start(batcher.run)
         callers = await kind.line_up(tasks, call, 0)
         await anyio.sleep(1)
-        callers += await kind.line_up(tasks, call, 1)
-        await settle()
+        callers += await kind.launch(tasks, call, 1)
         match how:
             case "flush" | "drain":
                 getattr(batcher, how)()
@@ -125,8 +120,7 @@ async def test_without_a_wait_a_batch_takes_what_is_there(kind: Kind) -> None:
 async def test_what_has_waited_behind_a_busy_slot_does_not_wait_again(kind: Kind) -> None:
     handler = Taker(kind)
     handler.hold()
-    batcher = of(handler, kind, max_batch_size=2, batch_wait_timeout_s=5)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(of(handler, kind, max_batch_size=2, batch_wait_timeout_s=5)) as (call, tasks):
         await kind.line_up(tasks, call, 0, 1, 2)
         await anyio.sleep(7)
         handler.gate.set()
@@ -184,8 +178,7 @@ async def test_one_batch_at_a_time_has_the_queue_to_itself(kind: Kind) -> None:
     )
     async with batcher as call, anyio.create_task_group() as tasks:
         for item in range(5):
-            await kind.line_up(tasks, call, item)
-            await settle()
+            await kind.launch(tasks, call, item)
         assert handler.batches == [[0, 1], [2, 3]]
         assert batcher.statistics().batches_running == 2
         assert (batcher.statistics().running, batcher.statistics().queued) == (4, 1)
@@ -228,12 +221,8 @@ async def test_a_handler_that_does_not_look_gets_those_who_did_not_leave(kind: K
         await anyio.sleep(20)
         given.extend([request.item async for request in batch])
 
-    async with (
-        of(handler, kind, batch_wait_timeout_s=5) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        callers = await kind.line_up(tasks, call, 0, 1, 2)
-        await settle()
+    async with using(of(handler, kind, batch_wait_timeout_s=5)) as (call, tasks):
+        callers = await kind.launch(tasks, call, 0, 1, 2)
         callers[1].leave()
     assert given == [0, 2]
     assert callers[1].outcome is LEFT
@@ -261,8 +250,7 @@ async def test_a_batch_that_is_over_its_time_keeps_no_slot_from_the_queue(
     async with batcher as call, anyio.create_task_group() as tasks:
         await kind.line_up(tasks, call, 1)
         await anyio.sleep(2)
-        (second,) = await kind.line_up(tasks, call, 2)
-        await settle()
+        (second,) = await kind.launch(tasks, call, 2)
         assert second.outcome == 2
         tasks.cancel_scope.cancel()
 
@@ -290,8 +278,7 @@ async def test_a_handler_that_ends_early_fails_who_is_in_its_batch(kind: Kind, h
 
     batcher = of(handler, kind, batch_wait_timeout_s=10)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, 0, 1, 2)
-        await settle()
+        callers = await kind.launch(tasks, call, 0, 1, 2)
         assert callers[0].outcome == "answered"
         go.set()
         await settle()
@@ -325,12 +312,8 @@ async def test_who_comes_in_the_tick_in_which_the_handler_ends_is_answered(
 
     for _ in range(ORDERS):
         go = anyio.Event()
-        async with (
-            of(handler, kind, batch_wait_timeout_s=50) as call,
-            anyio.create_task_group() as tasks,
-        ):
-            (first,) = await kind.line_up(tasks, call, 1)
-            await settle()
+        async with using(of(handler, kind, batch_wait_timeout_s=50)) as (call, tasks):
+            (first,) = await kind.launch(tasks, call, 1)
             second = Caller(kind.ask(call, 2))
             if comes_first:
                 tasks.start_soon(second.run)
@@ -349,10 +332,7 @@ async def test_a_batch_whose_handler_has_ended_takes_nobody(kind: Kind) -> None:
         kept.append(batch)
         await kind.answer(await first_of(batch), batch.id)
 
-    async with (
-        of(handler, kind, batch_wait_timeout_s=50) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(of(handler, kind, batch_wait_timeout_s=50)) as (call, tasks):
         assert await kind.ask(call, 1) == 1
         await settle()
         caller = Caller(kind.ask(call, 2))
@@ -383,8 +363,7 @@ async def test_a_caller_that_leaves_takes_nobody_with_it(kind: Kind) -> None:
 
     batcher = of(handler, kind, max_batch_size=3, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, 0, 1, 2)
-        await settle()
+        callers = await kind.launch(tasks, call, 0, 1, 2)
         callers[1].leave()
     assert seen == [[False] * 3, [False, True, False]]
     assert [caller.outcome for caller in callers] == [0, LEFT, 2]
@@ -393,10 +372,8 @@ async def test_a_caller_that_leaves_takes_nobody_with_it(kind: Kind) -> None:
 
 async def test_the_handler_goes_on_while_others_can_still_join(kind: Kind) -> None:
     handler = Taker(kind)
-    batcher = of(handler, kind, batch_wait_timeout_s=5)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        (first,) = await kind.line_up(tasks, call, 0)
-        await settle()
+    async with using(of(handler, kind, batch_wait_timeout_s=5)) as (call, tasks):
+        (first,) = await kind.launch(tasks, call, 0)
         first.leave()
         await anyio.sleep(2)
         assert await kind.ask(call, 1) == 1
@@ -441,8 +418,7 @@ async def test_who_stands_behind_one_who_has_just_left_is_taken(options: Any) ->
     """Who leaves before the slot had its turn was counted when it was woken."""
     unary = Kind(streams=False)
     for _ in range(ORDERS):
-        batcher = of(Taker(unary), unary, max_batch_size=1, **options)
-        async with batcher as call, anyio.create_task_group() as tasks:
+        async with using(of(Taker(unary), unary, max_batch_size=1, **options)) as (call, tasks):
             await settle()
             first, second = Caller(call(1)), Caller(call(2))
             tasks.start_soon(first.run)
@@ -521,8 +497,7 @@ async def test_a_batch_that_ended_early_has_no_room_for_those_who_wait_for_admis
     options: dict[str, Any] = {"batch_wait_timeout_s": None, "overload": "wait"}
     batcher = of(handler, Kind(streams=False), max_batch_size=2, max_queued_requests=0, **options)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0))
-        await settle()
+        await launch(tasks, call(0))
         for item in range(1, 9):
             tasks.start_soon(Caller(call(item)).run)
         go.set()
@@ -541,8 +516,7 @@ async def test_options_change_the_batch_after_the_one_that_is_open(kind: Kind) -
         batcher.configure(batch_wait_timeout_s=5, max_batch_size=9)
         await anyio.sleep(6)
         assert handler.closed == []
-        await kind.line_up(tasks, call, 1)
-        await settle()
+        await kind.launch(tasks, call, 1)
         assert handler.reasons == [DispatchReason.FULL]
         await kind.line_up(tasks, call, 2, 3, 4)
         await anyio.sleep(10)
@@ -587,8 +561,7 @@ async def test_closing_answers_all_who_are_in_the_queue(kind: Kind) -> None:
     batcher = of(handler, kind, max_batch_size=2, batch_wait_timeout_s=None)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
-        callers = await kind.line_up(tasks, call, *range(5))
-        await settle()
+        callers = await kind.launch(tasks, call, *range(5))
         tasks.start_soon(batcher.aclose)
         await settle()
         assert isinstance(await outcome(kind.ask(call, 9)), shoal.errors.BatcherClosed)
@@ -626,10 +599,8 @@ async def test_the_batch_tells_about_itself(kind: Kind) -> None:
 
     batcher = of(handler, kind, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, "a")
-        await settle()
-        callers += await kind.line_up(tasks, call, "b")
-        await settle()
+        callers = await kind.launch(tasks, call, "a")
+        callers += await kind.launch(tasks, call, "b")
         batcher.flush()
     assert [caller.outcome for caller in callers] == ["done", "done"]
 
@@ -707,8 +678,7 @@ async def test_who_has_left_can_be_answered_in_vain(kind: Kind) -> None:
     done: list[bool] = []
     batcher = of(handler, kind, batch_wait_timeout_s=9)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, 0)
-        await settle()
+        callers = await kind.launch(tasks, call, 0)
         callers += await kind.line_up(tasks, call, 1)
         await anyio.sleep(1)
         for caller in callers:
@@ -731,8 +701,7 @@ async def test_a_result_and_a_caller_that_leaves_in_one_tick_make_one_end(kind: 
         go = anyio.Event()
         batcher = of(handler, kind, batch_wait_timeout_s=9)
         async with batcher as call, anyio.create_task_group() as tasks:
-            (caller,) = await kind.line_up(tasks, call, 1)
-            await settle()
+            (caller,) = await kind.launch(tasks, call, 1)
             tasks.start_soon(caller.leaves)
             go.set()
         statistics = batcher.statistics()
@@ -789,10 +758,7 @@ async def test_a_slot_lets_others_run_between_two_batches() -> None:
         ran = await call(1)
         behind.append(runs - ran)
 
-    async with (
-        shoal.Batcher(handler, fill="continuous", max_batch_size=1) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(shoal.Batcher(handler, fill="continuous", max_batch_size=1)) as (call, tasks):
         for _ in range(100):
             tasks.start_soon(use, call)
     assert runs == 100
@@ -899,8 +865,7 @@ async def test_an_idle_batcher_does_nothing(kind: Kind, slots: int, wait_s: floa
                 await anyio.sleep(HOUR_S)
             assert activity.anything == 0
             async with anyio.create_task_group() as tasks:
-                await kind.line_up(tasks, call, 1)
-                await settle()
+                await kind.launch(tasks, call, 1)
                 with watched() as activity:
                     await anyio.sleep(HOUR_S)
                 assert activity.anything == 0 or wait_s == 5, "the batch waits to be filled"

@@ -54,10 +54,7 @@ class Life:
 async def test_it_is_entered_before_the_first_batch_and_left_after_the_last(form: str) -> None:
     life = Life()
     opens: Any = life.opened if form == "function" else life.opened()
-    async with (
-        anyio.create_task_group() as tasks,
-        shoal.Batcher(life.handler, open=opens) as call,
-    ):
+    async with anyio.create_task_group() as tasks, shoal.Batcher(life.handler, open=opens) as call:
         assert await call(1) == "a pool"
         tasks.start_soon(call, 2)
         await settle()

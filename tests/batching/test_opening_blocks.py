@@ -12,7 +12,7 @@ import pytest
 
 import shoal
 from batching.batched_model import Model
-from batching.scenes import Held, line_up, outcome, outcomes, settle
+from batching.scenes import Held, launch, line_up, outcome, outcomes, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -68,8 +68,7 @@ async def test_first_calls_that_race_share_one_batcher_and_keep_their_order() ->
     held = Held()
     batched = shoal.batch(max_batch_size=8, batch_wait_timeout_s=None)(held)
     async with shoal.open_batchers(), anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *map(batched, range(8)))
-        await settle()
+        callers = await launch(tasks, *map(batched, range(8)))
         assert held.batches == [list(range(8))]
         held.gate.set()
     assert [caller.outcome for caller in callers] == list(range(8))
@@ -105,8 +104,7 @@ async def test_a_cancelled_first_call_leaves_the_batcher_open() -> None:
     held = Held()
     batched = shoal.batch(held)
     async with shoal.open_batchers(), anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, batched(1))
-        await settle()
+        (caller,) = await launch(tasks, batched(1))
         caller.leave()
         await settle()
         assert held.cancelled == [[1]]
@@ -275,8 +273,7 @@ async def test_at_the_end_what_runs_may_still_call_and_others_may_not() -> None:
 
     outside: list[Any] = []
     async with anyio.create_task_group() as tasks, shoal.open_batchers():
-        callers = await line_up(tasks, f(1))
-        await settle()
+        callers = await launch(tasks, f(1))
         queued = await line_up(tasks, f(3), f(5))
 
         async def late() -> None:
@@ -313,8 +310,7 @@ async def test_the_grace_period_bounds_the_end() -> None:
     async with anyio.create_task_group() as tasks:
         started = anyio.current_time()
         async with shoal.open_batchers():
-            callers = await line_up(tasks, waiting(1), stuck(2))
-            await settle()
+            callers = await launch(tasks, waiting(1), stuck(2))
         assert anyio.current_time() - started == 5
     assert callers[0].outcome == -1
     assert type(callers[1].outcome) is shoal.errors.BatcherClosed
@@ -326,8 +322,7 @@ async def test_a_cancelled_block_leaves_nobody_waiting() -> None:
     async with anyio.create_task_group() as tasks:
         with anyio.CancelScope() as scope:
             async with shoal.open_batchers():
-                callers = await line_up(tasks, batched(1), batched(2))
-                await settle()
+                callers = await launch(tasks, batched(1), batched(2))
                 scope.cancel()
                 await anyio.sleep_forever()
         await settle()

@@ -8,7 +8,18 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, Steps, line_up, outcome, plugged, read_all, settle
+from batching.scenes import (
+    LEFT,
+    PENDING,
+    Held,
+    Steps,
+    launch,
+    line_up,
+    outcome,
+    plugged,
+    read_all,
+    settle,
+)
 
 LEVELS: dict[str, Any] = {
     "max_batch_size": 1,
@@ -20,8 +31,7 @@ LEVELS: dict[str, Any] = {
 
 async def fill(tasks: Any, call: Any, *levels: int) -> list[Any]:
     """Occupies the slot, and queues a request of each level; its item is its name."""
-    await line_up(tasks, call("plug"))
-    await settle()
+    await launch(tasks, call("plug"))
     return [
         (await line_up(tasks, call.options(priority=level)(f"{level}:{place}")))[0]
         for place, level in enumerate(levels)
@@ -41,12 +51,10 @@ async def test_shed_oldest_fails_the_oldest_of_the_lowest_level() -> None:
     batcher = shoal.Batcher(held, **LEVELS, overload="shed_oldest")
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await fill(tasks, call, 3, 2, 3)
-        callers += await line_up(tasks, call.options(priority=1)("1:3"))
-        await settle()
+        callers += await launch(tasks, call.options(priority=1)("1:3"))
         assert ends(callers) == [shoal.errors.Overloaded, PENDING, PENDING, PENDING]
         callers += await line_up(tasks, call.options(priority=2)("2:4"))
-        callers += await line_up(tasks, call.options(priority=2)("2:5"))
-        await settle()
+        callers += await launch(tasks, call.options(priority=2)("2:5"))
         assert batcher.statistics().queued == 3
         held.gate.set()
     shed = shoal.errors.Overloaded
@@ -84,8 +92,7 @@ async def test_shed_lowest_fails_the_newest_of_the_lowest_level_for_a_higher_one
     batcher = shoal.Batcher(held, **LEVELS, overload="shed_lowest")
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await fill(tasks, call, 3, 2, 3)
-        callers += await line_up(tasks, call.options(priority=2)("2:3"))
-        await settle()
+        callers += await launch(tasks, call.options(priority=2)("2:3"))
         assert ends(callers) == [PENDING, PENDING, shoal.errors.Overloaded, PENDING]
         refusal = await outcome(call.options(priority=3)("3:4"))  # an equal is no reason to shed
         assert isinstance(refusal, shoal.errors.Overloaded)

@@ -159,14 +159,7 @@ async def by_a_shielded_task(call: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "ask",
-    [
-        by_gather,
-        by_gather_of_gathers,
-        by_a_task_group,
-        by_a_task,
-        by_a_shielded_task,
-    ],
+    "ask", [by_gather, by_gather_of_gathers, by_a_task_group, by_a_task, by_a_shielded_task]
 )
 def test_so_is_what_a_handler_of_asyncio_gathers(ask: Any) -> None:
     async def handler(items: list[int]) -> list[int]:

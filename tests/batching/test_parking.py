@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, Held, Recorder, line_up, plugged, settle
+from batching.scenes import LEFT, Held, Recorder, launch, line_up, plugged, settle
 from shoal.batching.calls.groups import GroupWaiter
 from shoal.loops.this_loop import parking_of_this_loop
 
@@ -161,8 +161,7 @@ async def test_a_batch_whose_callers_all_leave_as_it_is_formed_is_no_batch() -> 
     handler = Recorder()
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, call(1))
-        await settle()
+        (caller,) = await launch(tasks, call(1))
         batcher.flush()
         caller.leave()
         await settle()

@@ -12,12 +12,14 @@ from batching.scenes import (
     LEFT,
     Held,
     Recorder,
+    launch,
     line_up,
     outcomes,
     outcomes_in_order,
     plugged,
     read_all,
     settle,
+    using,
 )
 from shoal import DispatchReason
 from shoal.core.policy import Pressure, Wait, WholeQueuePolicy
@@ -81,8 +83,7 @@ async def test_of_the_idle_time_and_the_window_the_first_ends_the_wait() -> None
 
 async def test_an_idle_time_that_has_passed_behind_a_busy_slot_is_not_waited_for_again() -> None:
     held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=9, idle_timeout_s=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(shoal.Batcher(held, max_batch_size=9, idle_timeout_s=2)) as (call, tasks):
         await line_up(tasks, call(0))
         await anyio.sleep(2)
         await line_up(tasks, call(1))
@@ -272,8 +273,7 @@ async def test_streams_are_padded_too() -> None:
         yield [shoal.END, "more", ValueError("only of c"), "of nobody"]
 
     options = {"max_batch_size": 4, "batch_wait_timeout_s": 1, "allowed_batch_sizes": (4,)}
-    batcher = shoal.Batcher(handler, **options)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(shoal.Batcher(handler, **options)) as (call, tasks):
         readers = await read_all(tasks, *map(call, "abc"))
     assert [reader.items for reader in readers] == [["a0"], ["b1", "more"], ["c2"]]
     assert [str(reader.outcome) for reader in readers] == ["end", "end", "only of c"]
@@ -416,8 +416,7 @@ async def test_what_waits_is_sent_when_batches_need_not_fill(
     handler = Recorder()
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=None, **options)
     async with anyio.create_task_group() as tasks, batcher as call:
-        callers = await line_up(tasks, *map(call, items))
-        await settle()
+        callers = await launch(tasks, *map(call, items))
         assert handler.batches == []
         if how != "close":
             getattr(batcher, how)()

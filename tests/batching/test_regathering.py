@@ -9,13 +9,7 @@ import anyio.to_thread
 import pytest
 
 import shoal
-from closed_loops import (
-    RUN_S,
-    STEPS,
-    THINK_S,
-    Sizes,
-    think,
-)
+from closed_loops import RUN_S, STEPS, THINK_S, Sizes, think
 from shoal.core.request import DispatchReason
 
 CALLERS = 16

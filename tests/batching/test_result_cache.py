@@ -7,13 +7,14 @@ import pytest
 
 import shoal
 from batching.scenes import PENDING, line_up
-from batching.sharing_scenes import Second, balanced, opened
+from batching.sharing_scenes import Second, opened, sharing
+
+TEN_SECONDS = shoal.Cache(max_size=9, ttl_s=10)
+OF_TWO = shoal.Cache(max_size=2, ttl_s=99)
 
 
 async def test_a_result_is_kept_for_its_time():
-    handler = Second()
-    batcher = opened(handler.results, cache=shoal.Cache(max_size=9, ttl_s=10))
-    async with batcher as call:
+    async with sharing(calls=5, cache=TEN_SECONDS) as (handler, batcher, call, _):
         await call("a")
         for _ in range(3):
             started = anyio.current_time()
@@ -24,27 +25,23 @@ async def test_a_result_is_kept_for_its_time():
         await call("a")
     assert handler.items == ["a", "a"]
     assert batcher.statistics().cache_hits == 3
-    balanced(batcher, 5)
 
 
 async def test_the_least_recently_used_result_is_dropped():
-    handler = Second()
-    async with opened(handler.results, cache=shoal.Cache(max_size=2, ttl_s=99)) as call:
+    async with sharing(cache=OF_TWO) as (handler, _, call, _):
         for item in ("a", "b", "a", "c", "a", "b"):
             await call(item)
     assert handler.items == ["a", "b", "c", "b"]
 
 
 async def test_a_cache_shares_requests_as_well():
-    handler = Second()
-    batcher = opened(handler.results, dedupe=False, cache=shoal.Cache(max_size=2, ttl_s=99))
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with sharing(dedupe=False, cache=OF_TWO) as (handler, _, call, tasks):
         await line_up(tasks, call("a"), call("a"))
     assert handler.items == ["a"]
 
 
 async def test_a_hit_is_a_checkpoint():
-    batcher = opened(Second().results, cache=shoal.Cache(max_size=2, ttl_s=99))
+    batcher = opened(Second().results, cache=OF_TWO)
     async with batcher as call:
         await call("a")
         with anyio.CancelScope() as scope:
@@ -54,9 +51,7 @@ async def test_a_hit_is_a_checkpoint():
 
 
 async def test_what_is_made_after_the_cache_was_emptied_is_made_anew():
-    handler = Second()
-    batcher = opened(handler.results, cache=shoal.Cache(max_size=2, ttl_s=99))
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with sharing(cache=OF_TWO) as (handler, batcher, call, tasks):
         before = await line_up(tasks, call("a"))
         await anyio.sleep(0.5)
         batcher.find().forget_results()
@@ -69,9 +64,7 @@ async def test_what_is_made_after_the_cache_was_emptied_is_made_anew():
 
 
 async def test_it_can_be_turned_on_and_off_while_calls_wait():
-    handler = Second()
-    batcher = opened(handler.results, dedupe=False, cache=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with sharing(calls=5, dedupe=False, cache=None) as (handler, batcher, call, tasks):
         callers = await line_up(tasks, call("a"))
         batcher.configure(dedupe=True)
         callers += await line_up(tasks, call("a"), call("a"))
@@ -81,7 +74,6 @@ async def test_it_can_be_turned_on_and_off_while_calls_wait():
         callers += await line_up(tasks, call("a"))
     assert [one.outcome for one in callers] == [("result", "a")] * 5
     assert len(handler.items) == 4
-    balanced(batcher, 5)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, Recorder, line_up, outcome, plugged, settle
+from batching.scenes import LEFT, PENDING, Held, Recorder, launch, line_up, outcome, plugged
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -99,8 +99,7 @@ async def test_a_slot_that_gets_free_in_time_takes_the_call() -> None:
     held = Held()
     async with shoal.Batcher(held, max_batch_size=1, max_queued_requests=0) as call:
         async with anyio.create_task_group() as tasks:
-            await line_up(tasks, call("running"))
-            await settle()
+            await launch(tasks, call("running"))
             (caller,) = await line_up(tasks, shoal.retrying(call, max_time_s=9, delay_s=2)("next"))
             await anyio.sleep(1)
             assert caller.outcome is PENDING

@@ -18,11 +18,13 @@ from batching.scenes import (
     Caller,
     Held,
     Recorder,
+    launch,
     line_up,
     outcome,
     outcomes,
     outcomes_in_order,
     settle,
+    using,
 )
 from shoal.batching.stream_buffer import StreamBuffer
 from shoal.core.forming.deadlines import Overdue
@@ -57,8 +59,7 @@ async def test_opening_a_batcher_again_in_vain_does_not_harm_the_open_one() -> N
             async with batcher as call:
                 with suppress(Exception):
                     await batcher.__aenter__()
-                (elsewhere,) = await line_up(tasks, call(1))
-                await settle()
+                (elsewhere,) = await launch(tasks, call(1))
                 started = anyio.current_time()
                 scope.cancel()
                 await anyio.sleep_forever()
@@ -209,8 +210,7 @@ async def test_a_slot_does_not_run_in_the_context_of_whoever_asked_for_it() -> N
     async with batcher as call, anyio.create_task_group() as tasks:
         tasks.start_soon(configure)
         await settle()
-        await line_up(tasks, call(1), call(2))
-        await settle()
+        await launch(tasks, call(1), call(2))
         gate.set()
     assert seen == ["nobody's", "nobody's"]
 
@@ -296,10 +296,7 @@ async def test_a_generator_that_goes_on_for_nobody_lets_others_run() -> None:
             await anyio.lowlevel.checkpoint()
             turns += reader_left
 
-    async with (
-        shoal.Batcher(handler, cancel_abandoned=False) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(shoal.Batcher(handler, cancel_abandoned=False)) as (call, tasks):
         async with call(1) as stream:
             await anext(stream)
         reader_left = True
@@ -321,8 +318,7 @@ async def test_a_flush_does_not_pass_on_from_those_who_left_as_they_were_taken()
 
     batcher = shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=10)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(1), call(2), call(3))  # the slot is busy with these
-        await settle()
+        await launch(tasks, call(1), call(2), call(3))  # the slot is busy with these
         leavers += await line_up(tasks, call("a"), call("b"))
         batcher.flush()
         await line_up(tasks, call("c"))
@@ -431,12 +427,8 @@ async def test_a_plain_generator_may_call_another_batched_function() -> None:
 
 async def test_a_call_that_is_refused_is_a_checkpoint_too() -> None:
     held = Held()
-    async with (
-        shoal.Batcher(held, max_batch_size=1, max_queued_requests=1) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        await line_up(tasks, call(1))
-        await settle()
+    async with using(shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)) as (call, tasks):
+        await launch(tasks, call(1))
         await line_up(tasks, call(2))
         with anyio.CancelScope() as scope:
             scope.cancel()

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, line_up, outcome, settle
+from batching.scenes import Held, Recorder, launch, line_up, outcome, settle, using
 from shoal.core.forming.limiter import Limiter
 from shoal.core.replicas.members import Members
 from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded
@@ -81,8 +81,7 @@ async def test_the_room_alone_says_how_many_batches_run() -> None:
         places.handler(held), capacity=places, max_batch_size=1, max_concurrent_batches=1
     )
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, *map(call, range(5)))
-        await settle()
+        await launch(tasks, *map(call, range(5)))
         assert len(held.batches) == 2
         places.change(1)
         await settle()
@@ -94,8 +93,7 @@ async def test_a_caller_that_leaves_while_there_is_no_room_costs_nothing() -> No
     places, recorder = Places(0), Recorder()
     async with shoal.Batcher(places.handler(recorder), capacity=places) as call:
         async with anyio.create_task_group() as tasks:
-            first, second = await line_up(tasks, call(1), call(2))
-            await settle()
+            first, second = await launch(tasks, call(1), call(2))
             first.leave()
             await settle()
             places.change(1)
@@ -106,10 +104,9 @@ async def test_a_caller_that_leaves_while_there_is_no_room_costs_nothing() -> No
 @pytest.mark.parametrize(("room_at", "started_at"), [(5, 5), (1, 3)], ids=["after", "within"])
 async def test_a_window_passes_while_there_is_no_room(room_at: float, started_at: float) -> None:
     places, recorder = Places(0), Recorder()
-    async with (
-        shoal.Batcher(places.handler(recorder), capacity=places, batch_wait_timeout_s=3) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with using(
+        shoal.Batcher(places.handler(recorder), capacity=places, batch_wait_timeout_s=3)
+    ) as (call, tasks):
         await line_up(tasks, call(1))
         await anyio.sleep(room_at)
         places.change(1)
@@ -131,12 +128,10 @@ async def test_without_a_queue_a_call_needs_room() -> None:
     places, held = Places(1), Held()
     batcher = shoal.Batcher(places.handler(held), capacity=places, max_queued_requests=0)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(1))
-        await settle()
+        await launch(tasks, call(1))
         assert isinstance(await outcome(call(2)), Overloaded)
         places.change(1)
-        await line_up(tasks, call(3))
-        await settle()
+        await launch(tasks, call(3))
         assert held.batches == [[1], [3]]
         held.gate.set()
 
@@ -194,8 +189,7 @@ async def test_room_that_shrinks_lets_what_runs_end() -> None:
     places, held = Places(2), Held()
     batcher = shoal.Batcher(places.handler(held), capacity=places, max_batch_size=1)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call(1), call(2), call(3))
-        await settle()
+        callers = await launch(tasks, call(1), call(2), call(3))
         places.change(-1)  # one of the two that are taken goes when it is given back
         held.gate.set()
         await settle()

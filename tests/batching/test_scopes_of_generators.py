@@ -144,9 +144,7 @@ async def sloppy(items: list[Any]) -> AsyncIterator[list[Any]]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("handler", [stubborn, sloppy])
-async def test_a_generator_that_never_leaves_its_scope_fails_its_batch_alone(
-    handler: Any,
-) -> None:
+async def test_a_generator_that_never_leaves_its_scope_fails_its_batch_alone(handler: Any) -> None:
     batcher: Any = shoal.Batcher(handler, max_batch_size=2, max_concurrent_batches=2)
     async with batcher as call:
         async with call("a") as leaving, call("b") as staying:

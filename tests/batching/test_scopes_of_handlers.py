@@ -44,8 +44,7 @@ def with_a_shield() -> None:
 
 
 LEFT_OPEN = pytest.mark.parametrize(
-    "leave_open",
-    [with_a_time, that_another_cancels, that_is_cancelled, two_of_them, with_a_shield],
+    "leave_open", [with_a_time, that_another_cancels, that_is_cancelled, two_of_them, with_a_shield]
 )
 
 

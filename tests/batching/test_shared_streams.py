@@ -10,15 +10,13 @@ import pytest
 
 import shoal
 from batching.scenes import line_up
-from batching.sharing_scenes import WHOLE, Second, balanced, opened, read
+from batching.sharing_scenes import A_MINUTE, WHOLE, opened, read, sharing
 from shoal.batching.calls.flight import REPLAYED_MOST
 from shoal.errors import DeadlineExceeded, SlowReader
 
 
 async def test_readers_share_a_stream_from_its_start():
-    handler = Second()
-    batcher = opened(handler.steps)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with sharing("steps", calls=3) as (handler, batcher, call, tasks):
         first = await line_up(tasks, read(call, "a"), read(call, "a"))
         await anyio.sleep(2.5)
         later = await line_up(tasks, read(call, "a"))
@@ -26,56 +24,57 @@ async def test_readers_share_a_stream_from_its_start():
     assert {one.ended_at for one in (*first, *later)} == {4.0}
     assert handler.items == ["a"]
     assert batcher.statistics().shared == 2
-    balanced(batcher, 3)
 
 
 async def test_a_slow_reader_fails_alone():
-    handler = Second()
-    batcher = opened(handler.steps, stream_buffer=1, slow_reader_timeout_s=2)
-    async with batcher as call, anyio.create_task_group() as tasks, call("a") as slow:
+    async with (
+        sharing("steps", calls=2, stream_buffer=1, slow_reader_timeout_s=2) as (_, _, call, tasks),
+        call("a") as slow,
+    ):
         (quick,) = await line_up(tasks, read(call, "a"))
         await anyio.sleep(20)
         assert await anext(slow) == "a.0"
         with pytest.raises(SlowReader):
             await anext(slow)
     assert quick.outcome == WHOLE
-    balanced(batcher, 2)
 
 
 async def test_a_lone_slow_reader_ends_the_stream():
-    handler = Second()
-    batcher = opened(handler.steps, stream_buffer=1, slow_reader_timeout_s=2)
-    async with batcher as call, call("a") as slow:
+    async with (
+        sharing("steps", calls=1, stream_buffer=1, slow_reader_timeout_s=2) as (
+            handler,
+            _,
+            call,
+            _,
+        ),
+        call("a") as slow,
+    ):
         await anyio.sleep(20)
         assert handler.cancelled == 1
         with pytest.raises(SlowReader):
             async for _ in slow:
                 pass
-    balanced(batcher, 1)
 
 
 async def test_a_slow_reader_that_reads_again_goes_on():
-    handler = Second()
-    batcher = opened(handler.steps, stream_buffer=1, slow_reader_timeout_s=5)
-    async with batcher as call, anyio.create_task_group() as tasks, call("a") as slow:
+    async with (
+        sharing("steps", calls=2, stream_buffer=1, slow_reader_timeout_s=5) as (_, _, call, tasks),
+        call("a") as slow,
+    ):
         (quick,) = await line_up(tasks, read(call, "a"))
         await anyio.sleep(3)
         assert [item async for item in slow] == WHOLE
     assert quick.outcome == WHOLE
-    balanced(batcher, 2)
 
 
 async def test_a_whole_stream_is_kept():
-    handler = Second()
-    batcher = opened(handler.steps, cache=shoal.Cache(max_size=9, ttl_s=60))
-    async with batcher as call:
+    async with sharing("steps", calls=3, cache=A_MINUTE) as (handler, _, call, _):
         assert await read(call, "a") == WHOLE
         started = anyio.current_time()
         assert await read(call, "a") == WHOLE
         assert await read(call, "a", most=1) == WHOLE[:1]
         assert anyio.current_time() == started
     assert handler.items == ["a"]
-    balanced(batcher, 3)
 
 
 async def test_a_long_stream_is_not_joined_late():
@@ -125,18 +124,13 @@ async def test_requests_of_open_batches_are_shared(fill, streams):
 
 
 async def test_the_deadline_of_a_reader_who_comes_later_counts_from_its_call():
-    handler = Second()
-    batcher = opened(handler.steps)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with sharing("steps", calls=3) as (_, _, call, tasks):
         (first,) = await line_up(tasks, read(call, "a"))
         await anyio.sleep(1.5)
         late, well = await line_up(
-            tasks,
-            read(call.options(timeout_s=2), "a"),
-            read(call.options(timeout_s=3), "a"),
+            tasks, read(call.options(timeout_s=2), "a"), read(call.options(timeout_s=3), "a")
         )
     assert [first.outcome, well.outcome] == [WHOLE, WHOLE]
     assert late.outcome[:3] == WHOLE[:3]
     assert type(late.outcome[3]) is DeadlineExceeded
     assert late.ended_at == 3.5
-    balanced(batcher, 3)

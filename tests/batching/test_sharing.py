@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
-from batching.scenes import LEFT, Caller, line_up, settle
-from batching.sharing_scenes import WHOLE, Second, balanced, opened, read
+from batching.scenes import LEFT, Caller, launch, line_up, settle
+from batching.sharing_scenes import A_MINUTE, WHOLE, Second, balanced, opened, read, sharing
 from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded
 from shoal.testing import run_virtually
 
@@ -33,9 +33,7 @@ def end_of(caller: Caller) -> Any:
 
 
 async def test_equal_items_share_one_place_and_one_result():
-    handler = Second()
-    batcher = opened(handler.results)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with sharing(calls=6) as (handler, batcher, call, tasks):
         first = await line_up(tasks, call("a"), call("a"), call("b"), call("a"))
         await anyio.sleep(0.5)  # now they run
         later = await line_up(tasks, call("a"), call("b"))
@@ -44,12 +42,10 @@ async def test_equal_items_share_one_place_and_one_result():
     assert {one.ended_at for one in (*first, *later) if one.outcome[1] == "a"} == {1.0}
     assert batcher.statistics().shared == 4
     assert batcher.statistics().batch_size.sum == 2
-    balanced(batcher, 6)
 
 
 async def test_a_call_after_the_result_runs_again():
-    handler = Second()
-    async with opened(handler.results) as call:
+    async with sharing() as (handler, _, call, _):
         for _ in range(2):
             assert await call("a") == ("result", "a")
     assert handler.items == ["a", "a"]
@@ -59,24 +55,20 @@ DIFFERENT = [1, True, 1.0, "1", b"1", 0.0, -0.0, None, (1,), (True,), [1], {"a":
 
 
 async def test_items_that_differ_are_not_shared():
-    handler = Second()
-    async with opened(handler.results) as call, anyio.create_task_group() as tasks:
+    async with sharing() as (handler, _, call, tasks):
         callers = await line_up(tasks, *[call(item) for item in DIFFERENT])
     assert len(handler.items) == len(DIFFERENT)
     assert [type(one.outcome[1]) for one in callers] == [type(item) for item in DIFFERENT]
 
 
 async def test_items_that_can_t_be_hashed_are_shared():
-    handler = Second()
-    async with opened(handler.results) as call, anyio.create_task_group() as tasks:
+    async with sharing() as (handler, _, call, tasks):
         await line_up(tasks, call({"a": [1, 2]}), call({"a": [1, 2]}), call({"a": [1, 3]}))
     assert len(handler.items) == 2
 
 
 async def test_a_key_function_says_what_is_equal():
-    handler = Second()
-    batcher = opened(handler.results, dedupe=str.lower)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with sharing(dedupe=str.lower) as (handler, _, call, tasks):
         callers = await line_up(tasks, call("A"), call("a"), call("b"))
     assert handler.items == ["A", "b"]
     assert callers[1].outcome == ("result", "A")
@@ -92,9 +84,7 @@ async def test_a_key_function_says_what_is_equal():
     ids=["unhashable", "raises", "unpicklable"],
 )
 async def test_an_item_without_a_key_fails_its_caller_alone(key, item, message):
-    handler = Second()
-    batcher = opened(handler.results, dedupe=key)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with sharing(dedupe=key) as (_, _, call, tasks):
         others = [] if callable(key) else await line_up(tasks, call("b"))
         with pytest.raises((TypeError, ZeroDivisionError), match=message):
             await call(item)
@@ -116,9 +106,7 @@ async def test_users_do_not_share_unless_the_key_function_says_so():
 
 
 async def test_a_call_may_share_nothing():
-    handler = Second()
-    batcher = opened(handler.results, cache=shoal.Cache(max_size=9, ttl_s=60))
-    async with batcher as call:
+    async with sharing(cache=A_MINUTE) as (handler, batcher, call, _):
         await call("a")
         async with anyio.create_task_group() as tasks:
             await line_up(tasks, call.options(share=False)("a"), call.options(share=False)("a"))
@@ -135,23 +123,18 @@ async def test_a_call_may_share_nothing():
 
 @EACH_KIND
 async def test_a_caller_that_leaves_takes_it_from_nobody(kind):
-    handler = Second()
-    batcher = opened(getattr(handler, kind))
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with sharing(kind, calls=3) as (handler, _, call, tasks):
         first, second, third = await line_up(tasks, *[ask(kind, call, "a") for _ in range(3)])
         await anyio.sleep(0.5)
         first.leave()
         third.leave()
     assert (first.outcome, second.outcome, third.outcome) == (LEFT, ANSWERS[kind], LEFT)
     assert handler.cancelled == 0
-    balanced(batcher, 3)
 
 
 @EACH_KIND
 async def test_the_last_caller_that_leaves_cancels_it(kind):
-    handler = Second()
-    batcher = opened(getattr(handler, kind))
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with sharing(kind, calls=3) as (handler, batcher, call, tasks):
         callers = await line_up(tasks, ask(kind, call, "a"), ask(kind, call, "a"))
         await anyio.sleep(0.5)
         for caller in callers:
@@ -162,13 +145,10 @@ async def test_the_last_caller_that_leaves_cancels_it(kind):
     assert again[0].outcome == ANSWERS[kind]
     assert handler.items == ["a", "a"]
     assert batcher.statistics().cancelled == 2
-    balanced(batcher, 3)
 
 
 async def test_a_queued_request_that_all_have_left_never_runs():
-    handler = Second()
-    batcher = opened(handler.results, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with sharing(calls=3, max_batch_size=1) as (handler, batcher, call, tasks):
         await line_up(tasks, call("x"))
         callers = await line_up(tasks, call("a"), call("a"))
         for caller in callers:
@@ -176,13 +156,10 @@ async def test_a_queued_request_that_all_have_left_never_runs():
         await settle()
         assert batcher.statistics().queued == 0
     assert handler.items == ["x"]
-    balanced(batcher, 3)
 
 
 async def test_a_caller_that_leaves_with_the_result_loses_nothing_of_others():
-    handler = Second()
-    batcher = opened(handler.results)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with sharing(calls=3) as (_, _, call, tasks):
         callers = await line_up(tasks, call("a"), call("a"), call("a"))
 
         async def leave() -> None:
@@ -191,7 +168,6 @@ async def test_a_caller_that_leaves_with_the_result_loses_nothing_of_others():
 
         tasks.start_soon(leave)
     assert [one.outcome for one in callers[1:]] == [("result", "a")] * 2
-    balanced(batcher, 3)
 
 
 # Errors and time limits
@@ -199,9 +175,7 @@ async def test_a_caller_that_leaves_with_the_result_loses_nothing_of_others():
 
 @EACH_KIND
 async def test_errors_are_shared_and_each_caller_has_its_own(kind):
-    handler = Second()
-    batcher = opened(getattr(handler, kind), cache=shoal.Cache(max_size=9, ttl_s=60))
-    async with batcher as call:
+    async with sharing(kind, calls=3, cache=A_MINUTE) as (handler, batcher, call, _):
         async with anyio.create_task_group() as tasks:
             callers = await line_up(tasks, ask(kind, call, "bad"), ask(kind, call, "bad"))
         assert [type(end_of(one)) for one in callers] == [ValueError, ValueError]
@@ -213,15 +187,12 @@ async def test_errors_are_shared_and_each_caller_has_its_own(kind):
         assert [one.outcome[:2] for one in callers] == [["bad.0", "bad.1"]] * 2
     assert handler.items == ["bad", "bad"], "the error was kept"
     assert batcher.statistics().failed == 3
-    balanced(batcher, 3)
 
 
 @EACH_KIND
 @pytest.mark.parametrize(("first_s", "other_s"), [(0.5, 9), (9, 0.5), (0.5, None)])
 async def test_deadlines_are_each_callers_own(kind, first_s, other_s):
-    handler = Second()
-    batcher = opened(getattr(handler, kind))
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with sharing(kind, calls=2) as (handler, batcher, call, tasks):
         one, other = await line_up(
             tasks,
             ask(kind, call.options(timeout_s=first_s), "a"),
@@ -234,28 +205,22 @@ async def test_deadlines_are_each_callers_own(kind, first_s, other_s):
     assert handler.items == ["a"]
     assert handler.cancelled == 0
     assert batcher.statistics().expired == 1
-    balanced(batcher, 2)
 
 
 @EACH_KIND
 async def test_time_in_the_queue_is_each_callers_own(kind):
-    handler = Second()
-    batcher = opened(getattr(handler, kind), max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with sharing(kind, calls=3, max_batch_size=1) as (_, _, call, tasks):
         await line_up(tasks, ask(kind, call, "x"))
         one, other = await line_up(
             tasks, ask(kind, call, "a"), ask(kind, call.options(queue_timeout_s=0.5), "a")
         )
     assert type(end_of(other)) is DeadlineExceeded
     assert one.outcome == ANSWERS[kind]
-    balanced(batcher, 3)
 
 
 @EACH_KIND
 async def test_when_all_are_too_late_the_handler_is_cancelled(kind):
-    handler = Second()
-    batcher = opened(getattr(handler, kind))
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with sharing(kind, calls=2) as (handler, batcher, call, tasks):
         for limit_s in (0.2, 0.5):
             await line_up(tasks, ask(kind, call.options(timeout_s=limit_s), "a"))
         await anyio.sleep(0.4)
@@ -263,33 +228,24 @@ async def test_when_all_are_too_late_the_handler_is_cancelled(kind):
         await anyio.sleep(0.2)
         assert handler.cancelled == 1
     assert batcher.statistics().expired == 2
-    balanced(batcher, 2)
 
 
 async def test_a_full_queue_takes_who_needs_no_place():
-    handler = Second()
-    batcher = opened(handler.results, max_batch_size=1, max_queued_requests=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("x"))
-        await settle()
+    async with sharing(calls=4, max_batch_size=1, max_queued_requests=1) as (_, _, call, tasks):
+        await launch(tasks, call("x"))
         callers = await line_up(tasks, call("a"), call("a"), call("b"))
     assert [one.outcome for one in callers[:2]] == [("result", "a")] * 2
     assert type(callers[2].outcome) is Overloaded
-    balanced(batcher, 4)
 
 
 async def test_a_request_that_is_shed_fails_all_that_share_it():
-    handler = Second()
-    batcher = opened(
-        handler.results, max_batch_size=1, max_queued_requests=1, overload="shed_oldest"
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("x"))
-        await settle()
+    async with sharing(
+        calls=4, max_batch_size=1, max_queued_requests=1, overload="shed_oldest"
+    ) as (_, _, call, tasks):
+        await launch(tasks, call("x"))
         callers = await line_up(tasks, call("a"), call("a"), call("b"))
     assert [type(one.outcome) for one in callers[:2]] == [Overloaded] * 2
     assert callers[2].outcome == ("result", "b")
-    balanced(batcher, 4)
 
 
 async def test_a_batcher_that_ends_fails_all():
@@ -320,46 +276,34 @@ async def test_a_handler_that_calls_itself_does_not_wait_for_itself():
 
 
 async def test_map_shares_among_its_items_and_with_others():
-    handler = Second()
-    batcher = opened(handler.results, cache=shoal.Cache(max_size=9, ttl_s=60))
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with sharing(calls=7, cache=A_MINUTE) as (handler, _, call, tasks):
         await line_up(tasks, call("a"))
         results = await call.map(["a", "b", "b", "c"])
         assert [result[1] for result in results] == ["a", "b", "b", "c"]
         assert await call.map(["c", "b"]) == [("result", "c"), ("result", "b")]
         assert await call.map([]) == []
     assert sorted(handler.items) == ["a", "b", "c"]
-    balanced(batcher, 7)
 
 
 async def test_map_raises_the_first_error_or_returns_errors():
-    handler = Second()
-    batcher = opened(handler.results)
-    async with batcher as call:
+    async with sharing(calls=5) as (_, _, call, _):
         with pytest.raises(ValueError, match="bad"):
             await call.map(["a", "bad", "bad"])
         results = await call.map(["a", "bad"], return_exceptions=True)
         assert [type(result) for result in results] == [tuple, ValueError]
-    balanced(batcher, 5)
 
 
 async def test_a_map_that_leaves_drops_what_nobody_else_waits_for():
-    handler = Second()
-    batcher = opened(handler.results)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with sharing(calls=3) as (_, _, call, tasks):
         other = await line_up(tasks, call("a"))
         with anyio.move_on_after(0.5):
             await call.map(["a", "b"])
     assert other[0].outcome == ("result", "a")
-    balanced(batcher, 3)
 
 
 async def test_a_map_that_does_not_fit_makes_no_call():
-    handler = Second()
-    batcher = opened(handler.results, max_batch_size=1, max_queued_requests=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call("x"))
-        await settle()
+    async with sharing(max_batch_size=1, max_queued_requests=1) as (handler, batcher, call, tasks):
+        await launch(tasks, call("x"))
         with pytest.raises(Overloaded):
             await call.map(["a", "b"])
         assert batcher.statistics().queued == 0
@@ -368,10 +312,7 @@ async def test_a_map_that_does_not_fit_makes_no_call():
 
 @pytest.mark.real_time
 async def test_calls_from_threads_share():
-    handler = Second()
-    batcher = opened(handler.results, cache=shoal.Cache(max_size=9, ttl_s=60))
-
-    async with batcher as call:
+    async with sharing(cache=A_MINUTE) as (handler, _, call, _):
         await call("a")
         assert await anyio.to_thread.run_sync(call.from_thread, "a") == ("result", "a")
     assert handler.items == ["a"]

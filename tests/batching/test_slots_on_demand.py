@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, line_up, outcomes, settle
+from batching.scenes import Held, Recorder, launch, line_up, outcomes, settle, using
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT
 
 MANY = 10_000
@@ -32,8 +32,7 @@ async def test_as_many_batches_run_at_once_as_there_are(
         held, max_batch_size=1, max_concurrent_batches=bound, batch_wait_timeout_s=wait_s
     )
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *map(call, range(100)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(100)))
         assert batcher.statistics().batches_running == 100
         assert len(batcher.stacks()) == 101
         held.gate.set()
@@ -68,10 +67,9 @@ async def test_a_batch_without_a_bound_on_their_number_still_waits_to_fill() -> 
 
 async def test_without_a_bound_a_queue_of_no_length_admits_all() -> None:
     held = Held()
-    batcher = shoal.Batcher(
-        held, max_batch_size=1, max_concurrent_batches=None, max_queued_requests=0
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(
+        shoal.Batcher(held, max_batch_size=1, max_concurrent_batches=None, max_queued_requests=0)
+    ) as (call, tasks):
         callers = await line_up(tasks, *map(call, range(50)))
         held.gate.set()
         await settle()
@@ -82,21 +80,18 @@ async def test_the_bound_on_batches_can_be_lifted_and_set_again_while_they_run()
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, *map(call, range(20)))
-        await settle()
+        await launch(tasks, *map(call, range(20)))
         assert batcher.statistics().batches_running == 1
         batcher.configure(max_concurrent_batches=None)
         await settle()
         assert batcher.statistics().batches_running == 20
         batcher.configure(max_concurrent_batches=2)
-        await line_up(tasks, *map(call, range(3)))
-        await settle()
+        await launch(tasks, *map(call, range(3)))
         assert batcher.statistics().batches_running == 20
         held.gate.set()
         await settle()
         held.gate = anyio.Event()
-        await line_up(tasks, *map(call, range(5)))
-        await settle()
+        await launch(tasks, *map(call, range(5)))
         assert batcher.statistics().batches_running == 2
         held.gate.set()
 
@@ -114,8 +109,7 @@ async def test_batches_that_take_requests_while_they_run_need_no_bound_either(fi
 
     batcher: Any = shoal.Batcher(handler, fill=fill, max_batch_size=1, max_concurrent_batches=None)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *map(call, range(20)))
-        await settle()
+        callers = await launch(tasks, *map(call, range(20)))
         assert batcher.statistics().batches_running == 20
         gate.set()
         await settle()
@@ -127,10 +121,9 @@ async def test_late_calls_are_refused_by_the_run_time_alone_where_there_is_no_bo
         await anyio.sleep(2)
         return items
 
-    batcher = shoal.Batcher(
-        handler, max_batch_size=1, max_concurrent_batches=None, refuse_late=True
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(
+        shoal.Batcher(handler, max_batch_size=1, max_concurrent_batches=None, refuse_late=True)
+    ) as (call, tasks):
         for _ in range(5):
             await call(0)
         busy = await line_up(tasks, *map(call, range(10)))

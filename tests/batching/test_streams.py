@@ -64,10 +64,7 @@ async def test_calls_of_a_generator_handler_share_a_batch() -> None:
 
 async def test_items_arrive_as_they_are_made() -> None:
     with Steps() as steps:
-        async with (
-            shoal.Batcher(steps.handler) as call,
-            call("a") as stream,
-        ):
+        async with shoal.Batcher(steps.handler) as call, call("a") as stream:
             for number in range(3):
                 steps.step(number)
                 assert await anext(stream) == number

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, Held, Recorder, Steps, line_up, outcome, read_all, settle
+from batching.scenes import LEFT, Held, Recorder, Steps, launch, line_up, outcome, read_all, settle
 from time_limits import HANG_S
 
 if TYPE_CHECKING:
@@ -48,12 +48,8 @@ async def test_a_deadline_ends_a_call_in_a_handler(way: str) -> None:
 
 async def test_a_deadline_ends_a_call_in_the_queue_and_the_handler_never_sees_it() -> None:
     held = Held()
-    async with (
-        shoal.Batcher(held, max_batch_size=1) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        (first,) = await line_up(tasks, call(0))
-        await settle()
+    async with shoal.Batcher(held, max_batch_size=1) as call, anyio.create_task_group() as tasks:
+        (first,) = await launch(tasks, call(0))
         (second,) = await line_up(tasks, call.options(timeout_s=5)(1))
         await anyio.sleep(6)
         assert isinstance(second.outcome, shoal.errors.DeadlineExceeded)
@@ -203,8 +199,7 @@ async def test_a_thread_that_takes_too_long_fails_its_callers_at_once_but_keeps_
     async with batcher as call, anyio.create_task_group() as tasks:
         got = await outcome(call(0))
         assert isinstance(got, shoal.errors.HandlerTimeout)
-        (late,) = await line_up(tasks, call(1))
-        await settle()
+        (late,) = await launch(tasks, call(1))
         statistics = batcher.statistics()
         assert (statistics.batches_running, statistics.queued) == (1, 1)
         batcher.configure(handler_timeout_s=None)
@@ -217,8 +212,7 @@ async def test_leaving_and_the_time_out_of_the_handler_may_come_in_one_tick() ->
     held = Held()
     batcher = shoal.Batcher(held, handler_timeout_s=5, max_batch_size=2, batch_wait_timeout_s=1)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call(0), call(1))
-        await settle()
+        callers = await launch(tasks, call(0), call(1))
         await anyio.sleep(5)
         callers[0].leave()
         await settle()

@@ -21,10 +21,7 @@ EXPIRED = [Arrival(0.0, timeout_s=0.001), Arrival(1.0)]
 
 @pytest.mark.parametrize(
     ("trace", "name", "begins"),
-    [
-        ([0.0], "simulation.png", PNG),
-        (EXPIRED, "simulation.svg", b"<?xml"),
-    ],
+    [([0.0], "simulation.png", PNG), (EXPIRED, "simulation.svg", b"<?xml")],
 )
 def test_a_simulation_is_drawn_as_the_ending_of_its_file_says(trace, name, begins, tmp_path):
     simulation = simulate(trace, BatchOptions(max_batch_size=4), RUN_TIME)

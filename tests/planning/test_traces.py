@@ -22,8 +22,7 @@ def test_a_trace_goes_forward_within_its_duration(make):
 
 
 @pytest.mark.parametrize(
-    ("make", "extra"),
-    [(constant, {}), (poisson, {}), (bursty, {}), (diurnal, {"period_s": 20})],
+    ("make", "extra"), [(constant, {}), (poisson, {}), (bursty, {}), (diurnal, {"period_s": 20})]
 )
 def test_a_trace_has_its_rate_on_average(make, extra):
     assert len(list(make(500, 100, **extra))) == pytest.approx(50_000, rel=0.02)

@@ -8,12 +8,7 @@ import anyio
 import pytest
 
 from replicas.local_replicas import dies, made, serve
-from replicas.plain_generators import (
-    HANG_S,
-    HeldSteps,
-    decisions,
-    handed_out,
-)
+from replicas.plain_generators import HANG_S, HeldSteps, decisions, handed_out
 from shoal.replicas.code.jobs import Job
 from shoal.replicas.local.task import TaskReplica
 from shoal.replicas.local.thread import ThreadReplica

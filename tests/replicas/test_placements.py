@@ -15,12 +15,7 @@ from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.local.task import TaskReplica
 from shoal.replicas.local.thread import ThreadReplica
-from shoal.replicas.placements import (
-    BUILT_IN,
-    ProcessOptions,
-    placement_of,
-    takes_open_batches,
-)
+from shoal.replicas.placements import BUILT_IN, ProcessOptions, placement_of, takes_open_batches
 from shoal.replicas.process.replica import ProcessReplica
 
 

@@ -37,12 +37,7 @@ def arrays(size: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(
     ("anyio_backend", "code", "shared_memory_bytes"),
-    [
-        ("trio", Plain, 0),
-        ("trio", Async, ROOM),
-        ("asyncio", Plain, ROOM),
-        ("asyncio", Async, 0),
-    ],
+    [("trio", Plain, 0), ("trio", Async, ROOM), ("asyncio", Plain, ROOM), ("asyncio", Async, 0)],
     indirect=["anyio_backend"],
 )
 async def test_arrays_and_bytes_come_back_as_they_went(shared_memory_bytes, code):

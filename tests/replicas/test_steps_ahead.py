@@ -15,14 +15,7 @@ import pytest
 import shoal
 from batching.scenes import read_all
 from replicas.local_replicas import dies, serving
-from replicas.plain_generators import (
-    HANG_S,
-    HeldSteps,
-    calls_of,
-    decisions,
-    handed_out,
-    pretend,
-)
+from replicas.plain_generators import HANG_S, HeldSteps, calls_of, decisions, handed_out, pretend
 from shoal.batching.current import setting
 from shoal.batching.running.stream import Stepping, running_steps
 from shoal.errors import ReplicaDied, WrongBatchSize
@@ -202,11 +195,7 @@ async def test_after_a_step_of_the_wrong_size_there_is_none(placement):
 async def test_a_reader_that_joined_holds_up_no_step_that_has_nothing_for_it(placement):
     held = HeldSteps([0, SKIP], [1, SKIP], [2, SKIP], [SKIP, 0], [SKIP, 1])
     options = {"dedupe": True, "stream_buffer": 2, "max_batch_size": 2, "batch_wait_timeout_s": 60}
-    async with (
-        calls_of(held.handler, placement, **options) as call,
-        call("x") as x,
-        call("y") as y,
-    ):
+    async with calls_of(held.handler, placement, **options) as call, call("x") as x, call("y") as y:
         for step in range(3):
             held.go[step].set()
             assert await anext(x) == step
@@ -404,10 +393,7 @@ async def test_a_kill_after_the_last_step_has_ended_closes_its_generator(
     stepping.has_room = False
     held = HeldSteps([0], [1])
     replica = replica_of(held.handler)
-    async with (
-        steps_of(replica, stepping) as (steps, failures),
-        anyio.create_task_group() as tasks,
-    ):
+    async with steps_of(replica, stepping) as (steps, failures), anyio.create_task_group() as tasks:
         tasks.start_soon(dies, anext(steps))
         await settle()
         held.go[0].set()

@@ -15,13 +15,7 @@ import anyio.lowlevel
 
 from serving.fault_backends import Boom, PlainServed, Served, illness
 from serving.fault_load import HANG_S, FaultLoad
-from shoal.errors import (
-    HandlerTimeout,
-    Overloaded,
-    ReplicaDied,
-    ReplicaNotStarted,
-    WrongBatchSize,
-)
+from shoal.errors import HandlerTimeout, Overloaded, ReplicaDied, ReplicaNotStarted, WrongBatchSize
 from shoal.replicas.process.replica import ProcessReplica
 from shoal.serving.controller.controller import Controller
 

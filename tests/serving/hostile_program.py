@@ -196,9 +196,7 @@ class Program:
                 await self._brought_back()
 
     @asynccontextmanager
-    async def _served(
-        self,
-    ) -> AsyncGenerator[tuple[Controller, EndpointHandle, EndpointHandle]]:
+    async def _served(self) -> AsyncGenerator[tuple[Controller, EndpointHandle, EndpointHandle]]:
         async with Controller() as controller:
             try:
                 await controller.create_backend("n", neighbour, config={"placement": "task"})

@@ -150,10 +150,7 @@ WHOLE_SHADOW = f"{SHADOW}backend = 'b'\nproportion = 1\n"
         ),
         (f"{BACKEND}init_args = 'x'", '3: backends.b.init_args: must be an array, as ["small", 2]'),
         (f"{BACKEND}init_kwargs = [1]", "3: backends.b.init_kwargs: must be a table, as {size = "),
-        (
-            f"{BACKEND}init_args = [1, 1979-05-27]",
-            "3: backends.b.init_args: init_args[1] can't be",
-        ),
+        (f"{BACKEND}init_args = [1, 1979-05-27]", "3: backends.b.init_args: init_args[1] can't be"),
         (f"{BACKEND}num_replica = 2", "3: backends.b.num_replica: there is no such key; did you "),
         (f"{BACKEND}xyzzy = 2", "3: backends.b.xyzzy: there is no such key; shoal.BackendConfig "),
         (f"{BACKEND}num_replicas = 'none'", "3: backends.b.num_replicas: num_replicas must be a "),
@@ -183,27 +180,15 @@ WHOLE_SHADOW = f"{SHADOW}backend = 'b'\nproportion = 1\n"
         # [endpoints.NAME]
         (TRAFFIC, '3: endpoints.e: has no backend; write backend = "TAG", or traffic = '),
         (f"{ENDPOINT}traffic.b = 1", "3: endpoints.e: has both backend and traffic; leave one out"),
-        (
-            f"{TRAFFIC}backend = 'c'",
-            "4: endpoints.e.backend: there is no backend 'c'; there are",
-        ),
+        (f"{TRAFFIC}backend = 'c'", "4: endpoints.e.backend: there is no backend 'c'; there are"),
         ("[endpoints.e]\nbackend = 1", "2: endpoints.e.backend: there is no backend 1; there are"),
-        (
-            f"{TRAFFIC}traffic.c = 1",
-            "4: endpoints.e.traffic.c: there is no backend 'c'; there",
-        ),
-        (
-            f"{TRAFFIC}traffic = {{ b = 0.5 }}",
-            "4: endpoints.e.traffic: the weights of traffic",
-        ),
+        (f"{TRAFFIC}traffic.c = 1", "4: endpoints.e.traffic.c: there is no backend 'c'; there"),
+        (f"{TRAFFIC}traffic = {{ b = 0.5 }}", "4: endpoints.e.traffic: the weights of traffic"),
         (f"{TRAFFIC}traffic.b = 'all'", "4: endpoints.e.traffic: the weight of b must be a number"),
         (f"{TRAFFIC}traffic = 1", "4: endpoints.e.traffic: must be a table, as "),
         (f"{ENDPOINT}route = 'e'", '5: endpoints.e.route: a path must start with "/", and '),
         (f"{ENDPOINT}route = '/-/x'", "5: endpoints.e.route: '/-/x': the paths under /-/ are "),
-        (
-            f"{ENDPOINT}methods = 'GET'",
-            "5: endpoints.e.methods: methods must be a list, not 'GET'",
-        ),
+        (f"{ENDPOINT}methods = 'GET'", "5: endpoints.e.methods: methods must be a list, not 'GET'"),
         (f"{ENDPOINT}methods = ['GO']", "5: endpoints.e.methods: 'GO' is not a method; there are "),
         (f"{ENDPOINT}method = ['GET']", "5: endpoints.e.method: there is no such key; did you "),
         (
@@ -219,14 +204,8 @@ WHOLE_SHADOW = f"{SHADOW}backend = 'b'\nproportion = 1\n"
             f"{SHADOW}proportion = 1\nbackend = 'c'",
             "7: endpoints.e.shadows[0].backend: there is no",
         ),
-        (
-            f"{SHADOW}backend = 'b'\nproportion = 2",
-            "7: endpoints.e.shadows[0].proportion: the",
-        ),
-        (
-            f"{WHOLE_SHADOW}compare = 'm'",
-            "8: endpoints.e.shadows[0].compare: 'm' is not an import",
-        ),
+        (f"{SHADOW}backend = 'b'\nproportion = 2", "7: endpoints.e.shadows[0].proportion: the"),
+        (f"{WHOLE_SHADOW}compare = 'm'", "8: endpoints.e.shadows[0].compare: 'm' is not an import"),
         (f"{WHOLE_SHADOW}compare = 1", "8: endpoints.e.shadows[0].compare: must be text, as "),
         (
             f"{WHOLE_SHADOW}[[endpoints.e.shadows]]\nbackend = 'b'\nproportion = 1",
@@ -385,11 +364,7 @@ def test_the_second_row_of_an_array_of_tables_stands_on_its_own_line():
 
 @pytest.mark.parametrize(
     ("path", "text"),
-    [
-        ((), ""),
-        (("a", "b-c", 0, "d"), "a.b-c[0].d"),
-        (("a b", "1", "é"), '"a b".1."é"'),
-    ],
+    [((), ""), (("a", "b-c", 0, "d"), "a.b-c[0].d"), (("a b", "1", "é"), '"a b".1."é"')],
 )
 def test_a_path_is_written_as_in_a_header(path, text):
     assert written(path) == text

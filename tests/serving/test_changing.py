@@ -178,7 +178,6 @@ async def test_replicas_that_start_later_are_told_the_user_config_of_then() -> N
 
 
 async def test_a_user_config_that_one_refuses_is_taken_back_from_all() -> None:
-    stage = Stage()
     told: list[tuple[int, Any]] = []
 
     async def reconfigure(replica: ScriptedReplica, config: Any) -> None:
@@ -186,7 +185,7 @@ async def test_a_user_config_that_one_refuses_is_taken_back_from_all() -> None:
         if config == 2 and replica.number == 1:
             raise ZeroDivisionError("not this one")
 
-    async with serving(Configured, stage, num_replicas=3, user_config=1) as (controller, _, _):
+    async with serving(Configured, num_replicas=3, user_config=1) as (controller, _, stage):
         await settle()
         stage.reconfigure = reconfigure
         with pytest.raises(ZeroDivisionError, match="not this one"):
@@ -199,7 +198,6 @@ async def test_a_user_config_that_one_refuses_is_taken_back_from_all() -> None:
 
 
 async def test_replicas_that_hang_when_it_is_taken_back_do_so_side_by_side() -> None:
-    stage = Stage()
 
     async def reconfigure(replica: ScriptedReplica, config: Any) -> None:
         if config == 1 and replica.number < 4:  # and not those that take their places
@@ -207,7 +205,7 @@ async def test_replicas_that_hang_when_it_is_taken_back_do_so_side_by_side() -> 
         if replica.number == 3:
             raise ZeroDivisionError
 
-    async with serving(Configured, stage, num_replicas=4, user_config=1) as (controller, _, _):
+    async with serving(Configured, num_replicas=4, user_config=1) as (controller, _, stage):
         await settle()
         stage.reconfigure = reconfigure
         began_at = anyio.current_time()
@@ -217,13 +215,12 @@ async def test_replicas_that_hang_when_it_is_taken_back_do_so_side_by_side() -> 
 
 
 async def test_a_replica_that_does_not_take_its_old_user_config_back_is_replaced() -> None:
-    stage = Stage()
 
     async def reconfigure(replica: ScriptedReplica, _: Any) -> None:
         if replica.number == 0:
             raise ZeroDivisionError
 
-    async with serving(Configured, stage, user_config=1) as (controller, handle, _):
+    async with serving(Configured, user_config=1) as (controller, handle, stage):
         stage.reconfigure = reconfigure
         with pytest.raises(ZeroDivisionError):
             await change(controller, user_config=2)
@@ -234,14 +231,13 @@ async def test_a_replica_that_does_not_take_its_old_user_config_back_is_replaced
 
 @pytest.mark.parametrize("dying", [0, 1])
 async def test_a_replica_that_dies_while_it_is_told_fails_the_change(dying: int) -> None:
-    stage = Stage()
 
     async def reconfigure(replica: ScriptedReplica, config: Any) -> None:
         if config == 2 and replica.number == dying:
             replica.die()
             await anyio.sleep_forever()
 
-    async with serving(Configured, stage, num_replicas=2, user_config=1) as (controller, handle, _):
+    async with serving(Configured, num_replicas=2, user_config=1) as (controller, handle, stage):
         await settle()
         before = await controller.get_backend_config("b")
         stage.reconfigure = reconfigure
@@ -346,8 +342,7 @@ async def test_a_bad_user_config_of_a_backend_that_never_started_is_set_right() 
         if config == "deadly":
             replica.die()
 
-    stage = Stage()
-    async with serving(Configured, stage, user_config=1) as (controller, handle, _):
+    async with serving(Configured, user_config=1) as (controller, handle, stage):
         stage.reconfigure = reconfigure
         backend = controller.backends["b"]
         backend.config = backend.supervisor.config = backend.config.changed(
@@ -364,8 +359,7 @@ async def test_a_bad_user_config_of_a_backend_that_never_started_is_set_right() 
 @asynccontextmanager
 async def unavailable() -> AsyncGenerator[tuple[Controller, Any, Stage]]:
     """Serves a backend whose replica has died, and that can't be started again as yet."""
-    stage = Stage()
-    async with serving(echo, stage) as (controller, handle, _):
+    async with serving(echo) as (controller, handle, stage):
         stage.start = failing("no luck", lambda _: True)
         stage.replicas[0].die()
         await anyio.sleep(1000)
@@ -494,8 +488,7 @@ async def test_a_change_that_can_not_be_written_down_leaves_the_old_replicas(
         await anyio.lowlevel.checkpoint()
         raise OSError("the disk is full")
 
-    stage = Stage()
-    async with serving(Configured, stage, num_replicas=2, user_config=1) as (controller, handle, _):
+    async with serving(Configured, num_replicas=2, user_config=1) as (controller, handle, stage):
         await settle()
         with (
             mock.patch.object(controller._declarations, "put_backend", put_backend),
@@ -595,8 +588,7 @@ async def test_batching_changes_at_once_while_a_replica_is_started_again() -> No
 
 
 async def test_changes_of_one_backend_come_one_after_the_other() -> None:
-    stage = Stage()
-    async with serving(Configured, stage, user_config=0) as (controller, handle, _):
+    async with serving(Configured, user_config=0) as (controller, handle, stage):
         gate = anyio.Event()
 
         async def reconfigure(_: ScriptedReplica, config: Any) -> None:

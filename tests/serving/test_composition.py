@@ -138,10 +138,7 @@ async def test_a_deadline_holds_for_what_is_called_inside():
 @real_time
 @pytest.mark.parametrize(
     ("code", "placement"),
-    [
-        (PlainCalling, "thread"),
-        pytest.param(Calling, "process", marks=pytest.mark.one_loop),
-    ],
+    [(PlainCalling, "thread"), pytest.param(Calling, "process", marks=pytest.mark.one_loop)],
 )
 @pytest.mark.parametrize("leaves", [False, True], ids=["deadline", "leaves"])
 async def test_so_it_does_across_threads_and_processes(code, placement, leaves):
@@ -235,10 +232,7 @@ async def test_the_inner_backend_may_run_its_batch_again_unseen():
 @real_time
 @pytest.mark.parametrize(
     ("code", "placement"),
-    [
-        (PlainCalling, "thread"),
-        pytest.param(Calling, "process", marks=pytest.mark.one_loop),
-    ],
+    [(PlainCalling, "thread"), pytest.param(Calling, "process", marks=pytest.mark.one_loop)],
 )
 async def test_so_it_is_across_threads_and_processes(code, placement, tmp_path):
     log = tmp_path / "runs"

@@ -278,8 +278,7 @@ async def test_shutdown_ends_though_an_update_is_under_way(change: dict[str, Any
         async def __call__(self, items: list[int]) -> list[int]:
             return items
 
-    stage = Stage()
-    async with serving(Code, stage) as (controller, _, _), anyio.create_task_group() as tasks:
+    async with serving(Code) as (controller, _, stage), anyio.create_task_group() as tasks:
         stage.start = never
         stage.reconfigure = never
         [updating] = await under_way(tasks, controller.update_backend_config("b", change))

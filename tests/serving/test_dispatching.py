@@ -215,7 +215,6 @@ async def test_a_batch_runs_again_where_retries_allow_it() -> None:
 
 
 async def test_a_batch_runs_again_with_all_of_its_items() -> None:
-    stage = Stage()
 
     async def code(items: list[int]) -> list[int]:
         taken = [items.pop() for _ in range(len(items))][::-1]
@@ -224,7 +223,7 @@ async def test_a_batch_runs_again_with_all_of_its_items() -> None:
             await anyio.sleep_forever()
         return taken
 
-    async with serving(code, stage, num_replicas=2, retries=1, **PAIRS) as (_, handle, _):
+    async with serving(code, num_replicas=2, retries=1, **PAIRS) as (_, handle, stage):
         assert await outcomes(handle.call(1), handle.call(2)) == [1, 2]
     assert [sorted(items) for _, items in stage.calls] == [[1, 2], [1, 2]]
 

@@ -47,11 +47,7 @@ async def test_each_process_sees_its_own_from_before_its_code_is_imported(monkey
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"gpus": 0.5, "env": {"OMP_NUM_THREADS": "3"}}, "3"),
-        ({}, None),
-    ],
+    ("options", "expected"), [({"gpus": 0.5, "env": {"OMP_NUM_THREADS": "3"}}, "3"), ({}, None)]
 )
 async def test_it_has_as_many_threads_for_the_cpu_as_its_options_say(
     monkeypatch, options, expected

@@ -657,10 +657,7 @@ except BaseException as error:
 
 @pytest.mark.parametrize(
     ("where", "signal", "ended_by"),
-    [
-        ("itself", "SIGINT", "KeyboardInterrupt"),
-        ("a batch that it forms", "SIGTERM", "SystemExit"),
-    ],
+    [("itself", "SIGINT", "KeyboardInterrupt"), ("a batch that it forms", "SIGTERM", "SystemExit")],
 )
 async def test_a_signal_ends_the_program_while_a_backend_runs(
     where: str, anyio_backend_name: str, signal: str, ended_by: str

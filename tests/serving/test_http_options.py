@@ -158,12 +158,7 @@ WRONG = [
     ("max_headers", 0, ValueError, "must be at least 1, not 0"),
     ("max_target_bytes", 0, ValueError, "must be at least 1, not 0"),
     ("max_message_bytes", 0, ValueError, "must be at least 1, not 0"),
-    (
-        "model_server",
-        "m:9",
-        ValueError,
-        f"must be {FORMS}, not 'm:9'",
-    ),
+    ("model_server", "m:9", ValueError, f"must be {FORMS}, not 'm:9'"),
     ("model_server_token_file", 5, TypeError, 'must be text, such as "/run/secrets/models", not 5'),
     ("certfile", 5, TypeError, 'must be text, such as "cert.pem", not 5'),
     ("keyfile", 5, TypeError, 'must be text, such as "key.pem", not 5'),

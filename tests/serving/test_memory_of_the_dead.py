@@ -66,8 +66,7 @@ async def read(handle: Any, item: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("retries", "ways"),
-    [(0, WAYS), pytest.param(1, WAYS_TO_RUN_AGAIN, marks=pytest.mark.one_loop)],
+    ("retries", "ways"), [(0, WAYS), pytest.param(1, WAYS_TO_RUN_AGAIN, marks=pytest.mark.one_loop)]
 )
 async def test_a_dead_replica_is_freed_without_a_collection(
     retries: int,

@@ -370,8 +370,7 @@ def test_damage_beside_what_is_declared_is_refused(written: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "body"),
-    [("backend", "[]"), ("backend", "{"), ("endpoint", "{}"), ("thing", "{}")],
+    ("kind", "body"), [("backend", "[]"), ("backend", "{"), ("endpoint", "{}"), ("thing", "{}")]
 )
 def test_a_row_that_is_no_declaration_is_refused(path: Path, kind: str, body: str) -> None:
     StateFile.open(path).close()

@@ -111,8 +111,7 @@ async def test_one_that_is_dying_may_leave_the_list_of_model_servers() -> None:
 
 
 async def test_one_whose_task_fails_with_any_error_is_replaced() -> None:
-    stage = Stage()
-    async with serving(echo, stage) as (controller, handle, _):
+    async with serving(echo) as (controller, handle, stage):
 
         async def start(_: Any) -> None:
             raise ZeroDivisionError
@@ -127,14 +126,13 @@ async def test_one_whose_task_fails_with_any_error_is_replaced() -> None:
 
 
 async def test_the_waits_between_starts_grow_and_differ() -> None:
-    stage = Stage()
     began: list[float] = []
 
     async def start(_: Any) -> str:
         began.append(anyio.current_time())
         return "no luck"
 
-    async with serving(echo, stage) as (_, _, _):
+    async with serving(echo) as (_, _, stage):
         stage.start = start
         stage.replicas[0].die()
         await anyio.sleep(1000)
@@ -147,8 +145,7 @@ async def test_the_waits_between_starts_grow_and_differ() -> None:
 
 
 async def test_callers_wait_while_a_replica_is_started_again() -> None:
-    stage = Stage()
-    async with serving_tasks(echo, stage) as (controller, handle, _, tasks):
+    async with serving_tasks(echo) as (controller, handle, stage, tasks):
         stage.start = gated = Gated()
         stage.replicas[0].die()
         await settle()
@@ -162,8 +159,7 @@ async def test_callers_wait_while_a_replica_is_started_again() -> None:
 
 
 async def test_the_circuit_opens_when_starts_go_on_failing_and_closes_when_one_succeeds() -> None:
-    stage = Stage()
-    async with serving_tasks(echo, stage) as (controller, handle, _, tasks):
+    async with serving_tasks(echo) as (controller, handle, stage, tasks):
         stage.start = failing("the driver is gone")
         stage.replicas[0].die()
         await settle()
@@ -182,8 +178,7 @@ async def test_the_circuit_opens_when_starts_go_on_failing_and_closes_when_one_s
 
 
 async def test_callers_are_served_while_one_replica_is_left_though_no_other_starts() -> None:
-    stage = Stage()
-    async with serving(echo, stage, num_replicas=2) as (controller, handle, _):
+    async with serving(echo, num_replicas=2) as (controller, handle, stage):
         await settle()
         stage.start = failing()
         stage.replicas[0].die()
@@ -265,7 +260,6 @@ async def test_a_placement_that_raises_fails_no_batch() -> None:
 
 
 async def test_all_replicas_are_replaced_one_by_one_and_none_is_missed() -> None:
-    stage = Stage()
     least: list[int] = []
     most: list[int] = []
     places: list[int] = []
@@ -277,7 +271,7 @@ async def test_all_replicas_are_replaced_one_by_one_and_none_is_missed() -> None
             least.append(len(stage.alive))
             most.append(len(stage.replicas) - len(stage.ended) - len(stage.alive))
 
-    async with serving(echo, stage, num_replicas=3) as (controller, _, _):
+    async with serving(echo, num_replicas=3) as (controller, _, stage):
         await settle()
         stage.start = start
         await controller.restart_backend("b")
@@ -307,8 +301,7 @@ async def test_a_new_replica_works_while_an_old_one_finishes() -> None:
 async def test_a_change_that_fails_half_way_leaves_exactly_the_old_replicas(
     verb: str, failing_one: int
 ) -> None:
-    stage = Stage()
-    async with serving(echo, stage, num_replicas=3) as (controller, handle, _):
+    async with serving(echo, num_replicas=3) as (controller, handle, stage):
         await settle()
         before = await controller.get_backend_config("b")
         stage.start = failing(numbers=lambda number: number >= failing_one)
@@ -363,12 +356,11 @@ async def test_a_change_whose_caller_leaves_while_the_old_replicas_drain_stays()
 
 
 async def test_scaling_up_starts_all_that_are_missing_side_by_side() -> None:
-    stage = Stage()
 
     async def start(_: Any) -> None:
         await anyio.sleep(10)
 
-    async with serving(echo, stage) as (controller, _, _):
+    async with serving(echo) as (controller, _, stage):
         stage.start = start
         await controller.scale_backend("b", 4)
         assert anyio.current_time() == pytest.approx(10)
@@ -430,8 +422,7 @@ async def test_work_that_does_not_end_in_its_grace_is_killed() -> None:
 
 
 async def test_a_replica_is_replaced_after_so_many_batches_and_none_is_missed() -> None:
-    stage = Stage()
-    async with serving(echo, stage, max_batches_per_replica=3) as (controller, handle, _):
+    async with serving(echo, max_batches_per_replica=3) as (controller, handle, stage):
         for item in range(3):
             await handle.call(item)
         stage.start = gated = Gated()
@@ -448,8 +439,7 @@ async def test_a_replica_is_replaced_after_so_many_batches_and_none_is_missed() 
 
 
 async def test_a_replica_whose_machine_leaves_works_until_another_one_is_ready() -> None:
-    stage = Stage()
-    async with serving(echo, stage) as (controller, handle, _):
+    async with serving(echo) as (controller, handle, stage):
         await handle.call(1)
         stage.start = gated = Gated()
         leaving = stage.replicas[0].on_leaving

@@ -16,13 +16,7 @@ pytestmark = pytest.mark.real_time
 @pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("placement", "code"),
-    [
-        ("task", Async),
-        ("task", Plain),
-        ("thread", Plain),
-        ("process", Async),
-        ("process", Plain),
-    ],
+    [("task", Async), ("task", Plain), ("thread", Plain), ("process", Async), ("process", Plain)],
 )
 async def test_a_table_is_refused_as_the_results_of_a_batch(placement: str, code: Any) -> None:
     async with served(code, placement=placement) as handle:
