@@ -11,9 +11,10 @@ import pytest
 
 from replicas.remote_servers import bound
 from serving.test_model_servers import Model, ingress, model_server, status_of, until
-from shoal.errors import BackendUnavailable
+from shoal.errors import BackendUnavailable, ReplicaNotStarted
 from shoal.replicas.remote import lookup
 from shoal.serving.backends import membership
+from shoal.serving.controller.controller import Controller
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -144,3 +145,33 @@ async def test_a_failed_change_keeps_the_model_servers_that_were_found_during_it
             )
         )
         assert status_of(controller).wanted == 2
+
+
+async def test_a_backend_moves_to_model_servers_and_back_while_it_serves(tmp_path):
+    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+    here, there = Model(), Model()
+    async with model_server(at, there), model_server(also, there), Controller() as controller:
+        config = {"num_replicas": 3, "max_batch_size": 64}
+        await controller.create_backend("model", here, config=config)
+        await controller.create_endpoint("model", backend="model")
+        handle = await controller.get_handle("model")
+        assert await handle.call(1) == 1
+        away = {"placement": "remote", "num_replicas": 1, "max_batch_size": 10}
+        nowhere = {**away, "model_servers": f"file:{tmp_path}/missing"}
+        with pytest.raises(ReplicaNotStarted, match="leads to no address"):
+            await controller.update_backend_config("model", nowhere)
+        assert [r.address for r in status_of(controller).replicas] == [None] * 3
+        away["model_servers"] = [at, also]
+        await controller.update_backend_config("model", away)
+        assert {r.address for r in status_of(controller).replicas} == {at, also}
+        assert status_of(controller).wanted == 2
+        assert await handle.call(2) == 2
+        back = {"placement": "task", "model_servers": None}
+        broken = {**back, "placement": "process", "python": "/nowhere"}
+        with pytest.raises(ReplicaNotStarted, match="/nowhere"):
+            await controller.update_backend_config("model", broken)
+        assert status_of(controller).wanted == 2
+        await controller.update_backend_config("model", back)
+        assert [r.address for r in status_of(controller).replicas] == [None]
+        assert await handle.call(3) == 3
+    assert (len(here.batches), len(there.batches)) == (2, 1)

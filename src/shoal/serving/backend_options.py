@@ -240,6 +240,7 @@ _OF_MODEL_SERVERS: Final = frozenset(
 
 
 def check_remote(given: Mapping[str, Any]) -> None:
+    # Those that differ from their defaults: a change can't take an option away.
     if not given.get("model_servers"):
         raise ValueError('placement="remote" needs model_servers, such as ["tls://models:9000"]')
     for name in given:

@@ -348,7 +348,7 @@ class Backend:
                 options=config.replica,
                 placement_options=config.for_placement(),
                 devices=self.devices.take(tag, config),
-                address=self.membership.address_for_new(),
+                address=self.membership.address_for_new() if config.is_remote else "",
             )
         )
         self._prepare(replica)

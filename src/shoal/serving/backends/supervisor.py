@@ -101,8 +101,9 @@ class Supervisor:
         if not there.issuperset(addresses):
             self.failures.forget(self.failures.last)  # a new address need not wait for others
         for managed in tuple(self.managed):
-            if managed.replica.blueprint.address in addresses:
-                continue
+            address = managed.replica.blueprint.address
+            if address in addresses or (self._before_change and not address):
+                continue  # those of another placement end with the change
             managed.is_to_end = True
             if not (managed.life.is_leaving or managed.life.is_over):
                 self._drain(managed)
@@ -142,8 +143,8 @@ class Supervisor:
             self._before_change = None
             self._reconcile()
 
-    def replace(self, config: BackendConfig) -> None:
-        self.config = config
+    def replace(self, config: BackendConfig, wanted: int) -> None:
+        self.config, self.wanted = config, wanted
         self._version = next(self._versions)
         self._reconcile()
 
