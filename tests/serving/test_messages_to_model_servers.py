@@ -76,7 +76,7 @@ async def test_an_error_of_the_code_that_looks_like_a_closed_backend_is_its_resu
         assert status_of(controller).deaths == 0
 
 
-async def test_a_model_server_without_a_replica_gets_no_more_work(tmp_path):
+async def test_a_model_server_without_a_replica_gets_no_more_work(tmp_path, caplog):
     class Broken:
         def __init__(self):
             if broken:
@@ -99,6 +99,8 @@ async def test_a_model_server_without_a_replica_gets_no_more_work(tmp_path):
             await outcome_of(handle.call("die"))
         outcomes = [await outcome_of(handle.call("go on")) for _ in range(8)]
         assert outcomes == ["go on"] * 8
+        await until(lambda: "lost the model server" in caplog.text)
+        assert f"lost the model server at {at}: it has no replica" in caplog.text
         broken = False
 
 

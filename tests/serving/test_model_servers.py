@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
@@ -238,7 +239,8 @@ async def test_work_of_a_lost_model_server_runs_on_another_if_it_may(tmp_path, r
         await until(lambda: status_of(controller).deaths == 1)
 
 
-async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp_path):
+async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     one, other = Model(), Model()
     at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
     results = []
@@ -270,6 +272,13 @@ async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp
         with anyio.fail_after(5):
             await listener.wait_alone()
         assert "shutting down" in str(status_of(controller).failure)
+        failures = controller.backends["model"].supervisor.failures
+        await until(lambda: failures.start_failures >= 1)
+        assert "can't use the model server at" in caplog.text
+        # It is expected to return soon.
+        assert {r.levelno for r in caplog.records} == {logging.INFO}
+        controller.backends["model"].supervisor._return_by[at] = 0  # as if it had taken too long
+        await until(lambda: caplog.records[-1].levelno == logging.ERROR)
 
 
 async def test_a_start_waits_for_a_model_server_and_not_for_ever(tmp_path):

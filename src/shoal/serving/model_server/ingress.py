@@ -136,12 +136,12 @@ class Ingress:
             self._messages, self._requests, self._reader.total, self._connection.sent_bytes
         )
 
-    def drain(self) -> None:
-        """Notifies the ingress that it should send no more; its calls go on."""
+    def drain(self, why: str | None = None) -> None:
+        """Notifies the ingress that it should send no more, and why if that was not planned."""
         if self._is_draining:
             return
         self._is_draining = True
-        self._connection.send(self._codec.frame(FrameKind.DRAIN, 0))
+        self._send(FrameKind.DRAIN, 0, EMPTY if why is None else packed(why))
 
     def _end(self, why: str) -> None:
         logger.warning("the connection of %s is closed: %s", self.name, why)
@@ -336,7 +336,7 @@ class Ingress:
         if is_closing and kinds == {BatcherClosed}:
             raise self._unserved("is closing")
         if kinds == {BackendUnavailable}:
-            self.drain()  # it connects again, and then waits for a replica
+            self.drain("it has no replica")  # it connects again, and then waits for a replica
             raise self._unserved("has no replica")
 
     def _unserved(self, why: str) -> ReplicaDied:
