@@ -324,8 +324,11 @@ class Ingress:
             raise self._unserved("is closing")
         return backend
 
-    def _refuse_unserved(self, outcomes: Sequence[Any]) -> None:
+    def _refuse_unserved(self, outcomes: list[Any]) -> None:
         """Raises `ReplicaDied`, so that the batch may run elsewhere, if nothing can serve it."""
+        for slot in outcomes:
+            if isinstance(slot, ReplicaDied):  # the ingress has replicas of the same name
+                slot.replica = f"{slot.replica or 'a replica'} of the model server"
         # The code may raise such errors as well, for reasons of its own.
         backend = self._backend
         assert backend is not None
@@ -335,6 +338,9 @@ class Ingress:
         kinds: set[Any] = set(map(type, outcomes))
         if is_closing and kinds == {BatcherClosed}:
             raise self._unserved("is closing")
+        for place, kind in enumerate(map(type, outcomes)):
+            if is_closing and kind is BatcherClosed:  # it runs elsewhere without the others
+                outcomes[place] = self._unserved("is closing")
         if kinds == {BackendUnavailable}:
             self.drain("it has no replica")  # it connects again, and then waits for a replica
             raise self._unserved("has no replica")
@@ -412,9 +418,6 @@ def _raise_common(outcomes: Sequence[Any]) -> None:
 
 def _packed(method: str, slots: list[Any]) -> Message:
     check_may_leave(slots)
-    for slot in slots:
-        if isinstance(slot, ReplicaDied):  # the ingress has replicas of the same name
-            slot.replica = f"{slot.replica or 'a replica'} of the model server"
     try:
         message = packed(slots_as_data(slots))
     except Exception as error:
