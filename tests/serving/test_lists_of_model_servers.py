@@ -64,9 +64,34 @@ async def test_a_name_stands_for_all_of_its_addresses(monkeypatch):
     rest = ("unix:/a", "tls://[fd00::9]:9")
     assert await lookups.addresses() == ("tls://10.0.0.1:9", "tls://10.0.0.2:9", *rest)
     del found[0]
-    assert await lookups.addresses() == ("tls://10.0.0.2:9", *rest)
+    assert await lookups.addresses(["tls://10.0.0.2:9"]) == ("tls://10.0.0.2:9", *rest)
     found.clear()  # the last addresses stay
     assert await lookups.addresses() == ("tls://10.0.0.2:9", *rest)
+
+
+async def test_a_name_with_both_versions_of_ip_leads_to_each_server_once(monkeypatch):
+    found = [
+        (10, 1, 6, "", ("fd00::1", 9, 0, 0)),
+        (10, 1, 6, "", ("fd00::2", 9, 0, 0)),
+        (2, 1, 6, "", ("10.0.0.1", 9)),
+        (2, 1, 6, "", ("10.0.0.2", 9)),
+    ]
+
+    async def getaddrinfo(*_, **__):
+        return found
+
+    monkeypatch.setattr(lookup.anyio, "getaddrinfo", getaddrinfo)
+    lookups = lookup.Lookup("model", ["tls://models:9"])
+    sixth = ("tls://[fd00::1]:9", "tls://[fd00::2]:9")
+    fourth = ("tls://10.0.0.1:9", "tls://10.0.0.2:9")
+    assert await lookups.addresses() == sixth
+    assert await lookups.addresses(sixth[1:]) == sixth
+    found.reverse()  # in the order in which they were found
+    assert await lookups.addresses(sixth[1:]) == sixth[::-1]
+    assert await lookups.addresses() == fourth[::-1]  # none of the others could be reached
+    del found[1]
+    assert await lookups.addresses(fourth[1:]) == fourth[1:]
+    assert await lookup.Lookup("model", ["tls://models:9"]).addresses() == sixth[::-1]
 
 
 async def test_the_list_is_changed_while_it_serves(tmp_path):

@@ -97,7 +97,9 @@ class Membership:
                 if not at_once:
                     await anyio.sleep(LOOKUP_S)
                 at_once = False
-                addresses = await lookup.addresses()
+                there = self._supervisor.ready()
+                ready = {managed.replica.blueprint.address for managed in there}
+                addresses = await lookup.addresses(ready)
                 # Those that are there stay while nothing is found: a file may be being written.
                 if addresses and set(addresses) != set(self._addresses):
                     self._follow(addresses)
