@@ -37,11 +37,7 @@ class Lookup:
         self._families: dict[tuple[str, ModelServerAddress], int] = {}
 
     async def addresses(self, ready: Collection[str] = ()) -> tuple[str, ...]:
-        """Returns the addresses, each once, in the order of the entries.
-
-        Args:
-            ready: The addresses at which a model server was reached.
-        """
+        """Returns the addresses, each once, in order; model servers were reached at the `ready`."""
         async with anyio.create_task_group() as tasks:
             for entry in self._entries:
                 tasks.start_soon(self._look_up, entry, ready)

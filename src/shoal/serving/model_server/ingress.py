@@ -234,7 +234,7 @@ class Ingress:
             await managed.replica.reconfigure(user_config)
 
     async def _check_health(self) -> None:
-        """Raises an error unless a replica is healthy; its supervisor replaces the others."""
+        # One healthy replica is enough; its supervisor replaces the others.
         supervisor = self._found().supervisor
         if supervisor.wanted:
             await supervisor.any_ready()
