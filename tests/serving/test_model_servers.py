@@ -367,6 +367,7 @@ async def test_a_peer_that_takes_less_than_is_sent_is_not_given_up():
         ({"model_servers": "unix:/a", "max_batch_size": 9}, "max_batch_size has no effect"),
         ({"model_servers": "unix:/a", "user_config": 1}, "user_config has no effect"),
         ({"model_servers": "unix:/a", "fill": "continuous"}, "fill has no effect"),
+        ({"model_servers": "unix:/a", "handler_timeout_s": 9}, "handler_timeout_s has no effect"),
         ({"model_servers": "unix:/a", "gpus": 1}, "gpus is for placement="),
     ],
 )

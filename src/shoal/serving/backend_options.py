@@ -234,6 +234,7 @@ _OF_MODEL_SERVERS: Final = frozenset(
         *("num_replicas", "autoscaling", "max_ongoing_requests", "max_concurrent_batches"),
         *("max_batches_per_replica", "models", "sticky_load_factor", "isolate_errors", "limit"),
         *("user_config", "open", "bucket_by", "policy", "adaptive", "fill", "streams"),
+        "handler_timeout_s",  # here it would also limit the queue over there
     }
 )
 """Options that the server has which runs the code, beside those that shape batches."""
