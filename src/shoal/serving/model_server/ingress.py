@@ -111,7 +111,7 @@ class Ingress:
         self._tag = ""
         self._defaults: dict[str, Defaults] = {}
         self._messages = self._requests = 0
-        self._is_draining = False
+        self._is_started = self._is_draining = False
         self._ended = anyio.Event()
         self._tasks: TaskGroup
 
@@ -162,6 +162,10 @@ class Ingress:
         if kind in _WORK:
             if frame.id in self._calls:
                 raise ValueError(f"call {frame.id} is under way already")
+            if kind is FrameKind.START:
+                if self._is_started:
+                    raise ValueError("a second START")
+                self._is_started = True
             if len(self._calls) >= _MOST_CALLS:
                 raise ValueError(f"more than {_MOST_CALLS} calls are under way")
             self._calls[frame.id] = call = _Call()
