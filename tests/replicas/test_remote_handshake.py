@@ -11,6 +11,7 @@ from dataclasses import replace
 from tempfile import TemporaryDirectory
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from certificates import new_certificate
@@ -278,8 +279,8 @@ async def test_a_second_start_ends_the_connection_and_no_backend_keeps_it(tmp_pa
                     assert ingress._backend.on_closing
                 await handshake.send_all(sock, b"".join(start[1]))
                 await closed(sock)
-                while listener.ingresses:  # noqa: ASYNC110 - its task ends soon
-                    await anyio.sleep(0)
+                while listener.ingresses:
+                    await anyio.lowlevel.checkpoint()
         if waits:
             assert not ingress._backend.on_closing
 
