@@ -272,6 +272,7 @@ async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp
         with anyio.fail_after(5):
             await listener.wait_alone()
         assert "shutting down" in str(status_of(controller).failure)
+        assert status_of(controller).deaths == 0
         failures = controller.backends["model"].supervisor.failures
         await until(lambda: failures.start_failures >= 1)
         assert "can't use the model server at" in caplog.text

@@ -374,7 +374,8 @@ class Backend:
         if not supervisor.wanted:
             return "ready"  # a request starts a replica
         if not supervisor.ready():
-            return "unavailable" if supervisor.failures.deaths else "starting"
+            failures = supervisor.failures
+            return "unavailable" if failures.deaths or failures.restarts else "starting"
         return "degraded" if len(supervisor.ready()) < supervisor.wanted else "ready"
 
     def status(self) -> BackendStatus:

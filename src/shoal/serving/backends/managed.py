@@ -307,7 +307,7 @@ class ReplicaFailures:
         self._restarts.longest_s = _RECONNECT_S if is_remote else LONGEST_S
         point = random.random()  # noqa: S311 - spreads restarts in time
         if managed.ready_at is not None:
-            self.deaths += 1
+            self.deaths += not managed.replica.is_leaving
             self.restarts += is_replaced
             self._restarts.died(now, point, ready_at=managed.ready_at)
         else:
