@@ -122,7 +122,7 @@ def ready_call_of_ray_actor(handle: Any) -> Any:
 
 
 def stream_of_ray_actor(method: Any, load: Any, most: int) -> Any:
-    """Calls an actor's generator, which pauses so many steps ahead; never if that is not known."""
+    """Calls an actor's generator, which pauses `most` steps ahead; never if that is not known."""
     try:
         return method.options(num_returns="streaming", **{OF_RAY_STREAMS: most}).remote(load)
     except TypeError:
