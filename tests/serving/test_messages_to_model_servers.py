@@ -313,3 +313,20 @@ async def test_callers_may_leave_calls_that_run_elsewhere(tmp_path):
         await until(lambda: status_of(servers[1]).queued == 1)
         again.released.set()
     assert outcomes == {"hold": "hold", 3: 3}
+
+
+async def test_a_call_of_high_priority_need_not_wait_for_those_that_are_sent_with_it(tmp_path):
+    model, at, outcomes = Model(), f"unix:{tmp_path}/a", []
+    config = {"max_batch_size": 1, "priority_levels": 3}
+    ingress_config = {"priority_levels": 3, "priority_mixing": "isolate"}
+    async with (
+        model_server(at, model, **config),
+        ingress(at, **ingress_config) as (_, handle),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(outcome_of, handle.options(priority=1).call("high"), outcomes)
+        tasks.start_soon(outcome_of, handle.options(priority=3).call("hold"), outcomes)
+        await model.holding.wait()
+        await until(lambda: outcomes == ["high"])
+        model.released.set()
+    assert outcomes == ["high", "hold"]
