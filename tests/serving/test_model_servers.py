@@ -312,7 +312,7 @@ async def test_an_address_without_a_server_is_tried_again_and_logged_once(tmp_pa
 
 
 @pytest.mark.parametrize("silent", ["model server", "ingress"])
-async def test_a_peer_that_hangs_is_given_up(tmp_path, monkeypatch, silent):
+async def test_a_peer_that_hangs_is_given_up(tmp_path, monkeypatch, silent, caplog):
     async def hang(*_):
         await anyio.sleep_forever()
 
@@ -322,9 +322,13 @@ async def test_a_peer_that_hangs_is_given_up(tmp_path, monkeypatch, silent):
     monkeypatch.setattr(hangs, "keep_alive", hang)
     keep_alive = partial(keep_alive_module.keep_alive, period_s=0.02)
     monkeypatch.setattr(watches, "keep_alive", keep_alive)
+    monkeypatch.setattr(ingress_module.Ingress, "_check_health", hang)
+    period_s = 0.02 if silent == "model server" else 10
+    config = {"health_check_period_s": period_s}
     model, at = Model(), f"unix:{tmp_path}/a"
-    async with model_server(at, model) as (_, listener), ingress(at) as (controller, _):
+    async with model_server(at, model) as (_, listener), ingress(at, **config) as (controller, _):
         await until(lambda: status_of(controller).deaths >= 1)
+        assert "a health check failed" not in caplog.text  # the death is logged
         if silent == "model server":
             assert "nothing was received for 0.2 s" in str(status_of(controller).failure or "0.2 s")
         assert listener is not None

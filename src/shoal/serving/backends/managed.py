@@ -138,7 +138,7 @@ class ManagedReplica:
                 return
             trouble = await self.trouble()
             failures = 0 if trouble is None else failures + 1
-            if trouble is not None:
+            if trouble is not None and self.replica.takes_work:  # else its end is logged
                 logger.warning("%s: a health check failed: %s", self.replica.tag, trouble)
             if failures == _UNHEALTHY_AFTER and not self.life.is_over:
                 self.life.on("unhealthy")
