@@ -249,5 +249,5 @@ def check_remote(given: Mapping[str, Any]) -> None:
         if shapes or name in _OF_MODEL_SERVERS:
             raise ValueError(
                 f'{name} has no effect with placement="remote": the model server decides it; set '
-                "it there, and leave it out here"
+                "it there, and leave it out here, or set it to its default"
             )
