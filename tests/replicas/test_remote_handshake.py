@@ -11,6 +11,7 @@ from dataclasses import replace
 from tempfile import TemporaryDirectory
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from certificates import new_certificate
@@ -21,6 +22,7 @@ from shoal.errors import NotAllowed, ReplicaNotStarted
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint
 from shoal.replicas.process.wire.frames import FrameKind, encoded
+from shoal.replicas.process.wire.messages import packed
 from shoal.replicas.remote import handshake
 from shoal.replicas.remote.replica import RemoteReplica
 from shoal.replicas.remote.sockets import connect
@@ -262,6 +264,25 @@ async def test_calls_before_a_start_or_of_rubbish_fail_alone(tmp_path):
                 head = await handshake.receive(sock, 24)
             assert head[0] == FrameKind.ERROR
             assert int.from_bytes(head[8:16], "little") == 5
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_second_start_ends_the_connection_and_no_backend_keeps_it(tmp_path, waits):
+    async with serving(f"unix:{tmp_path}/a") as (listener, address):
+        with await connect(model_server_address("", address), TOKEN) as sock:
+            start = [encoded(FrameKind.START, n, packed(("model", "m#0")).parts) for n in (1, 2)]
+            with anyio.fail_after(5):
+                await handshake.send_all(sock, b"".join(start[0]))
+                if waits:
+                    assert (await handshake.receive(sock, 24))[0] == FrameKind.RESULT
+                    [ingress] = listener.ingresses
+                    assert ingress._backend.on_closing
+                await handshake.send_all(sock, b"".join(start[1]))
+                await closed(sock)
+                while listener.ingresses:
+                    await anyio.lowlevel.checkpoint()
+        if waits:
+            assert not ingress._backend.on_closing
 
 
 def test_a_replica_needs_an_address():

@@ -11,9 +11,10 @@ import pytest
 
 from replicas.remote_servers import bound
 from serving.test_model_servers import Model, ingress, model_server, status_of, until
-from shoal.errors import BackendUnavailable
+from shoal.errors import BackendUnavailable, ReplicaNotStarted
 from shoal.replicas.remote import lookup
 from shoal.serving.backends import membership
+from shoal.serving.controller.controller import Controller
 
 pytestmark = pytest.mark.real_time
 
@@ -63,9 +64,34 @@ async def test_a_name_stands_for_all_of_its_addresses(monkeypatch):
     rest = ("unix:/a", "tls://[fd00::9]:9")
     assert await lookups.addresses() == ("tls://10.0.0.1:9", "tls://10.0.0.2:9", *rest)
     del found[0]
-    assert await lookups.addresses() == ("tls://10.0.0.2:9", *rest)
+    assert await lookups.addresses(["tls://10.0.0.2:9"]) == ("tls://10.0.0.2:9", *rest)
     found.clear()  # the last addresses stay
     assert await lookups.addresses() == ("tls://10.0.0.2:9", *rest)
+
+
+async def test_a_name_with_both_versions_of_ip_leads_to_each_server_once(monkeypatch):
+    found = [
+        (10, 1, 6, "", ("fd00::1", 9, 0, 0)),
+        (10, 1, 6, "", ("fd00::2", 9, 0, 0)),
+        (2, 1, 6, "", ("10.0.0.1", 9)),
+        (2, 1, 6, "", ("10.0.0.2", 9)),
+    ]
+
+    async def getaddrinfo(*_, **__):
+        return found
+
+    monkeypatch.setattr(lookup.anyio, "getaddrinfo", getaddrinfo)
+    lookups = lookup.Lookup("model", ["tls://models:9"])
+    sixth = ("tls://[fd00::1]:9", "tls://[fd00::2]:9")
+    fourth = ("tls://10.0.0.1:9", "tls://10.0.0.2:9")
+    assert await lookups.addresses() == sixth
+    assert await lookups.addresses(sixth[1:]) == sixth
+    found.reverse()  # in the order in which they were found
+    assert await lookups.addresses(sixth[1:]) == sixth[::-1]
+    assert await lookups.addresses() == fourth[::-1]  # none of the others could be reached
+    del found[1]
+    assert await lookups.addresses(fourth[1:]) == fourth[1:]
+    assert await lookup.Lookup("model", ["tls://models:9"]).addresses() == sixth[::-1]
 
 
 async def test_the_list_is_changed_while_it_serves(tmp_path):
@@ -144,3 +170,33 @@ async def test_a_failed_change_keeps_the_model_servers_that_were_found_during_it
             )
         )
         assert status_of(controller).wanted == 2
+
+
+async def test_a_backend_moves_to_model_servers_and_back_while_it_serves(tmp_path):
+    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+    here, there = Model(), Model()
+    async with model_server(at, there), model_server(also, there), Controller() as controller:
+        config = {"num_replicas": 3, "max_batch_size": 64}
+        await controller.create_backend("model", here, config=config)
+        await controller.create_endpoint("model", backend="model")
+        handle = await controller.get_handle("model")
+        assert await handle.call(1) == 1
+        away = {"placement": "remote", "num_replicas": 1, "max_batch_size": 10}
+        nowhere = {**away, "model_servers": f"file:{tmp_path}/missing"}
+        with pytest.raises(ReplicaNotStarted, match="leads to no address"):
+            await controller.update_backend_config("model", nowhere)
+        assert [r.address for r in status_of(controller).replicas] == [None] * 3
+        away["model_servers"] = [at, also]
+        await controller.update_backend_config("model", away)
+        assert {r.address for r in status_of(controller).replicas} == {at, also}
+        assert status_of(controller).wanted == 2
+        assert await handle.call(2) == 2
+        back = {"placement": "task", "model_servers": None}
+        broken = {**back, "placement": "process", "python": "/nowhere"}
+        with pytest.raises(ReplicaNotStarted, match="/nowhere"):
+            await controller.update_backend_config("model", broken)
+        assert status_of(controller).wanted == 2
+        await controller.update_backend_config("model", back)
+        assert [r.address for r in status_of(controller).replicas] == [None]
+        assert await handle.call(3) == 3
+    assert (len(here.batches), len(there.batches)) == (2, 1)

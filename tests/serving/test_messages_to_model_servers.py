@@ -76,7 +76,7 @@ async def test_an_error_of_the_code_that_looks_like_a_closed_backend_is_its_resu
         assert status_of(controller).deaths == 0
 
 
-async def test_a_model_server_without_a_replica_gets_no_more_work(tmp_path):
+async def test_a_model_server_without_a_replica_gets_no_more_work(tmp_path, caplog):
     class Broken:
         def __init__(self):
             if broken:
@@ -99,6 +99,8 @@ async def test_a_model_server_without_a_replica_gets_no_more_work(tmp_path):
             await outcome_of(handle.call("die"))
         outcomes = [await outcome_of(handle.call("go on")) for _ in range(8)]
         assert outcomes == ["go on"] * 8
+        await until(lambda: "lost the model server" in caplog.text)
+        assert f"lost the model server at {at}: it has no replica" in caplog.text
         broken = False
 
 
@@ -242,3 +244,89 @@ async def test_priorities_beyond_the_levels_over_there_are_the_lowest(tmp_path):
     ):
         assert await handle.options(priority=5).call("low") == "low"
     assert model.metadata[0][1] == 2
+
+
+@pytest.mark.parametrize(("retries", "deleted"), [(0, 1), (1, 1), (1, 2)])
+async def test_calls_that_a_deleted_backend_drops_run_elsewhere_if_they_may(
+    tmp_path, retries, deleted
+):
+    models, outcomes = [Model(), Model()], []
+    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+    config = {"max_batch_size": 1}
+
+    async def call(handle):
+        outcomes.extend(await handle.map([1, "hold", 3, 4], return_exceptions=True))
+
+    async with (
+        model_server(at, models[0], **config) as (one, _),
+        model_server(also, models[1], **config) as (other, _),
+        ingress(at, also, retries=retries) as (_, handle),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(call, handle)
+        await until(lambda: any(model.holding.is_set() for model in models))
+        both = [(models[0], one), (models[1], other)]
+        if models[1].holding.is_set():
+            both.reverse()
+        for model, server in both[:deleted]:
+            await model.holding.wait()
+            await until(lambda server=server: status_of(server).queued == 2)
+            await server.delete_backend("model", force=True)
+        both[1][0].released.set()
+        await until(lambda: outcomes)
+    assert outcomes[0] == 1
+    if retries == deleted:
+        assert outcomes == [1, "hold", 3, 4]
+        assert [len(model.batches) for model, _ in both] == [2, 3]
+    else:
+        assert {type(one) for one in outcomes[1:]} == {ReplicaDied}
+
+
+async def test_callers_may_leave_calls_that_run_elsewhere(tmp_path):
+    models, outcomes = [Model(), Model()], {}
+    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+    levels = {"priority_levels": 3}
+    config = {"max_batch_size": 1, **levels}
+    scopes = {1: anyio.CancelScope(), 4: anyio.CancelScope()}
+
+    async def call(handle, item, priority):
+        with scopes.get(item, anyio.CancelScope()):
+            outcomes[item] = await handle.options(priority=priority).call(item)
+
+    async with (
+        model_server(at, models[0], **config) as (one, _),
+        model_server(also, models[1], **config) as (other, _),
+        ingress(at, also, retries=1, **levels) as (_, handle),
+        anyio.create_task_group() as tasks,
+    ):
+        for item, priority in ((1, 1), ("hold", 2), (3, 3), (4, 3)):
+            tasks.start_soon(call, handle, item, priority)
+        await until(lambda: any(model.holding.is_set() for model in models))
+        backwards = models[1].holding.is_set()
+        servers = (other, one) if backwards else (one, other)
+        again = models[0] if backwards else models[1]
+        await servers[0].delete_backend("model", force=True)
+        await again.holding.wait()
+        await until(lambda: status_of(servers[1]).queued == 2)
+        scopes[1].cancel()  # it has its result already
+        scopes[4].cancel()
+        await until(lambda: status_of(servers[1]).queued == 1)
+        again.released.set()
+    assert outcomes == {"hold": "hold", 3: 3}
+
+
+async def test_a_call_of_high_priority_need_not_wait_for_those_that_are_sent_with_it(tmp_path):
+    model, at, outcomes = Model(), f"unix:{tmp_path}/a", []
+    config = {"max_batch_size": 1, "priority_levels": 3}
+    ingress_config = {"priority_levels": 3, "priority_mixing": "isolate"}
+    async with (
+        model_server(at, model, **config),
+        ingress(at, **ingress_config) as (_, handle),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(outcome_of, handle.options(priority=1).call("high"), outcomes)
+        tasks.start_soon(outcome_of, handle.options(priority=3).call("hold"), outcomes)
+        await model.holding.wait()
+        await until(lambda: outcomes == ["high"])
+        model.released.set()
+    assert outcomes == ["high", "hold"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
@@ -238,7 +239,8 @@ async def test_work_of_a_lost_model_server_runs_on_another_if_it_may(tmp_path, r
         await until(lambda: status_of(controller).deaths == 1)
 
 
-async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp_path):
+async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     one, other = Model(), Model()
     at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
     results = []
@@ -270,6 +272,14 @@ async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp
         with anyio.fail_after(5):
             await listener.wait_alone()
         assert "shutting down" in str(status_of(controller).failure)
+        assert status_of(controller).deaths == 0
+        failures = controller.backends["model"].supervisor.failures
+        await until(lambda: failures.start_failures >= 1)
+        assert "can't use the model server at" in caplog.text
+        # It is expected to return soon.
+        assert {r.levelno for r in caplog.records} == {logging.INFO}
+        controller.backends["model"].supervisor._return_by[at] = 0  # as if it had taken too long
+        await until(lambda: caplog.records[-1].levelno == logging.ERROR)
 
 
 async def test_a_start_waits_for_a_model_server_and_not_for_ever(tmp_path):
@@ -302,7 +312,7 @@ async def test_an_address_without_a_server_is_tried_again_and_logged_once(tmp_pa
 
 
 @pytest.mark.parametrize("silent", ["model server", "ingress"])
-async def test_a_peer_that_hangs_is_given_up(tmp_path, monkeypatch, silent):
+async def test_a_peer_that_hangs_is_given_up(tmp_path, monkeypatch, silent, caplog):
     async def hang(*_):
         await anyio.sleep_forever()
 
@@ -312,9 +322,13 @@ async def test_a_peer_that_hangs_is_given_up(tmp_path, monkeypatch, silent):
     monkeypatch.setattr(hangs, "keep_alive", hang)
     keep_alive = partial(keep_alive_module.keep_alive, period_s=0.02)
     monkeypatch.setattr(watches, "keep_alive", keep_alive)
+    monkeypatch.setattr(ingress_module.Ingress, "_check_health", hang)
+    period_s = 0.02 if silent == "model server" else 10
+    config = {"health_check_period_s": period_s}
     model, at = Model(), f"unix:{tmp_path}/a"
-    async with model_server(at, model) as (_, listener), ingress(at) as (controller, _):
+    async with model_server(at, model) as (_, listener), ingress(at, **config) as (controller, _):
         await until(lambda: status_of(controller).deaths >= 1)
+        assert "a health check failed" not in caplog.text  # the death is logged
         if silent == "model server":
             assert "nothing was received for 0.2 s" in str(status_of(controller).failure or "0.2 s")
         assert listener is not None
@@ -358,6 +372,7 @@ async def test_a_peer_that_takes_less_than_is_sent_is_not_given_up():
         ({"model_servers": "unix:/a", "max_batch_size": 9}, "max_batch_size has no effect"),
         ({"model_servers": "unix:/a", "user_config": 1}, "user_config has no effect"),
         ({"model_servers": "unix:/a", "fill": "continuous"}, "fill has no effect"),
+        ({"model_servers": "unix:/a", "handler_timeout_s": 9}, "handler_timeout_s has no effect"),
         ({"model_servers": "unix:/a", "gpus": 1}, "gpus is for placement="),
     ],
 )

@@ -104,6 +104,9 @@ class Replica(ABC):
     calls, have no effect.
     """
 
+    is_leaving: bool = False
+    """Whether its machine has announced its end, which is then logged at level INFO."""
+
     def __init__(self, blueprint: Blueprint) -> None:
         self.blueprint = blueprint
 

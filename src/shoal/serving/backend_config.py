@@ -177,7 +177,13 @@ class BackendConfig:
             )
         check_placement_options(self.placement, self.placed, self.placement_options)
         if self.is_remote:
-            check_remote(self._given)
+            defaults = _defaults()
+            differing = {
+                name: one
+                for name, one in self._given.items()
+                if one is not defaults[name] and (name == "user_config" or one != defaults[name])
+            }
+            check_remote(differing)
         if "gpus" in self.placed:
             _check_gpus(self.placed)
         if self.fill != "closed" and not takes_open_batches(self.placement):

@@ -234,12 +234,14 @@ _OF_MODEL_SERVERS: Final = frozenset(
         *("num_replicas", "autoscaling", "max_ongoing_requests", "max_concurrent_batches"),
         *("max_batches_per_replica", "models", "sticky_load_factor", "isolate_errors", "limit"),
         *("user_config", "open", "bucket_by", "policy", "adaptive", "fill", "streams"),
+        "handler_timeout_s",  # here it would also limit the queue over there
     }
 )
 """Options that the server has which runs the code, beside those that shape batches."""
 
 
 def check_remote(given: Mapping[str, Any]) -> None:
+    # Those that differ from their defaults: a change can't take an option away.
     if not given.get("model_servers"):
         raise ValueError('placement="remote" needs model_servers, such as ["tls://models:9000"]')
     for name in given:
@@ -247,5 +249,5 @@ def check_remote(given: Mapping[str, Any]) -> None:
         if shapes or name in _OF_MODEL_SERVERS:
             raise ValueError(
                 f'{name} has no effect with placement="remote": the model server decides it; set '
-                "it there, and leave it out here"
+                "it there, and leave it out here, or set it to its default"
             )

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import anyio
 
 from shoal.errors import ReplicaDied
+from shoal.loops.private import stream_of_ray_actor
 from shoal.replicas.ray.actor import CONTROL, Ending
 from shoal.replicas.ray.cluster import (
     begin_use,
@@ -158,9 +159,8 @@ class Link:
 
     async def steps(self, call: int, load: Any) -> AsyncGenerator[Any, None]:
         assert self._soon is not None
-        options = {"num_returns": "streaming", "_generator_backpressure_num_objects": _STEPS_AHEAD}
         with self._sending(load):
-            references = self._actor.steps.options(**options).remote(load)
+            references = stream_of_ray_actor(self._actor.steps, load, _STEPS_AHEAD)
         pump = Pump(references, ray.get, self._soon, f"shoal stream of {self._tag}")
         try:
             while await self._has_step(pump):

@@ -14,7 +14,7 @@ from shoal.core.addresses import addresses_in, file_of, model_server_address
 from shoal.loops.unlimited import UNLIMITED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from shoal.core.addresses import ModelServerAddress
 
@@ -33,24 +33,26 @@ class Lookup:
         self._failures: dict[str, str] = {}
         # The paths that threads are reading. A file on a broken mount, or a pipe, is never read.
         self._being_read: set[str] = set()
+        # The version of IP that is used for a name in an entry.
+        self._families: dict[tuple[str, ModelServerAddress], int] = {}
 
-    async def addresses(self) -> tuple[str, ...]:
-        """Returns the addresses, each once, in the order of the entries."""
+    async def addresses(self, ready: Collection[str] = ()) -> tuple[str, ...]:
+        """Returns the addresses, each once, in order; model servers were reached at the `ready`."""
         async with anyio.create_task_group() as tasks:
             for entry in self._entries:
-                tasks.start_soon(self._look_up, entry)
+                tasks.start_soon(self._look_up, entry, ready)
         found = [one for entry in self._entries for one in self._last.get(entry, ())]
         return tuple(dict.fromkeys(found))
 
-    async def _look_up(self, entry: str) -> None:
+    async def _look_up(self, entry: str, ready: Collection[str]) -> None:
         try:
             with anyio.fail_after(_TIMEOUT_S):
-                self._last[entry] = await self._addresses_of(entry)
+                self._last[entry] = await self._addresses_of(entry, ready)
             self._failures.pop(entry, None)
         except (OSError, ValueError) as error:
             self._note(entry, error)
 
-    async def _addresses_of(self, entry: str) -> list[str]:
+    async def _addresses_of(self, entry: str, ready: Collection[str]) -> list[str]:
         path = file_of(entry)
         if path is None:
             named = [model_server_address("model_servers", entry)]
@@ -62,7 +64,30 @@ class Lookup:
             )
             if not (named := addresses_in(text)):
                 raise ValueError("it has no address")
-        return [str(one) for address in named for one in await _behind(address)]
+        return [
+            one
+            for address in dict.fromkeys(named)
+            for one in await self._behind(entry, address, ready)
+        ]
+
+    async def _behind(
+        self, entry: str, address: ModelServerAddress, ready: Collection[str]
+    ) -> list[str]:
+        # This machine has one address for each version of IP, and one server.
+        if not address.is_name or address.host == "localhost":
+            return [str(address)]
+        host = address.host
+        found: list[Any] = await anyio.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)
+        families: dict[int, list[str]] = {}
+        for family, _, _, _, name in found:
+            families.setdefault(family, []).append(str(address.at(name[0])))
+        # A server may have an address of each version, and nothing says which belong together. So
+        # one version is used: the other one if nothing was reached over it since the last time.
+        used = self._families.get((entry, address))
+        if used not in families or not any(one in ready for one in families[used]):
+            others = [family for family in families if family != used] or families
+            used = self._families[entry, address] = max(others, key=lambda one: len(families[one]))
+        return families[used]
 
     def _read(self, path: str) -> str:
         self._being_read.add(path)
@@ -77,13 +102,3 @@ class Lookup:
         if self._failures.get(entry) != why:
             self._failures[entry] = why
             logger.warning("%s: can't look up %s: %s", self._backend, entry, why)
-
-
-async def _behind(address: ModelServerAddress) -> list[ModelServerAddress]:
-    # This machine has one address for each version of IP, and one server.
-    if not address.is_name or address.host == "localhost":
-        return [address]
-    found: list[Any] = await anyio.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    # A server with addresses of both versions of IP is one server.
-    family = found[0][0]
-    return [address.at(name[0]) for one, _, _, _, name in found if one == family]

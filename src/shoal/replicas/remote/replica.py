@@ -25,7 +25,7 @@ from shoal.replicas.contract import Replica
 from shoal.replicas.process.calls import Conversation
 from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, FrameReader
-from shoal.replicas.process.wire.messages import packed
+from shoal.replicas.process.wire.messages import packed, unpickled
 from shoal.replicas.process.wire.start import received
 from shoal.replicas.remote.calls_as_data import packed_calls
 from shoal.replicas.remote.handshake import token_in
@@ -210,7 +210,10 @@ class RemoteReplica(Replica):
                 conversation.handle(frame)
             elif frame.kind is FrameKind.DRAIN:
                 self._is_draining = True
-                server.reason = server.reason or "it is shutting down"
+                # It says why if that was not planned.
+                self.is_leaving = not frame.body
+                why = unpickled(frame.body) if frame.body else "it is shutting down"
+                server.reason = server.reason or str(why)
                 if not self._under_way and self._description is not None:
                     self._to_end.set()
             elif frame.kind is not FrameKind.PING:

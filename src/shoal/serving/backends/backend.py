@@ -348,7 +348,7 @@ class Backend:
                 options=config.replica,
                 placement_options=config.for_placement(),
                 devices=self.devices.take(tag, config),
-                address=self.membership.address_for_new(),
+                address=self.membership.address_for_new() if config.is_remote else "",
             )
         )
         self._prepare(replica)
@@ -374,7 +374,8 @@ class Backend:
         if not supervisor.wanted:
             return "ready"  # a request starts a replica
         if not supervisor.ready():
-            return "unavailable" if supervisor.failures.deaths else "starting"
+            failures = supervisor.failures
+            return "unavailable" if failures.deaths or failures.restarts else "starting"
         return "degraded" if len(supervisor.ready()) < supervisor.wanted else "ready"
 
     def status(self) -> BackendStatus:

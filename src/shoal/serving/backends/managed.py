@@ -138,7 +138,7 @@ class ManagedReplica:
                 return
             trouble = await self.trouble()
             failures = 0 if trouble is None else failures + 1
-            if trouble is not None:
+            if trouble is not None and self.replica.takes_work:  # else its end is logged
                 logger.warning("%s: a health check failed: %s", self.replica.tag, trouble)
             if failures == _UNHEALTHY_AFTER and not self.life.is_over:
                 self.life.on("unhealthy")
@@ -307,7 +307,7 @@ class ReplicaFailures:
         self._restarts.longest_s = _RECONNECT_S if is_remote else LONGEST_S
         point = random.random()  # noqa: S311 - spreads restarts in time
         if managed.ready_at is not None:
-            self.deaths += 1
+            self.deaths += not managed.replica.is_leaving
             self.restarts += is_replaced
             self._restarts.died(now, point, ready_at=managed.ready_at)
         else:

@@ -48,6 +48,19 @@ class Membership:
         self._follow(await lookup.addresses())
         self._start(lookup)
 
+    async def prepare(self, config: BackendConfig) -> int:
+        # For replicas of another placement, before they start; returns how many to start.
+        self.end()
+        self._entries = ()
+        if not config.is_remote:
+            return config.num_replicas
+        lookup = Lookup(self._name, config.placed["model_servers"])
+        if not (addresses := await lookup.addresses()):
+            raise ReplicaNotStarted("model_servers leads to no address")
+        self._entries, self._addresses = config.placed["model_servers"], addresses
+        self._start(lookup)
+        return len(addresses)
+
     def configure(self, config: BackendConfig) -> None:
         """Follows another list of model servers, or none with another placement."""
         entries = config.placed["model_servers"] if config.is_remote else ()
@@ -64,9 +77,7 @@ class Membership:
             self._scope = None
 
     def address_for_new(self) -> str:
-        """Returns the address of the next replica: the one with the fewest; empty for none."""
-        if not self._entries:
-            return ""
+        """Returns the address of the next replica: the one with the fewest."""
         if not self._addresses:
             raise ReplicaNotStarted("model_servers leads to no address")
         taken = [
@@ -86,7 +97,9 @@ class Membership:
                 if not at_once:
                     await anyio.sleep(LOOKUP_S)
                 at_once = False
-                addresses = await lookup.addresses()
+                there = self._supervisor.ready()
+                ready = {managed.replica.blueprint.address for managed in there}
+                addresses = await lookup.addresses(ready)
                 # Those that are there stay while nothing is found: a file may be being written.
                 if addresses and set(addresses) != set(self._addresses):
                     self._follow(addresses)

@@ -29,12 +29,13 @@ from shoal.batching.handlers.binding import Binding
 from shoal.batching.handlers.handler import Handler
 from shoal.batching.options import checked_options, refuse_change
 from shoal.core.replicas.members import home_and_model_of
+from shoal.core.request import Batch
 from shoal.errors import ReplicaDied
 from shoal.failures.exceptions import own_copy
 from shoal.serving.backends.pool import PoolCapacity
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from inspect import Signature
 
     from anyio.abc import TaskStatus
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from shoal.batching.open_batch import OpenBatch
     from shoal.core.events import Observers
     from shoal.core.replicas.members import LoadedModel
+    from shoal.core.request import Request
     from shoal.replicas.code.instance import Method
     from shoal.serving.backends.models import ModelLoader
     from shoal.serving.backends.pool import Pool, PoolMember
@@ -180,8 +182,7 @@ class BatchDispatcher:
         self.handler.name = name
         self.handler.has_replicas = True
 
-    async def _run(self, items: list[Any]) -> Any:
-        tries = 0
+    async def _run(self, items: list[Any], tries: int = 0) -> Any:
         batch = running_batch.get()
         size = batch.size  # with padding there are more items
         home, model = home_and_model_of(batch)
@@ -193,7 +194,11 @@ class BatchDispatcher:
                 if model is not None and self._models is not None:
                     used = await self._models.loaded(member, model)
                 # Each run has a list of its own, which the code may change.
-                return await member.replica.run(self._method, list(items))
+                results = await member.replica.run(self._method, list(items))
+                died = () if member.replica.takes_work else own_deaths(member, results)
+                if not died or not self._runs_again(member, results[died[0]], tries):
+                    return results
+                break
             except ReplicaDied as death:
                 if not self._runs_again(member, death, tries):
                     raise
@@ -202,6 +207,36 @@ class BatchDispatcher:
                     used.batches -= 1
                 self._pool.end(member, size)
             tries += 1
+        return await self._completed(items, results, died, tries + 1)
+
+    async def _completed(
+        self, items: list[Any], results: list[Any], places: Sequence[int], tries: int
+    ) -> list[Any]:
+        # A model server did not serve these calls, but did serve others of their message.
+        batch = running_batch.get()
+        members = [batch.members[place] for place in places]
+        part = Batch(batch.id, batch.reason, members, draining=batch.draining)
+        part.trace, before = batch.trace, batch.on_left
+
+        def on_left(request: Request | None) -> None:
+            if part.on_left is not None and (request is None or request in members):
+                part.on_left(request)
+            if before is not None:
+                before(request)
+
+        batch.on_left, batch.on_overdue = on_left, part.set_overdue
+        token = running_batch.set(part)
+        try:
+            again = await self._run([items[place] for place in places], tries)
+        except Exception as error:
+            again = [own_copy(error) for _ in places]
+        finally:
+            running_batch.reset(token)
+            batch.on_left, batch.on_overdue = before, None
+            part.members = []
+        for place, result in zip(places, again, strict=True):
+            results[place] = result
+        return results
 
     async def _steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
         batch = running_batch.get()
@@ -244,6 +279,14 @@ class BatchDispatcher:
             return False
         logger.warning("%s: a batch runs again, since %s", self._name, death)
         return True
+
+
+def own_deaths(member: PoolMember, results: Any) -> list[int]:
+    return [
+        place
+        for place, one in enumerate(results if isinstance(results, list) else ())
+        if isinstance(one, ReplicaDied) and one.replica == member.replica.tag
+    ]
 
 
 def note_death(pool: Pool, member: PoolMember, death: ReplicaDied) -> bool:

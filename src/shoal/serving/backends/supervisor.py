@@ -19,7 +19,7 @@ import anyio
 
 from shoal.batching.current import Identity
 from shoal.core.replicas.life import LifeState, Seen, decide
-from shoal.errors import BatcherClosed
+from shoal.errors import BatcherClosed, NotAllowed
 from shoal.failures.held import held
 from shoal.serving.backend_config import same_user_config
 from shoal.serving.backend_options import DEFAULTS
@@ -81,7 +81,9 @@ class Supervisor:
         self._is_draining = self._is_ending = self._is_over = self._is_first_awaited = False
         # During a change: the replicas from before it, and why a new one failed.
         self._before_change: list[ManagedReplica] | None = None
-        self._logged: dict[str, str] = {}  # by the address of a model server
+        # By the address of a model server, as are the times until which one may take to return.
+        self._logged: dict[str, tuple[int, str]] = {}
+        self._return_by: dict[str, float] = {}
         self._lost: Exception | None = None
 
     def begin(self) -> None:
@@ -101,8 +103,9 @@ class Supervisor:
         if not there.issuperset(addresses):
             self.failures.forget(self.failures.last)  # a new address need not wait for others
         for managed in tuple(self.managed):
-            if managed.replica.blueprint.address in addresses:
-                continue
+            address = managed.replica.blueprint.address
+            if address in addresses or (self._before_change and not address):
+                continue  # those of another placement end with the change
             managed.is_to_end = True
             if not (managed.life.is_leaving or managed.life.is_over):
                 self._drain(managed)
@@ -142,8 +145,8 @@ class Supervisor:
             self._before_change = None
             self._reconcile()
 
-    def replace(self, config: BackendConfig) -> None:
-        self.config = config
+    def replace(self, config: BackendConfig, wanted: int) -> None:
+        self.config, self.wanted = config, wanted
         self._version = next(self._versions)
         self._reconcile()
 
@@ -333,6 +336,7 @@ class Supervisor:
         managed.ready_at = now = anyio.current_time()
         self.failures.ready(None if managed.began_at is None else now - managed.began_at)
         self._logged.pop(managed.replica.blueprint.address, None)
+        self._return_by.pop(managed.replica.blueprint.address, None)
         if not managed.life.is_leaving:
             managed.life.on("ready")
             self.description = self.description or description
@@ -376,10 +380,17 @@ class Supervisor:
     def _log(self, managed: ManagedReplica) -> None:
         address = managed.replica.blueprint.address
         why = str(managed.failure).replace(managed.replica.tag, "")
-        if address and self._logged.get(address) == why:
+        now, cause = anyio.current_time(), managed.failure and managed.failure.__cause__
+        level = logging.ERROR
+        if managed.replica.is_leaving:
+            level = logging.INFO
+            self._return_by[address] = now + (self.config.replica.start_timeout_s or math.inf)
+        elif isinstance(cause, OSError) and not isinstance(cause, NotAllowed):
+            level = logging.INFO if now < self._return_by.get(address, now) else level
+        if address and self._logged.get(address) == (level, why):
             return
-        self._logged[address] = why
-        logger.error("%s: %s", managed.replica.tag, managed.failure)
+        self._logged[address] = level, why
+        logger.log(level, "%s: %s", managed.replica.tag, managed.failure)
 
     def _none_started(self) -> bool:
         if anyio.current_time() < self.waits_until:

@@ -53,21 +53,24 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
         )
     # If no replica takes work, only a new one can show whether the new user config works.
     is_replaced = config.needs_new_replicas(before) or (is_reconfigured and not supervisor.ready())
-    is_scaled = (config.num_replicas, config.autoscaling) != (
+    is_moved = config.is_remote is not before.is_remote
+    is_scaled = not is_moved and (config.num_replicas, config.autoscaling) != (
         before.num_replicas,
         before.autoscaling,
     )
     await backend.devices.find(config)
-    wanted = config.num_replicas if is_scaled else supervisor.wanted
+    wanted = config.num_replicas if is_scaled or is_moved else supervisor.wanted
     if is_replaced or wanted > supervisor.wanted:
         own = [managed.replica.tag for managed in supervisor.managed]
         backend.devices.check(backend.tag, config, wanted, own)
     reconfigured: list[ManagedReplica] = []
     count = len(supervisor.ready())
     try:
+        if is_moved:
+            wanted = await backend.membership.prepare(config)
         with supervisor.changing():
             if is_replaced:
-                supervisor.replace(config)
+                supervisor.replace(config, wanted if is_moved else supervisor.wanted)
                 await supervisor.settle()
             elif is_reconfigured:
                 await _reconfigure(backend, config, reconfigured)
@@ -100,7 +103,7 @@ async def restart(backend: Backend) -> None:
     count = len(supervisor.ready())
     try:
         with supervisor.changing():
-            supervisor.replace(backend.config)
+            supervisor.replace(backend.config, supervisor.wanted)
             await supervisor.settle()
             backend.forget_results()
             await backend.mend_batchers()

@@ -111,7 +111,7 @@ class Ingress:
         self._tag = ""
         self._defaults: dict[str, Defaults] = {}
         self._messages = self._requests = 0
-        self._is_draining = False
+        self._is_started = self._is_draining = False
         self._ended = anyio.Event()
         self._tasks: TaskGroup
 
@@ -136,12 +136,12 @@ class Ingress:
             self._messages, self._requests, self._reader.total, self._connection.sent_bytes
         )
 
-    def drain(self) -> None:
-        """Notifies the ingress that it should send no more; its calls go on."""
+    def drain(self, why: str | None = None) -> None:
+        """Notifies the ingress that it should send no more, and why if that was not planned."""
         if self._is_draining:
             return
         self._is_draining = True
-        self._connection.send(self._codec.frame(FrameKind.DRAIN, 0))
+        self._send(FrameKind.DRAIN, 0, EMPTY if why is None else packed(why))
 
     def _end(self, why: str) -> None:
         logger.warning("the connection of %s is closed: %s", self.name, why)
@@ -162,6 +162,10 @@ class Ingress:
         if kind in _WORK:
             if frame.id in self._calls:
                 raise ValueError(f"call {frame.id} is under way already")
+            if kind is FrameKind.START:
+                if self._is_started:
+                    raise ValueError("a second START")
+                self._is_started = True
             if len(self._calls) >= _MOST_CALLS:
                 raise ValueError(f"more than {_MOST_CALLS} calls are under way")
             self._calls[frame.id] = call = _Call()
@@ -234,7 +238,7 @@ class Ingress:
             await managed.replica.reconfigure(user_config)
 
     async def _check_health(self) -> None:
-        """Raises an error unless a replica is healthy; its supervisor replaces the others."""
+        # One healthy replica is enough; its supervisor replaces the others.
         supervisor = self._found().supervisor
         if supervisor.wanted:
             await supervisor.any_ready()
@@ -324,8 +328,11 @@ class Ingress:
             raise self._unserved("is closing")
         return backend
 
-    def _refuse_unserved(self, outcomes: Sequence[Any]) -> None:
+    def _refuse_unserved(self, outcomes: list[Any]) -> None:
         """Raises `ReplicaDied`, so that the batch may run elsewhere, if nothing can serve it."""
+        for slot in outcomes:
+            if isinstance(slot, ReplicaDied):  # the ingress has replicas of the same name
+                slot.replica = f"{slot.replica or 'a replica'} of the model server"
         # The code may raise such errors as well, for reasons of its own.
         backend = self._backend
         assert backend is not None
@@ -335,8 +342,11 @@ class Ingress:
         kinds: set[Any] = set(map(type, outcomes))
         if is_closing and kinds == {BatcherClosed}:
             raise self._unserved("is closing")
+        for place, kind in enumerate(map(type, outcomes)):
+            if is_closing and kind is BatcherClosed:  # it runs elsewhere without the others
+                outcomes[place] = self._unserved("is closing")
         if kinds == {BackendUnavailable}:
-            self.drain()  # it connects again, and then waits for a replica
+            self.drain("it has no replica")  # it connects again, and then waits for a replica
             raise self._unserved("has no replica")
 
     def _unserved(self, why: str) -> ReplicaDied:
@@ -412,9 +422,6 @@ def _raise_common(outcomes: Sequence[Any]) -> None:
 
 def _packed(method: str, slots: list[Any]) -> Message:
     check_may_leave(slots)
-    for slot in slots:
-        if isinstance(slot, ReplicaDied):  # the ingress has replicas of the same name
-            slot.replica = f"{slot.replica or 'a replica'} of the model server"
     try:
         message = packed(slots_as_data(slots))
     except Exception as error:
