@@ -92,7 +92,7 @@ LONG_TO_LOAD = {
     # with the option for it
     "shoal.http.requests.timed",
     # with a request for metrics
-    *("shoal.observe.collector", "shoal.observe.machine"),
+    "shoal.observe.collector",
     # with processes that speak HTTP for the server
     "shoal.commands.server.workers",
     "shoal.http.json.decoder",

@@ -21,9 +21,19 @@ from shoal.batching.current import trace_headers
 from shoal.core.options.checks import checked_token, one_of, seconds, whole
 from shoal.errors import DeadlineExceeded, ShutDown
 from shoal.failures.exceptions import own_copy
-from shoal.http_client.bodies import ACCEPTED, JSON, JSON_LINES, RESULT_TYPES, body_of, result_of
+from shoal.http_client.bodies import (
+    ACCEPTED,
+    JSON,
+    JSON_LINES,
+    RESULT_TYPES,
+    FailedResponse,
+    body_of,
+    error_of,
+    failure_of,
+    outcomes_of,
+    result_of,
+)
 from shoal.http_client.connection import SILENCE_S, Connection, NotSent, server_of
-from shoal.http_client.problems import FailedResponse, error_of, failure_of, outcomes_of
 from shoal.http_client.servers import DNS, Servers, TriesOfOne, TriesOfSeveral
 from shoal.http_client.stream import HttpStream
 from shoal.replicas.portal import PortalThread, blocking_stream
@@ -408,12 +418,10 @@ class SyncHttpClient:
 
 
 def _urls_of(url: object) -> list[str]:
-    if isinstance(url, (list, tuple)):
-        urls = list(cast("Sequence[str]", url))
-        if not urls:
-            raise ValueError("a client needs the URL of at least one server")
-        return urls
-    return [cast("str", url)]
+    urls: list[Any] = list(cast("Any", url)) if isinstance(url, (list, tuple)) else [url]
+    if not urls:
+        raise ValueError("a client needs the URL of at least one server")
+    return urls
 
 
 def _tries_of(urls: list[str], max_attempts: int) -> Callable[[float], TriesOfOne | TriesOfSeveral]:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from shoal.core.options.checks import whole
-from shoal.http.openai.classify import ClassifyRoute
-from shoal.http.openai.embeddings import EmbeddingsRoute
 from shoal.http.openai.errors import PREFIX, no_such_path
+from shoal.http.openai.inputs import ClassifyRoute, EmbeddingsRoute
 from shoal.http.openai.models import ModelsPage, OpenAIModels, OpenAIRoute, Tokens
 from shoal.http.openai.pairs import RerankRoute, ScoreRoute
 from shoal.http.openai.texts.completions import TextRoute

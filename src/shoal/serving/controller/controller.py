@@ -20,10 +20,9 @@ from shoal.replicas.code.definition import Definition, named_arguments
 from shoal.replicas.code.endpoint_call import IS_THERE
 from shoal.replicas.placements import placement_of
 from shoal.serving.backend_config import BackendConfig
-from shoal.serving.backends.update import changed, restart
 from shoal.serving.clients.handles import running_controller
 from shoal.serving.clients.protocol import BlockingClient, Client
-from shoal.serving.controller.backends import Backends
+from shoal.serving.controller.backends import Backends, changed, restart
 from shoal.serving.controller.endpoints import EndpointHandle, Endpoints
 from shoal.serving.controller.journal import Journal, declared
 from shoal.serving.controller.lifetime import Lifetime
