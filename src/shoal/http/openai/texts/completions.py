@@ -247,7 +247,8 @@ class MergedTexts:
     async def _pass_on(self, text: TextCall, nth: int) -> None:
         end, stream = text.output.end, text.stream()
         self.ends.append(end)
-        messages = ChoiceMessages(self.form, nth, text.output, with_usage=self._job.with_usage)
+        with_usage = self._job.asked.with_usage
+        messages = ChoiceMessages(self.form, nth, text.output, with_usage=with_usage)
         tick = self._job.times.clock(parking_of_this_loop().now)
         async with stream:
             async for piece in stream:
@@ -301,7 +302,7 @@ class TextRoute(OpenAIRoute):
             return
         assert isinstance(job.forms, AnswerForms)  # other protocols have one text
         merged = MergedTexts(job, job.forms.messages(exchange.id))
-        form = SeveralTexts(merged.form, merged.ends, job.prompt_tokens, with_usage=job.with_usage)
+        form = SeveralTexts(merged.form, merged.ends, job.asked)
         name, request_id = job.model.endpoint.name, exchange.request_id
 
         def explain(error: Exception) -> Problem:

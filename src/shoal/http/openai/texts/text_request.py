@@ -16,7 +16,7 @@ from shoal.http.openai.bodies import OPEN, Body, read_body
 from shoal.http.openai.errors import refused
 from shoal.http.openai.items import TextMaker, prompts_of
 from shoal.http.openai.text import TextEnd, count_words
-from shoal.http.openai.texts.messages import forms_of
+from shoal.http.openai.texts.messages import TextAsked, forms_of
 from shoal.http.openai.texts.results import TextOutput
 from shoal.http.openai.texts.sources import Chat, Prompts
 
@@ -55,9 +55,10 @@ class TextJob:
         return self.params.get("stream") or False
 
     @property
-    def with_usage(self) -> bool:
+    def asked(self) -> TextAsked:
         options = self.params.get("stream_options")
-        return options is not None and bool(options.get("include_usage"))
+        with_usage = options is not None and bool(options.get("include_usage"))
+        return TextAsked(self.exchange.id, self.prompt_tokens, with_usage)
 
     @property
     def times(self) -> ItemTimes:
@@ -68,8 +69,7 @@ class TextJob:
         return self.source.tokens(self.model)
 
     def stream(self, output: TextOutput) -> StreamForm:
-        request_id, count = self.exchange.id, self.prompt_tokens
-        return self.forms.stream(request_id, output, count, with_usage=self.with_usage)
+        return self.forms.stream(self.asked, output)
 
     def whole(self, outputs: Sequence[TextOutput]) -> bytes:
         return self.forms.whole(self.exchange.id, outputs, self.prompt_tokens())

@@ -27,9 +27,10 @@ from shoal.http.requests.plain import encoded, one_line_json, whole_text
 from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from shoal.http.openai.models import OpenAIModels
+    from shoal.http.openai.texts.messages import TextAsked
     from shoal.http.openai.texts.results import TextOutput
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
@@ -111,14 +112,7 @@ class Transcripts(Forms):
         return params[name] in ("", "json", "text")
 
     @override
-    def stream(
-        self,
-        request_id: bytes,
-        output: TextOutput,
-        prompt_tokens: Callable[[], int],
-        *,
-        with_usage: bool,
-    ) -> _TranscriptEvents:
+    def stream(self, asked: TextAsked, output: TextOutput) -> _TranscriptEvents:
         return _TranscriptEvents(output)
 
     @override
