@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 import anyio
 import anyio.to_thread
 from anyio import TASK_STATUS_IGNORED
 
-from shoal.asgi.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions, ServerKeywords
 from shoal.batching.current import waiting_batches
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.core.extras import needing
@@ -28,13 +28,10 @@ from shoal.serving.state_file import StateFile
 if TYPE_CHECKING:
     import os
     from collections.abc import Awaitable, Callable, Mapping
-    from contextlib import AbstractAsyncContextManager
-    from typing import Unpack
 
     from anyio.abc import TaskStatus
     from starlette.types import ASGIApp
 
-    from shoal.asgi.http_options import ServerKeywords
     from shoal.replicas.process.child.endpoints import ParentChannel
     from shoal.serving.clients.protocol import BlockingClient
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import deque
-from contextlib import closing
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing
 from functools import partial
 from itertools import islice, tee
 from operator import itemgetter
@@ -29,6 +29,7 @@ from shoal.commands.support.arguments import (
 from shoal.commands.support.batch_lines import ItemLines, LineRefused, OpenAiLines, open_app
 from shoal.commands.support.data_files import (
     NOT_YET,
+    Input,
     ResultFiles,
     failures_in,
     open_lines,
@@ -45,12 +46,10 @@ from shoal.planning.measuring import NotMeasured, instance_of, opened
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Iterable, Iterator
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from anyio import CancelScope
 
     from shoal.batching.batcher import Batcher
-    from shoal.commands.support.data_files import Input
 
     # Opens the batcher whose items are the lines.
     Opening = AbstractAsyncContextManager[Batcher[Any]]

@@ -21,19 +21,17 @@ from shoal.commands.support.simulating import Comparison, SimulatedTraffic
 from shoal.commands.support.values import option_pairs, run_time
 from shoal.core.options.names import suggested
 from shoal.core.options.options import OPTIONS, BatchOptions
-from shoal.core.simulation_results import Arrival, ClosedLoop, Simulation
+from shoal.core.simulation_results import Arrival, ClosedLoop, Linear, Simulation
 from shoal.planning import traces
 from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.plots import plot
 from shoal.planning.recordings import MeasuredRunTimes
-from shoal.planning.traces import COLUMNS, read_trace
+from shoal.planning.traces import COLUMNS, Recording, read_trace
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Iterable, Sequence
 
-    from shoal.core.simulation_results import Linear
-    from shoal.planning.traces import Recording
 
 _DESCRIPTION: Final = """\
 Simulate batching options under given traffic: run the rules that form batches in virtual time, and

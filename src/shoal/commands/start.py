@@ -6,7 +6,7 @@ import os
 import select
 import subprocess
 import sys
-from argparse import SUPPRESS
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Final
 
 from shoal.commands.server.locations import ServerLocation, already_running, being_server
@@ -24,7 +24,6 @@ from shoal.commands.support.mistake import CommandError, say
 from shoal.commands.support.output import facts, show
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
 _EXAMPLE: Final = """\

@@ -32,7 +32,7 @@ from shoal.commands.support.values import init_arguments_of, json_of, option_pai
 from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.measuring import NotMeasured, instance_of, measure, opened
 from shoal.planning.plots import plot_tuning
-from shoal.planning.tuning import Search, least_busy
+from shoal.planning.tuning import Candidate, Search, least_busy
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from shoal.batching.batcher import Batcher
     from shoal.core.options.options import BatchOptions
     from shoal.planning.recordings import MeasuredRunTimes
-    from shoal.planning.tuning import Candidate
 
 _SHOWN: Final = 10
 

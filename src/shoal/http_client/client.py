@@ -10,12 +10,12 @@ import math
 import re
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, Unpack, cast
 
 import anyio
 import anyio.lowlevel
 
-from shoal.batching.calls.mapping import MapCall, map_blocking
+from shoal.batching.calls.mapping import Items, MapCall, MapKeywords, map_blocking
 from shoal.batching.calls.window import MapPlan
 from shoal.batching.current import trace_headers
 from shoal.core.options.checks import checked_token, one_of, seconds, whole
@@ -27,27 +27,31 @@ from shoal.http_client.bodies import (
     JSON_LINES,
     RESULT_TYPES,
     FailedResponse,
+    ResultType,
     body_of,
     error_of,
     failure_of,
     outcomes_of,
     result_of,
 )
-from shoal.http_client.connection import SILENCE_S, Connection, NotSent, server_of
+from shoal.http_client.connection import (
+    SILENCE_S,
+    Connection,
+    NotSent,
+    Server,
+    StreamingAnswer,
+    server_of,
+)
 from shoal.http_client.servers import DNS, Servers, TriesOfOne, TriesOfSeveral
 from shoal.http_client.stream import HttpStream
 from shoal.replicas.portal import PortalThread, blocking_stream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-    from typing import Unpack
 
     import httpx
 
-    from shoal.batching.calls.mapping import Items, MapKeywords
     from shoal.batching.calls.threads import ThreadStream
-    from shoal.http_client.bodies import ResultType
-    from shoal.http_client.connection import Server, StreamingAnswer
 
 T = TypeVar("T")
 

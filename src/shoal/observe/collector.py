@@ -19,32 +19,30 @@ from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
+    Metric,
 )
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
-from shoal.core.counters import REQUEST_OUTCOMES
-from shoal.serving.status import ReplicaState
+from shoal.core.counters import REQUEST_OUTCOMES, BatcherStatistics, OccupancyStatistics
+from shoal.serving.status import (
+    BackendStatus,
+    EndpointStatus,
+    GpuStatus,
+    ModelServerStatus,
+    ReplicaState,
+    ReplicaStatus,
+    ShadowStatus,
+    Status,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from prometheus_client.metrics_core import Metric
-
     from shoal.asgi.extensions import ConnectionTotals, CountedConnections
     from shoal.core import histogram
-    from shoal.core.counters import BatcherStatistics, OccupancyStatistics
     from shoal.core.histogram import Histogram, HistogramSnapshot, RequestTimes
     from shoal.observe.metrics import ItemTimes, StreamTimes
-    from shoal.serving.status import (
-        BackendStatus,
-        EndpointStatus,
-        GpuStatus,
-        ModelServerStatus,
-        ReplicaStatus,
-        ShadowStatus,
-        Status,
-    )
 
 
 T = TypeVar("T")

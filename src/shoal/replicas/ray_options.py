@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from shoal.core.options.checks import mapping, named_values, number, one_of, yes_or_no
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Shoal's supervisor restarts replicas and retries work, all replicas share their options, and an
 # actor ends with the program.

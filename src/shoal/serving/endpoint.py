@@ -17,7 +17,7 @@ from shoal.batching.handlers.binding import Binding
 from shoal.errors import DeadlineExceeded, Overloaded
 from shoal.failures.exceptions import own_copy
 from shoal.serving.names import found
-from shoal.serving.shadow import PrimaryAnswer
+from shoal.serving.shadow import PrimaryAnswer, ShadowFlow
 from shoal.serving.status import EndpointStatus
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from shoal.core.traffic import Traffic
     from shoal.serving.backends.backend import Backend
     from shoal.serving.backends.method_batcher import MethodBatcher
-    from shoal.serving.shadow import ShadowFlow
 
 
 def known_among(backends: Iterable[Backend]) -> Iterator[tuple[Backend, MethodBatcher]]:

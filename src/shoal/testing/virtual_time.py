@@ -14,7 +14,7 @@ The clock does not wait for threads, processes and sockets. Tests with those nee
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, TypeVarTuple, Unpack
 
 import anyio
 import trio
@@ -23,7 +23,6 @@ import trio.testing
 if TYPE_CHECKING:
     import selectors
     from collections.abc import Awaitable, Callable
-    from typing import TypeVarTuple, Unpack
 
     Args = TypeVarTuple("Args")
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
-from argparse import ArgumentError, ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from argparse import (
+    Action,
+    ArgumentError,
+    ArgumentParser,
+    ArgumentTypeError,
+    Namespace,
+    RawDescriptionHelpFormatter,
+)
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -17,7 +24,6 @@ from shoal.core.options.names import nearest
 from shoal.serving.names import TAG_FORM, is_tag
 
 if TYPE_CHECKING:
-    from argparse import Action, Namespace
     from collections.abc import Callable
 
     from _typeshed import SupportsWrite

@@ -24,12 +24,12 @@ import orjson
 from typing_extensions import override
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
-from shoal.core.events import BatchObserver
+from shoal.core.events import BatchObserver, BatchRecord, Unserved
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.options.checks import seconds, whole
 from shoal.core.options.options import OPTIONS
-from shoal.core.request import State
-from shoal.http.admin.verbs import members
+from shoal.core.request import Batch, Request, RequestOptions, State
+from shoal.http.admin.verbs import AdminRequest, members
 from shoal.http.requests.plain import one_line_json
 from shoal.http.requests.problem import Problem, Refused, not_found
 from shoal.serving.controller.controller import Controller
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from shoal.batching.batcher import Batcher
-    from shoal.core.events import BatchRecord, Unserved
-    from shoal.core.request import Batch, Request, RequestOptions
-    from shoal.http.admin.verbs import AdminRequest
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.clients.protocol import Client
 

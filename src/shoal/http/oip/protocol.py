@@ -33,22 +33,20 @@ from shoal.http.oip.request import (
 from shoal.http.oip.tensor import not_fitting
 from shoal.http.requests.call import EndpointCall, EndpointCalls
 from shoal.http.requests.dispatch import ProblemRoute, Route
-from shoal.http.requests.exchange import JSON
+from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.problem import Problem, Refused, retry_after
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 from shoal.observe.metrics import NO_ENDPOINT
-from shoal.serving.endpoint import known_among
+from shoal.serving.endpoint import Endpoint, known_among
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from inspect import Signature
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.requests.exchange import Exchange
     from shoal.serving.backends.backend import Backend
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.controller import Controller
-    from shoal.serving.endpoint import Endpoint
 
 
 class TensorModel:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
@@ -24,19 +23,12 @@ from shoal.errors import ItemTooLarge
 from shoal.http.json.endpoint import call_headers
 from shoal.http.openai.bodies import OPEN, Body, read_body
 from shoal.http.openai.errors import refused, too_long
-from shoal.http.openai.items import ItemMaker, TextMaker, prompts_of
-from shoal.http.openai.models import OpenAIRoute
+from shoal.http.openai.items import ItemMaker, Prompt, TextMaker, prompts_of
+from shoal.http.openai.models import OpenAIModel, OpenAIModels, OpenAIRoute
 from shoal.http.openai.vectors import finite_vector, in_base64, in_json
 from shoal.http.requests.call import EndpointCall
-from shoal.http.requests.exchange import JSON
+from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.plain import encoded
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shoal.http.openai.items import Prompt
-    from shoal.http.openai.models import OpenAIModel, OpenAIModels
-    from shoal.http.requests.exchange import Exchange
 
 
 class Asked(NamedTuple):

@@ -16,9 +16,9 @@ of a chat unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from inspect import Parameter
+from inspect import Parameter, Signature
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -40,9 +40,6 @@ from shoal.http.json.validation import adapter_of, as_written, finite_validator
 from shoal.http.openai.errors import refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from inspect import Signature
-
     from pydantic_core import SchemaValidator
 
 # A prompt, or an input of an embedding: a text, or its tokens.

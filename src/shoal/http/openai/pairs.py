@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from shoal.http.openai.bodies import OPEN, Body
 from shoal.http.openai.errors import refused
-from shoal.http.openai.inputs import InputsRoute, usage
+from shoal.http.openai.inputs import Asked, InputsRoute, usage
 from shoal.http.openai.items import ItemMaker, PairMaker
 from shoal.http.openai.vectors import number_of
 from shoal.http.requests.plain import encoded
@@ -21,7 +21,6 @@ from shoal.http.requests.plain import encoded
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shoal.http.openai.inputs import Asked
     from shoal.http.openai.models import OpenAIModel
 
     Pair = tuple[str, str]

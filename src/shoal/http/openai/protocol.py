@@ -15,14 +15,13 @@ from shoal.http.openai.texts.completions import TextRoute
 from shoal.http.openai.texts.responses_request import ResponsesReader
 from shoal.http.openai.texts.text_request import TextReader
 from shoal.http.openai.texts.transcriptions import TranscriptionReader
-from shoal.http.requests.dispatch import ProblemRoute
+from shoal.http.requests.dispatch import ProblemRoute, Route
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.requests.dispatch import Route
     from shoal.serving.controller.controller import Controller
 
 

@@ -18,7 +18,7 @@ from shoal.http.json.endpoint import BYTES, BYTES_TYPES, media_type_of
 from shoal.http.json.msgpack import MSGPACK, has_msgpack
 from shoal.http.json.stream_forms import JsonLinesForm, ServerSentEvents
 from shoal.http.openapi.inputs import BINARY, JSON, ItemForms, path_of, path_parameters
-from shoal.http.openapi.schemas import Schemas, is_response, results_of
+from shoal.http.openapi.schemas import Schema, Schemas, is_response, results_of
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import KINDS, PROBLEM_JSON
 from shoal.serving.names import without_names
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.openapi.schemas import Schema
     from shoal.http.openapi.served import ServedEndpoint
 
 

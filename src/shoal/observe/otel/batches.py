@@ -19,21 +19,17 @@ from typing import TYPE_CHECKING, Any, Final
 from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.propagate import inject
-from opentelemetry.trace import Link, Status, StatusCode
+from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode, Tracer
 from typing_extensions import override
 
-from shoal.core.events import BatchObserver
-from shoal.core.request import State
+from shoal.core.events import BatchObserver, BatchRecord, Unserved
+from shoal.core.request import Batch, Request, State
 from shoal.errors import DeadlineExceeded, Overloaded
 from shoal.observe.failures import id_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from opentelemetry.trace import Span, SpanContext, Tracer
-
-    from shoal.core.events import BatchRecord, Unserved
-    from shoal.core.request import Batch, Request
 
 BACKEND: Final = "shoal.backend"
 BATCH: Final = "shoal.batch.id"

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.propagate import extract, get_global_textmap
-from opentelemetry.propagators.textmap import Getter
+from opentelemetry.propagators.textmap import Getter, TextMapPropagator
 
 from shoal.observe.otel.batches import BatchTracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from opentelemetry.propagators.textmap import TextMapPropagator
     from opentelemetry.trace import Tracer, TracerProvider
 
     from shoal.core.events import Observers

@@ -26,10 +26,11 @@ from shoal.loops.unlimited import UNLIMITED
 from shoal.replicas.code.jobs import HANDLER
 from shoal.replicas.process.replies import PendingCall, Replies
 from shoal.replicas.process.wire.errors import ErrorAsData, as_data, slots_as_exceptions
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, Frame, FrameKind
 from shoal.replicas.process.wire.messages import (
     EMPTY,
     LEAST_IN_THREAD,
+    Dumps,
     Message,
     MessageCodec,
     packed,
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from shoal.errors import ReplicaDied
     from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.process.wire.connection import FrameConnection
-    from shoal.replicas.process.wire.frames import Frame
-    from shoal.replicas.process.wire.messages import Dumps
     from shoal.replicas.process.wire.shared_memory import SharedMemory
 
 

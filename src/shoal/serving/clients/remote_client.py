@@ -22,7 +22,7 @@ from shoal.replicas.portal import PortalThread
 from shoal.serving.clients.handles import BridgedHandle, Handle
 from shoal.serving.clients.protocol import VERBS, BlockingClient, Client
 from shoal.serving.clients.remote_connection import AdminConnection
-from shoal.serving.clients.verbs import ENDPOINT
+from shoal.serving.clients.verbs import ENDPOINT, Verb
 from shoal.serving.clients.wire import from_json
 from shoal.serving.names import checked_tag
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from shoal.http_client.connection import StreamingAnswer
     from shoal.replicas.code.endpoint_call import HandleOptions
-    from shoal.serving.clients.verbs import Verb
 
 
 class RemoteClient(Client):

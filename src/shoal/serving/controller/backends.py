@@ -22,7 +22,7 @@ import anyio.lowlevel
 
 from shoal.errors import BatcherClosed, NameTaken, NoSuchName, ReplicaDied
 from shoal.replicas.placements import placement_of
-from shoal.serving.backend_config import same_user_config
+from shoal.serving.backend_config import BackendConfig, same_user_config
 from shoal.serving.names import found
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from shoal.core.events import Observers
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.contract import Replica
-    from shoal.serving.backend_config import BackendConfig
     from shoal.serving.backends.backend import Backend
     from shoal.serving.backends.managed import ManagedReplica
     from shoal.serving.controller.lifetime import Lifetime

@@ -24,7 +24,7 @@ from shoal.failures.exceptions import alone
 from shoal.replicas.placements import takes_open_batches
 from shoal.testing.replicas import promises
 from shoal.testing.replicas.code import Folder, Mistake
-from shoal.testing.replicas.stage import IDENTITY, CheckedCall, Stage, outcome
+from shoal.testing.replicas.stage import IDENTITY, CheckedCall, Kind, Played, Stage, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from shoal.batching.handlers.handler import Fill
     from shoal.batching.open_batch import OpenBatch
     from shoal.replicas.contract import Placement
-    from shoal.testing.replicas.stage import Kind, Played
 
 
 _OF_ONE_REPLICA: Final[Sequence[Callable[[Stage, Played], Awaitable[None]]]] = (

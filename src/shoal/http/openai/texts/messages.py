@@ -15,7 +15,7 @@ import orjson
 from typing_extensions import override
 
 from shoal.http.openai.errors import error_json
-from shoal.http.openai.texts.results import OF_MESSAGES
+from shoal.http.openai.texts.results import OF_MESSAGES, TextOutput
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.plain import encoded, one_line_json, whole_text
 from shoal.http.requests.protocol import StreamForm
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from shoal.http.openai.text import TextEnd
-    from shoal.http.openai.texts.results import TextOutput
     from shoal.http.requests.problem import Problem
 
 

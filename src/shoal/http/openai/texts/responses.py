@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from typing_extensions import override
 
-from shoal.http.openai.texts.messages import EventStream, Forms
+from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked
 from shoal.http.requests.plain import encoded, one_line_json, whole_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shoal.http.openai.texts.messages import TextAsked
     from shoal.http.openai.texts.results import TextOutput
     from shoal.http.requests.problem import Problem
 

@@ -16,9 +16,9 @@ from shoal.http.openai.bodies import OPEN, Body, read_body
 from shoal.http.openai.errors import refused
 from shoal.http.openai.items import TextMaker, prompts_of
 from shoal.http.openai.text import TextEnd, count_words
-from shoal.http.openai.texts.messages import TextAsked, forms_of
+from shoal.http.openai.texts.messages import Forms, TextAsked, forms_of
 from shoal.http.openai.texts.results import TextOutput
-from shoal.http.openai.texts.sources import Chat, Prompts
+from shoal.http.openai.texts.sources import Chat, Prompts, Source
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import anyio
 
     from shoal.http.openai.models import OpenAIModel, OpenAIModels
-    from shoal.http.openai.texts.messages import Forms
-    from shoal.http.openai.texts.sources import Source
     from shoal.http.requests.call import EndpointCall
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.protocol import StreamForm

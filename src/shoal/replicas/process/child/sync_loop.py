@@ -20,16 +20,21 @@ from typing import TYPE_CHECKING
 from shoal.replicas.code.jobs import DONE, PlainSteps
 from shoal.replicas.process.child.endpoints import CancelToken
 from shoal.replicas.process.wire.errors import as_data
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, receive, send
-from shoal.replicas.process.wire.messages import EMPTY, packed, unpickled
+from shoal.replicas.process.wire.frames import (
+    STEPS_AHEAD,
+    Frame,
+    FrameKind,
+    FrameReader,
+    receive,
+    send,
+)
+from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
 
 if TYPE_CHECKING:
     import socket
 
     from shoal.replicas.process.child.calls import CallAnswers
     from shoal.replicas.process.child.control import Control
-    from shoal.replicas.process.wire.frames import Frame, FrameReader
-    from shoal.replicas.process.wire.messages import Message
 
 
 class SyncWork:

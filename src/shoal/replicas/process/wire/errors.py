@@ -21,12 +21,11 @@ from shoal.batching.running.run import kinds_of
 from shoal.errors import HandlerFailed
 from shoal.failures.exceptions import slots_of, users_part
 from shoal.replicas.code import jobs
-from shoal.replicas.process.wire.messages import unpickled
+from shoal.replicas.process.wire.messages import Dumps, unpickled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.replicas.process.wire.messages import Dumps
 
 # How many causes of an error are sent, with itself.
 _LONGEST_CHAIN: Final = 10
