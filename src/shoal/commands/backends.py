@@ -49,9 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         _CREATE_EXAMPLE,
     )
     create.add_argument(
-        "code",
-        metavar="MODULE:NAME",
-        help="a function or class in a module that the server allows",
+        "code", metavar="MODULE:NAME", help="a function or class in a module that the server allows"
     )
     _add_options(create, "*")
     add_init_arguments(create)

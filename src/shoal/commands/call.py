@@ -47,9 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_kwarg_argument(parser, "an argument by name; repeatable")
     parser.add_argument(
-        "--stream",
-        action="store_true",
-        help="for a method that streams: print one result per line",
+        "--stream", action="store_true", help="for a method that streams: print one result per line"
     )
     parser.add_argument(
         "--method-name", metavar="NAME", help="the method of the backend's code to call"

@@ -71,10 +71,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="end after N requests (1,000,000); each takes about 60 bytes",
     )
     parser.add_argument(
-        "--max-rate",
-        type=count,
-        metavar="N",
-        help="drop requests above N in one second (20,000)",
+        "--max-rate", type=count, metavar="N", help="drop requests above N in one second (20,000)"
     )
     add_server_arguments(parser)
 

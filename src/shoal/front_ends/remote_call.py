@@ -18,12 +18,7 @@ from shoal.asgi.extensions import DECODED, DISCONNECT, SERVER
 from shoal.front_ends.wire import MESSAGES_AHEAD, MOST_TAUGHT, WINDOW, size_of
 from shoal.replicas.process.wire.messages import unpickled
 from shoal.server.log_errors import contained, log_failure
-from shoal.server.served_call import (
-    SENDS_WITHOUT_CHECKPOINT,
-    ServedCall,
-    TaskState,
-    run_contained,
-)
+from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall, TaskState, run_contained
 from shoal.server.shared import Change
 
 if TYPE_CHECKING:

@@ -173,9 +173,7 @@ def _of_controller(status: Status, starts: Mapping[str, StartTimes]) -> Iterator
 
 
 def metrics(
-    labels: Sequence[str],
-    found: Sequence[tuple[Sequence[str], T]],
-    rows: Rows[T],
+    labels: Sequence[str], found: Sequence[tuple[Sequence[str], T]], rows: Rows[T]
 ) -> Iterator[Metric]:
     """Yields a metric for each row of a table, with a sample for each of the labelled objects."""
     for kind, name, help_, value in rows:
@@ -262,12 +260,7 @@ _HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[BatcherStatistics], Histog
 _OF_JOINED: Final[Rows[OccupancyStatistics]] = (
     (COUNTER, "batch_joins", "Requests that joined a batch.", lambda o: o.joined),
     (COUNTER, "batch_leaves", "Requests that left a batch.", lambda o: o.left),
-    (
-        COUNTER,
-        "batch_occupancy_seconds",
-        "Time of requests in a batch.",
-        lambda o: o.request_s,
-    ),
+    (COUNTER, "batch_occupancy_seconds", "Time of requests in a batch.", lambda o: o.request_s),
     (COUNTER, "batch_busy_seconds", "Time with a request in a batch.", lambda o: o.busy_s),
 )
 

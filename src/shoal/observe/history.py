@@ -248,9 +248,7 @@ class BatcherReading(NamedTuple):
 
 class Sampler:
     def __init__(
-        self,
-        history: BatchHistory,
-        batchers: Callable[[], Iterable[BatcherReading]],
+        self, history: BatchHistory, batchers: Callable[[], Iterable[BatcherReading]]
     ) -> None:
         # The oldest first. `at` is when each ended, `all` is about all batchers and `batchers`
         # about each of them.

@@ -40,11 +40,7 @@ MOST_HELD: Final = 1024
 
 class Endpoint:
     def __init__(
-        self,
-        name: str,
-        route: str | None,
-        methods: Sequence[str],
-        start_task: Callable[..., None],
+        self, name: str, route: str | None, methods: Sequence[str], start_task: Callable[..., None]
     ) -> None:
         self.name = name
         self.route = route
@@ -104,11 +100,7 @@ class Endpoint:
         return self._backends[self.traffic.choose(random.random())]  # noqa: S311 - no secret
 
     async def routed(
-        self,
-        method: str,
-        shard_key: str | None,
-        timeout_s: float | None,
-        tag: str | None = None,
+        self, method: str, shard_key: str | None, timeout_s: float | None, tag: str | None = None
     ) -> MethodBatcher:
         """Chooses the batcher for a request, and waits for traffic if there is none."""
         if self.held >= MOST_HELD:

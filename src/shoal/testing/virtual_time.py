@@ -91,9 +91,7 @@ def virtual_backend(backend: BackendName) -> tuple[str, dict[str, Any]]:
 
 
 def run_virtually(
-    function: Callable[[Unpack[Args]], Awaitable[R]],
-    *args: *Args,
-    backend: BackendName = "trio",
+    function: Callable[[Unpack[Args]], Awaitable[R]], *args: *Args, backend: BackendName = "trio"
 ) -> R:
     """Runs an async function in virtual time, as `anyio.run` runs it in real time.
 

@@ -212,11 +212,7 @@ class _Host:
         )
         try:
             drained = await serve(
-                listener.app,
-                options,
-                shutdown=self._draining.wait,
-                started=started,
-                lifespan=False,
+                listener.app, options, shutdown=self._draining.wait, started=started, lifespan=False
             )
         except OSError as error:
             self._outcome.refused = error

@@ -77,8 +77,7 @@ def add_server_options(parser: ArgumentParser) -> None:
         help="store changes made at run time in this file, and restore them from it",
     )
     add_token_argument(
-        operator,
-        "a file with a token; the port then has the admin API, for clients with the token",
+        operator, "a file with a token; the port then has the admin API, for clients with the token"
     )
     operator.add_argument(
         "--allow-module",

@@ -283,10 +283,7 @@ def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]
         # Without a token the port has no admin API, not even at a loopback address: a proxy may
         # forward requests to it from anywhere.
         app = AppAdmin(
-            inner,
-            token=options.token,
-            allowed_modules=options.allowed_modules,
-            behind=run.app,
+            inner, token=options.token, allowed_modules=options.allowed_modules, behind=run.app
         )
     return app, others
 

@@ -191,10 +191,7 @@ def add_family(parser: ArgumentParser, description: str, example: str) -> Any:
 
 
 def describe(
-    parser: ArgumentParser,
-    run: Callable[[Namespace], int] | None,
-    description: str,
-    example: str,
+    parser: ArgumentParser, run: Callable[[Namespace], int] | None, description: str, example: str
 ) -> None:
     parser.description = description
     parser.epilog = f"examples:\n{example}"

@@ -164,11 +164,7 @@ def _refused_request(custom_id: object, message: str, code: str = "invalid_reque
 def _described(error: Exception) -> Mapping[str, Any]:
     if isinstance(error, LineRefused):
         return error.members
-    return {
-        "type": type(error).__name__,
-        "title": "The call failed",
-        "detail": in_one_line(error),
-    }
+    return {"type": type(error).__name__, "title": "The call failed", "detail": in_one_line(error)}
 
 
 def _encoded_plainly(value: Any) -> bytes:

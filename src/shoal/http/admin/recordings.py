@@ -239,10 +239,7 @@ FORMAT: Final = 1
 LONGEST_S: Final = 86_400.0
 
 # The defaults of the limits of a recording, and how high they may be set.
-_LIMITS: Final = {
-    "most_requests": (1_000_000, 10_000_000),
-    "most_a_second": (20_000, 50_000),
-}
+_LIMITS: Final = {"most_requests": (1_000_000, 10_000_000), "most_a_second": (20_000, 50_000)}
 
 # The limit of recordings at the same time.
 MOST_RECORDINGS: Final = 4

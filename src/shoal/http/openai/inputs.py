@@ -5,16 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Final,
-    Literal,
-    NamedTuple,
-    NotRequired,
-    cast,
-)
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, NotRequired, cast
 
 from pydantic import Field, with_config
 from typing_extensions import override

@@ -19,16 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from inspect import Parameter, Signature
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Final,
-    NotRequired,
-    Required,
-    TypeAlias,
-    get_args,
-    get_origin,
-)
+from typing import TYPE_CHECKING, Any, Final, NotRequired, Required, TypeAlias, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from typing_extensions import is_typeddict

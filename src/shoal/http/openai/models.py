@@ -223,9 +223,4 @@ class ModelsPage(OpenAIRoute):
         await exchange.answer(200, JSON, body)
 
     def _described(self, model: OpenAIModel) -> dict[str, Any]:
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "shoal",
-        }
+        return {"id": model.name, "object": "model", "created": self._created, "owned_by": "shoal"}

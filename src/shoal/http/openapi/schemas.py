@@ -65,11 +65,7 @@ _PROBLEM_SCHEMA: Final[dict[str, Any]] = {
             "type": "string",
             "description": "The request's id, which is in the server's log.",
         },
-        "errors": {
-            "type": "array",
-            "description": "Where the item does not fit.",
-            "items": _ERROR,
-        },
+        "errors": {"type": "array", "description": "Where the item does not fit.", "items": _ERROR},
         "traceback": {
             "type": "array",
             "description": "The traceback, if the server shows it.",

@@ -107,12 +107,7 @@ class SocketConnection:
     # It raises `Refused` if a header of the handshake can't be read.
 
     def __init__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        calls: EndpointCalls,
-        shared: SharedParts,
+        self, scope: Scope, receive: Receive, send: Send, calls: EndpointCalls, shared: SharedParts
     ) -> None:
         self._receive = receive
         self._asgi_send = send

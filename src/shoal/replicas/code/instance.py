@@ -28,12 +28,7 @@ if TYPE_CHECKING:
     from inspect import Signature
 
 
-_METHODS: Final[tuple[type[Any], ...]] = (
-    FunctionType,
-    staticmethod,
-    partialmethod,
-    Decorated,
-)
+_METHODS: Final[tuple[type[Any], ...]] = (FunctionType, staticmethod, partialmethod, Decorated)
 
 # The names of the hooks.
 HOOKS: Final = ("reconfigure", "health", "warm_up", "close")

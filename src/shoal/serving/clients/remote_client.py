@@ -125,11 +125,7 @@ class RemoteClient(Client):
             NoSuchName: There is no such backend.
             ValueError: A number is out of its range.
         """
-        given = {
-            "backend": backend,
-            "most_requests": most_requests,
-            "most_a_second": most_a_second,
-        }
+        given = {"backend": backend, "most_requests": most_requests, "most_a_second": most_a_second}
         body = {name: one for name, one in given.items() if one is not None}
         answer = await self._connection.open_stream("trace", {"seconds": duration_s, **body})
         try:

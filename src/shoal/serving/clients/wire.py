@@ -16,16 +16,7 @@ import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import (
-    Any,
-    Final,
-    Literal,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from shoal import errors
 from shoal.core.json_text import json_bytes

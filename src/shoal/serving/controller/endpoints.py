@@ -167,11 +167,7 @@ class EndpointHandle(Handle):
         return self._endpoints.find(self.endpoint)
 
     async def _routed(
-        self,
-        endpoint: Endpoint,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        stream: bool,
+        self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any], stream: bool
     ) -> tuple[MethodBatcher, Entry, Any, CallOptions]:
         chosen, spent_s = self.handle_options, 0.0
         backend = endpoint.backend_for(chosen.shard_key)

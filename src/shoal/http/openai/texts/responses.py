@@ -53,7 +53,7 @@ _REASONING: Final = _Kind(
     "response.reasoning_text",
 )
 _CALL: Final = _Kind(
-    *("fc", {"type": "function_call"}, None, "arguments", "response.function_call_arguments"),
+    *("fc", {"type": "function_call"}, None, "arguments", "response.function_call_arguments")
 )
 
 

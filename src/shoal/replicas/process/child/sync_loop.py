@@ -39,11 +39,7 @@ if TYPE_CHECKING:
 
 class SyncWork:
     def __init__(
-        self,
-        answers: CallAnswers,
-        control: Control,
-        sock: socket.socket,
-        reader: FrameReader,
+        self, answers: CallAnswers, control: Control, sock: socket.socket, reader: FrameReader
     ) -> None:
         self._answers = answers
         self._control = control
