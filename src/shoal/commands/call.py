@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.commands.server.client import add_server_arguments, ask
 from shoal.commands.support.arguments import (
+    add,
     add_kwarg_argument,
     count,
     describe,
@@ -37,32 +38,16 @@ def add_arguments(parser: ArgumentParser) -> None:
         "Call an endpoint of a running server and print the result as JSON.",
         _EXAMPLE,
     )
-    parser.add_argument("endpoint", metavar="ENDPOINT", help="the endpoint")
-    parser.add_argument(
-        "items",
-        nargs="*",
-        default=[],  # without it they would be required
-        metavar="JSON",
-        help="an argument of the call; - reads it from stdin",
-    )
+    add(parser, "endpoint ENDPOINT", "the endpoint")
+    add(parser, "items JSON", "an argument of the call; - reads it from stdin", nargs="*")
     add_kwarg_argument(parser, "an argument by name; repeatable")
-    parser.add_argument(
-        "--stream", action="store_true", help="for a method that streams: print one result per line"
+    add(parser, "--stream", "for a method that streams: print one result per line")
+    add(parser, "--method-name NAME", "the method of the backend's code to call")
+    add(parser, "--shard-key KEY", "calls with equal keys go to the same backend")
+    add(
+        parser, "--timeout SECONDS", "time limit of the call", more_than_0_seconds, dest="timeout_s"
     )
-    parser.add_argument(
-        "--method-name", metavar="NAME", help="the method of the backend's code to call"
-    )
-    parser.add_argument(
-        "--shard-key", metavar="KEY", help="calls with equal keys go to the same backend"
-    )
-    parser.add_argument(
-        "--timeout",
-        dest="timeout_s",
-        type=more_than_0_seconds,
-        metavar="SECONDS",
-        help="time limit of the call",
-    )
-    parser.add_argument("--priority", type=count, metavar="LEVEL", help="from 1, the highest")
+    add(parser, "--priority LEVEL", "from 1, the highest", count)
     add_server_arguments(parser)
 
 

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from shoal.commands.server.client import add_verb, ask, change
-from shoal.commands.support.arguments import add_family
+from shoal.commands.support.arguments import add, add_family
 from shoal.commands.support.mistake import CommandError
 from shoal.commands.support.output import (
     endpoints_listed,
@@ -55,14 +55,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         "  shoal endpoints create classify --route /classify --backend small\n",
     )
     _add_endpoint(create)
-    create.add_argument("--backend", metavar="TAG", help="the backend for all its requests")
-    create.add_argument("--route", metavar="PATH", help="its HTTP path (none: no HTTP route)")
-    create.add_argument(
-        "--method",
+    add(create, "--backend TAG", "the backend for all its requests")
+    add(create, "--route PATH", "its HTTP path (none: no HTTP route)")
+    add(
+        create,
+        "--method METHOD",
+        f"an HTTP method that it accepts; repeatable ({' and '.join(DEFAULT_METHODS)})",
         action="append",
         dest="methods",
-        metavar="METHOD",
-        help=f"an HTTP method that it accepts; repeatable ({' and '.join(DEFAULT_METHODS)})",
     )
     delete = add_verb(
         commands,
@@ -93,12 +93,11 @@ def add_traffic_arguments(parser: ArgumentParser) -> None:
         _TRAFFIC_EXAMPLE,
     )
     _add_endpoint(set_traffic)
-    set_traffic.add_argument(
-        "weights",
+    add(
+        set_traffic,
+        "weights BACKEND=WEIGHT",
+        "a backend's share, from 0 to 1, or a percentage; numbers that sum to 100 are percentages",
         nargs="+",
-        metavar="BACKEND=WEIGHT",
-        help="a backend's share, from 0 to 1, or a percentage; numbers that sum to 100 are "
-        "percentages",
     )
 
 
@@ -115,25 +114,21 @@ def add_shadow_arguments(parser: ArgumentParser) -> None:
     )
     set_shadow = add_verb(commands, "set", _set_shadow, _SHADOW, _SHADOW_EXAMPLE)
     _add_endpoint(set_shadow)
-    set_shadow.add_argument("backend", metavar="BACKEND", help="the backend that gets the copies")
-    set_shadow.add_argument(
-        "proportion", metavar="PROPORTION", help="the share, from 0 to 1 or like 5%%; 0 stops"
-    )
-    set_shadow.add_argument(
-        "--compare",
-        metavar="MODULE:FUNCTION",
-        help="a function that returns whether two results agree; its verdicts are counted",
+    add(set_shadow, "backend BACKEND", "the backend that gets the copies")
+    add(set_shadow, "proportion PROPORTION", "the share, from 0 to 1 or like 5%%; 0 stops")
+    add(
+        set_shadow,
+        "--compare MODULE:FUNCTION",
+        "a function that returns whether two results agree; its verdicts are counted",
     )
 
 
 def _add_endpoint(parser: ArgumentParser) -> None:
-    parser.add_argument("endpoint", metavar="ENDPOINT", help="the endpoint's name")
+    add(parser, "endpoint ENDPOINT", "the endpoint's name")
 
 
 def _add_show(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "endpoint", metavar="ENDPOINT", nargs="?", help="the endpoint's name (all endpoints)"
-    )
+    add(parser, "endpoint ENDPOINT", "the endpoint's name (all endpoints)", nargs="?")
 
 
 def _list(arguments: Namespace) -> int:

@@ -13,7 +13,7 @@ from collections import deque
 from typing import IO, TYPE_CHECKING, Final
 
 from shoal.commands.server.locations import ServerLocation
-from shoal.commands.support.arguments import add_name_argument, count, describe
+from shoal.commands.support.arguments import add, add_name_argument, count, describe
 from shoal.commands.support.mistake import CommandError, say
 from shoal.commands.support.output import print_out
 
@@ -39,24 +39,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         "replicas' processes. A server in the foreground writes its log to its own stderr.",
         _EXAMPLE,
     )
-    parser.add_argument(
-        "tag",
-        metavar="TAG",
+    add(
+        parser,
+        "tag TAG",
+        "show only the lines about this backend (small) or this replica (small#0)",
         nargs="?",
-        help="show only the lines about this backend (small) or this replica (small#0)",
     )
     add_name_argument(parser)
-    parser.add_argument(
-        "-n",
-        "--lines",
-        type=count,
-        default=100,
-        metavar="N",
-        help="how many of the last lines to show (%(default)s)",
-    )
-    parser.add_argument(
-        "-f", "--follow", action="store_true", help="show new lines until the server ends or ^C"
-    )
+    add(parser, "-n --lines N", "how many of the last lines to show", count, 100)
+    add(parser, "-f --follow", "show new lines until the server ends or ^C")
 
 
 def _run(arguments: Namespace) -> int:

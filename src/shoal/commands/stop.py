@@ -12,6 +12,7 @@ import anyio
 
 from shoal.commands.server.locations import ServerLocation
 from shoal.commands.support.arguments import (
+    add,
     add_json_argument,
     add_name_argument,
     describe,
@@ -41,15 +42,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         _EXAMPLE,
     )
     add_name_argument(parser)
-    parser.add_argument(
-        "--timeout",
+    add(
+        parser,
+        "--timeout SECONDS",
+        "how long to wait for it to end",
+        more_than_0_seconds,
+        60.0,
         dest="timeout_s",
-        metavar="SECONDS",
-        type=more_than_0_seconds,
-        default=60.0,
-        help="how long to wait for it to end (%(default)s)",
     )
-    parser.add_argument("--force", action="store_true", help="kill it if it takes longer")
+    add(parser, "--force", "kill it if it takes longer")
     add_json_argument(parser)
 
 
