@@ -15,7 +15,7 @@ import traceback
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import FunctionType
+from types import FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
@@ -25,7 +25,6 @@ from shoal.loops.event_loop import cancellations, holds_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator
-    from types import FrameType, TracebackType
 
     from anyio.abc import TaskGroup
 
