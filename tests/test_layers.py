@@ -40,10 +40,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "replicas": _BELOW | {"batching", "version"},
     "http_client": _ENGINE | {"asgi"},
     "serving": _ENGINE | {"asgi", "http_client"},
-    "observe": _BELOW | {"asgi"},
+    "observe": _BELOW | {"asgi", "version"},
     "planning": _BELOW | {"batching"},
     # nothing of the server: any server runs it
-    "http": _SERVED - {"http_client"} | {"observe"},
+    "http": _SERVED - {"http_client"} | {"observe", "version"},
     # applications that forward: between the server and the application
     "front_ends": _BELOW | {"asgi", "server", "http", "observe", "replicas"},
     "testing": _SERVED - {"http_client"} | {"http", "server"},

@@ -193,6 +193,12 @@ def _members(error: object) -> tuple[BaseException, ...]:
     return ()
 
 
+def class_name(error: BaseException) -> str:
+    kind = type(error)
+    in_module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{in_module}{kind.__qualname__}"
+
+
 def in_one_line(error: BaseException) -> str:
     return " ".join("".join(traceback.format_exception_only(type(error), error)[:1]).split())
 

@@ -38,6 +38,7 @@ from shoal.http.requests.problem import Problem, Refused, retry_after
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 from shoal.observe.metrics import NO_ENDPOINT
 from shoal.serving.endpoint import Endpoint, known_among
+from shoal.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -178,10 +179,8 @@ class _Routes(ProtocolRoutes):
         return _NotFound(_not_there(path)) if path.startswith("/v2/") else None
 
     def _server(self, _: Exchange) -> tuple[int, dict[str, Any]]:
-        import importlib.metadata
-
-        version = importlib.metadata.version("shoal")
-        return 200, {"name": "shoal", "version": version, "extensions": ["binary_tensor_data"]}
+        extensions = ["binary_tensor_data"]
+        return 200, {"name": "shoal", "version": __version__, "extensions": extensions}
 
     def _ready(self, _: Exchange) -> tuple[int, dict[str, Any]]:
         endpoints = self._controller.endpoints.values()

@@ -25,6 +25,7 @@ from typing_extensions import override
 from shoal.core.events import BatchObserver, BatchRecord, Unserved
 from shoal.core.request import Batch, Request, State
 from shoal.errors import DeadlineExceeded, Overloaded
+from shoal.failures.exceptions import class_name
 from shoal.observe.failures import id_of
 
 if TYPE_CHECKING:
@@ -267,9 +268,3 @@ def _fail(span: Span, error: BaseException | None) -> None:
     span.set_status(Status(StatusCode.ERROR))
     if error is not None:
         span.set_attribute(ERROR_TYPE, class_name(error))
-
-
-def class_name(error: BaseException) -> str:
-    kind = type(error)
-    in_module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return f"{in_module}{kind.__qualname__}"
