@@ -100,7 +100,7 @@ async def _ask_to_end(location: ServerLocation, timeout_s: float) -> None:
 
 
 def _has_ended(location: ServerLocation, process: int, until: float) -> bool:
-    """Waits until the server's process has released its lock; another one may have it then."""
+    # Waits until the server's process has released its lock; another one may have it then.
     while location.holder() == process:
         if time.monotonic() >= until:
             return False
@@ -168,7 +168,7 @@ def _show_log(arguments: Namespace) -> int:
 def _read(
     log: IO[bytes], rest: bytes, is_wanted: Callable[[str], bool], take: Callable[[str], object]
 ) -> bytes:
-    """Passes on the wanted lines; returns the incomplete last line."""
+    # Passes on the wanted lines; returns the incomplete last line.
     if log.tell() > os.fstat(log.fileno()).st_size:  # it was truncated
         log.seek(0)
         rest = b""

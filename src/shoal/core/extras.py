@@ -54,10 +54,8 @@ _INSTALL: Final = "pip install"
 def lazy_names(
     package: str, where: Mapping[str, Sequence[str]], extra: str = "serve"
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns ``__getattr__`` and ``__dir__`` of a package that imports names on first use.
-
-    `where` has the names by their modules; those of `package` itself are its submodules.
-    """
+    """Returns ``__getattr__`` and ``__dir__`` of a package that imports names on first use."""
+    # `where` has the names by their modules; those of `package` itself are its submodules.
     namespace = vars(sys.modules[package])
     modules = {name: module for module, names in where.items() for name in names}
 
