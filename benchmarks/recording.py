@@ -14,7 +14,7 @@ import anyio
 import orjson
 
 import shoal
-from shoal.observe.arrivals import ArrivalRecorder
+from shoal.http.admin.recordings import ArrivalRecorder
 
 ROUNDS, CALLS, BATCH = 15, 20_000, 32
 

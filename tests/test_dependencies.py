@@ -50,7 +50,6 @@ EXTRAS_OF = {
     "shoal.http_client": {"client"},
     "shoal.integrations": {"serve"},
     "shoal.observe.collector": {"serve"},
-    "shoal.observe.machine": {"serve"},
     "shoal.observe.otel": {"otel"},
     "shoal.planning.plots": {"plot"},
 }

@@ -40,10 +40,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "replicas": _BELOW | {"batching", "version"},
     "http_client": _ENGINE | {"asgi"},
     "serving": _ENGINE | {"asgi", "http_client"},
-    "observe": _BELOW | {"asgi"},
+    "observe": _BELOW | {"asgi", "version"},
     "planning": _BELOW | {"batching"},
     # nothing of the server: any server runs it
-    "http": _SERVED - {"http_client"} | {"observe"},
+    "http": _SERVED - {"http_client"} | {"observe", "version"},
     # applications that forward: between the server and the application
     "front_ends": _BELOW | {"asgi", "server", "http", "observe", "replicas"},
     "testing": _SERVED - {"http_client"} | {"http", "server"},
@@ -92,7 +92,7 @@ LONG_TO_LOAD = {
     # with the option for it
     "shoal.http.requests.timed",
     # with a request for metrics
-    *("shoal.observe.collector", "shoal.observe.machine"),
+    "shoal.observe.collector",
     # with processes that speak HTTP for the server
     "shoal.commands.server.workers",
     "shoal.http.json.decoder",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from shoal.asgi.http_options import APP_OPTIONS
+from shoal.asgi.http_options import APP_OPTIONS, HttpOptions
 from shoal.failures.exceptions import ungrouped
 from shoal.http.app.admin_mount import AppAdmin
 from shoal.http.app.app import App
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
     from starlette.types import ASGIApp
 
-    from shoal.asgi.http_options import HttpOptions
     from shoal.serving.controller.controller import Controller
     from shoal.serving.model_server.listener import ModelServerListener
 

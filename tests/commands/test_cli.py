@@ -433,7 +433,7 @@ def test_help_loads_no_command_and_a_command_no_other():
         for words in ("--help", "logs --help")
     }
     assert not {"trio", "anyio", "starlette", "shoal.batching.batcher"} & set(loaded["--help"])
-    assert "shoal.commands.logs" in loaded["logs --help"]
+    assert "shoal.commands.named" in loaded["logs --help"]
     assert "shoal.commands.serve" not in loaded["logs --help"]
 
 

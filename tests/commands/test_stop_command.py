@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from shoal.cli import main
-from shoal.commands import stop as stop_command
+from shoal.commands import named
 from shoal.commands.server.locations import ServerLocation, being_server
 
 
@@ -22,8 +22,8 @@ def test_asking_and_waiting_together_take_no_longer_than_allowed(tmp_path, monke
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr(stop_command, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
-    monkeypatch.setattr(stop_command, "_ask_to_end", ask_to_end)
+    monkeypatch.setattr(named, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    monkeypatch.setattr(named, "_ask_to_end", ask_to_end)
     with being_server(ServerLocation.of("default")):
         assert main(["stop", "--timeout", "5"]) == 1
     assert now == pytest.approx(105.0, abs=0.1)

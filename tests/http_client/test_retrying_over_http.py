@@ -364,7 +364,7 @@ async def test_many_attempts_are_no_overflow():
 
 def test_the_texts_of_a_problem_are_bounded():
     problem = {"type": "x", "title": "t" * 10**6, "detail": "d" * 10**6, "instance": "i" * 10**6}
-    failure = shoal.http_client.problems.failure_of("u", 500, "", json.dumps(problem).encode())
+    failure = shoal.http_client.bodies.failure_of("u", 500, "", json.dumps(problem).encode())
     assert len(str(failure.error)) == 2000
     assert not failure.was_refused
 
@@ -383,7 +383,7 @@ def test_the_texts_of_a_problem_are_bounded():
     ],
 )
 def test_an_error_answer_of_any_body_is_an_error(body):
-    failure = shoal.http_client.problems.failure_of("u", 500, "", body)
+    failure = shoal.http_client.bodies.failure_of("u", 500, "", body)
     assert type(failure.error) is errors.HttpProblem
     assert failure.error.status == 500
     assert not failure.was_refused

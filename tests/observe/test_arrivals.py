@@ -9,8 +9,8 @@ import pytest
 
 import shoal
 from batching.scenes import settle
-from shoal.observe import arrivals
-from shoal.observe.arrivals import ArrivalRecorder
+from shoal.http.admin import recordings
+from shoal.http.admin.recordings import ArrivalRecorder
 
 SECRET = "the-patient's-name"
 
@@ -162,7 +162,7 @@ async def test_what_is_too_much_is_left_out_and_counted(monkeypatch):
 
 
 async def test_notes_that_nobody_takes_are_bounded(monkeypatch):
-    monkeypatch.setattr(arrivals, "MOST_HELD", 4)
+    monkeypatch.setattr(recordings, "MOST_HELD", 4)
     batcher = shoal.Batcher(slow, name="slow", max_batch_size=10)
     batcher.observers.add(told := recorder())
     async with batcher as call:

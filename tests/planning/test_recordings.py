@@ -13,8 +13,7 @@ import shoal
 from shoal import BatchOptions
 from shoal.core.simulation import simulate
 from shoal.core.simulation_results import Arrival, Linear
-from shoal.http.admin.recordings import note_of
-from shoal.observe.arrivals import ArrivalRecorder
+from shoal.http.admin.recordings import ArrivalRecorder, note_of
 from shoal.planning.recordings import measured_run_times
 from shoal.planning.traces import bursty, poisson, read_trace
 

@@ -8,8 +8,7 @@ from textwrap import dedent
 import pytest
 
 from shoal.serving.app_file.file import read_app_file
-from shoal.serving.app_file.flaws import AppFileRefused, written
-from shoal.serving.app_file.positions import lines_of_keys
+from shoal.serving.app_file.flaws import AppFileRefused, lines_of_keys, written
 from shoal.serving.names import DEFAULT_METHODS
 from shoal.serving.state_records import BackendRecord, EndpointRecord, ShadowRecord
 

@@ -11,8 +11,8 @@ import shoal
 from serving import composed_code
 from serving.scenes import deployed
 from shoal import errors
-from shoal.serving.clients.in_replica import ChildClient
 from shoal.serving.controller.controller import Controller
+from shoal.starting import ChildClient
 
 # Replicas load their code in threads and processes.
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.server.client import add_server_arguments, add_verb, ask, change
-from shoal.commands.support.arguments import add_family, add_init_arguments, count, describe
+from shoal.commands.support.arguments import add, add_family, add_init_arguments, count, describe
 from shoal.commands.support.output import backends_listed, config_listed, show, status_listed
 from shoal.commands.support.values import config_of, init_arguments_of
 from shoal.serving.clients.wire import config_shown, written
@@ -48,11 +48,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "Create a backend and wait until one of its replicas is ready.",
         _CREATE_EXAMPLE,
     )
-    create.add_argument(
-        "code",
-        metavar="MODULE:NAME",
-        help="a function or class in a module that the server allows",
-    )
+    add(create, "code MODULE:NAME", "a function or class in a module that the server allows")
     _add_options(create, "*")
     add_init_arguments(create)
     update = _add_verb_of_one(
@@ -70,7 +66,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "Delete a backend once its queued requests have finished.",
         "  shoal backends delete old --force\n",
     )
-    delete.add_argument("--force", action="store_true", help="fail its queued requests instead")
+    add(delete, "--force", "fail its queued requests instead")
     scale = add_verb(commands, "scale", _scale, _SCALE, _SCALE_EXAMPLE)
     _add_scale(scale)
     _add_verb_of_one(
@@ -110,22 +106,21 @@ def _add_verb_of_one(
 
 def _add_scale(parser: ArgumentParser) -> None:
     _add_tag(parser)
-    parser.add_argument("num_replicas", type=count, metavar="N", help="the number of replicas")
+    add(parser, "num_replicas N", "the number of replicas", count)
 
 
 def _add_tag(parser: ArgumentParser) -> None:
-    parser.add_argument("tag", metavar="TAG", help="the backend's name")
+    add(parser, "tag TAG", "the backend's name")
 
 
 def _add_options(parser: ArgumentParser, number: str) -> None:
-    parser.add_argument(
-        "options",
-        nargs=number,
-        default=[],  # without it "*" would be required
-        metavar="KEY=VALUE",
-        help="an option: placement=process (or task, thread, ray), num_replicas=2, "
+    add(
+        parser,
+        "options KEY=VALUE",
+        "an option: placement=process (or task, thread, ray), num_replicas=2, "
         "max_batch_size=64, batch_wait_timeout_s=0.005, user_config.threshold=0.5, "
         "autoscaling.max_replicas=4, or any other of shoal.BackendConfig; NAME=none unsets one",
+        nargs=number,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.commands.support.arguments import add_json_argument, describe
+from shoal.commands.support.arguments import add, add_json_argument, describe
 from shoal.commands.support.loading import (
     APPLICATION,
     application_of,
@@ -43,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "file. The application's code is imported but not run.",
         _EXAMPLE,
     )
-    parser.add_argument("application", metavar=APPLICATION, help="the application to check")
+    add(parser, f"application {APPLICATION}", "the application to check")
     add_json_argument(parser)
 
 

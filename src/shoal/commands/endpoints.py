@@ -1,21 +1,32 @@
-"""``shoal endpoints``, ``traffic`` and ``shadow``: route the requests of a running server."""
+"""``shoal endpoints``, ``traffic``, ``shadow`` and ``call``: the requests of a running server."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Final
 
-from shoal.commands.server.client import add_verb, ask, change
-from shoal.commands.support.arguments import add_family
-from shoal.commands.support.mistake import CommandError
+from shoal.commands.server.client import add_server_arguments, add_verb, ask, change
+from shoal.commands.support.arguments import (
+    add,
+    add_family,
+    add_kwarg_argument,
+    count,
+    describe,
+    more_than_0_seconds,
+)
+from shoal.commands.support.mistake import CommandError, in_one_line
 from shoal.commands.support.output import (
+    as_json,
     endpoints_listed,
+    print_out,
     shadows_listed,
     show,
     traffic_listed,
     weights,
 )
-from shoal.commands.support.values import proportion_of, weights_of
+from shoal.commands.support.values import json_of, kwargs_of, proportion_of, weights_of
+from shoal.errors import ShoalError
+from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.serving.clients.wire import written
 from shoal.serving.names import DEFAULT_METHODS, not_there
 
@@ -23,7 +34,9 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Mapping
 
+    from shoal.serving.clients.remote_client import RemoteClient
     from shoal.serving.status import EndpointStatus
+
 
 _EXAMPLE: Final = """\
   shoal endpoints create classify --route /classify --method POST --backend small
@@ -55,14 +68,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         "  shoal endpoints create classify --route /classify --backend small\n",
     )
     _add_endpoint(create)
-    create.add_argument("--backend", metavar="TAG", help="the backend for all its requests")
-    create.add_argument("--route", metavar="PATH", help="its HTTP path (none: no HTTP route)")
-    create.add_argument(
-        "--method",
+    add(create, "--backend TAG", "the backend for all its requests")
+    add(create, "--route PATH", "its HTTP path (none: no HTTP route)")
+    add(
+        create,
+        "--method METHOD",
+        f"an HTTP method that it accepts; repeatable ({' and '.join(DEFAULT_METHODS)})",
         action="append",
         dest="methods",
-        metavar="METHOD",
-        help=f"an HTTP method that it accepts; repeatable ({' and '.join(DEFAULT_METHODS)})",
     )
     delete = add_verb(
         commands,
@@ -93,12 +106,11 @@ def add_traffic_arguments(parser: ArgumentParser) -> None:
         _TRAFFIC_EXAMPLE,
     )
     _add_endpoint(set_traffic)
-    set_traffic.add_argument(
-        "weights",
+    add(
+        set_traffic,
+        "weights BACKEND=WEIGHT",
+        "a backend's share, from 0 to 1, or a percentage; numbers that sum to 100 are percentages",
         nargs="+",
-        metavar="BACKEND=WEIGHT",
-        help="a backend's share, from 0 to 1, or a percentage; numbers that sum to 100 are "
-        "percentages",
     )
 
 
@@ -115,25 +127,21 @@ def add_shadow_arguments(parser: ArgumentParser) -> None:
     )
     set_shadow = add_verb(commands, "set", _set_shadow, _SHADOW, _SHADOW_EXAMPLE)
     _add_endpoint(set_shadow)
-    set_shadow.add_argument("backend", metavar="BACKEND", help="the backend that gets the copies")
-    set_shadow.add_argument(
-        "proportion", metavar="PROPORTION", help="the share, from 0 to 1 or like 5%%; 0 stops"
-    )
-    set_shadow.add_argument(
-        "--compare",
-        metavar="MODULE:FUNCTION",
-        help="a function that returns whether two results agree; its verdicts are counted",
+    add(set_shadow, "backend BACKEND", "the backend that gets the copies")
+    add(set_shadow, "proportion PROPORTION", "the share, from 0 to 1 or like 5%%; 0 stops")
+    add(
+        set_shadow,
+        "--compare MODULE:FUNCTION",
+        "a function that returns whether two results agree; its verdicts are counted",
     )
 
 
 def _add_endpoint(parser: ArgumentParser) -> None:
-    parser.add_argument("endpoint", metavar="ENDPOINT", help="the endpoint's name")
+    add(parser, "endpoint ENDPOINT", "the endpoint's name")
 
 
 def _add_show(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "endpoint", metavar="ENDPOINT", nargs="?", help="the endpoint's name (all endpoints)"
-    )
+    add(parser, "endpoint ENDPOINT", "the endpoint's name (all endpoints)", nargs="?")
 
 
 def _list(arguments: Namespace) -> int:
@@ -205,3 +213,65 @@ def _set_shadow(arguments: Namespace) -> int:
         lambda client: client.shadow_traffic(name, backend, proportion, compare=arguments.compare),
         done if proportion else f"no shadow traffic of {name} to {backend}",
     )
+
+
+_CALL_EXAMPLE: Final = """\
+  shoal call classify '"some text"'
+  shoal call generate '{"prompt": "Once"}' --stream
+  shoal call classify - --shard-key user-7 < item.json
+"""
+
+
+def add_call_arguments(parser: ArgumentParser) -> None:
+    describe(
+        parser,
+        _call,
+        "Call an endpoint of a running server and print the result as JSON.",
+        _CALL_EXAMPLE,
+    )
+    add(parser, "endpoint ENDPOINT", "the endpoint")
+    add(parser, "items JSON", "an argument of the call; - reads it from stdin", nargs="*")
+    add_kwarg_argument(parser, "an argument by name; repeatable")
+    add(parser, "--stream", "for a method that streams: print one result per line")
+    add(parser, "--method-name NAME", "the method of the backend's code to call")
+    add(parser, "--shard-key KEY", "calls with equal keys go to the same backend")
+    add(
+        parser, "--timeout SECONDS", "time limit of the call", more_than_0_seconds, dest="timeout_s"
+    )
+    add(parser, "--priority LEVEL", "from 1, the highest", count)
+    add_server_arguments(parser)
+
+
+def _call(arguments: Namespace) -> int:
+    args = [json_of(text) for text in arguments.items]
+    kwargs = kwargs_of(arguments)
+    flags = vars(arguments)
+    options = {name: flags[name] for name in HANDLE_OPTIONS if name in flags}
+
+    async def call(client: RemoteClient) -> None:
+        try:
+            handle = (await client.get_handle(arguments.endpoint)).options(**options)
+            if not arguments.stream:
+                result = await handle.call(*args, **kwargs)
+                is_text = isinstance(result, str) and not arguments.json
+                print_out(result if is_text else as_json(result))
+                return
+            async with handle.stream(*args, **kwargs) as stream:
+                async for result in stream:
+                    print_out(json.dumps(result, ensure_ascii=False))
+        except (ShoalError, ConnectionError, CommandError):
+            raise
+        except Exception as error:
+            raise _call_error(error, is_stream=arguments.stream) from error
+
+    ask(arguments, call, waits_for=f"{arguments.endpoint} to answer")
+    return 0
+
+
+def _call_error(error: Exception, *, is_stream: bool) -> CommandError:
+    """Returns the error for an error of the user's code, with its class, and exit code 1."""
+    message = in_one_line(error)
+    what, advice, code = message.partition("; write ")
+    if advice and "handle." in code:  # the advice is for a program, not for a command
+        return CommandError(f"{what}; {'leave out' if is_stream else 'add'} --stream")
+    return CommandError(f"{type(error).__name__}: {message}", 1)

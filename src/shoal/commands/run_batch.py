@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import deque
-from contextlib import closing
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing
 from functools import partial
 from itertools import islice, tee
 from operator import itemgetter
@@ -21,6 +21,7 @@ import anyio
 
 from shoal.batching.calls.progress import reporter
 from shoal.commands.support.arguments import (
+    add,
     add_init_arguments,
     add_option_argument,
     count,
@@ -29,6 +30,7 @@ from shoal.commands.support.arguments import (
 from shoal.commands.support.batch_lines import ItemLines, LineRefused, OpenAiLines, open_app
 from shoal.commands.support.data_files import (
     NOT_YET,
+    Input,
     ResultFiles,
     failures_in,
     open_lines,
@@ -45,12 +47,10 @@ from shoal.planning.measuring import NotMeasured, instance_of, opened
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Iterable, Iterator
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from anyio import CancelScope
 
     from shoal.batching.batcher import Batcher
-    from shoal.commands.support.data_files import Input
 
     # Opens the batcher whose items are the lines.
     Opening = AbstractAsyncContextManager[Batcher[Any]]
@@ -91,40 +91,31 @@ _MOST_REFUSED: Final = 1024
 
 def add_arguments(parser: ArgumentParser) -> None:
     describe(parser, run, _DESCRIPTION, _EXAMPLE)
-    parser.add_argument(
-        "handler",
-        metavar="MODULE:NAME",
-        help="a function of a list, decorated or not, a class whose instance is called, or an "
+    add(
+        parser,
+        "handler MODULE:NAME",
+        "a function of a list, decorated or not, a class whose instance is called, or an "
         "application, also as FILE.toml, for OpenAI's batch lines",
     )
-    parser.add_argument("input", type=Path, help="JSON lines, a .parquet file, or - for stdin")
-    parser.add_argument("output", type=Path, help="JSON lines, or a .parquet file")
+    add(parser, "input input", "JSON lines, a .parquet file, or - for stdin", Path)
+    add(parser, "output output", "JSON lines, or a .parquet file", Path)
     add_init_arguments(parser)
     files = parser.add_argument_group("files")
-    files.add_argument(
-        "--errors", type=Path, metavar="FILE", help="the lines that failed (OUTPUT.errors.jsonl)"
-    )
-    files.add_argument("--column", metavar="NAME", help="the column of a Parquet file to read")
-    files.add_argument("--limit", type=count, metavar="N", help="the most lines in this run")
-    files.add_argument(
-        "--overwrite", action="store_true", help="begin with the first line, and drop the output"
-    )
-    files.add_argument("--quiet", action="store_true", help="show no progress and no summary")
+    add(files, "--errors FILE", "the lines that failed (OUTPUT.errors.jsonl)", Path)
+    add(files, "--column NAME", "the column of a Parquet file to read")
+    add(files, "--limit N", "the most lines in this run", count)
+    add(files, "--overwrite", "begin with the first line, and drop the output")
+    add(files, "--quiet", "show no progress and no summary")
     batches = parser.add_argument_group("batches")
-    batches.add_argument(
-        "--window",
-        type=count,
-        metavar="N",
-        help="the most lines that are under way (three batches of each slot; "
+    add(
+        batches,
+        "--window N",
+        "the most lines that are under way (three batches of each slot; "
         f"{_REQUESTS_AT_ONCE} requests of an application)",
+        count,
     )
-    batches.add_argument("--max-batch-size", type=count, metavar="N", help="items in a batch")
-    batches.add_argument(
-        "--event-loop",
-        choices=["trio", "asyncio"],
-        default="trio",
-        help="the event loop (%(default)s)",
-    )
+    add(batches, "--max-batch-size N", "items in a batch", count)
+    add(batches, "--event-loop", "the event loop", default="trio", choices=["trio", "asyncio"])
     add_option_argument(batches)
 
 

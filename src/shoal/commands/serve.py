@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import SUPPRESS
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,7 +13,7 @@ from shoal.commands.server.options import add_server_options, process_options, s
 from shoal.commands.server.process import ServerProcess, collect_less_often
 from shoal.commands.server.reload import Turn, serve_versions
 from shoal.commands.server.stderr import Progress
-from shoal.commands.support.arguments import describe
+from shoal.commands.support.arguments import add, describe
 from shoal.commands.support.loading import (
     APPLICATION,
     application_of,
@@ -26,7 +26,6 @@ from shoal.server.config import address_of
 from shoal.server.listeners import NO_SOCKETS, Inherited, PassedSockets, passed_sockets
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
     from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.types import ASGIApp
@@ -56,29 +55,25 @@ def add_arguments(parser: ArgumentParser) -> None:
         "Serve a shoal.App, an application declared in a TOML file, or any other ASGI application.",
         _EXAMPLE,
     )
-    parser.add_argument(
-        "application",
-        metavar=APPLICATION,
-        help="the application to serve, e.g. my_module:app, my_module.py or app.toml",
+    add(
+        parser,
+        f"application {APPLICATION}",
+        "the application to serve, e.g. my_module:app, my_module.py or app.toml",
     )
     add_server_options(parser)
-    parser.add_argument(
-        "--admin-socket",
-        metavar="PATH",
-        help="serve the admin API at this UNIX socket, which only this user can open",
+    add(
+        parser,
+        "--admin-socket PATH",
+        "serve the admin API at this UNIX socket, which only this user can open",
     )
 
-    parser.add_argument(
-        "--reload",
-        action="store_true",
-        help="for development: reload the application when its files change",
-    )
-    parser.add_argument(
-        "--reload-dir",
-        type=Path,
+    add(parser, "--reload", "for development: reload the application when its files change")
+    add(
+        parser,
+        "--reload-dir DIRECTORY",
+        "with --reload: a directory with its files; repeatable (the current directory)",
+        Path,
         action="append",
-        metavar="DIRECTORY",
-        help="with --reload: a directory with its files; repeatable (the current directory)",
     )
     parser.add_argument("--version-fds", type=int, nargs="+", help=SUPPRESS)
 

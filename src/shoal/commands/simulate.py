@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal.commands.support.arguments import (
+    add,
     add_option_argument,
     add_output_arguments,
     at_least_0,
@@ -21,19 +22,17 @@ from shoal.commands.support.simulating import Comparison, SimulatedTraffic
 from shoal.commands.support.values import option_pairs, run_time
 from shoal.core.options.names import suggested
 from shoal.core.options.options import OPTIONS, BatchOptions
-from shoal.core.simulation_results import Arrival, ClosedLoop, Simulation
+from shoal.core.simulation_results import Arrival, ClosedLoop, Linear, Simulation
 from shoal.planning import traces
 from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.plots import plot
 from shoal.planning.recordings import MeasuredRunTimes
-from shoal.planning.traces import COLUMNS, read_trace
+from shoal.planning.traces import COLUMNS, Recording, read_trace
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Iterable, Sequence
 
-    from shoal.core.simulation_results import Linear
-    from shoal.planning.traces import Recording
 
 _DESCRIPTION: Final = """\
 Simulate batching options under given traffic: run the rules that form batches in virtual time, and
@@ -78,58 +77,43 @@ _FLAGS: Final = {name: option for name, option in OPTIONS.items() if option.flag
 def add_arguments(parser: ArgumentParser) -> None:
     describe(parser, run, _DESCRIPTION, _EXAMPLE)
     traffic = parser.add_argument_group("traffic")
-    traffic.add_argument("--rate", type=more_than_0, metavar="R", help="requests a second")
-    traffic.add_argument(
-        "--duration",
-        type=more_than_0,
-        default=30.0,
-        metavar="SECONDS",
-        help="for how long requests arrive (%(default)s)",
-    )
-    traffic.add_argument(
+    add(traffic, "--rate R", "requests a second", more_than_0)
+    add(traffic, "--duration SECONDS", "for how long requests arrive", more_than_0, 30.0)
+    add(
+        traffic,
         "--traffic",
-        choices=_TRAFFIC,
+        "how they arrive: poisson (independent callers), constant (at equal intervals), "
+        "bursty (bursts of 1 s, pauses of 4 s), diurnal (one day in --duration)",
         default="poisson",
-        help="how they arrive: poisson (independent callers), constant (at equal intervals), "
-        "bursty (bursts of 1 s, pauses of 4 s), diurnal (one day in --duration) (%(default)s)",
+        choices=_TRAFFIC,
     )
-    traffic.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the random numbers (%(default)s)"
+    add(traffic, "--seed N", "seed of the random numbers", int, 0)
+    add(
+        traffic,
+        "--callers N",
+        "callers that call again after each result, instead of --rate",
+        count,
     )
-    traffic.add_argument(
-        "--callers",
-        type=count,
-        metavar="N",
-        help="callers that call again after each result, instead of --rate",
-    )
-    traffic.add_argument(
-        "--think",
-        type=at_least_0,
-        metavar="SECONDS",
-        help="with --callers: the time from a result to the caller's next call, varied by a "
+    add(
+        traffic,
+        "--think SECONDS",
+        "with --callers: the time from a result to the caller's next call, varied by a "
         "tenth (0.001)",
+        at_least_0,
     )
-    traffic.add_argument(
-        "file", nargs="?", type=Path, metavar="FILE", help="recorded traffic, instead of --rate"
-    )
-    traffic.add_argument(
-        "--backend",
-        metavar="NAME",
-        help="of several recorded backends, the one to simulate (that with the most requests)",
+    add(traffic, "file FILE", "recorded traffic, instead of --rate", Path, nargs="?")
+    add(
+        traffic,
+        "--backend NAME",
+        "of several recorded backends, the one to simulate (that with the most requests)",
     )
     handler = parser.add_argument_group("handler")
-    handler.add_argument(
-        "--run-time",
-        metavar="SECONDS",
-        help="run time of a batch of n items, like 0.002+0.00005n (as recorded by `shoal trace`)",
+    add(
+        handler,
+        "--run-time SECONDS",
+        "run time of a batch of n items, like 0.002+0.00005n (as recorded by `shoal trace`)",
     )
-    handler.add_argument(
-        "--jitter",
-        type=at_least_0,
-        default=0.0,
-        metavar="J",
-        help="variation of the run time: 0.1 for about a tenth (%(default)s)",
-    )
+    add(handler, "--jitter J", "variation of the run time: 0.1 for about a tenth", at_least_0, 0.0)
     options = parser.add_argument_group("options of the batcher")
     for name, option in _FLAGS.items():
         default = getattr(BatchOptions(), name)
@@ -139,25 +123,24 @@ def add_arguments(parser: ArgumentParser) -> None:
             help=f"{option.flag} ({default:g})",
         )
     add_option_argument(options)
-    options.add_argument(
-        "--replicas",
-        type=count,
-        metavar="N",
-        help="replicas of the backend, each with max_concurrent_batches (1)",
+    add(
+        options,
+        "--replicas N",
+        "replicas of the backend, each with max_concurrent_batches (1)",
+        count,
     )
-    options.add_argument(
-        "--load-time",
-        type=at_least_0,
-        default=0.0,
-        metavar="SECONDS",
-        help="how long it takes to load a model, with the option models (%(default)s)",
+    add(
+        options,
+        "--load-time SECONDS",
+        "how long it takes to load a model, with the option models",
+        at_least_0,
+        0.0,
     )
-    options.add_argument(
-        "--compare",
+    add(
+        options,
+        "--compare OPTIONS",
+        'options to compare with, like "max_batch_size=64 overload=wait"; repeatable',
         action="append",
-        default=[],
-        metavar="OPTIONS",
-        help='options to compare with, like "max_batch_size=64 overload=wait"; repeatable',
     )
     add_output_arguments(parser, "latencies, batch sizes and dispatch reasons")
 

@@ -6,13 +6,13 @@ import os
 import select
 import subprocess
 import sys
-from argparse import SUPPRESS
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Final
 
 from shoal.commands.server.locations import ServerLocation, already_running, being_server
 from shoal.commands.server.options import add_server_options, process_options, server_options
 from shoal.commands.server.process import ServerProcess, collect_less_often
-from shoal.commands.support.arguments import add_json_argument, add_name_argument, describe
+from shoal.commands.support.arguments import add, add_json_argument, add_name_argument, describe
 from shoal.commands.support.loading import (
     APPLICATION,
     application_of,
@@ -24,7 +24,6 @@ from shoal.commands.support.mistake import CommandError, say
 from shoal.commands.support.output import facts, show
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
 _EXAMPLE: Final = """\
@@ -46,17 +45,17 @@ def add_arguments(parser: ArgumentParser) -> None:
         "Start a server that the other commands find by its name, with an application or empty.",
         _EXAMPLE,
     )
-    parser.add_argument(
-        "application",
-        metavar=APPLICATION,
+    add(
+        parser,
+        f"application {APPLICATION}",
+        "an application to serve (none: create backends and endpoints with commands)",
         nargs="?",
-        help="an application to serve (none: create backends and endpoints with commands)",
     )
     add_name_argument(parser)
-    parser.add_argument(
+    add(
+        parser,
         "--detach",
-        action="store_true",
-        help="return when the server is ready and leave it running; `shoal logs` shows its log",
+        "return when the server is ready and leave it running; `shoal logs` shows its log",
     )
     parser.add_argument("--ready-fd", type=int, help=SUPPRESS)
     add_json_argument(parser)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import anyio
 
 from shoal.commands.server.client import add_server_arguments, ask
-from shoal.commands.support.arguments import describe
+from shoal.commands.support.arguments import add, describe
 from shoal.commands.support.mistake import CommandError
 from shoal.commands.support.output import as_json, print_out, table
 from shoal.errors import NotAllowed, ShutDown
@@ -64,7 +64,7 @@ _UNLIMITED: Final = 1000
 
 def add_arguments(parser: ArgumentParser) -> None:
     describe(parser, _run, _DESCRIPTION, _EXAMPLE)
-    parser.add_argument("--once", action="store_true", help="print it once, and end")
+    add(parser, "--once", "print it once, and end")
     add_server_arguments(parser)
 
 

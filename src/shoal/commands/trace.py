@@ -6,19 +6,18 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import anyio
 
 from shoal.commands.server.client import add_server_arguments, ask
-from shoal.commands.support.arguments import count, describe, more_than_0_seconds, tag
+from shoal.commands.support.arguments import add, count, describe, more_than_0_seconds, tag
 from shoal.commands.support.mistake import CommandError, in_one_line, say
 from shoal.commands.support.output import show
 from shoal.failures.exceptions import ungrouped
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from typing import BinaryIO
 
     from anyio.abc import TaskStatus
 
@@ -47,36 +46,22 @@ _OTHER_PROGRESS_S: Final = 60.0
 
 def add_arguments(parser: ArgumentParser) -> None:
     describe(parser, _run, _DESCRIPTION, _EXAMPLE)
-    parser.add_argument(
-        "--seconds",
-        type=more_than_0_seconds,
-        default=60.0,
-        metavar="SECONDS",
-        help="for how long, at most a day; Ctrl-C stops it sooner (%(default)g)",
+    add(
+        parser,
+        "--seconds SECONDS",
+        "for how long, at most a day; Ctrl-C stops it sooner",
+        more_than_0_seconds,
+        60.0,
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path("trace.jsonl"),
-        metavar="FILE",
-        help="the file, which must not exist (%(default)s)",
+    add(parser, "-o --output FILE", "the file, which must not exist", Path, Path("trace.jsonl"))
+    add(parser, "--backend TAG", "record this backend only; by default all", tag)
+    add(
+        parser,
+        "--max-requests N",
+        "end after N requests (1,000,000); each takes about 60 bytes",
+        count,
     )
-    parser.add_argument(
-        "--backend", type=tag, metavar="TAG", help="record this backend only; by default all"
-    )
-    parser.add_argument(
-        "--max-requests",
-        type=count,
-        metavar="N",
-        help="end after N requests (1,000,000); each takes about 60 bytes",
-    )
-    parser.add_argument(
-        "--max-rate",
-        type=count,
-        metavar="N",
-        help="drop requests above N in one second (20,000)",
-    )
+    add(parser, "--max-rate N", "drop requests above N in one second (20,000)", count)
     add_server_arguments(parser)
 
 

@@ -18,6 +18,7 @@ import anyio
 
 from shoal.batching.decorator.batched import Decorated
 from shoal.commands.support.arguments import (
+    add,
     add_init_arguments,
     add_option_argument,
     add_output_arguments,
@@ -32,7 +33,7 @@ from shoal.commands.support.values import init_arguments_of, json_of, option_pai
 from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.measuring import NotMeasured, instance_of, measure, opened
 from shoal.planning.plots import plot_tuning
-from shoal.planning.tuning import Search, least_busy
+from shoal.planning.tuning import Candidate, Search, least_busy
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from shoal.batching.batcher import Batcher
     from shoal.core.options.options import BatchOptions
     from shoal.planning.recordings import MeasuredRunTimes
-    from shoal.planning.tuning import Candidate
 
 _SHOWN: Final = 10
 
@@ -191,68 +191,59 @@ _DEFAULT_SIZE: Final = 64
 
 def add_arguments(parser: ArgumentParser) -> None:
     describe(parser, run, _DESCRIPTION, _EXAMPLE)
-    parser.add_argument(
-        "handler",
-        metavar="MODULE:HANDLER",
-        help="the handler: a function, e.g. my_module:embed, or a class whose instance is "
+    add(
+        parser,
+        "handler MODULE:HANDLER",
+        "the handler: a function, e.g. my_module:embed, or a class whose instance is "
         "called, e.g. my_module:Classifier",
     )
     add_init_arguments(parser)
     target = parser.add_argument_group("target")
-    target.add_argument(
-        "--rate", type=more_than_0, required=True, metavar="R", help="requests a second"
-    )
-    target.add_argument(
-        "--p99",
-        type=more_than_0,
+    add(target, "--rate R", "requests a second", more_than_0, required=True)
+    add(
+        target,
+        "--p99 SECONDS",
+        "the time within which 99%% of them must finish",
+        more_than_0,
         required=True,
-        metavar="SECONDS",
-        help="the time within which 99%% of them must finish",
     )
     items = parser.add_argument_group(
         "items (one of these; for a handler of several parameters a JSON array of arguments, or an "
         "object)"
     )
     source = items.add_mutually_exclusive_group(required=True)
-    source.add_argument("--item", metavar="JSON", help="the same item every time")
-    source.add_argument("--items", type=Path, metavar="FILE", help="a JSON array of items, in turn")
-    source.add_argument(
-        "--item-from", metavar="MODULE:FUNCTION", help="a function that makes an item"
-    )
+    add(source, "--item JSON", "the same item every time")
+    add(source, "--items FILE", "a JSON array of items, in turn", Path)
+    add(source, "--item-from MODULE:FUNCTION", "a function that makes an item")
     measuring = parser.add_argument_group("measuring")
-    measuring.add_argument(
-        "--max-batch-size",
-        type=count,
-        metavar="N",
-        help=f"the largest size to try (the decorated handler's, or {_DEFAULT_SIZE})",
+    add(
+        measuring,
+        "--max-batch-size N",
+        f"the largest size to try (the decorated handler's, or {_DEFAULT_SIZE})",
+        count,
     )
-    measuring.add_argument(
-        "--runs",
-        type=count,
-        default=30,
-        metavar="N",
-        help="how many runs of each size to measure (%(default)s)",
+    add(measuring, "--runs N", "how many runs of each size to measure", count, 30)
+    add(
+        measuring,
+        "--limit SECONDS",
+        "stop measuring after this time, but not before 5 runs of each size",
+        more_than_0,
+        60.0,
     )
-    measuring.add_argument(
-        "--limit",
-        type=more_than_0,
-        default=60.0,
-        metavar="SECONDS",
-        help="stop measuring after this time, but not before 5 runs of each size (%(default)s)",
-    )
-    measuring.add_argument(
+    add(
+        measuring,
         "--event-loop",
-        choices=["trio", "asyncio"],
+        "the event loop for an async handler",
         default="trio",
-        help="the event loop for an async handler (%(default)s)",
+        choices=["trio", "asyncio"],
     )
     simulation = parser.add_argument_group("simulation")
-    simulation.add_argument(
-        "--requests",
-        type=count,
-        default=20_000,
-        metavar="N",
-        help="how many requests to simulate for each pair of options (%(default)s)",
+    add(
+        simulation,
+        "--requests N",
+        "how many requests to simulate for each pair of options",
+        count,
+        20_000,
     )
     add_option_argument(simulation)
     add_output_arguments(parser, "run times by size, and the p99 of all options with the target")

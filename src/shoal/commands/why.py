@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.server.client import add_server_arguments, ask
-from shoal.commands.support.arguments import describe, more_than_0_seconds
+from shoal.commands.support.arguments import add, describe, more_than_0_seconds
 from shoal.commands.support.mistake import CommandError
 from shoal.commands.support.output import show
 from shoal.planning.batch_sizes import PAGE, BatcherFigures, explain, figures_of
@@ -40,19 +40,13 @@ _EXAMPLE: Final = """\
 
 def add_arguments(parser: ArgumentParser) -> None:
     describe(parser, _run, _DESCRIPTION, _EXAMPLE)
-    parser.add_argument(
-        "target",
-        metavar="ENDPOINT|BACKEND",
+    add(
+        parser,
+        "target ENDPOINT|BACKEND",
+        "look at this backend, or at those of this endpoint; by default at all",
         nargs="?",
-        help="look at this backend, or at those of this endpoint; by default at all",
     )
-    parser.add_argument(
-        "--seconds",
-        type=more_than_0_seconds,
-        default=10.0,
-        metavar="SECONDS",
-        help="for how long to watch (%(default)g)",
-    )
+    add(parser, "--seconds SECONDS", "for how long to watch", more_than_0_seconds, 10.0)
     add_server_arguments(parser)
 
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
 
 def is_installed(module: str) -> bool:
@@ -52,20 +52,24 @@ _INSTALL: Final = "pip install"
 
 
 def lazy_names(
-    package: str, where: Mapping[str, str], extra: str = "serve"
+    package: str, where: Mapping[str, Sequence[str]], extra: str = "serve"
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns ``__getattr__`` and ``__dir__`` of a package that imports names on first use."""
+    # `where` has the names by their modules; those of `package` itself are its submodules.
     namespace = vars(sys.modules[package])
+    modules = {name: module for module, names in where.items() for name in names}
 
     def load(name: str) -> Any:
-        module = where.get(name)
+        module = modules.get(name)
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with needing(f"{package}.{name}", extra):
-            found: Any = import_module(module)
-            if module != f"{package}.{name}":
-                found = getattr(found, name)
+            found: Any
+            if module == package:
+                found = import_module(f"{package}.{name}")
+            else:
+                found = getattr(import_module(module), name)
         namespace[name] = found
         return found
 
-    return load, lambda: sorted({*namespace, *where})
+    return load, lambda: sorted({*namespace, *modules})

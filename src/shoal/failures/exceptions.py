@@ -15,7 +15,7 @@ import traceback
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import FunctionType
+from types import FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
@@ -25,7 +25,6 @@ from shoal.loops.event_loop import cancellations, holds_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator
-    from types import FrameType, TracebackType
 
     from anyio.abc import TaskGroup
 
@@ -192,6 +191,12 @@ def _members(error: object) -> tuple[BaseException, ...]:
     if isinstance(error, BaseExceptionGroup):
         return cast("BaseExceptionGroup[BaseException]", error).exceptions
     return ()
+
+
+def class_name(error: BaseException) -> str:
+    kind = type(error)
+    in_module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{in_module}{kind.__qualname__}"
 
 
 def in_one_line(error: BaseException) -> str:

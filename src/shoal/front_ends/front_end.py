@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.asgi.extensions import DISCONNECT
-from shoal.front_ends.wire import MOST_TAUGHT, WINDOW, Head, size_of
+from shoal.asgi.extensions import DISCONNECT, ConnectionTotals
+from shoal.front_ends.wire import MOST_TAUGHT, WINDOW, Channel, Head, PassedMessage, size_of
 from shoal.http.requests.problem import PROBLEM_JSON, ended
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.messages import unpickled
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
-    from shoal.asgi.extensions import ConnectionTotals
-    from shoal.front_ends.wire import Channel, PassedMessage
     from shoal.http.json.decoder import Decoder
 
 _log: Final = logging.getLogger("shoal.server")

@@ -15,24 +15,17 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio.lowlevel
 
 from shoal.asgi.extensions import DECODED, DISCONNECT, SERVER
-from shoal.front_ends.wire import MESSAGES_AHEAD, MOST_TAUGHT, WINDOW, size_of
+from shoal.front_ends.wire import MESSAGES_AHEAD, MOST_TAUGHT, WINDOW, Channel, Head, size_of
 from shoal.replicas.process.wire.messages import unpickled
 from shoal.server.log_errors import contained, log_failure
-from shoal.server.served_call import (
-    SENDS_WITHOUT_CHECKPOINT,
-    ServedCall,
-    TaskState,
-    run_contained,
-)
-from shoal.server.shared import Change
+from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall, TaskState, run_contained
+from shoal.server.shared import Change, Shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from starlette.types import Message, Scope
 
-    from shoal.front_ends.wire import Channel, Head
-    from shoal.server.shared import Shared
 
 _MOST_IDLE: Final = 256  # tasks
 _LONGEST_TAUGHT: Final = 256  # characters

@@ -14,7 +14,7 @@ import anyio
 
 from shoal.asgi.extensions import ConnectionTotals
 from shoal.front_ends.remote_call import RemoteCall, RemoteCalls
-from shoal.front_ends.wire import MEMORY, Channel, FrontKind
+from shoal.front_ends.wire import MEMORY, Channel, FrontKind, Head, PassedMessage
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, encoded, send
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 from shoal.replicas.process.worker import wait_ended
@@ -22,7 +22,6 @@ from shoal.replicas.process.worker import wait_ended
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.front_ends.wire import Head, PassedMessage
     from shoal.server.shared import Shared
 
 _log: Final = logging.getLogger("shoal.server")

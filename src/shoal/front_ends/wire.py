@@ -43,7 +43,7 @@ From a front end to the server's process:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from functools import partial
 from pickle import dumps
@@ -57,7 +57,6 @@ from shoal.replicas.process.wire.messages import Message, MessageCodec, packed
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
 
     from shoal.replicas.process.wire.frames import Frame, FrameReader
     from shoal.replicas.process.wire.shared_memory import Region

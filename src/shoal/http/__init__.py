@@ -24,9 +24,8 @@ __all__ = [
 ]
 
 _WHERE: Final = {
-    "HttpProtocol": "shoal.http.requests.protocol",
-    "MediaType": "shoal.http.json.endpoint",
-    "ProtocolRoutes": "shoal.http.requests.protocol",
+    "shoal.http.json.endpoint": ("MediaType",),
+    "shoal.http.requests.protocol": ("HttpProtocol", "ProtocolRoutes"),
 }
 
 __getattr__, __dir__ = _lazy_names(__name__, _WHERE)

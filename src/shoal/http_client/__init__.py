@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["HttpClient", "HttpStream", "SyncHttpClient"]
 
 _WHERE: Final = {
-    "HttpClient": "shoal.http_client.client",
-    "HttpStream": "shoal.http_client.stream",
-    "SyncHttpClient": "shoal.http_client.client",
+    "shoal.http_client.client": ("HttpClient", "SyncHttpClient"),
+    "shoal.http_client.stream": ("HttpStream",),
 }
 
 __getattr__, __dir__ = _lazy_names(__name__, _WHERE)

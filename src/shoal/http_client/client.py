@@ -10,34 +10,48 @@ import math
 import re
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, Unpack, cast
 
 import anyio
 import anyio.lowlevel
 
-from shoal.batching.calls.mapping import MapCall, map_blocking
+from shoal.batching.calls.mapping import Items, MapCall, MapKeywords, map_blocking
 from shoal.batching.calls.window import MapPlan
 from shoal.batching.current import trace_headers
 from shoal.core.options.checks import checked_token, one_of, seconds, whole
 from shoal.errors import DeadlineExceeded, ShutDown
 from shoal.failures.exceptions import own_copy
-from shoal.http_client.bodies import ACCEPTED, JSON, JSON_LINES, RESULT_TYPES, body_of, result_of
-from shoal.http_client.connection import SILENCE_S, Connection, NotSent, server_of
-from shoal.http_client.problems import FailedResponse, error_of, failure_of, outcomes_of
+from shoal.http_client.bodies import (
+    ACCEPTED,
+    JSON,
+    JSON_LINES,
+    RESULT_TYPES,
+    FailedResponse,
+    ResultType,
+    body_of,
+    error_of,
+    failure_of,
+    outcomes_of,
+    result_of,
+)
+from shoal.http_client.connection import (
+    SILENCE_S,
+    Connection,
+    NotSent,
+    Server,
+    StreamingAnswer,
+    server_of,
+)
 from shoal.http_client.servers import DNS, Servers, TriesOfOne, TriesOfSeveral
 from shoal.http_client.stream import HttpStream
 from shoal.replicas.portal import PortalThread, blocking_stream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-    from typing import Unpack
 
     import httpx
 
-    from shoal.batching.calls.mapping import Items, MapKeywords
     from shoal.batching.calls.threads import ThreadStream
-    from shoal.http_client.bodies import ResultType
-    from shoal.http_client.connection import Server, StreamingAnswer
 
 T = TypeVar("T")
 
@@ -408,12 +422,10 @@ class SyncHttpClient:
 
 
 def _urls_of(url: object) -> list[str]:
-    if isinstance(url, (list, tuple)):
-        urls = list(cast("Sequence[str]", url))
-        if not urls:
-            raise ValueError("a client needs the URL of at least one server")
-        return urls
-    return [cast("str", url)]
+    urls: list[Any] = list(cast("Any", url)) if isinstance(url, (list, tuple)) else [url]
+    if not urls:
+        raise ValueError("a client needs the URL of at least one server")
+    return urls
 
 
 def _tries_of(urls: list[str], max_attempts: int) -> Callable[[float], TriesOfOne | TriesOfSeveral]:

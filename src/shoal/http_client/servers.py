@@ -25,7 +25,7 @@ from shoal.http_client.connection import NotSent, Server, server_of, socket_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.http_client.problems import FailedResponse
+    from shoal.http_client.bodies import FailedResponse
 
 DNS: Final = "dns:"
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict, Unpack
 
-from shoal.asgi.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions, OverloadStatus
 from shoal.http.requests.exchange import REQUEST_ID
 from shoal.http.requests.problem import explained, problem_json
 from shoal.http.requests.shared_parts import SharedParts
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from shoal.asgi.http_options import OverloadStatus
 
 
 class ErrorKeywords(TypedDict, total=False):

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers",
-        "real_time: runs on the real clock, for threads, processes and sockets (Shoal)",
+        "markers", "real_time: runs on the real clock, for threads, processes and sockets (Shoal)"
     )
 
 

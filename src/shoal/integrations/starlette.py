@@ -21,11 +21,11 @@ import inspect
 from contextlib import asynccontextmanager, suppress
 from functools import partial, wraps
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack, cast
 
 import orjson
 from anyio.lowlevel import RunVar
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.websockets import WebSocket, WebSocketState
@@ -42,24 +42,19 @@ from shoal.failures.exceptions import own_copy
 from shoal.http.json.stream_forms import form_for
 from shoal.http.requests.departures import Departures, Watched
 from shoal.http.requests.exchange import Exchange
-from shoal.http.requests.problem import Refused, explained
+from shoal.http.requests.problem import Problem, Refused, explained
 from shoal.http.requests.shared_parts import SharedParts
-from shoal.http.requests.streaming import answer_with_stream
-from shoal.integrations.error_responses import ErrorResponses
+from shoal.http.requests.streaming import ItemStream, answer_with_stream
+from shoal.integrations.error_responses import ErrorKeywords, ErrorResponses
 from shoal.observe.metrics import StreamTimes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-    from typing import Unpack
 
     from starlette.background import BackgroundTask
-    from starlette.requests import HTTPConnection
     from starlette.types import Receive, Scope, Send
 
     from shoal.core.counters import BatcherStatistics
-    from shoal.http.requests.problem import Problem
-    from shoal.http.requests.streaming import ItemStream
-    from shoal.integrations.error_responses import ErrorKeywords
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["Instrumentation", "export_metrics", "instrument"]
 
 _WHERE: Final = {
-    "Instrumentation": "shoal.observe.otel.instrument",
-    "export_metrics": "shoal.observe.otel.metrics",
-    "instrument": "shoal.observe.otel.instrument",
+    "shoal.observe.otel.instrument": ("instrument", "Instrumentation"),
+    "shoal.observe.otel.metrics": ("export_metrics",),
 }
 
 __getattr__, __dir__ = _lazy_names(__name__, _WHERE, "otel")

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
-from shoal.core.events import BatchObserver
-from shoal.core.request import State
+from shoal.core.events import BatchObserver, BatchRecord
+from shoal.core.request import Batch, Request, State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.core.events import BatchRecord
-    from shoal.core.request import Batch, Request
 
 MOST_KEPT: Final = 50
 """How many failures are kept that differ in batcher or error."""

@@ -20,17 +20,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from typing_extensions import override
 
-from shoal.core.events import BatchObserver
-from shoal.core.request import DispatchReason, State
+from shoal.core.events import BatchObserver, BatchRecord
+from shoal.core.request import Batch, DispatchReason, Request, State
 from shoal.observe.failures import id_of, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from shoal.core.counters import BatcherStatistics
-    from shoal.core.events import BatchRecord
     from shoal.core.histogram import HistogramSnapshot
-    from shoal.core.request import Batch, Request
 
 
 MOST_ROWS: Final = 400
@@ -250,9 +248,7 @@ class BatcherReading(NamedTuple):
 
 class Sampler:
     def __init__(
-        self,
-        history: BatchHistory,
-        batchers: Callable[[], Iterable[BatcherReading]],
+        self, history: BatchHistory, batchers: Callable[[], Iterable[BatcherReading]]
     ) -> None:
         # The oldest first. `at` is when each ended, `all` is about all batchers and `batchers`
         # about each of them.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -21,13 +21,11 @@ from shoal.batching.decorator.decorator import open_batchers
 from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import takes_lists
 from shoal.core.options.options import BatchOptions
-from shoal.planning.recordings import measured_run_times
+from shoal.planning.recordings import MeasuredRunTimes, measured_run_times
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
 
-    from shoal.planning.recordings import MeasuredRunTimes
 
 _WARM_UP_ROUNDS: Final = 2
 _FEWEST_ROUNDS: Final = 5

@@ -21,13 +21,10 @@ __all__ = [
 ]
 
 _WHERE: Final = {
-    "Blueprint": "shoal.replicas.contract",
-    "Definition": "shoal.replicas.code.definition",
-    "Description": "shoal.replicas.code.instance",
-    "Identity": "shoal.batching.current",
-    "Method": "shoal.replicas.code.instance",
-    "Replica": "shoal.replicas.contract",
-    "ReplicaOptions": "shoal.replicas.contract",
+    "shoal.batching.current": ("Identity",),
+    "shoal.replicas.code.definition": ("Definition",),
+    "shoal.replicas.code.instance": ("Description", "Method"),
+    "shoal.replicas.contract": ("Blueprint", "Replica", "ReplicaOptions"),
 }
 
 __getattr__, __dir__ = _lazy_names(__name__, _WHERE)

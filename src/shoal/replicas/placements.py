@@ -41,14 +41,17 @@ def environment(name: str, value: Any) -> dict[str, str]:
     return variables
 
 
-def _interpreter(name: str, value: Any) -> str:
+def _path(name: str, value: Any, *, what: str) -> str:
     path: Any = str(value) if isinstance(value, Path) else value
     if not isinstance(path, str) or not path:
-        raise TypeError(
-            f'{name} must be the path of an interpreter, such as "/opt/venv/bin/python", '
-            f"not {value!r}"
-        )
+        raise TypeError(f"{name} must be {what}, not {value!r}")
     return path
+
+
+_interpreter: Final = partial(
+    _path, what='the path of an interpreter, such as "/opt/venv/bin/python"'
+)
+_token_file: Final = partial(_path, what='a path, such as "/run/secrets/models"')
 
 
 def _cpus(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
@@ -76,13 +79,6 @@ def number_of_gpus(name: str, value: Any) -> float:
             f"not {value!r}"
         )
     return value if value < 1 else int(value)
-
-
-def _token_file(name: str, value: Any) -> str:
-    path: Any = str(value) if isinstance(value, Path) else value
-    if not isinstance(path, str) or not path:
-        raise TypeError(f'{name} must be a path, such as "/run/secrets/models", not {value!r}')
-    return path
 
 
 class PlacementKeywords(TypedDict, total=False):

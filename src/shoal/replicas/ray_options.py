@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
-from shoal.core.options.checks import mapping, named_values, number, one_of, yes_or_no
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from shoal.core.options.checks import mapping, named_values, number, one_of, text, yes_or_no
 
 # Shoal's supervisor restarts replicas and retries work, all replicas share their options, and an
 # actor ends with the program.
@@ -87,11 +84,6 @@ def _group_strategy(name: str, value: Any) -> None:
     one_of(name, value, _GROUP_STRATEGIES)
 
 
-def _text(name: str, value: Any) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be text, not {value!r}")
-
-
 def _list(name: str, value: Any) -> None:
     if not isinstance(value, list):
         raise TypeError(f"{name} must be a list, not {value!r}")
@@ -103,7 +95,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], object]]] = {
     "memory": _amount,
     "resources": _resources,
     "object_store_memory": _amount,
-    "accelerator_type": _text,
+    "accelerator_type": text,
     "label_selector": partial(named_values, example="market-type"),
     "fallback_strategy": _list,
     "scheduling_strategy": _strategy,

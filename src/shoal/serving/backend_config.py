@@ -11,24 +11,17 @@ import functools
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 from shoal.batching.handlers.handler import Fill
 from shoal.core.json_text import exact_json
 from shoal.core.options.checks import mapping, more_than_0, named_values, whole, yes_or_no
-from shoal.core.options.option import (
-    choice,
-    defaults_of,
-    option,
-    options_of,
-    plain_record,
-    table,
-)
+from shoal.core.options.option import choice, defaults_of, option, options_of, plain_record, table
 from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.errors import NotDurable
 from shoal.failures.held import held
-from shoal.replicas.contract import ReplicaOptions
+from shoal.replicas.contract import Placement, ReplicaOptions
 from shoal.replicas.gpus import VISIBLE
 from shoal.replicas.placements import (
     BUILT_IN,
@@ -56,9 +49,7 @@ from shoal.serving.converters import checked_converter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Unpack
 
-    from shoal.replicas.contract import Placement
 
 MOST_REPLICAS: Final = 4096
 """A greater number is most likely a typing error, and all would be started at once."""

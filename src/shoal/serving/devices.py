@@ -21,6 +21,7 @@ from shoal.replicas.gpus import (
     VISIBLE,
     BoundedCall,
     GpuMeter,
+    GpuReading,
     count_gpus,
     count_without_nvml,
     listed_devices,
@@ -30,7 +31,6 @@ from shoal.serving.status import GpuStatus
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 
-    from shoal.replicas.gpus import GpuReading
     from shoal.serving.backend_config import BackendConfig
 
 _LIMIT_S: Final = 10.0

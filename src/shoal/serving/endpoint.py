@@ -17,7 +17,7 @@ from shoal.batching.handlers.binding import Binding
 from shoal.errors import DeadlineExceeded, Overloaded
 from shoal.failures.exceptions import own_copy
 from shoal.serving.names import found
-from shoal.serving.shadow import PrimaryAnswer
+from shoal.serving.shadow import PrimaryAnswer, ShadowFlow
 from shoal.serving.status import EndpointStatus
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from shoal.core.traffic import Traffic
     from shoal.serving.backends.backend import Backend
     from shoal.serving.backends.method_batcher import MethodBatcher
-    from shoal.serving.shadow import ShadowFlow
 
 
 def known_among(backends: Iterable[Backend]) -> Iterator[tuple[Backend, MethodBatcher]]:
@@ -41,11 +40,7 @@ MOST_HELD: Final = 1024
 
 class Endpoint:
     def __init__(
-        self,
-        name: str,
-        route: str | None,
-        methods: Sequence[str],
-        start_task: Callable[..., None],
+        self, name: str, route: str | None, methods: Sequence[str], start_task: Callable[..., None]
     ) -> None:
         self.name = name
         self.route = route
@@ -105,11 +100,7 @@ class Endpoint:
         return self._backends[self.traffic.choose(random.random())]  # noqa: S311 - no secret
 
     async def routed(
-        self,
-        method: str,
-        shard_key: str | None,
-        timeout_s: float | None,
-        tag: str | None = None,
+        self, method: str, shard_key: str | None, timeout_s: float | None, tag: str | None = None
     ) -> MethodBatcher:
         """Chooses the batcher for a request, and waits for traffic if there is none."""
         if self.held >= MOST_HELD:

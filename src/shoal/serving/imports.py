@@ -11,14 +11,11 @@ state file, unless the program that restores them declares them itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
 
 from shoal.errors import NotAllowed
 from shoal.replicas.code.definition import OwnPath, split_import_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 ANY: Final = "*"
 

@@ -8,7 +8,7 @@ processes and written as JSON, and code can read its data as ``data["name"]``.
 
 from __future__ import annotations
 
-from inspect import Parameter
+from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 from urllib.parse import parse_qsl, urlencode
 
@@ -16,7 +16,6 @@ from shoal.core.request import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from inspect import Signature
 
 
 class Query(dict[str, str]):

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.errors import StateRefused
 from shoal.serving.state_records import (
     BackendRecord,
+    Change,
     DeclaredState,
     Deleted,
     EndpointRecord,
@@ -43,8 +44,6 @@ from shoal.serving.state_records import (
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
     from sqlite3 import Connection
-
-    from shoal.serving.state_records import Change
 
 
 APPLICATION_ID: Final = 0x53484F4C  # "SHOL"

@@ -36,17 +36,16 @@ __all__ = [
 ]
 
 _WHERE = {
-    "ScriptedBatch": "shoal.testing.scripted",
-    "ScriptedHandler": "shoal.testing.scripted",
-    "ScriptedSteps": "shoal.testing.scripted",
-    "ScriptedStreams": "shoal.testing.scripted",
-    "check_policy": "shoal.testing.policies",
-    "check_replica": "shoal.testing.replicas.check",
-    "make_request": "shoal.testing.policies",
-    "run_virtually": "shoal.testing.virtual_time",
-    "settle": "shoal.testing.virtual_time",
-    "simulate": "shoal.core.simulation",
-    "virtual_backend": "shoal.testing.virtual_time",
+    "shoal.core.simulation": ("simulate",),
+    "shoal.testing.policies": ("check_policy", "make_request"),
+    "shoal.testing.replicas.check": ("check_replica",),
+    "shoal.testing.scripted": (
+        "ScriptedBatch",
+        "ScriptedHandler",
+        "ScriptedSteps",
+        "ScriptedStreams",
+    ),
+    "shoal.testing.virtual_time": ("run_virtually", "settle", "virtual_backend"),
 }
 
 __getattr__, __dir__ = _lazy_names(__name__, _WHERE)

@@ -21,13 +21,11 @@ from contextvars import Context
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.core.policy import Dispatch, Pressure, Wait
+from shoal.core.policy import BatchPolicy, Dispatch, Pressure, Wait
 from shoal.core.request import DispatchReason, Request, RequestOptions, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-
-    from shoal.core.policy import BatchPolicy
 
     MakeRequest = Callable[[Random, float], Request]
 

@@ -18,7 +18,7 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.current import current_batch
-from shoal.core.request import State
+from shoal.core.request import Request, State
 from shoal.testing.virtual_time import settle
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from shoal.batching.calls.stream import Results, Slot
-    from shoal.core.request import Request
 
 
 T = TypeVar("T")

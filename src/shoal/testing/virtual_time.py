@@ -14,7 +14,7 @@ The clock does not wait for threads, processes and sockets. Tests with those nee
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, TypeVarTuple, Unpack
 
 import anyio
 import trio
@@ -23,7 +23,6 @@ import trio.testing
 if TYPE_CHECKING:
     import selectors
     from collections.abc import Awaitable, Callable
-    from typing import TypeVarTuple, Unpack
 
     Args = TypeVarTuple("Args")
 
@@ -92,9 +91,7 @@ def virtual_backend(backend: BackendName) -> tuple[str, dict[str, Any]]:
 
 
 def run_virtually(
-    function: Callable[[Unpack[Args]], Awaitable[R]],
-    *args: *Args,
-    backend: BackendName = "trio",
+    function: Callable[[Unpack[Args]], Awaitable[R]], *args: *Args, backend: BackendName = "trio"
 ) -> R:
     """Runs an async function in virtual time, as `anyio.run` runs it in real time.
 

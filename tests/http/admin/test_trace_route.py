@@ -9,7 +9,6 @@ import pytest
 from shoal.http.admin import recordings
 from shoal.http.admin.api import AdminApi
 from shoal.http.app.admin_mount import AdminListener
-from shoal.observe import arrivals
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import Call, ask, calling
 
@@ -114,7 +113,7 @@ async def test_a_recording_is_full_some_time(app, controller):
 
 
 async def test_what_a_slow_reader_misses_is_counted_and_delays_nobody(app, controller, monkeypatch):
-    monkeypatch.setattr(arrivals, "MOST_HELD", 4)
+    monkeypatch.setattr(recordings, "MOST_HELD", 4)
     handle = await controller.get_handle("s")
     async with tracing(app, {"seconds": 5}) as call:
         call.stop_reading()

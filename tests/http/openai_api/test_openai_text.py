@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.http.openai.text import TextEnd
-from shoal.http.openai.texts.messages import AnswerForms, OneText
+from shoal.http.openai.texts.messages import AnswerForms, OneText, TextAsked
 from shoal.http.openai.texts.results import TextOutput
 
 TEXTS = st.text("abc", max_size=6)
@@ -71,5 +71,6 @@ def test_a_whole_text_ends_before_its_first_stop_sequence(text, stops):
 def test_a_function_that_counts_tokens_is_not_called_in_the_task_of_the_handler():
     form = AnswerForms("m", chat=False).messages(b"1")
     for count, runs_users_code in ((None, False), (len, True)):
-        text = OneText(form, TextOutput(TextEnd((), None, count)), lambda: 0, with_usage=False)
+        asked = TextAsked(b"1", lambda: 0, False)
+        text = OneText(form, TextOutput(TextEnd((), None, count)), asked)
         assert text.runs_users_code is runs_users_code

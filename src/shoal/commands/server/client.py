@@ -9,6 +9,7 @@ import anyio
 
 from shoal.commands.server.locations import ServerLocation
 from shoal.commands.support.arguments import (
+    add,
     add_json_argument,
     add_name_argument,
     add_token_argument,
@@ -36,10 +37,10 @@ def add_server_arguments(parser: ArgumentParser) -> None:
     server = parser.add_argument_group("server")
     which = server.add_mutually_exclusive_group()
     add_name_argument(which)
-    which.add_argument(
-        "--url",
-        metavar="URL",
-        help="the server's URL instead of its name: http://host:port or unix:/path/of.sock",
+    add(
+        which,
+        "--url URL",
+        "the server's URL instead of its name: http://host:port or unix:/path/of.sock",
     )
     add_token_argument(server, "a file with the operator's token, for a server that requires one")
     add_json_argument(parser)

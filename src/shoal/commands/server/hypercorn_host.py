@@ -35,7 +35,7 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.asgi.lifespan import AppLifespan
 from shoal.server.access_log import AccessLog
 from shoal.server.config import Drained, ServerRun, address_of
-from shoal.server.listeners import AppListener, Tcp, Unix, bind_all, host_and_port
+from shoal.server.listeners import AppListener, BoundSocket, Tcp, Unix, bind_all, host_and_port
 from shoal.server.proxies import ProxyHeaders
 from shoal.server.server import serve
 from shoal.server.tls import tls_of
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from shoal.server.listeners import BoundSocket
     from shoal.serving.app_file.server import EventLoopName
 
 NAME: Final = f"Hypercorn {version('hypercorn')}"
@@ -213,11 +212,7 @@ class _Host:
         )
         try:
             drained = await serve(
-                listener.app,
-                options,
-                shutdown=self._draining.wait,
-                started=started,
-                lifespan=False,
+                listener.app, options, shutdown=self._draining.wait, started=started, lifespan=False
             )
         except OSError as error:
             self._outcome.refused = error

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.asgi.http_options import HTTP_OPTIONS, HttpOptions
 from shoal.commands.server.stderr import LOG_FORMATS
-from shoal.commands.support.arguments import add_token_argument, token_of
+from shoal.commands.support.arguments import add, add_token_argument, token_of
 from shoal.commands.support.loading import need
 from shoal.commands.support.mistake import CommandError, as_mistakes
 from shoal.serving.app_file.server import (
@@ -23,7 +23,6 @@ from shoal.serving.app_file.server import (
 )
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
     from collections.abc import Iterator, Mapping
 
     from shoal.core.options.option import Option
@@ -34,61 +33,63 @@ def add_server_options(parser: ArgumentParser) -> None:
     for name, one in HTTP_OPTIONS.items():
         if one.flag:
             _add_flag(parser, name, one)
-    parser.add_argument(
+    add(
+        parser,
         "--event-loop",
-        choices=get_args(EventLoopName),
-        help="event loop: trio, or asyncio for code that needs it, with uvloop if that is "
+        "event loop: trio, or asyncio for code that needs it, with uvloop if that is "
         "installed (trio)",
+        choices=get_args(EventLoopName),
     )
-    parser.add_argument(
+    add(
+        parser,
         "--server",
+        "the HTTP server: Shoal's own, or an unmodified Hypercorn (shoal)",
         choices=get_args(Server),
-        help="the HTTP server: Shoal's own, or an unmodified Hypercorn (shoal)",
     )
-    parser.add_argument(
-        "--workers",
-        type=_workers,
-        metavar="N",
-        help='start N HTTP processes that share the same batches; "auto" starts one for each other '
+    add(
+        parser,
+        "--workers N",
+        'start N HTTP processes that share the same batches; "auto" starts one for each other '
         "core (none)",
+        _workers,
     )
-    parser.add_argument(
+    add(
+        parser,
         "--log-level",
-        choices=["debug", "info", "warning", "error", "critical"],
+        "level of the log on stderr",
         default="info",
-        help="level of the log on stderr (%(default)s)",
+        choices=["debug", "info", "warning", "error", "critical"],
     )
-    parser.add_argument(
+    add(
+        parser,
         "--log-format",
-        choices=LOG_FORMATS,
+        "format of the log on stderr: text, or one JSON object per line",
         default="text",
-        help="format of the log on stderr: text, or one JSON object per line (%(default)s)",
+        choices=LOG_FORMATS,
     )
-    parser.add_argument(
+    add(
+        parser,
         "--otel",
-        action="store_true",
-        help="export traces and metrics over OTLP, configured with OpenTelemetry's environment "
+        "export traces and metrics over OTLP, configured with OpenTelemetry's environment "
         "variables (OTEL_...)",
     )
     operator = parser.add_argument_group("for the operator")
-    operator.add_argument(
-        "--state",
-        type=Path,
-        metavar="FILE",
-        help="store changes made at run time in this file, and restore them from it",
+    add(
+        operator,
+        "--state FILE",
+        "store changes made at run time in this file, and restore them from it",
+        Path,
     )
     add_token_argument(
-        operator,
-        "a file with a token; the port then has the admin API, for clients with the token",
+        operator, "a file with a token; the port then has the admin API, for clients with the token"
     )
-    operator.add_argument(
-        "--allow-module",
-        action="append",
-        default=[],
-        dest="allowed_modules",
-        metavar="MODULE",
-        help="a module, with its submodules, that backends created at run time may be imported "
+    add(
+        operator,
+        "--allow-module MODULE",
+        "a module, with its submodules, that backends created at run time may be imported "
         "from; * for any; repeatable (none)",
+        action="append",
+        dest="allowed_modules",
     )
 
 

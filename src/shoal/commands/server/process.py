@@ -25,7 +25,14 @@ from shoal.errors import LifespanFailed, NotAllowed, StateRefused
 from shoal.failures.hints import server_hint
 from shoal.replicas.code.definition import keeping_loggers_on
 from shoal.replicas.threads import into_this_loop
-from shoal.server.listeners import NO_SOCKETS, AppListener, PassedSockets, Unix, bind_for_servers
+from shoal.server.listeners import (
+    NO_SOCKETS,
+    Address,
+    AppListener,
+    PassedSockets,
+    Unix,
+    bind_for_servers,
+)
 from shoal.server.log_errors import contained
 from shoal.serving.model_server import model_server
 
@@ -39,7 +46,6 @@ if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.app.app import App
     from shoal.server.config import Drained, StartFrontEnds
-    from shoal.server.listeners import Address
     from shoal.serving.app_file.server import EventLoopName, Server
     from shoal.serving.model_server.listener import ModelServerListener
 
@@ -277,10 +283,7 @@ def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]
         # Without a token the port has no admin API, not even at a loopback address: a proxy may
         # forward requests to it from anywhere.
         app = AppAdmin(
-            inner,
-            token=options.token,
-            allowed_modules=options.allowed_modules,
-            behind=run.app,
+            inner, token=options.token, allowed_modules=options.allowed_modules, behind=run.app
         )
     return app, others
 

@@ -36,13 +36,12 @@ import anyio
 
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.core.extras import need
-from shoal.server.listeners import bind_all
+from shoal.server.listeners import Address, bind_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from shoal.server.listeners import Address
 
 _BACKLOG: Final = 1024
 _MARGIN_S: Final = 5.0

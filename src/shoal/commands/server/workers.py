@@ -8,11 +8,10 @@ from functools import partial
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from shoal.asgi.http_options import ServerKeywords
+from shoal.asgi.http_options import HttpOptions, ServerKeywords
 from shoal.front_ends.listener import FrontEndOptions, FrontEnds
 
 if TYPE_CHECKING:
-    from shoal.asgi.http_options import HttpOptions
     from shoal.server.config import StartFrontEnds
     from shoal.serving.app_file.server import EventLoopName
 

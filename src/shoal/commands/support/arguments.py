@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
-from argparse import ArgumentError, ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from argparse import (
+    Action,
+    ArgumentError,
+    ArgumentParser,
+    ArgumentTypeError,
+    Namespace,
+    RawDescriptionHelpFormatter,
+)
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -17,28 +24,42 @@ from shoal.core.options.names import nearest
 from shoal.serving.names import TAG_FORM, is_tag
 
 if TYPE_CHECKING:
-    from argparse import Action, Namespace
     from collections.abc import Callable
 
     from _typeshed import SupportsWrite
 
 
+def add(
+    group: Any, form: str, summary: str, kind: Any = None, default: Any = None, **more: Any
+) -> None:
+    """Adds an argument of a form such as ``"-n --lines N"``, or ``"--force"`` for yes or no."""
+    *names, last = form.split()
+    if last.startswith("-"):
+        names.append(last)
+        if "choices" not in more:
+            more["action"] = "store_true"
+    else:
+        more["metavar"] = last
+    if kind is not None:
+        more["type"] = kind
+    if more.get("action") == "append" or more.get("nargs") == "*":
+        more["default"] = []  # without it "*" would be required
+    elif default is not None:
+        more["default"] = default
+        summary += " (%(default)g)" if isinstance(default, float) else " (%(default)s)"
+    group.add_argument(*names, help=summary, **more)
+
+
 def add_name_argument(group: Any) -> None:
-    group.add_argument(
-        "--name",
-        type=tag,
-        default="default",
-        metavar="NAME",
-        help="the server's name; several can run on one machine (%(default)s)",
-    )
+    add(group, "--name NAME", "the server's name; several can run on one machine", tag, "default")
 
 
 def add_json_argument(parser: Any) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add(parser, "--json", "print JSON")
 
 
 def add_token_argument(group: Any, summary: str) -> None:
-    group.add_argument("--token-file", type=Path, metavar="FILE", help=summary)
+    add(group, "--token-file FILE", summary, Path)
 
 
 def token_of(arguments: Namespace) -> str | None:
@@ -56,34 +77,32 @@ def token_of(arguments: Namespace) -> str | None:
 
 
 def add_init_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--arg",
+    add(
+        parser,
+        "--arg VALUE",
+        "an argument for the class, like large.onnx or 3; repeatable",
         action="append",
-        default=[],
-        metavar="VALUE",
-        help="an argument for the class, like large.onnx or 3; repeatable",
     )
     add_kwarg_argument(parser, "an argument for the class by name, like threads=4; repeatable")
 
 
 def add_kwarg_argument(parser: ArgumentParser, summary: str) -> None:
-    parser.add_argument("--kwarg", action="append", default=[], metavar="KEY=VALUE", help=summary)
+    add(parser, "--kwarg KEY=VALUE", summary, action="append")
 
 
 def add_option_argument(group: Any) -> None:
-    group.add_argument(
-        "--option",
+    add(
+        group,
+        "--option KEY=VALUE",
+        "any other option, like max_concurrent_batches=2 or overload=wait; repeatable",
         action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="any other option, like max_concurrent_batches=2 or overload=wait; repeatable",
     )
 
 
 def add_output_arguments(parser: ArgumentParser, shown: str) -> None:
     output = parser.add_argument_group("output")
-    output.add_argument("--plot", type=Path, metavar="FILE", help=f"save a plot: {shown}")
-    output.add_argument("--json", action="store_true", help="print JSON, times in seconds")
+    add(output, "--plot FILE", f"save a plot: {shown}", Path)
+    add(output, "--json", "print JSON, times in seconds")
 
 
 def tag(text: str) -> str:
@@ -185,10 +204,7 @@ def add_family(parser: ArgumentParser, description: str, example: str) -> Any:
 
 
 def describe(
-    parser: ArgumentParser,
-    run: Callable[[Namespace], int] | None,
-    description: str,
-    example: str,
+    parser: ArgumentParser, run: Callable[[Namespace], int] | None, description: str, example: str
 ) -> None:
     parser.description = description
     parser.epilog = f"examples:\n{example}"

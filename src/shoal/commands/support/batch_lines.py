@@ -6,7 +6,7 @@ import json
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib import import_module
-from inspect import Parameter
+from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import uuid4
 
@@ -19,7 +19,6 @@ from shoal.failures.exceptions import in_one_line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
-    from inspect import Signature
 
     from starlette.types import ASGIApp
 
@@ -165,11 +164,7 @@ def _refused_request(custom_id: object, message: str, code: str = "invalid_reque
 def _described(error: Exception) -> Mapping[str, Any]:
     if isinstance(error, LineRefused):
         return error.members
-    return {
-        "type": type(error).__name__,
-        "title": "The call failed",
-        "detail": in_one_line(error),
-    }
+    return {"type": type(error).__name__, "title": "The call failed", "detail": in_one_line(error)}
 
 
 def _encoded_plainly(value: Any) -> bytes:

@@ -14,7 +14,7 @@ from importlib import import_module
 from itertools import islice
 from queue import Empty, Queue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import anyio.to_thread
 
@@ -23,7 +23,6 @@ from shoal.commands.support.mistake import CommandError
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
-    from typing import BinaryIO
 
 NOT_YET: Final = object()
 _BLOCK_BYTES: Final = 2**20

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shoal.http.app.declarations import EndpointDeclaration
-    from shoal.serving.status import BackendStatus, EndpointStatus, Status
+    from shoal.serving.status import BackendStatus, EndpointStatus, GpuStatus, Status
 
 _FIGURE: Final = re.compile(r"\d[\d,.]*(e[+-]\d+)?( ?(%|s|ms|µs|B|kiB|MiB|GiB))?")
 _NONE: Final = "-"
@@ -87,53 +87,40 @@ def keywords(options: Mapping[str, Any]) -> list[str]:
 
 
 def status_listed(status: Status) -> str:
-    parts = [backends_listed(status.backends.values())]
-    replicas = [
-        (one.tag, one.state, one.ongoing, one.batches, _size(one.memory_bytes))
-        for backend in status.backends.values()
-        for one in backend.replicas
-    ]
-    if replicas:
-        parts.append(table(("REPLICA", "STATE", "ONGOING", "BATCHES", "MEMORY"), replicas))
-    addresses = [
-        (replica.tag, replica.address)
-        for backend in status.backends.values()
-        for replica in backend.replicas
-        if replica.address is not None
-    ]
-    if addresses:
-        parts.append(table(("REPLICA", "MODEL SERVER"), addresses))
-    models = [
-        (replica.tag, name, state)
-        for backend in status.backends.values()
-        for replica in backend.replicas
-        for name, state in replica.models.items()
-    ]
-    if models:
-        parts.append(table(("REPLICA", "MODEL", "STATE"), models))
-    parts += _gpus_listed(status)
-    parts.append(endpoints_listed(status.endpoints.values()))
-    parts += [
-        f"{backend.tag}: {backend.failure}"
-        for backend in status.backends.values()
-        if backend.failure is not None
-    ]
-    return "\n\n".join(parts)
-
-
-def _gpus_listed(status: Status) -> list[str]:
-    rows = [
+    replicas = [one for backend in status.backends.values() for one in backend.replicas]
+    tables: list[tuple[tuple[str, ...], Sequence[Sequence[object]]]] = [
         (
-            gpu,
-            one.name,
-            ", ".join(f"{replica} {part:.3g}" for replica, part in one.replicas.items()) or None,
-            *(_size(one.memory_used_bytes), _size(one.memory_total_bytes)),
-            None if one.utilization is None else f"{one.utilization:.0%}",
-        )
-        for gpu, one in status.gpus.items()
+            ("REPLICA", "STATE", "ONGOING", "BATCHES", "MEMORY"),
+            [(o.tag, o.state, o.ongoing, o.batches, _size(o.memory_bytes)) for o in replicas],
+        ),
+        (("REPLICA", "MODEL SERVER"), [(o.tag, o.address) for o in replicas if o.address]),
+        (
+            ("REPLICA", "MODEL", "STATE"),
+            [(one.tag, name, state) for one in replicas for name, state in one.models.items()],
+        ),
+        (
+            ("GPU", "KIND", "REPLICAS", "USED", "MEMORY", "BUSY"),
+            [(gpu, *_of_gpu(one)) for gpu, one in status.gpus.items()],
+        ),
     ]
-    heads = ("GPU", "KIND", "REPLICAS", "USED", "MEMORY", "BUSY")
-    return [table(heads, rows)] if rows else []
+    failures = [f"{b.tag}: {b.failure}" for b in status.backends.values() if b.failure is not None]
+    return "\n\n".join(
+        [
+            backends_listed(status.backends.values()),
+            *(table(heads, rows) for heads, rows in tables if rows),
+            endpoints_listed(status.endpoints.values()),
+            *failures,
+        ]
+    )
+
+
+def _of_gpu(one: GpuStatus) -> tuple[str | None, ...]:
+    return (
+        one.name,
+        ", ".join(f"{replica} {part:.3g}" for replica, part in one.replicas.items()) or None,
+        *(_size(one.memory_used_bytes), _size(one.memory_total_bytes)),
+        None if one.utilization is None else f"{one.utilization:.0%}",
+    )
 
 
 def backends_listed(backends: Iterable[BackendStatus]) -> str:

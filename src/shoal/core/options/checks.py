@@ -86,6 +86,12 @@ def function(name: str, value: Any, form: str) -> Any:
     return value
 
 
+def text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be text, not {value!r}")
+    return value
+
+
 def mapping(name: str, value: Any, form: str) -> dict[Any, Any]:
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a mapping, not {value!r}; write {form}")

@@ -23,10 +23,10 @@ from shoal.http.admin.guard import Guard
 from shoal.http.admin.recordings import Recordings
 from shoal.http.admin.verbs import MAX_BODY_BYTES, AdminRequest, Verbs, admin_problem, read_object
 from shoal.http.requests.dispatch import PathTable
-from shoal.http.requests.exchange import FRESH, JSON, split_path
+from shoal.http.requests.exchange import FRESH, JSON, Exchange, split_path
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused, method_not_allowed, not_found
-from shoal.serving.clients.protocol import VERBS
+from shoal.serving.clients.protocol import VERBS, Client
 from shoal.serving.clients.wire import RAISED
 from shoal.serving.imports import ImportRule
 from shoal.serving.names import METHODS
@@ -34,8 +34,6 @@ from shoal.serving.names import METHODS
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 
-    from shoal.http.requests.exchange import Exchange
-    from shoal.serving.clients.protocol import Client
 
 API: Final = "/-/api/"
 

@@ -19,9 +19,9 @@ from shoal.core.options.names import suggested
 from shoal.http.json.scan import encoding_flaw, not_json
 from shoal.http.json.stream_forms import form_for
 from shoal.http.requests.problem import Problem, Refused
-from shoal.http.requests.streaming import answer_with_stream
+from shoal.http.requests.streaming import ItemStream, answer_with_stream
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
-from shoal.serving.clients.verbs import array, mapping
+from shoal.serving.clients.verbs import Verb, array, mapping
 from shoal.serving.clients.wire import error_to_wire, shown
 from shoal.serving.names import found
 
@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.streaming import ItemStream
     from shoal.serving.clients.handles import Handle
     from shoal.serving.clients.protocol import Client
-    from shoal.serving.clients.verbs import Verb
     from shoal.serving.imports import ImportRule
 
 # The limit for requests other than calls.

@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.dispatch import Mounts, PathTable, Route
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.shared_parts import SharedParts
-    from shoal.observe.collector import ShoalCollector, StartTimes
-    from shoal.observe.machine import GpuCollector, WorkerCollector
+    from shoal.observe.collector import GpuCollector, ShoalCollector, StartTimes, WorkerCollector
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoint import Endpoint
     from shoal.serving.status import Status
@@ -164,8 +163,7 @@ class Pages:
 
     @cached_property
     def _collectors(self) -> tuple[ShoalCollector, GpuCollector, WorkerCollector]:
-        from shoal.observe.collector import ShoalCollector, Sources
-        from shoal.observe.machine import GpuCollector, WorkerCollector
+        from shoal.observe.collector import GpuCollector, ShoalCollector, Sources, WorkerCollector
 
         streams = self._shared.streams
         sources = Sources(self._statistics, self._times, streams, self._status, self._starts)

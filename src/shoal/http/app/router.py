@@ -221,7 +221,7 @@ _NEEDED_LATER: Final = (
     "shoal.replicas.local.task",
     "shoal.http.json.endpoint",
     "shoal.observe.collector",
-    "shoal.observe.machine",
+    "shoal.observe.collector",
     "shoal.http.openapi.document",
     "shoal.http.openapi.pages",
     "shoal.http.dashboard.feed",

@@ -23,7 +23,7 @@ import orjson
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.http.requests.plain import one_line_json
 from shoal.http.requests.problem import Problem, Refused, not_open, retry_after
-from shoal.observe.failures import name_of
+from shoal.observe.failures import FailureLog, name_of
 from shoal.observe.history import BatcherReading, BatchHistory, Sampler
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.exchange import Exchange
-    from shoal.observe.failures import FailureLog
     from shoal.serving.backends.backend import Backend
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoint import Endpoint

@@ -18,7 +18,7 @@ The only input of a model with one parameter may have any name.
 from __future__ import annotations
 
 import importlib
-from inspect import Parameter
+from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
 from pydantic import ValidationError
@@ -33,7 +33,6 @@ from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from inspect import Signature
 
     from pydantic_core import SchemaValidator
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from inspect import Parameter
+from inspect import Parameter, Signature
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,8 +24,6 @@ from shoal.http.requests.plain import encoded, whole_text
 from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
-    from inspect import Signature
-
     from shoal.http.oip.request import RequestHead
 
 # The name of the output of a model with unnamed results.

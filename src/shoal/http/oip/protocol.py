@@ -33,22 +33,21 @@ from shoal.http.oip.request import (
 from shoal.http.oip.tensor import not_fitting
 from shoal.http.requests.call import EndpointCall, EndpointCalls
 from shoal.http.requests.dispatch import ProblemRoute, Route
-from shoal.http.requests.exchange import JSON
+from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.problem import Problem, Refused, retry_after
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 from shoal.observe.metrics import NO_ENDPOINT
-from shoal.serving.endpoint import known_among
+from shoal.serving.endpoint import Endpoint, known_among
+from shoal.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from inspect import Signature
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.requests.exchange import Exchange
     from shoal.serving.backends.backend import Backend
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.controller import Controller
-    from shoal.serving.endpoint import Endpoint
 
 
 class TensorModel:
@@ -180,10 +179,8 @@ class _Routes(ProtocolRoutes):
         return _NotFound(_not_there(path)) if path.startswith("/v2/") else None
 
     def _server(self, _: Exchange) -> tuple[int, dict[str, Any]]:
-        import importlib.metadata
-
-        version = importlib.metadata.version("shoal")
-        return 200, {"name": "shoal", "version": version, "extensions": ["binary_tensor_data"]}
+        extensions = ["binary_tensor_data"]
+        return 200, {"name": "shoal", "version": __version__, "extensions": extensions}
 
     def _ready(self, _: Exchange) -> tuple[int, dict[str, Any]]:
         endpoints = self._controller.endpoints.values()

@@ -18,14 +18,13 @@ from shoal.http.json.content_coding import decoded
 from shoal.http.json.endpoint import call_headers
 from shoal.http.json.scan import Costs, check_cost, check_json, encoding_flaw
 from shoal.http.oip.tensor import Tensor, check_supported, malformed
-from shoal.http.requests.exchange import JSON
+from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shoal.http.requests.call import CallHeaders
-    from shoal.http.requests.exchange import Exchange
 
 # The limit of inputs, and of outputs.
 _MOST_TENSORS: Final = 256

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, NotRequired, cast
 
+from pydantic import Field, with_config
 from typing_extensions import override
 
 from shoal.errors import ItemTooLarge
 from shoal.http.json.endpoint import call_headers
-from shoal.http.openai.bodies import read_body
+from shoal.http.openai.bodies import OPEN, Body, read_body
 from shoal.http.openai.errors import refused, too_long
-from shoal.http.openai.items import ItemMaker, TextMaker, prompts_of
-from shoal.http.openai.models import OpenAIRoute
+from shoal.http.openai.items import ItemMaker, Prompt, TextMaker, prompts_of
+from shoal.http.openai.models import OpenAIModel, OpenAIModels, OpenAIRoute
+from shoal.http.openai.vectors import finite_vector, in_base64, in_json
 from shoal.http.requests.call import EndpointCall
-from shoal.http.requests.exchange import JSON
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from shoal.http.openai.items import Prompt
-    from shoal.http.openai.models import OpenAIModel, OpenAIModels
-    from shoal.http.requests.exchange import Exchange
+from shoal.http.requests.exchange import JSON, Exchange
+from shoal.http.requests.plain import encoded
 
 
 class Asked(NamedTuple):
@@ -91,3 +89,82 @@ class TextsRoute(InputsRoute):
 
 def usage(tokens: int) -> dict[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+@with_config(OPEN)
+class _Embeddings(Body):
+    input: str | list[Any]
+    encoding_format: NotRequired[Literal["float", "base64"] | None]
+    dimensions: NotRequired[Annotated[int, Field(ge=1)] | None]
+
+
+class EmbeddingsRoute(TextsRoute):
+    body: ClassVar[type[Mapping[str, Any]]] = _Embeddings
+    gives: ClassVar[str] = "embeddings"
+
+    @override
+    def item(
+        self, model: OpenAIModel, maker: TextMaker, one: Prompt, params: Mapping[str, Any]
+    ) -> Any:
+        if params.get("dimensions") is not None and "dimensions" not in maker.fields:
+            detail = "The model does not take dimensions: its items have no field 'dimensions'"
+            raise refused(detail, param="dimensions", code="unsupported")
+        return super().item(model, maker, one, params)
+
+    @override
+    def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
+        written = in_base64 if asked.params.get("encoding_format") == "base64" else in_json
+        data = b",".join([_ONE % (nth, written(result)) for nth, result in enumerate(results)])
+        tokens = sum(map(asked.model.tokens_in, asked.params["input"]))
+        return _ANSWER % (data, asked.model.name_json, tokens, tokens)
+
+
+_ONE: Final = b'{"object":"embedding","index":%d,"embedding":%b}'
+_ANSWER: Final = (
+    b'{"object":"list","data":[%b],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}'
+)
+
+
+@with_config(OPEN)
+class _Classify(Body):
+    input: str | list[Any]
+
+
+class ClassifyRoute(TextsRoute):
+    body: ClassVar[type[Mapping[str, Any]]] = _Classify
+    gives: ClassVar[str] = "classes"
+
+    @override
+    def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
+        tokens = sum(map(asked.model.tokens_in, asked.params["input"]))
+        return encoded(
+            {
+                "id": f"classify-{asked.request_id}",
+                "object": "list",
+                "created": int(time.time()),
+                "model": asked.model.name,
+                "data": [{"index": nth, **_classes(one)} for nth, one in enumerate(results)],
+                "usage": usage(tokens),
+            }
+        )
+
+
+def _classes(result: Any) -> dict[str, Any]:
+    labels: list[str] = []
+    given: Any = result
+    if isinstance(result, Mapping):
+        of_labels = cast("Mapping[str, Any]", result)
+        given = [of_labels] if "label" in of_labels else [*of_labels.values()]
+        labels = [*map(str, of_labels)]
+    if type(given) in (list, tuple) and _are_records(given):
+        labels = [str(one.get("label")) for one in given]
+        given = [one.get("score") for one in given]
+    probs = finite_vector(given, "classes")
+    labels = labels or [f"LABEL_{nth}" for nth in range(len(probs))]
+    best = max(range(len(probs)), key=probs.__getitem__, default=None)
+    label = None if best is None else labels[best]
+    return {"label": label, "probs": probs, "num_classes": len(probs), "labels": labels}
+
+
+def _are_records(entries: Sequence[Any]) -> bool:
+    return len(entries) > 0 and all(isinstance(one, Mapping) for one in entries)

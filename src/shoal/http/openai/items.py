@@ -16,19 +16,10 @@ of a chat unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from inspect import Parameter
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Final,
-    NotRequired,
-    Required,
-    TypeAlias,
-    get_args,
-    get_origin,
-)
+from inspect import Parameter, Signature
+from typing import TYPE_CHECKING, Any, Final, NotRequired, Required, TypeAlias, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from typing_extensions import is_typeddict
@@ -40,9 +31,6 @@ from shoal.http.json.validation import adapter_of, as_written, finite_validator
 from shoal.http.openai.errors import refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from inspect import Signature
-
     from pydantic_core import SchemaValidator
 
 # A prompt, or an input of an embedding: a text, or its tokens.

@@ -12,18 +12,16 @@ from typing_extensions import override
 
 from shoal.batching.handlers.annotations import read_signature
 from shoal.http.openai.errors import PREFIX, error_json, no_such_path, refused
-from shoal.http.openai.items import AudioMaker, ItemMaker, PairMaker, TextMaker
+from shoal.http.openai.items import AudioMaker, ItemMaker, PairMaker, Prompt, TextMaker
 from shoal.http.openai.text import count_words
 from shoal.http.requests.call import EndpointCalls
 from shoal.http.requests.dispatch import Route
-from shoal.http.requests.exchange import JSON, Counted
+from shoal.http.requests.exchange import JSON, Counted, Exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.openai.items import Prompt
-    from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem, Refused
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.controller import Controller
@@ -225,9 +223,4 @@ class ModelsPage(OpenAIRoute):
         await exchange.answer(200, JSON, body)
 
     def _described(self, model: OpenAIModel) -> dict[str, Any]:
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "shoal",
-        }
+        return {"id": model.name, "object": "model", "created": self._created, "owned_by": "shoal"}

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from shoal.http.openai.bodies import OPEN, Body
 from shoal.http.openai.errors import refused
-from shoal.http.openai.inputs import InputsRoute, usage
+from shoal.http.openai.inputs import Asked, InputsRoute, usage
 from shoal.http.openai.items import ItemMaker, PairMaker
 from shoal.http.openai.vectors import number_of
 from shoal.http.requests.plain import encoded
@@ -21,7 +21,6 @@ from shoal.http.requests.plain import encoded
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shoal.http.openai.inputs import Asked
     from shoal.http.openai.models import OpenAIModel
 
     Pair = tuple[str, str]
@@ -36,11 +35,23 @@ class _Rerank(Body):
     rank_fields: NotRequired[list[str] | None]
 
 
-class RerankRoute(InputsRoute):
-    body: ClassVar[type[Mapping[str, Any]]] = _Rerank
+class _PairsRoute(InputsRoute):
     make: ClassVar[type[ItemMaker]] = PairMaker
-    param = "documents"
     gives: ClassVar[str] = "scores"
+    # The client's names of the two texts.
+    names: ClassVar[tuple[str, str]]
+
+    @override
+    def item(
+        self, model: OpenAIModel, maker: PairMaker, one: Pair, params: Mapping[str, Any]
+    ) -> Any:
+        return maker.item(one, params, self.names)
+
+
+class RerankRoute(_PairsRoute):
+    body: ClassVar[type[Mapping[str, Any]]] = _Rerank
+    param = "documents"
+    names = ("query", "documents")
 
     def __init__(self, models: Any, most: int, *, returns_documents: bool) -> None:
         super().__init__(models, most)
@@ -61,12 +72,6 @@ class RerankRoute(InputsRoute):
             texts.append(text)
         params["pairs"] = [(params["query"], text) for text in texts]
         return params["pairs"]  # type: ignore[no-any-return]
-
-    @override
-    def item(
-        self, model: OpenAIModel, maker: PairMaker, one: Pair, params: Mapping[str, Any]
-    ) -> Any:
-        return maker.item(one, params, ("query", "documents"))
 
     @override
     def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
@@ -104,11 +109,10 @@ class _Score(Body):
     text_2: str | list[str]
 
 
-class ScoreRoute(InputsRoute):
+class ScoreRoute(_PairsRoute):
     body: ClassVar[type[Mapping[str, Any]]] = _Score
-    make: ClassVar[type[ItemMaker]] = PairMaker
     param = "text_2"
-    gives: ClassVar[str] = "scores"
+    names = ("text_1", "text_2")
 
     @override
     def inputs(self, params: dict[str, Any]) -> Sequence[Pair]:
@@ -123,12 +127,6 @@ class ScoreRoute(InputsRoute):
             raise refused(detail, param="text_1")
         params["pairs"] = [*zip(first, second, strict=True)]
         return params["pairs"]  # type: ignore[no-any-return]
-
-    @override
-    def item(
-        self, model: OpenAIModel, maker: PairMaker, one: Pair, params: Mapping[str, Any]
-    ) -> Any:
-        return maker.item(one, params, ("text_1", "text_2"))
 
     @override
     def written(self, asked: Asked, results: Sequence[Any]) -> bytes:

@@ -7,23 +7,21 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from shoal.core.options.checks import whole
-from shoal.http.openai.classify import ClassifyRoute
-from shoal.http.openai.embeddings import EmbeddingsRoute
 from shoal.http.openai.errors import PREFIX, no_such_path
+from shoal.http.openai.inputs import ClassifyRoute, EmbeddingsRoute
 from shoal.http.openai.models import ModelsPage, OpenAIModels, OpenAIRoute, Tokens
 from shoal.http.openai.pairs import RerankRoute, ScoreRoute
 from shoal.http.openai.texts.completions import TextRoute
 from shoal.http.openai.texts.responses_request import ResponsesReader
 from shoal.http.openai.texts.text_request import TextReader
 from shoal.http.openai.texts.transcriptions import TranscriptionReader
-from shoal.http.requests.dispatch import ProblemRoute
+from shoal.http.requests.dispatch import ProblemRoute, Route
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.requests.dispatch import Route
     from shoal.serving.controller.controller import Controller
 
 

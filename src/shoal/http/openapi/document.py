@@ -7,13 +7,20 @@ has other methods.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Union, get_args, get_origin
 from urllib.parse import quote
 
-from shoal.http.openapi.answers import Answers, Problems
-from shoal.http.openapi.inputs import ItemForms, path_of, path_parameters
-from shoal.http.openapi.schemas import Schemas
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
+
+from shoal.batching.handlers.array_types import is_array
+from shoal.http.json.arrays import NPY
+from shoal.http.json.endpoint import BYTES, BYTES_TYPES, media_type_of
+from shoal.http.json.msgpack import MSGPACK, has_msgpack
+from shoal.http.json.stream_forms import JsonLinesForm, ServerSentEvents
+from shoal.http.openapi.inputs import BINARY, JSON, ItemForms, path_of, path_parameters
+from shoal.http.openapi.schemas import Schema, Schemas, is_response, results_of
 from shoal.http.requests.plain import encoded
+from shoal.http.requests.problem import KINDS, PROBLEM_JSON
 from shoal.serving.names import without_names
 
 if TYPE_CHECKING:
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
 
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.openapi.served import ServedEndpoint
+
 
 # Further endpoints are not described.
 MOST_ENDPOINTS: Final = 1000
@@ -167,3 +175,238 @@ def _priority(levels: int) -> dict[str, Any]:
         "description": "The priority level of the call; 1 is the highest.",
         "schema": {"type": "integer", "minimum": 1, "maximum": levels},
     }
+
+
+WITH_RETRY_AFTER: Final = frozenset({429, 503})
+
+MEANINGS: Final = {
+    400: "The request is malformed.",
+    404: "There is no such path.",
+    405: "The path does not take this method. `Allow` says which it takes.",
+    406: "The answer has no form that `Accept` allows.",
+    408: "The request was sent, or the stream was read, too slowly.",
+    413: "The request is too large.",
+    415: "The body has a media type, or a content coding, that the endpoint does not take.",
+    422: "The request does not fit the endpoint.",
+    429: "The endpoint is overloaded. Try again later.",
+    500: "The call failed. The cause is in the server's log, under the request's id.",
+    503: "The endpoint can't take the call now. Try again later.",
+    504: "The call was not answered in time.",
+}
+
+
+def _titles_of(status: int, overload_status: int) -> dict[str, str]:
+    """Returns the titles by kind; the status of an overload is an option."""
+    statuses = KINDS | {"overloaded": (overload_status, KINDS["overloaded"][1])}
+    return {kind: title for kind, (one, title) in statuses.items() if one == status}
+
+
+_MEDIA_TYPES: Final = (
+    (JSONResponse, JSON),
+    (HTMLResponse, "text/html"),
+    (PlainTextResponse, "text/plain"),
+)
+_EVENTS: Final = ServerSentEvents.media_type.decode().partition(";")[0]
+_LINES: Final = JsonLinesForm.media_type.decode().partition(";")[0]
+_BYTES_OR_ANY: Final = (*BYTES_TYPES, Any)
+_ID: Final = "0f3a9c11-2b"
+
+_REQUEST_ID: Final[dict[str, Any]] = {
+    "description": "The request's id: the client's own if it is well-formed, else a new one.",
+    "required": True,
+    "schema": {"type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,64}$"},
+}
+_RETRY_AFTER: Final[dict[str, Any]] = {
+    "description": "When to send the request again, in seconds.",
+    "required": True,
+    "schema": {"type": "integer", "minimum": 1},
+}
+_ALLOW: Final[dict[str, Any]] = {
+    "description": "The methods that the path takes.",
+    "required": True,
+    "schema": {"type": "string"},
+}
+_HEADERS: Final = {"X-Request-ID": _REQUEST_ID}
+_WITH_RETRY: Final = {**_HEADERS, "Retry-After": _RETRY_AFTER}
+_WITH_ALLOW: Final = {**_HEADERS, "Allow": _ALLOW}
+
+
+class Problems:
+    """The responses with problems, which the endpoints share; the schemas have been made."""
+
+    def __init__(self, schemas: Schemas, options: HttpOptions) -> None:
+        self.schema = schemas.problem()
+        self.components: dict[str, Any] = {}
+        self.overload_status: int = options.overload_status
+
+    def of(self, status: int, meaning: str = "") -> dict[str, Any]:
+        """Returns the response with a status; `meaning` replaces the usual description."""
+        if meaning or status not in MEANINGS:
+            return self._made(status, meaning or "A problem.", is_ours=False)
+        name = f"Problem{status}"
+        if name not in self.components:
+            self.components[name] = self._made(status, MEANINGS[status], is_ours=True)
+        return {"$ref": f"#/components/responses/{name}"}
+
+    def _made(self, status: int, meaning: str, *, is_ours: bool) -> dict[str, Any]:
+        examples: dict[str, Any] = {}
+        for kind, title in _titles_of(status, self.overload_status).items() if is_ours else ():
+            members = {"type": f"urn:shoal:problem:{kind}", "title": title}
+            value = {**members, "status": status, "instance": _ID}
+            examples[kind] = {"summary": title, "value": value}
+        headers = _HEADERS
+        if examples and status in WITH_RETRY_AFTER:
+            headers = _WITH_RETRY
+        elif examples and status == 405:
+            headers = _WITH_ALLOW
+        media = {"schema": self.schema, **({"examples": examples} if examples else {})}
+        return {
+            "description": meaning,
+            "headers": headers,
+            "content": {PROBLEM_JSON.decode(): media},
+        }
+
+
+class Answers:
+    """The responses of one endpoint, whose types are added to the schemas."""
+
+    def __init__(self, endpoint: ServedEndpoint, inputs: ItemForms, schemas: Schemas) -> None:
+        self._endpoint = endpoint
+        self._inputs = inputs
+        self._schemas = schemas
+        signature = endpoint.signature
+        annotation = None if signature is None else signature.return_annotation
+        kinds: tuple[Any, ...] = ()
+        if signature is not None and not endpoint.encodes:
+            kinds = results_of(annotation, streams=endpoint.streams)
+        self._responses = [one for one in kinds if is_response(one)]
+        results = tuple(one for one in kinds if not is_response(one))
+        media_type = media_type_of(annotation) or BYTES
+        # A result of any type may be bytes.
+        may_be_bytes = signature is None or any(one in _BYTES_OR_ANY for one in map(_bare, kinds))
+        self._of_bytes = media_type.decode() if may_be_bytes else None
+        if not endpoint.streams:
+            results = tuple(one for one in results if _bare(one) not in BYTES_TYPES)
+        self._has_results = bool(results) or signature is None or endpoint.encodes
+        self._is_array = any(map(is_array, results))
+        if results:
+            schemas.add_result((endpoint.name, "result"), Union[results])  # noqa: UP007 - a tuple
+
+    def of(self, method: str, problems: Problems, *, is_secured: bool) -> dict[str, Any]:
+        """Returns the responses by status; the schemas have been made."""
+        responses: dict[str, Any] = {"200": self._success(problems)}
+        if self._endpoint.streams:
+            text = "To a reconnection with `Last-Event-ID`: the stream is not made again."
+            responses["204"] = {"description": text, "headers": _HEADERS}
+        if self._responses:
+            responses["default"] = self._success(problems)
+        if is_secured:
+            responses["401"] = {"description": "The caller has not said who it is."}
+            responses["403"] = {"description": "The caller may not call this."}
+        for status in self._statuses(method, problems):
+            responses[str(status)] = problems.of(status)
+        for status, meaning in self._endpoint.documented.responses.items():
+            responses[str(status)] = problems.of(status, meaning)
+        if method == "HEAD":
+            for code in responses:
+                responses[code] = {"description": "As for GET, without the body."}
+        return dict(sorted(responses.items()))
+
+    def _statuses(self, method: str, problems: Problems) -> set[int]:
+        is_known = self._endpoint.signature is not None
+        inputs = self._inputs
+        statuses = {400, 404, 408, 413, 500, 503, 504, problems.overload_status}
+        if self._endpoint.streams or not is_known:
+            statuses.add(406)
+        if inputs.checks_types:
+            statuses.add(422)
+        if inputs.takes_body(method) and (inputs.checks_types or inputs.reads_coding):
+            statuses.add(415)
+        if "{" in (self._endpoint.path or ""):
+            statuses.add(405)  # the parameters may fit only another endpoint
+        return statuses
+
+    def _success(self, problems: Problems) -> dict[str, Any]:
+        schema = self._schemas.of((self._endpoint.name, "result"))
+        content: dict[str, Any] = {}
+        is_known = self._endpoint.signature is not None
+        if not self._endpoint.streams:
+            content |= self._whole(schema)
+        if self._endpoint.streams or not is_known:
+            content = {**_streams(schema, problems.schema), **content}
+        for response in self._responses:
+            content |= {_media_type(response): {}}
+        if self._endpoint.encodes:
+            content |= {"*/*": {}}
+        text = "The items, as they are produced." if self._endpoint.streams else "The result."
+        if not is_known:
+            text = "The result, or a stream of items: the code is not known here."
+        return {"description": text, "headers": _HEADERS, "content": content}
+
+    def _whole(self, schema: Schema) -> dict[str, Any]:
+        content: dict[str, Any] = {}
+        if self._has_results:
+            content[JSON] = {"schema": schema}
+            if has_msgpack():
+                content[MSGPACK.decode()] = {"schema": schema}
+            if self._inputs.takes_lines:
+                content[_LINES] = {"schema": {"type": "string"}}
+        if self._is_array:
+            content[NPY.decode()] = {"schema": BINARY}
+        if self._of_bytes is not None:
+            content.setdefault(self._of_bytes, {"schema": BINARY})
+        return content
+
+
+def _bare(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _media_type(response: Any) -> str:
+    for cls, media_type in _MEDIA_TYPES:
+        if issubclass(response, cls):
+            return media_type
+    return "*/*"
+
+
+def _streams(item: Schema, problem: Schema) -> dict[str, Any]:
+    # The schemas are those of one message, as was usual before OpenAPI 3.2 had its itemSchema.
+    events = [
+        _event({"const": "message"}, item),
+        _event({"const": "end"}, {"const": {}}),
+        _event({"const": "error"}, problem),
+    ]
+    lines = [
+        _one_member("item", item),
+        _one_member("end", {"const": True}),
+        _one_member("error", problem),
+    ]
+    return {
+        JSON: {"schema": {"type": "array", "items": item}},
+        _EVENTS: {
+            "schema": {
+                "description": "Each event: `message`, which is unnamed, has an item as JSON; "
+                "`end` and `error` are the last.",
+                "oneOf": events,
+            }
+        },
+        _LINES: {
+            "schema": {
+                "description": "Each line, which is JSON; `end` and `error` are the last.",
+                "oneOf": lines,
+            }
+        },
+    }
+
+
+def _event(name: Schema, data: Schema) -> Schema:
+    text = {"type": "string", "contentMediaType": JSON, "contentSchema": data}
+    return {
+        "type": "object",
+        "required": ["data"] if name["const"] == "message" else ["event", "data"],
+        "properties": {"event": name, "data": text},
+    }
+
+
+def _one_member(name: str, schema: Schema) -> Schema:
+    return {"type": "object", "required": [name], "properties": {name: schema}}

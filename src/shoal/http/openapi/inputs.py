@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from inspect import Parameter
+from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request
@@ -13,14 +13,12 @@ from shoal.http.json.lines import LINES
 from shoal.http.json.payload import fields_adapter, reader_for
 from shoal.http.json.queries import is_record, takes_body
 from shoal.http.json.validation import adapter_of
-from shoal.http.openapi.schemas import scalars
+from shoal.http.openapi.schemas import Schema, Schemas, scalars
 from shoal.serving.query import takes_query
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from inspect import Signature
 
-    from shoal.http.openapi.schemas import Schema, Schemas
     from shoal.http.openapi.served import ServedEndpoint
 
 _PARAMETER: Final = re.compile(r"\{(\w+)(?::(\w+))?\}")

@@ -14,7 +14,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Union, cast
 
 from pydantic import TypeAdapter
-from pydantic.json_schema import GenerateJsonSchema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaWarningKind
 from starlette.responses import Response
 from typing_extensions import override
 
@@ -23,7 +23,6 @@ from shoal.batching.handlers.array_types import is_array
 from shoal.http.requests.plain import encoded
 
 if TYPE_CHECKING:
-    from pydantic.json_schema import JsonSchemaMode, JsonSchemaWarningKind
     from pydantic_core import core_schema
 
 Schema: TypeAlias = dict[str, Any]
@@ -66,11 +65,7 @@ _PROBLEM_SCHEMA: Final[dict[str, Any]] = {
             "type": "string",
             "description": "The request's id, which is in the server's log.",
         },
-        "errors": {
-            "type": "array",
-            "description": "Where the item does not fit.",
-            "items": _ERROR,
-        },
+        "errors": {"type": "array", "description": "Where the item does not fit.", "items": _ERROR},
         "traceback": {
             "type": "array",
             "description": "The traceback, if the server shows it.",

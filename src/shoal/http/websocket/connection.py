@@ -29,11 +29,11 @@ from shoal.errors import ShutDown
 from shoal.failures.held import holding
 from shoal.http.json.arrays import NPY
 from shoal.http.json.endpoint import JsonCodec, call_headers
-from shoal.http.requests.call import CallHeaders, EndpointCall
-from shoal.http.requests.exchange import JSON
+from shoal.http.requests.call import CallHeaders, EndpointCall, EndpointCalls
+from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Problem, Refused, explained
-from shoal.http.requests.streaming import PLAIN
+from shoal.http.requests.streaming import PLAIN, ItemStream
 from shoal.http.websocket.messages import (
     RESTART,
     VIOLATION,
@@ -51,10 +51,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.requests.call import EndpointCalls
-    from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.shared_parts import SharedParts
-    from shoal.http.requests.streaming import ItemStream
 
 # How many bytes may wait to be sent before streams wait, and before messages are read slowly.
 _MOST_OF_STREAMS: Final = 2**16
@@ -110,12 +107,7 @@ class SocketConnection:
     # It raises `Refused` if a header of the handshake can't be read.
 
     def __init__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        calls: EndpointCalls,
-        shared: SharedParts,
+        self, scope: Scope, receive: Receive, send: Send, calls: EndpointCalls, shared: SharedParts
     ) -> None:
         self._receive = receive
         self._asgi_send = send

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shoal.http.requests.dispatch import PathTable
+from shoal.http.requests.dispatch import PathMatch, PathTable
 from shoal.http.requests.problem import Problem, Refused, not_found, not_open, problem_json
 from shoal.observe.metrics import NO_ENDPOINT
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from shoal.http.requests.call import EndpointCalls
-    from shoal.http.requests.dispatch import PathMatch
     from shoal.http.requests.shared_parts import SharedParts
     from shoal.serving.controller.controller import Controller
 

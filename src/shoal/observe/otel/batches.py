@@ -19,21 +19,18 @@ from typing import TYPE_CHECKING, Any, Final
 from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.propagate import inject
-from opentelemetry.trace import Link, Status, StatusCode
+from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode, Tracer
 from typing_extensions import override
 
-from shoal.core.events import BatchObserver
-from shoal.core.request import State
+from shoal.core.events import BatchObserver, BatchRecord, Unserved
+from shoal.core.request import Batch, Request, State
 from shoal.errors import DeadlineExceeded, Overloaded
+from shoal.failures.exceptions import class_name
 from shoal.observe.failures import id_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from opentelemetry.trace import Span, SpanContext, Tracer
-
-    from shoal.core.events import BatchRecord, Unserved
-    from shoal.core.request import Batch, Request
 
 BACKEND: Final = "shoal.backend"
 BATCH: Final = "shoal.batch.id"
@@ -271,9 +268,3 @@ def _fail(span: Span, error: BaseException | None) -> None:
     span.set_status(Status(StatusCode.ERROR))
     if error is not None:
         span.set_attribute(ERROR_TYPE, class_name(error))
-
-
-def class_name(error: BaseException) -> str:
-    kind = type(error)
-    in_module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return f"{in_module}{kind.__qualname__}"

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.propagate import extract, get_global_textmap
-from opentelemetry.propagators.textmap import Getter
+from opentelemetry.propagators.textmap import Getter, TextMapPropagator
 
 from shoal.observe.otel.batches import BatchTracer
+from shoal.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from opentelemetry.propagators.textmap import TextMapPropagator
     from opentelemetry.trace import Tracer, TracerProvider
 
     from shoal.core.events import Observers
@@ -80,7 +79,7 @@ def instrument(
         TypeError: The target has no batches, or is a method of one instance.
         RuntimeError: It is instrumented already.
     """
-    tracer = trace.get_tracer(SCOPE, _version(), tracer_provider)
+    tracer = trace.get_tracer(SCOPE, __version__, tracer_provider)
     if hasattr(type(target), "watches"):
         return _instrument_batchers(target, tracer)
     observers: Any = getattr(target, "observers", None)
@@ -125,13 +124,6 @@ def _instrumented_already(target: object) -> RuntimeError:
         f"this {type(target).__name__} is instrumented already; call uninstrument() of what "
         "the first instrument() returned"
     )
-
-
-def _version() -> str | None:
-    try:
-        return version("shoal")
-    except PackageNotFoundError:  # not installed, but found by a search path
-        return None
 
 
 _LONGEST: Final = 512

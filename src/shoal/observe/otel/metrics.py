@@ -17,10 +17,12 @@ import anyio
 import anyio.to_thread
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
+    DataT,
     Gauge,
     Histogram,
     HistogramDataPoint,
     Metric,
+    MetricExporter,
     MetricsData,
     NumberDataPoint,
     ResourceMetrics,
@@ -37,7 +39,6 @@ from shoal.observe.otel.providers import metric_exporter, resource
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from opentelemetry.sdk.metrics.export import DataT, MetricExporter
     from opentelemetry.sdk.resources import Resource
     from prometheus_client.metrics_core import Metric as Family
     from prometheus_client.registry import Collector

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Final
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter
-    from opentelemetry.sdk.trace.export import SpanExporter
 
 _PROTOCOL: Final = "http/protobuf"
 _KNOWN: Final = ("otlp", "console", "none")

@@ -9,15 +9,9 @@ from functools import partial
 from typing import Any, Final, TypedDict, cast
 
 from shoal.batching.current import trace_headers
-from shoal.core.options.checks import seconds, whole
+from shoal.core.options.checks import seconds, text, whole
 from shoal.core.options.names import unknown_option
 from shoal.core.options.option import Option, option, options_of
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be text, not {value!r}")
-    return value
 
 
 def _mapping(name: str, value: Any) -> Mapping[str, Any]:
@@ -40,10 +34,10 @@ class HandleOptions:
         priority: The priority level of the request, from 1, the highest.
     """
 
-    method_name: str = option("__call__", _text)
-    shard_key: str | None = option(None, _text)
-    model: str | None = option(None, _text)
-    http_method: str | None = option(None, _text)
+    method_name: str = option("__call__", text)
+    shard_key: str | None = option(None, text)
+    model: str | None = option(None, text)
+    http_method: str | None = option(None, text)
     http_headers: Mapping[str, str] | None = option(None, _mapping)
     timeout_s: float | None = option(None, seconds)
     priority: int | None = option(None, partial(whole, least=1))

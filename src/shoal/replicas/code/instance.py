@@ -17,25 +17,18 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from shoal.batching.calls.call import StreamCall
 from shoal.batching.decorator.batched import Decorated
 from shoal.batching.handlers.binding import Binding, annotations_of, takes_lists
-from shoal.batching.handlers.handler import Handler, innermost
+from shoal.batching.handlers.handler import Fill, Handler, innermost
 from shoal.batching.open_batch import OpenBatch
 from shoal.errors import NoSuchName
 from shoal.failures.held import held
-from shoal.replicas.code.definition import with_handles
+from shoal.replicas.code.definition import Definition, with_handles
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
     from inspect import Signature
 
-    from shoal.batching.handlers.handler import Fill
-    from shoal.replicas.code.definition import Definition
 
-_METHODS: Final[tuple[type[Any], ...]] = (
-    FunctionType,
-    staticmethod,
-    partialmethod,
-    Decorated,
-)
+_METHODS: Final[tuple[type[Any], ...]] = (FunctionType, staticmethod, partialmethod, Decorated)
 
 # The names of the hooks.
 HOOKS: Final = ("reconfigure", "health", "warm_up", "close")

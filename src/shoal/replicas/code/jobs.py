@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +11,6 @@ from shoal.errors import WrongResultType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextvars import Context
 
     from shoal.batching.handlers.handler import Handler
     from shoal.loops.parking import Parking

@@ -23,7 +23,7 @@ import anyio.to_thread
 from shoal.batching.current import running_replica, setting
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.handlers.batch_results import advice_on
-from shoal.batching.handlers.handler import HoldLog, HoldLogs, in_own_context
+from shoal.batching.handlers.handler import Handler, HoldLog, HoldLogs, in_own_context
 from shoal.batching.running.stream import Stepping, running_steps
 from shoal.errors import ReplicaNotStarted
 from shoal.failures.exceptions import ungrouped
@@ -32,9 +32,9 @@ from shoal.failures.hints import constructor_hint
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.unlimited import UNLIMITED
-from shoal.replicas.code.instance import Instance, is_async, is_async_class
+from shoal.replicas.code.instance import Description, Instance, is_async, is_async_class
 from shoal.replicas.code.jobs import DONE, Job, PlainSteps, plain_results
-from shoal.replicas.contract import Replica
+from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.local.work import JobThread, UnderWay
 from shoal.replicas.threads import InnerCalls
 
@@ -43,11 +43,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup, TaskStatus
 
-    from shoal.batching.handlers.handler import Handler
     from shoal.loops.parking import Scope
     from shoal.replicas.code.definition import Definition
-    from shoal.replicas.code.instance import Description
-    from shoal.replicas.contract import Blueprint
 
 logger: Final = logging.getLogger("shoal.replicas")
 

@@ -16,23 +16,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from shoal.batching.current import running_replica
-from shoal.batching.decorator.block import own_block
+from shoal.batching.current import Identity, running_replica
+from shoal.batching.decorator.block import BatcherBlock, own_block
 from shoal.errors import ReplicaDied
 from shoal.failures.exceptions import ends_the_program, goes_on, own_copy
 from shoal.failures.held import holding, shown
-from shoal.replicas.code.jobs import HANDLER
-from shoal.replicas.threads import inner_calls, loop_of_caller
+from shoal.replicas.code.jobs import HANDLER, Job
+from shoal.replicas.threads import InnerCalls, inner_calls, loop_of_caller
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
-    from contextvars import Context
 
-    from shoal.batching.current import Identity
-    from shoal.batching.decorator.block import BatcherBlock
     from shoal.loops.parking import Parking, Scope
-    from shoal.replicas.code.jobs import Job
-    from shoal.replicas.threads import InnerCalls, Soon
+    from shoal.replicas.threads import Soon
 
     Answered = Callable[[Job, Any, BaseException | None], object]
 

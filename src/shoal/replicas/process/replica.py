@@ -35,13 +35,13 @@ from shoal.failures.exceptions import ungrouped
 from shoal.failures.hints import constructor_hint
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.code.definition import split_import_path
-from shoal.replicas.contract import Replica
+from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.gpus import environment_of
 from shoal.replicas.placements import ProcessOptions
 from shoal.replicas.process.calls import Conversation
 from shoal.replicas.process.wire.batch import batch_as_data
 from shoal.replicas.process.wire.frames import FrameKind
-from shoal.replicas.process.wire.messages import packed
+from shoal.replicas.process.wire.messages import Message, packed
 from shoal.replicas.process.wire.open_batch import OpenStart
 from shoal.replicas.process.wire.start import (
     StartMessage,
@@ -62,8 +62,6 @@ if TYPE_CHECKING:
     from shoal.batching.handlers.binding import Binding
     from shoal.batching.open_batch import OpenBatch
     from shoal.replicas.code.instance import Description
-    from shoal.replicas.contract import Blueprint
-    from shoal.replicas.process.wire.messages import Message
 
 logger: Final = logging.getLogger("shoal.replicas")
 

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.replicas.process.wire.frames import FrameKind
+from shoal.replicas.process.wire.frames import Frame, FrameKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.replicas.process.wire.connection import FrameConnection
-    from shoal.replicas.process.wire.frames import Frame
 
 _LAST_FRAMES: Final = frozenset({FrameKind.RESULT, FrameKind.ERROR, FrameKind.END})
 

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from shoal.core.json_text import exact_json
 from shoal.core.traffic import Shadow, Traffic
 from shoal.replicas.code.definition import split_import_path
-from shoal.serving.app_file.flaws import AppFileRefused, Flaw, Flaws
-from shoal.serving.app_file.positions import lines_of_keys
+from shoal.serving.app_file.flaws import AppFileRefused, Flaw, Flaws, lines_of_keys
+from shoal.serving.app_file.flaws import Path as Keys
 from shoal.serving.app_file.server import checked_server
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.backend_options import NAMES, RENAMED
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Collection, Mapping
 
-    from shoal.serving.app_file.positions import Path as Keys
 
 _TABLES: Final = ("server", "backends", "endpoints")
 _OF_BACKEND: Final = ("code", "init_args", "init_kwargs")  # beside the options

@@ -22,9 +22,9 @@ import anyio
 
 from shoal.batching.current import Identity
 from shoal.batching.options import with_held_functions
-from shoal.core.replicas.autoscaling import Autoscaler
+from shoal.core.replicas.autoscaling import Autoscaler, AutoscalingOptions
 from shoal.errors import BatcherClosed, NoSuchName
-from shoal.replicas.contract import Blueprint
+from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.placements import placement_name, placement_of
 from shoal.serving.backend_options import unset_batch_options
 from shoal.serving.backends.membership import Membership
@@ -33,7 +33,7 @@ from shoal.serving.backends.models import LOAD, UNLOAD, ModelLoader, model_state
 from shoal.serving.backends.pool import Pool
 from shoal.serving.backends.supervisor import Supervisor
 from shoal.serving.converters import loaded_converters
-from shoal.serving.status import BackendStatus, ReplicaStatus
+from shoal.serving.status import BackendState, BackendStatus, ReplicaStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -43,13 +43,10 @@ if TYPE_CHECKING:
     from shoal.core.counters import BatcherStatistics
     from shoal.core.events import Observers
     from shoal.core.options.records import Models
-    from shoal.core.replicas.autoscaling import AutoscalingOptions
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.code.instance import Method
-    from shoal.replicas.contract import Replica
     from shoal.serving.backend_config import BackendConfig
     from shoal.serving.devices import Devices
-    from shoal.serving.status import BackendState
 
 
 class Scaling:

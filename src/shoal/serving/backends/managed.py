@@ -27,7 +27,7 @@ from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.scopes import Beside
-from shoal.serving.backends.pool import wait_idle
+from shoal.serving.backends.pool import PoolMember, wait_idle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from shoal.batching.current import Identity
     from shoal.replicas.code.instance import Description
     from shoal.serving.backend_config import BackendConfig
-    from shoal.serving.backends.pool import PoolMember
     from shoal.serving.status import ReplicaState
 
 

@@ -27,11 +27,7 @@ class Membership:
     """Looks up the addresses of a backend's model servers, and follows their changes."""
 
     def __init__(
-        self,
-        name: str,
-        pool: Pool,
-        supervisor: Supervisor,
-        start_task: Callable[..., object],
+        self, name: str, pool: Pool, supervisor: Supervisor, start_task: Callable[..., object]
     ) -> None:
         self._name = name
         self._pool = pool

@@ -26,13 +26,13 @@ from shoal.batching.calls.stream import END, SKIP
 from shoal.batching.current import running_batch
 from shoal.batching.handlers.array_types import array_check
 from shoal.batching.handlers.binding import Binding
-from shoal.batching.handlers.handler import Handler
+from shoal.batching.handlers.handler import Fill, Handler
 from shoal.batching.options import checked_options, refuse_change
-from shoal.core.replicas.members import home_and_model_of
+from shoal.core.replicas.members import LoadedModel, home_and_model_of
 from shoal.core.request import Batch
 from shoal.errors import ReplicaDied
 from shoal.failures.exceptions import own_copy
-from shoal.serving.backends.pool import PoolCapacity
+from shoal.serving.backends.pool import Pool, PoolCapacity, PoolMember
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -41,14 +41,11 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from shoal.batching.calls.entry import Entry
-    from shoal.batching.handlers.handler import Fill
     from shoal.batching.open_batch import OpenBatch
     from shoal.core.events import Observers
-    from shoal.core.replicas.members import LoadedModel
     from shoal.core.request import Request
     from shoal.replicas.code.instance import Method
     from shoal.serving.backends.models import ModelLoader
-    from shoal.serving.backends.pool import Pool, PoolMember
     from shoal.serving.converters import Converters
 
 

@@ -21,7 +21,7 @@ from shoal.batching.current import Identity
 from shoal.core.replicas.life import LifeState, Seen, decide
 from shoal.errors import BatcherClosed, NotAllowed
 from shoal.failures.held import held
-from shoal.serving.backend_config import same_user_config
+from shoal.serving.backend_config import BackendConfig, same_user_config
 from shoal.serving.backend_options import DEFAULTS
 from shoal.serving.backends.managed import (
     ManagedReplica,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Replica
-    from shoal.serving.backend_config import BackendConfig
     from shoal.serving.backends.pool import Pool, PoolMember
     from shoal.serving.devices import Devices
 

@@ -18,17 +18,23 @@ from abc import ABC, abstractmethod
 from contextlib import closing, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self, TypeVar, Unpack
 
-from shoal.batching.calls.groups import all_results
-from shoal.batching.calls.mapping import DelegatingCoroutine, MapCall, map_blocking
+from shoal.batching.calls.groups import Outcome, all_results
+from shoal.batching.calls.mapping import (
+    DelegatingCoroutine,
+    Items,
+    MapCall,
+    MapKeywords,
+    map_blocking,
+)
 from shoal.batching.calls.progress import checked_progress, reporter
 from shoal.batching.calls.window import MapPlan
 from shoal.batching.current import time_left
 from shoal.errors import ShutDown
 from shoal.replicas.code.definition import makes_handles
-from shoal.replicas.code.endpoint_call import CallOut, HandleOptions, parent_channel
-from shoal.replicas.portal import blocking_stream
+from shoal.replicas.code.endpoint_call import CallOut, HandleKeywords, HandleOptions, parent_channel
+from shoal.replicas.portal import Bridge, blocking_stream
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -40,14 +46,9 @@ if TYPE_CHECKING:
         Iterable,
         Sequence,
     )
-    from typing import Unpack
 
-    from shoal.batching.calls.groups import Outcome
-    from shoal.batching.calls.mapping import Items, MapKeywords
     from shoal.batching.calls.stream import ResultIterator
     from shoal.batching.calls.threads import ThreadStream
-    from shoal.replicas.code.endpoint_call import HandleKeywords
-    from shoal.replicas.portal import Bridge
     from shoal.replicas.process.child.endpoints import ParentChannel
 
 T = TypeVar("T")

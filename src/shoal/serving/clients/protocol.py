@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from shoal.errors import ShutDown
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.clients import verbs
-from shoal.serving.clients.handles import BridgedHandle
+from shoal.serving.clients.handles import BridgedHandle, Handle
 from shoal.serving.clients.verbs import Verb, verb
 from shoal.serving.names import DEFAULT_METHODS
 from shoal.serving.status import Status
 
 if TYPE_CHECKING:
     from shoal.replicas.portal import Bridge
-    from shoal.serving.clients.handles import Handle
 
 
 class SyncClient(Protocol):

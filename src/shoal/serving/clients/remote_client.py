@@ -22,7 +22,7 @@ from shoal.replicas.portal import PortalThread
 from shoal.serving.clients.handles import BridgedHandle, Handle
 from shoal.serving.clients.protocol import VERBS, BlockingClient, Client
 from shoal.serving.clients.remote_connection import AdminConnection
-from shoal.serving.clients.verbs import ENDPOINT
+from shoal.serving.clients.verbs import ENDPOINT, Verb
 from shoal.serving.clients.wire import from_json
 from shoal.serving.names import checked_tag
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from shoal.http_client.connection import StreamingAnswer
     from shoal.replicas.code.endpoint_call import HandleOptions
-    from shoal.serving.clients.verbs import Verb
 
 
 class RemoteClient(Client):
@@ -126,11 +125,7 @@ class RemoteClient(Client):
             NoSuchName: There is no such backend.
             ValueError: A number is out of its range.
         """
-        given = {
-            "backend": backend,
-            "most_requests": most_requests,
-            "most_a_second": most_a_second,
-        }
+        given = {"backend": backend, "most_requests": most_requests, "most_a_second": most_a_second}
         body = {name: one for name, one in given.items() if one is not None}
         answer = await self._connection.open_stream("trace", {"seconds": duration_s, **body})
         try:

@@ -13,9 +13,8 @@ import anyio
 from shoal.batching.current import trace_headers
 from shoal.core.options.checks import checked_token, seconds
 from shoal.errors import ItemTooLarge, NotAllowed
-from shoal.http_client.bodies import JSON, JSON_LINES
-from shoal.http_client.connection import SILENCE_S, Connection, server_of
-from shoal.http_client.problems import PROBLEM
+from shoal.http_client.bodies import JSON, JSON_LINES, PROBLEM
+from shoal.http_client.connection import SILENCE_S, Connection, StreamingAnswer, server_of
 from shoal.serving.clients.wire import WireError, error_from_wire, written
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from shoal.http_client.connection import StreamingAnswer
 
 API: Final = "/-/api"
 

@@ -16,20 +16,12 @@ import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import (
-    Any,
-    Final,
-    Literal,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from shoal import errors
 from shoal.core.json_text import json_bytes
 from shoal.core.options.option import Same
+from shoal.failures.exceptions import class_name
 from shoal.serving.backend_config import BackendConfig, durable_options
 
 
@@ -193,11 +185,7 @@ def error_to_wire(error: Exception) -> WireError:
         if is_ours and (kind := _KIND_OF.get(cls)) is not None:
             return WireError(kind, _text(error), _more(error))
     like = next((cls.__name__ for cls in type(error).__mro__ if _is_builtin(cls)), "")
-    raised = type(error)
-    name = raised.__qualname__
-    if raised.__module__ != "builtins":
-        name = f"{raised.__module__}.{name}"
-    return WireError(RAISED, _text(error), {"class": name, "like": like})
+    return WireError(RAISED, _text(error), {"class": class_name(error), "like": like})
 
 
 def error_from_wire(error: WireError) -> Exception | None:

@@ -17,36 +17,31 @@ from shoal.core.options.checks import yes_or_no
 from shoal.core.traffic import Traffic
 from shoal.errors import InUse
 from shoal.replicas.code.definition import Definition, named_arguments
-from shoal.replicas.code.endpoint_call import IS_THERE
+from shoal.replicas.code.endpoint_call import IS_THERE, CallOut, HandleOptions
 from shoal.replicas.placements import placement_of
 from shoal.serving.backend_config import BackendConfig
-from shoal.serving.backends.update import changed, restart
 from shoal.serving.clients.handles import running_controller
 from shoal.serving.clients.protocol import BlockingClient, Client
-from shoal.serving.controller.backends import Backends
+from shoal.serving.controller.backends import Backends, Deletion, Turn, changed, restart
 from shoal.serving.controller.endpoints import EndpointHandle, Endpoints
-from shoal.serving.controller.journal import Journal, declared
+from shoal.serving.controller.journal import Declared, Journal, Program, declared
 from shoal.serving.controller.lifetime import Lifetime
 from shoal.serving.devices import Devices
 from shoal.serving.endpoint import Endpoint
 from shoal.serving.names import DEFAULT_METHODS, checked_methods, checked_route, checked_tag
 from shoal.serving.shadow import ShadowFlow
-from shoal.serving.status import Status
+from shoal.serving.status import ModelServerStatus, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shoal.core.counters import BatcherStatistics
     from shoal.core.histogram import RequestTimes
-    from shoal.replicas.code.endpoint_call import CallOut, HandleOptions
     from shoal.replicas.contract import Replica
     from shoal.replicas.gpus import GpuReading
     from shoal.serving.backends.backend import Backend
-    from shoal.serving.controller.backends import Deletion, Turn
-    from shoal.serving.controller.journal import Declared, Program
     from shoal.serving.imports import ImportRule
     from shoal.serving.state_file import StateFile
-    from shoal.serving.status import ModelServerStatus
 
 
 class Controller(Client):

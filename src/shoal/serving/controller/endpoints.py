@@ -17,7 +17,7 @@ from shoal.errors import NameTaken, NoSuchName, ShutDown
 from shoal.serving.clients.handles import BridgedHandle, Handle, unpickled_handle
 from shoal.serving.names import found, without_names
 from shoal.serving.query import item_without_data, takes_query
-from shoal.serving.shadow import ComparedStream
+from shoal.serving.shadow import ComparedStream, PrimaryAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.lifetime import Lifetime
     from shoal.serving.endpoint import Endpoint
-    from shoal.serving.shadow import PrimaryAnswer
 
 
 class Endpoints:
@@ -168,11 +167,7 @@ class EndpointHandle(Handle):
         return self._endpoints.find(self.endpoint)
 
     async def _routed(
-        self,
-        endpoint: Endpoint,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        stream: bool,
+        self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any], stream: bool
     ) -> tuple[MethodBatcher, Entry, Any, CallOptions]:
         chosen, spent_s = self.handle_options, 0.0
         backend = endpoint.backend_for(chosen.shard_key)

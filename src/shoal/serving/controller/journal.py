@@ -6,7 +6,7 @@ import logging
 from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import anyio.lowlevel
 import anyio.to_thread
@@ -16,6 +16,8 @@ from shoal.replicas.code.definition import Definition
 from shoal.serving.backend_config import BackendConfig, durable_options
 from shoal.serving.state_records import (
     BackendRecord,
+    Change,
+    DeclaredState,
     Deleted,
     EndpointRecord,
     ShadowRecord,
@@ -23,14 +25,12 @@ from shoal.serving.state_records import (
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
-    from typing import Literal
 
     from shoal.core.traffic import Traffic
     from shoal.serving.endpoint import Endpoint
     from shoal.serving.imports import ImportRule
     from shoal.serving.shadow import ShadowFlow
     from shoal.serving.state_file import StateFile
-    from shoal.serving.state_records import Change, DeclaredState
 
 
 logger: Final = logging.getLogger("shoal.serving")

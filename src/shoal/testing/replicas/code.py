@@ -6,6 +6,8 @@ the package, not of a test, so that it can be imported wherever it runs.
 
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import closing
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -121,23 +123,6 @@ class _Code:
             raise Mistake("health")
         return False if self._config == "false" else None
 
-    def _slots(self) -> list[Any]:
-        return [Mistake("slot"), 1]
-
-    def _marks(self) -> list[Any]:
-        return [END, SKIP, StopIteration, Mistake("slot"), 1]
-
-    def _state(self) -> list[Any]:
-        tags = (current_backend_tag(), current_replica_tag())
-        return [self._greeting, self._config, tags, self._tags]
-
-    def _batch(self) -> list[Any]:
-        batch = current_batch()
-        return [
-            (batch.id, batch.size, str(batch.reason), dict(request.metadata))
-            for request in batch.requests
-        ]
-
 
 class PlainCode(_Code):
     def reconfigure(self, user_config: Any) -> None:
@@ -168,13 +153,18 @@ class PlainCode(_Code):
         raise Mistake(f"call of {len(items)}")
 
     def slots(self, items: list[int]) -> list[Any]:
-        return self._slots()
+        return [Mistake("slot"), 1]
 
     def state(self, item: int) -> list[Any]:
-        return self._state()
+        tags = (current_backend_tag(), current_replica_tag())
+        return [self._greeting, self._config, tags, self._tags]
 
     def batch(self, items: list[int]) -> list[Any]:
-        return self._batch()
+        batch = current_batch()
+        return [
+            (batch.id, batch.size, str(batch.reason), dict(request.metadata))
+            for request in batch.requests
+        ]
 
     def call(self, function: Callable[[], Any]) -> Any:
         return function()
@@ -196,7 +186,7 @@ class PlainCode(_Code):
         yield item + 1
 
     def marks(self, items: list[int]) -> Generator[Sequence[Any]]:
-        yield self._marks()
+        yield [END, SKIP, StopIteration, Mistake("slot"), 1]
 
     def break_off(self, items: list[int]) -> Generator[Sequence[Any]]:
         yield items
@@ -217,7 +207,42 @@ class PlainCode(_Code):
             self._folder.note(f"closes {name}")
 
 
+def _as_async(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    async def run(self: Any, *args: Any) -> Any:
+        await anyio.lowlevel.checkpoint()
+        return method(self, *args)
+
+    return run
+
+
+def _as_async_steps(method: Callable[..., Generator[Any]]) -> Callable[..., Any]:
+    @wraps(method)
+    async def run(self: Any, *args: Any) -> AsyncGenerator[Any, None]:
+        with closing(method(self, *args)) as steps:
+            for step in steps:
+                await anyio.lowlevel.checkpoint()
+                yield step
+
+    return run
+
+
 class AsyncCode(_Code):
+    close = _as_async(PlainCode.close)
+    __call__ = _as_async(PlainCode.__call__)
+    one = _as_async(PlainCode.one)
+    add = _as_async(PlainCode.add)
+    fail = _as_async(PlainCode.fail)
+    slots = _as_async(PlainCode.slots)
+    state = _as_async(PlainCode.state)
+    batch = _as_async(PlainCode.batch)
+    call = _as_async(PlainCode.call)
+    count = _as_async_steps(PlainCode.count)
+    count_one = _as_async_steps(PlainCode.count_one)
+    marks = _as_async_steps(PlainCode.marks)
+    break_off = _as_async_steps(PlainCode.break_off)
+    go_on = _as_async_steps(PlainCode.go_on)
+
     async def reconfigure(self, user_config: Any) -> None:
         await anyio.lowlevel.checkpoint()
         self._take_config(user_config)
@@ -234,36 +259,6 @@ class AsyncCode(_Code):
             await self._folder.wait_async("health")
         return well
 
-    async def close(self) -> None:
-        await anyio.lowlevel.checkpoint()
-        self._folder.note("closed")
-
-    async def __call__(self, items: list[int]) -> list[int]:
-        return await double_async(items)
-
-    async def one(self, item: int) -> int:
-        return 2 * item
-
-    async def add(self, left: list[int], right: list[int]) -> list[int]:
-        return [a + b for a, b in zip(left, right, strict=True)]
-
-    async def fail(self, items: list[int]) -> list[int]:
-        raise Mistake(f"call of {len(items)}")
-
-    async def slots(self, items: list[int]) -> list[Any]:
-        return self._slots()
-
-    async def state(self, item: int) -> list[Any]:
-        await anyio.lowlevel.checkpoint()
-        return self._state()
-
-    async def batch(self, items: list[int]) -> list[Any]:
-        await anyio.lowlevel.checkpoint()
-        return self._batch()
-
-    async def call(self, function: Callable[[], Any]) -> Any:
-        return function()
-
     async def hold(self, name: str) -> str:
         self._folder.note(f"holds {name}")
         try:
@@ -271,29 +266,6 @@ class AsyncCode(_Code):
         finally:
             self._folder.note(f"leaves {name}")
         return name
-
-    async def count(self, items: list[int]) -> AsyncGenerator[Sequence[Any], None]:
-        for step in range(len(items)):
-            await anyio.lowlevel.checkpoint()
-            yield [item + step for item in items]
-
-    async def count_one(self, item: int) -> AsyncGenerator[Any, None]:
-        yield item
-        yield item + 1
-
-    async def marks(self, items: list[int]) -> AsyncGenerator[Sequence[Any], None]:
-        yield self._marks()
-
-    async def break_off(self, items: list[int]) -> AsyncGenerator[Sequence[Any], None]:
-        yield items
-        raise Mistake("step")
-
-    async def go_on(self, name: str) -> AsyncGenerator[Any, None]:
-        try:
-            while True:
-                yield current_replica_tag()
-        finally:
-            self._folder.note(f"closes {name}")
 
     async def hold_step(self, name: str) -> AsyncGenerator[Any, None]:
         try:

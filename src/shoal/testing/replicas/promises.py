@@ -25,14 +25,13 @@ from shoal.testing.replicas.stage import (
     STOPPED,
     CheckedCall,
     Played,
+    Stage,
     a_batch_of,
     outcome,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from shoal.testing.replicas.stage import Stage
 
 
 RESULTS: Final = "run returns what the code returned, for methods of lists and of single items"

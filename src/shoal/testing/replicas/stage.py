@@ -10,16 +10,14 @@ import anyio
 from shoal.batching.current import Identity, running_batch
 from shoal.core.request import Batch, DispatchReason, State
 from shoal.replicas.code.definition import Definition
-from shoal.replicas.contract import Blueprint, ReplicaOptions
+from shoal.replicas.contract import Blueprint, Placement, Replica, ReplicaOptions
 from shoal.testing.policies import make_request
-from shoal.testing.replicas.code import AsyncCode, PlainCode
+from shoal.testing.replicas.code import AsyncCode, Folder, PlainCode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
     from shoal.replicas.code.instance import Description
-    from shoal.replicas.contract import Placement, Replica
-    from shoal.testing.replicas.code import Folder
 
 # A kind of code: plain functions, or async ones.
 Kind: TypeAlias = Literal["plain", "async"]

@@ -19,12 +19,12 @@ from shoal.errors import DeadlineExceeded, ItemTooLarge
 from shoal.http.json.endpoint import call_headers
 from shoal.http.openai.errors import refused, too_long
 from shoal.http.openai.models import OpenAIRoute
-from shoal.http.openai.texts.messages import AnswerForms, ChoiceMessages, SeveralTexts
-from shoal.http.openai.texts.results import NotText
+from shoal.http.openai.texts.messages import AnswerForms, ChoiceMessages, MessageForm, SeveralTexts
+from shoal.http.openai.texts.results import NotText, TextOutput
 from shoal.http.requests.call import EndpointCall, unwatched
-from shoal.http.requests.exchange import JSON
-from shoal.http.requests.problem import explained
-from shoal.http.requests.streaming import answer_with_stream
+from shoal.http.requests.exchange import JSON, Exchange
+from shoal.http.requests.problem import Problem, explained
+from shoal.http.requests.streaming import ItemStream, answer_with_stream
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.serving.shadow import ComparedStream
 
@@ -33,12 +33,7 @@ if TYPE_CHECKING:
 
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.openai.text import TextEnd
-    from shoal.http.openai.texts.messages import MessageForm
-    from shoal.http.openai.texts.results import TextOutput
     from shoal.http.openai.texts.text_request import TextJob
-    from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.problem import Problem
-    from shoal.http.requests.streaming import ItemStream
     from shoal.serving.backends.method_batcher import MethodBatcher
 
     ReadJob = Callable[[Exchange, bytes], Awaitable[TextJob]]
@@ -247,7 +242,8 @@ class MergedTexts:
     async def _pass_on(self, text: TextCall, nth: int) -> None:
         end, stream = text.output.end, text.stream()
         self.ends.append(end)
-        messages = ChoiceMessages(self.form, nth, text.output, with_usage=self._job.with_usage)
+        with_usage = self._job.asked.with_usage
+        messages = ChoiceMessages(self.form, nth, text.output, with_usage=with_usage)
         tick = self._job.times.clock(parking_of_this_loop().now)
         async with stream:
             async for piece in stream:
@@ -301,7 +297,7 @@ class TextRoute(OpenAIRoute):
             return
         assert isinstance(job.forms, AnswerForms)  # other protocols have one text
         merged = MergedTexts(job, job.forms.messages(exchange.id))
-        form = SeveralTexts(merged.form, merged.ends, job.prompt_tokens, with_usage=job.with_usage)
+        form = SeveralTexts(merged.form, merged.ends, job.asked)
         name, request_id = job.model.endpoint.name, exchange.request_id
 
         def explain(error: Exception) -> Problem:

@@ -15,7 +15,7 @@ import orjson
 from typing_extensions import override
 
 from shoal.http.openai.errors import error_json
-from shoal.http.openai.texts.results import OF_MESSAGES
+from shoal.http.openai.texts.results import OF_MESSAGES, TextOutput
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.plain import encoded, one_line_json, whole_text
 from shoal.http.requests.protocol import StreamForm
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from shoal.http.openai.text import TextEnd
-    from shoal.http.openai.texts.results import TextOutput
     from shoal.http.requests.problem import Problem
 
 
@@ -79,6 +78,14 @@ _ROLE: Final = b'"delta":{"role":"assistant","content":""}'
 _GOES_ON: Final = b',"logprobs":null,"finish_reason":null}]'
 
 
+class TextAsked(NamedTuple):
+    """What a request of texts asks for, for the forms of their streams."""
+
+    id: bytes  # safe characters only
+    prompt_tokens: Callable[[], int]
+    with_usage: bool
+
+
 class Forms(ABC):
     # Parameters that change the response, so that a model must take them itself.
     special: ClassVar[frozenset[str]] = SPECIAL
@@ -103,15 +110,8 @@ class Forms(ABC):
         return value is False or value in ("", [], {}) or (name == "top_logprobs" and value == 0)
 
     @abstractmethod
-    def stream(
-        self,
-        request_id: bytes,
-        output: TextOutput,
-        prompt_tokens: Callable[[], int],
-        *,
-        with_usage: bool,
-    ) -> StreamForm:
-        """Returns the form of a stream with one text; the id has safe characters only."""
+    def stream(self, asked: TextAsked, output: TextOutput) -> StreamForm:
+        """Returns the form of a stream with one text."""
 
     @abstractmethod
     def whole(
@@ -132,15 +132,8 @@ class AnswerForms(Forms):
         self._whole = head + b"%b" + _END
 
     @override
-    def stream(
-        self,
-        request_id: bytes,
-        output: TextOutput,
-        prompt_tokens: Callable[[], int],
-        *,
-        with_usage: bool,
-    ) -> OneText:
-        return OneText(self.messages(request_id), output, prompt_tokens, with_usage=with_usage)
+    def stream(self, asked: TextAsked, output: TextOutput) -> OneText:
+        return OneText(self.messages(asked.id), output, asked)
 
     def messages(self, request_id: bytes) -> MessageForm:
         return MessageForm(self._parts, self._head % (request_id, time.time()), self._chat)
@@ -252,30 +245,22 @@ def error_event(problem: Problem) -> bytes:
 
 
 class _Events(EventStream):
-    def __init__(
-        self,
-        form: MessageForm,
-        ends: Sequence[TextEnd],
-        prompt_tokens: Callable[[], int],
-        *,
-        with_usage: bool,
-    ) -> None:
+    def __init__(self, form: MessageForm, ends: Sequence[TextEnd], asked: TextAsked) -> None:
         self._form = form
         self._ends = ends
-        self._prompt_tokens = prompt_tokens
-        self._with_usage = with_usage
+        self._asked = asked
         self._prompt_count: int | None = None
 
     def _count_prompt(self) -> int:
         # First before the end of the stream, where it must not fail.
         if self._prompt_count is None:
-            self._prompt_count = self._prompt_tokens()
+            self._prompt_count = self._asked.prompt_tokens()
         return self._prompt_count
 
     @override
     def end(self) -> bytes:
         last = b"data: [DONE]\n\n"
-        if not self._with_usage:
+        if not self._asked.with_usage:
             return last
         prompt_tokens, tokens = self._count_prompt(), sum([end.tokens for end in self._ends])
         usage = _USAGE % (prompt_tokens, tokens, prompt_tokens + tokens)
@@ -287,23 +272,16 @@ class _Events(EventStream):
 
 
 class OneText(_Events):
-    def __init__(
-        self,
-        form: MessageForm,
-        output: TextOutput,
-        prompt_tokens: Callable[[], int],
-        *,
-        with_usage: bool,
-    ) -> None:
+    def __init__(self, form: MessageForm, output: TextOutput, asked: TextAsked) -> None:
         end = output.end
-        super().__init__(form, (end,), prompt_tokens, with_usage=with_usage)
-        self._choice = choice = ChoiceMessages(form, 0, output, with_usage=with_usage)
+        super().__init__(form, (end,), asked)
+        self._choice = choice = ChoiceMessages(form, 0, output, with_usage=asked.with_usage)
         self.runs_users_code = end.counts
         self._text = end
         self._before = choice.before
         self._after = choice.after
         self._plain_below: float = 0  # only the first message begins with the role
-        if with_usage:
+        if asked.with_usage:
             self._count_prompt()
 
     @override
@@ -328,6 +306,6 @@ class OneText(_Events):
 class SeveralTexts(_Events):
     @override
     def item(self, value: bytes) -> bytes:
-        if self._with_usage:
+        if self._asked.with_usage:
             self._count_prompt()  # not sooner: the prompt of a chat is made with its calls
         return value

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from typing_extensions import override
 
-from shoal.http.openai.texts.messages import EventStream, Forms
+from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked
 from shoal.http.requests.plain import encoded, one_line_json, whole_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shoal.http.openai.texts.results import TextOutput
     from shoal.http.requests.problem import Problem
@@ -53,7 +53,7 @@ _REASONING: Final = _Kind(
     "response.reasoning_text",
 )
 _CALL: Final = _Kind(
-    *("fc", {"type": "function_call"}, None, "arguments", "response.function_call_arguments"),
+    *("fc", {"type": "function_call"}, None, "arguments", "response.function_call_arguments")
 )
 
 
@@ -185,15 +185,8 @@ class Responses(Forms):
         }
 
     @override
-    def stream(
-        self,
-        request_id: bytes,
-        output: TextOutput,
-        prompt_tokens: Callable[[], int],
-        *,
-        with_usage: bool,
-    ) -> _ResponseEvents:
-        return _ResponseEvents(self, request_id.decode(), output, prompt_tokens())
+    def stream(self, asked: TextAsked, output: TextOutput) -> _ResponseEvents:
+        return _ResponseEvents(self, asked.id.decode(), output, asked.prompt_tokens())
 
     @override
     def whole(self, request_id: bytes, outputs: Sequence[TextOutput], prompt_tokens: int) -> bytes:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
@@ -28,8 +28,6 @@ from pydantic import BaseModel
 from shoal.http.requests.plain import encoded, whole_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from shoal.http.openai.text import TextEnd
 
 _TEXTS: Final = ("content", "text")

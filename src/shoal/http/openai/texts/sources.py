@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from typing_extensions import override
 
 from shoal.http.openai.errors import refused
-from shoal.http.openai.items import AudioMaker, ItemMaker, TextMaker
+from shoal.http.openai.items import AudioMaker, ItemMaker, Prompt, TextMaker
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from shoal.http.openai.items import Prompt
     from shoal.http.openai.models import OpenAIModel
 
 # Of all messages of a chat.

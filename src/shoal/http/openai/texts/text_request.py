@@ -16,9 +16,9 @@ from shoal.http.openai.bodies import OPEN, Body, read_body
 from shoal.http.openai.errors import refused
 from shoal.http.openai.items import TextMaker, prompts_of
 from shoal.http.openai.text import TextEnd, count_words
-from shoal.http.openai.texts.messages import forms_of
+from shoal.http.openai.texts.messages import Forms, TextAsked, forms_of
 from shoal.http.openai.texts.results import TextOutput
-from shoal.http.openai.texts.sources import Chat, Prompts
+from shoal.http.openai.texts.sources import Chat, Prompts, Source
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import anyio
 
     from shoal.http.openai.models import OpenAIModel, OpenAIModels
-    from shoal.http.openai.texts.messages import Forms
-    from shoal.http.openai.texts.sources import Source
     from shoal.http.requests.call import EndpointCall
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.protocol import StreamForm
@@ -55,9 +53,10 @@ class TextJob:
         return self.params.get("stream") or False
 
     @property
-    def with_usage(self) -> bool:
+    def asked(self) -> TextAsked:
         options = self.params.get("stream_options")
-        return options is not None and bool(options.get("include_usage"))
+        with_usage = options is not None and bool(options.get("include_usage"))
+        return TextAsked(self.exchange.id, self.prompt_tokens, with_usage)
 
     @property
     def times(self) -> ItemTimes:
@@ -68,8 +67,7 @@ class TextJob:
         return self.source.tokens(self.model)
 
     def stream(self, output: TextOutput) -> StreamForm:
-        request_id, count = self.exchange.id, self.prompt_tokens
-        return self.forms.stream(request_id, output, count, with_usage=self.with_usage)
+        return self.forms.stream(self.asked, output)
 
     def whole(self, outputs: Sequence[TextOutput]) -> bytes:
         return self.forms.whole(self.exchange.id, outputs, self.prompt_tokens())

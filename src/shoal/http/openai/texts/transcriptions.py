@@ -19,20 +19,18 @@ from shoal.http.json.whole_request import WholeRequest
 from shoal.http.openai.bodies import LONGEST_NAME
 from shoal.http.openai.errors import refused
 from shoal.http.openai.items import AudioMaker
-from shoal.http.openai.texts.messages import EventStream, Forms, error_event
+from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked, error_event
 from shoal.http.openai.texts.sources import Audio
 from shoal.http.openai.texts.text_request import TextJob
-from shoal.http.requests.exchange import JSON
+from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.plain import encoded, one_line_json, whole_text
-from shoal.http.requests.problem import Refused
+from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from shoal.http.openai.models import OpenAIModels
     from shoal.http.openai.texts.results import TextOutput
-    from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.problem import Problem
 
 _MOST_FIELDS: Final = 64
 _PLAIN_TEXT: Final = b"text/plain; charset=utf-8"
@@ -111,14 +109,7 @@ class Transcripts(Forms):
         return params[name] in ("", "json", "text")
 
     @override
-    def stream(
-        self,
-        request_id: bytes,
-        output: TextOutput,
-        prompt_tokens: Callable[[], int],
-        *,
-        with_usage: bool,
-    ) -> _TranscriptEvents:
+    def stream(self, asked: TextAsked, output: TextOutput) -> _TranscriptEvents:
         return _TranscriptEvents(output)
 
     @override

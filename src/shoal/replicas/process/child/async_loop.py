@@ -16,7 +16,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from shoal.batching.current import running_replica
-from shoal.batching.handlers.handler import HoldLogs, in_own_context
+from shoal.batching.handlers.handler import HoldLog, HoldLogs, in_own_context
 from shoal.batching.open_batch import OpenBatch
 from shoal.failures.exceptions import goes_on, own_copy
 from shoal.loops.this_loop import parking_of_this_loop
@@ -27,8 +27,8 @@ from shoal.replicas.process.child.endpoints import CancelToken
 from shoal.replicas.process.child.open_batch import OpenWork
 from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.process.wire.errors import as_data
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind
-from shoal.replicas.process.wire.messages import EMPTY, packed, unpickled
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, Frame, FrameKind, FrameReader
+from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
 from shoal.replicas.process.wire.open_batch import OpenStart
 from shoal.replicas.threads import loop_of_caller
 
@@ -39,11 +39,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from shoal.batching.handlers.handler import HoldLog
     from shoal.replicas.process.child.calls import CallAnswers, Work
     from shoal.replicas.process.child.control import Control
-    from shoal.replicas.process.wire.frames import Frame, FrameReader
-    from shoal.replicas.process.wire.messages import Message
 
 _BEGINNINGS: Final = (FrameKind.RUN, FrameKind.STREAM, FrameKind.OPEN, FrameKind.RECONFIGURE)
 

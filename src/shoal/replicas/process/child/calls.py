@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shoal.batching.current import continued, running_batch, running_replica
 from shoal.batching.handlers.batch_results import check_results
-from shoal.replicas.code.instance import takes_no_open_batch
+from shoal.replicas.code.instance import Instance, takes_no_open_batch
 from shoal.replicas.code.jobs import PlainSteps, plain_results
 from shoal.replicas.process.child.endpoints import CancelToken, current_cancel_token
 from shoal.replicas.process.wire.errors import check_may_leave, slots_as_data
-from shoal.replicas.process.wire.messages import packed, places_of
+from shoal.replicas.process.wire.messages import Message, MessageCodec, packed, places_of
 from shoal.replicas.process.wire.start import Defaults, why_unsendable
 
 if TYPE_CHECKING:
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
     from shoal.batching.handlers.handler import Handler
     from shoal.core.request import Batch, Draining
-    from shoal.replicas.code.instance import Instance
     from shoal.replicas.process.child.open_batch import OpenWork
     from shoal.replicas.process.wire.frames import Frame
-    from shoal.replicas.process.wire.messages import Message, MessageCodec
 
 
 class Stacked(list[Any]):

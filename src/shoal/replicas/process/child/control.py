@@ -16,7 +16,7 @@ import anyio
 import anyio.lowlevel
 
 from shoal.replicas.process.wire.errors import as_data
-from shoal.replicas.process.wire.frames import FrameKind, FrameReader, encoded, receive, send
+from shoal.replicas.process.wire.frames import Frame, FrameKind, FrameReader, encoded, receive, send
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed
 from shoal.replicas.threads import loop_of_caller
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
     from contextvars import Context
-
-    from shoal.replicas.process.wire.frames import Frame
 
 
 class ThreadsafeDraining:

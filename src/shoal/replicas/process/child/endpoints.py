@@ -17,7 +17,7 @@ import anyio
 import anyio.lowlevel
 
 from shoal.replicas.process.wire.errors import ErrorAsData
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, Frame, FrameKind
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
 from shoal.replicas.threads import WorkCancelled, loop_of_caller, runs_a_loop
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.groups import Outcome
     from shoal.replicas.code.endpoint_call import CallOut
-    from shoal.replicas.process.wire.frames import Frame
 
 _WHERE: Final = "the process that the call was made by"
 

@@ -27,7 +27,7 @@ import sys
 import time
 import traceback
 import types
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -42,19 +42,23 @@ from shoal.replicas.process.child.control import Control
 from shoal.replicas.process.child.endpoints import ParentChannel
 from shoal.replicas.process.child.sync_loop import SyncWork
 from shoal.replicas.process.wire.errors import as_data
-from shoal.replicas.process.wire.frames import PROTOCOL, FrameKind, FrameReader, receive, send
+from shoal.replicas.process.wire.frames import (
+    PROTOCOL,
+    Frame,
+    FrameKind,
+    FrameReader,
+    receive,
+    send,
+)
 from shoal.replicas.process.wire.messages import MessageCodec, packed, unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory
-from shoal.replicas.process.wire.start import running_main_again, sendable
+from shoal.replicas.process.wire.start import MainScript, StartMessage, running_main_again, sendable
 
 if TYPE_CHECKING:
     import io
     from collections.abc import Sequence
-    from contextvars import Context
 
     from shoal.replicas.code.definition import Definition
-    from shoal.replicas.process.wire.frames import Frame
-    from shoal.replicas.process.wire.start import MainScript, StartMessage
 
 # The exit code of a worker whose version of Shoal has another protocol than its parent's.
 _OTHER_PROTOCOL: Final = 3

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.batching.stream_buffer import wait_for_room
-from shoal.core.request import DispatchReason, State
+from shoal.core.request import DispatchReason, Draining, Request, State
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.errors import as_data, check_may_leave
-from shoal.replicas.process.wire.messages import PLAIN, packed, sealed
+from shoal.replicas.process.wire.messages import PLAIN, Dumps, Message, packed, sealed
 from shoal.replicas.process.wire.open_batch import (
     AnswerKind,
     NewsReader,
@@ -30,9 +30,7 @@ from shoal.replicas.process.wire.open_batch import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shoal.core.request import Draining, Request
     from shoal.replicas.process.wire.frames import Buffer
-    from shoal.replicas.process.wire.messages import Dumps, Message
 
 RUNNING: Final = State.RUNNING
 

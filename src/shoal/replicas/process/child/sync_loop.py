@@ -20,25 +20,26 @@ from typing import TYPE_CHECKING
 from shoal.replicas.code.jobs import DONE, PlainSteps
 from shoal.replicas.process.child.endpoints import CancelToken
 from shoal.replicas.process.wire.errors import as_data
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, receive, send
-from shoal.replicas.process.wire.messages import EMPTY, packed, unpickled
+from shoal.replicas.process.wire.frames import (
+    STEPS_AHEAD,
+    Frame,
+    FrameKind,
+    FrameReader,
+    receive,
+    send,
+)
+from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
 
 if TYPE_CHECKING:
     import socket
 
     from shoal.replicas.process.child.calls import CallAnswers
     from shoal.replicas.process.child.control import Control
-    from shoal.replicas.process.wire.frames import Frame, FrameReader
-    from shoal.replicas.process.wire.messages import Message
 
 
 class SyncWork:
     def __init__(
-        self,
-        answers: CallAnswers,
-        control: Control,
-        sock: socket.socket,
-        reader: FrameReader,
+        self, answers: CallAnswers, control: Control, sock: socket.socket, reader: FrameReader
     ) -> None:
         self._answers = answers
         self._control = control

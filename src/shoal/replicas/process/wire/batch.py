@@ -7,18 +7,21 @@ all are, is sent once.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from shoal.core.request import NEVER, NOTHING, Batch, DispatchReason, Request, RequestOptions, State
+from shoal.core.request import (
+    NEVER,
+    NOTHING,
+    Batch,
+    DispatchReason,
+    Draining,
+    Request,
+    RequestOptions,
+    State,
+)
 from shoal.replicas.process.wire.messages import PLAIN, unpickled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from shoal.core.request import Draining
-
 
 # The time until its deadline, since the two processes' clocks differ; its priority, cost and
 # metadata. A plain tuple: pickling a class for each request takes ten times as long.

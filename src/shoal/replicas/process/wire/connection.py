@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Final, Generic
 import anyio
 
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.replicas.process.wire.frames import FrameReader, K, rest_of
+from shoal.replicas.process.wire.frames import Buffer, Frame, FrameReader, K, rest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.replicas.process.wire.frames import Buffer, Frame
 
 _MOST_PARTS: Final = 512
 # How often a socket is read before other tasks run.

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal.batching.running.run import kinds_of
 from shoal.errors import HandlerFailed
-from shoal.failures.exceptions import slots_of, users_part
+from shoal.failures.exceptions import class_name, slots_of, users_part
 from shoal.replicas.code import jobs
-from shoal.replicas.process.wire.messages import unpickled
+from shoal.replicas.process.wire.messages import Dumps, unpickled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.replicas.process.wire.messages import Dumps
 
 # How many causes of an error are sent, with itself.
 _LONGEST_CHAIN: Final = 10
@@ -78,7 +77,7 @@ def _chained(error: BaseException, dumps: Dumps, left: int) -> ErrorAsData:
         before = error.__context__
     return ErrorAsData(
         _pickled(error, dumps),
-        _type_name(error),
+        class_name(error),
         _text(error),
         "",
         _chained(before, dumps, left - 1) if before is not None and left > 1 else None,
@@ -174,7 +173,7 @@ class _Member:
     def __reduce__(self) -> Any:
         if self._data is not None:
             return unpickled, (self._data,)
-        return _failed, (jobs.HANDLER, _type_name(self._error), _text(self._error))
+        return _failed, (jobs.HANDLER, class_name(self._error), _text(self._error))
 
 
 def _made_again(
@@ -193,13 +192,6 @@ def _made_again(
 
 def _failed(name: str, type_name: str, text: str) -> HandlerFailed:
     return HandlerFailed(f"{name} raised {type_name}" + (f": {text}" if text else ""))
-
-
-def _type_name(error: BaseException) -> str:
-    kind = type(error)
-    if kind.__module__ == "builtins":
-        return kind.__qualname__
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _text(error: BaseException) -> str:

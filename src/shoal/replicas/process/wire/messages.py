@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from shoal.failures.held import held
-from shoal.replicas.process.wire.frames import MOST_GIVEN_BACK, encoded
+from shoal.replicas.process.wire.frames import MOST_GIVEN_BACK, Buffer, Frame, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from enum import IntEnum
 
-    from shoal.replicas.process.wire.frames import Buffer, Frame
     from shoal.replicas.process.wire.shared_memory import Region
 
 # Types whose values can be pickled and unpickled everywhere.

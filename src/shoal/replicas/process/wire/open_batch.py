@@ -12,19 +12,17 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.batching.current import running_batch
-from shoal.core.request import Batch, DispatchReason
+from shoal.core.request import Batch, DispatchReason, Draining, Request
 from shoal.replicas.process.wire.batch import Extras, all_extras, received_request
 from shoal.replicas.process.wire.errors import ErrorAsData
-from shoal.replicas.process.wire.messages import Message, Unsealer, packed, sealed, unpickled
+from shoal.replicas.process.wire.messages import Dumps, Message, Unsealer, packed, sealed, unpickled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shoal.batching.open_batch import OpenBatch
     from shoal.batching.open_relay import OpenNews, OpenRelay
-    from shoal.core.request import Draining, Request
     from shoal.replicas.process.wire.frames import Buffer, Frame
-    from shoal.replicas.process.wire.messages import Dumps
 
 
 class OpenStart(NamedTuple):

@@ -28,12 +28,11 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from shoal.replicas.process.wire.frames import fresh_memory
+from shoal.replicas.process.wire.frames import Buffer, fresh_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.replicas.process.wire.frames import Buffer
 
 _ALIGNMENT: Final = 64
 # How many bytes are copied before the clock is read.

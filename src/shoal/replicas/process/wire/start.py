@@ -125,9 +125,7 @@ def received(description: Description, own_module: str | None) -> Description:
 
 
 def _converted(
-    description: Description,
-    annotation: Callable[[Any], Any],
-    default: Callable[[Parameter], Any],
+    description: Description, annotation: Callable[[Any], Any], default: Callable[[Parameter], Any]
 ) -> Description:
     def converted(signature: Signature) -> Signature:
         parameters = [
