@@ -94,7 +94,7 @@ def status_listed(status: Status) -> str:
         for one in backend.replicas
     ]
     if replicas:
-        parts.append(table(("REPLICA", "STATE", "ONGOING", "BATCHES", "MEMORY"), replicas))
+        parts.append(table(("REPLICA", "STATE", "ONGOING", "RUNS", "MEMORY"), replicas))
     addresses = [
         (replica.tag, replica.address)
         for backend in status.backends.values()
@@ -146,7 +146,7 @@ def backends_listed(backends: Iterable[BackendStatus]) -> str:
         for one in backends
     ]
     heads = ("BACKEND", "CODE", "PLACEMENT", "STATE", "READY", "QUEUED", "ONGOING", "REQUESTS")
-    return table((*heads, "ERRORS", "DEATHS"), rows)
+    return table((*heads, "FAILED IN CODE", "DEATHS"), rows)
 
 
 def endpoints_listed(endpoints: Iterable[EndpointStatus]) -> str:
@@ -157,8 +157,8 @@ def endpoints_listed(endpoints: Iterable[EndpointStatus]) -> str:
         )
         for one in endpoints
     ]
-    heads = ("ENDPOINT", "ROUTE", "METHODS", "TRAFFIC", "SHADOWS", "HELD", "REQUESTS", "ERRORS")
-    return table(heads, rows)
+    heads = ("ENDPOINT", "ROUTE", "METHODS", "TRAFFIC", "SHADOWS", "HELD", "REQUESTS")
+    return table((*heads, "FAILED OR REFUSED"), rows)
 
 
 def traffic_listed(endpoints: Iterable[EndpointStatus]) -> str:
