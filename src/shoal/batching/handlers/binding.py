@@ -350,9 +350,13 @@ def takes_lists(function: Callable[..., Any]) -> bool:
 
 
 def described(
-    signature: Signature, size: int, *, batched: bool, fill: str = "closed", at_once: float = 1
+    signature: Signature,
+    size: int,
+    *,
+    batched: bool,
+    fill: str = "closed",
+    at_once: float = 1,  # the most batches of a replica, or calls of code that takes one item
 ) -> str:
-    """Says what served code takes; `at_once` is the most batches, or calls, of a replica."""
     parameters = list(signature.parameters.values())
     if len(parameters) == 1:
         annotation = parameters[0].annotation
