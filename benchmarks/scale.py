@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["batches", "http", "simulated"])
     parser.add_argument("--rate", type=float, default=1e6)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cost-us", type=float, nargs="+", default=[20.0, 40.0, 70.0, 105.6])
+    parser.add_argument("--cost-us", type=float, nargs="+", default=[20.0, 40.0, 70.0, 146.0])
     given = parser.parse_args()
     if given.only in {None, "batches"}:
         rows: list[list[str]] = []

@@ -13,13 +13,13 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SECTION = re.compile(r"^#{1,2} (.*)$", re.MULTILINE)
 # The heading of each peer's section, and the page with it.
 PEERS = {
-    "LitServe": "move-from-python-servers",
-    "mosec": "move-from-python-servers",
-    "BentoML": "move-from-python-servers",
-    "Triton's Python backend": "move-from-model-servers",
-    "TorchServe": "move-from-model-servers",
-    "TensorFlow Serving's batching": "move-from-model-servers",
-    "caikit's Batcher": "move-from-model-servers",
+    "LitServe": "move-from-other-servers",
+    "mosec": "move-from-other-servers",
+    "BentoML": "move-from-other-servers",
+    "Triton's Python backend": "move-from-other-servers",
+    "TorchServe": "move-from-other-servers",
+    "TensorFlow Serving's batching": "move-from-other-servers",
+    "caikit's Batcher": "move-from-other-servers",
     "Migrate from aiodataloader": "share-equal-calls",
     "Migrate from Ray Serve": "move-from-ray-serve",
 }
@@ -39,7 +39,6 @@ WITH_BEFORE = [peer for peer in PEERS if FENCE.findall(section_of(peer))[0][0] =
 def test_most_peers_have_their_code_before():
     assert set(PEERS) - set(WITH_BEFORE) == {
         "TensorFlow Serving's batching",  # which is in C++
-        "Migrate from Ray Serve",  # with the same code after
     }
 
 

@@ -78,6 +78,23 @@ def test_a_page_is_linked_from_a_page_that_its_reader_is_on(name):
     assert any(name in links(one) for one in PAGES if one not in LISTS | {name})
 
 
+def anchors_on_github(name):
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", PAGES[name]), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", one).lower().replace(" ", "-") for one in headings}
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_an_anchor_leads_somewhere_on_github_as_well(name):
+    """Sphinx makes anchors of its own, which differ where a heading has a dot."""
+    lost = []
+    for page, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)]+)\)", FENCE.sub("", PAGES[name])):
+        target = os.path.normpath(Path(name).parent / page).removesuffix(".md") if page else name
+        if target in PAGES and anchor not in anchors_on_github(target):
+            lost.append(f"{page}#{anchor}")
+    assert lost == []
+
+
 HOW_TOS = sorted(name for name in set(PAGES) - LISTS if name.startswith("how-to/"))
 
 

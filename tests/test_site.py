@@ -29,9 +29,9 @@ SIZES = {"a telephone": 390, "a desk": 1400}
 READ = [
     "index",
     "serve",
-    "tutorials/first-batch",
+    "tutorials/first-steps",
     "how-to/plan-with-simulations",
-    "how-to/move-from-python-servers",
+    "how-to/move-from-other-servers",
     "how-to/run-in-production",
     "discussion/layers",
     "reference/timeouts",

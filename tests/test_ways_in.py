@@ -29,6 +29,7 @@ NO_RESULTS = "a handler returns a list with a result for each item"
 UNCLEAR = "it is unclear whether"
 LIST, ONE = "list [1]", "int 1"
 LISTS = "lists of up to 10"
+AT_ONCE = "a call, up to 100 calls at once"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +78,8 @@ TABLE = [
         body=None,
     ),
     Row(code="OfLists", batched=LIST, served=LIST, takes=f"{LISTS} int"),
-    Row(code="BatchedMethod", batched=NO_LIST, served=LIST, takes="one int at a time"),
-    Row(code="BatchedCall", batched=LIST, served=LIST, takes="one int at a time"),
+    Row(code="BatchedMethod", batched=NO_LIST, served=LIST, takes=f"one int {AT_ONCE}"),
+    Row(code="BatchedCall", batched=LIST, served=LIST, takes=f"one int {AT_ONCE}"),
     Row(
         code="of_request",
         batched=NO_LIST,

@@ -272,3 +272,14 @@ def test_a_module_that_is_not_there_is_told_with_where_it_was_looked_for(elsewhe
     told = capsys.readouterr().err
     directories = f"{elsewhere}, {elsewhere.parent / 'current'}"
     assert f"there is no module 'absent_module' in {directories}" in told
+
+
+def test_calls_that_run_at_once_are_not_shown_as_one_at_a_time(check):
+    code, out, _ = check(
+        '[backends.some]\ncode = "driven_models:add_one"\nmax_ongoing_requests = 8\n'
+        '[backends.all]\ncode = "driven_models:add_one"\nmax_concurrent_batches = "none"\n',
+        "--json",
+    )
+    takes = [one["takes"] for one in json.loads(out)["backends"].values()]
+    assert code == 0
+    assert takes == ["one int a call, up to 8 calls at once", "one int a call, any number at once"]

@@ -1,5 +1,7 @@
 """What commands print: tables, lines and messages."""
 
+import re
+
 import pytest
 
 from shoal.commands.support.output import config_listed, facts, status_listed, table, weights
@@ -36,6 +38,19 @@ def test_the_status_has_the_addresses_of_model_servers():
     replica = ReplicaStatus(tag="b#0", state="ready", ongoing=0, batches=0, address="unix:/a")
     listed = status_listed(Status(backends={"b": backend(replicas=[replica])}))
     assert "REPLICA  MODEL SERVER\nb#0      unix:/a" in listed
+
+
+def test_the_columns_of_the_status_are_named_for_what_they_count():
+    """A backend counts what its code failed, an endpoint also what it refused."""
+    replica = ReplicaStatus(tag="b#0", state="ready", ongoing=0, batches=7)
+    endpoint = EndpointStatus(name="e", route="/e", methods=["GET"], traffic={"b": 1}, errors=5)
+    status = Status(
+        backends={"b": backend(replicas=[replica], errors=3)}, endpoints={"e": endpoint}
+    )
+    parts = [part.splitlines() for part in status_listed(status).split("\n\n")]
+    shown = [dict(zip(*(re.split(r" {2,}", line) for line in part), strict=True)) for part in parts]
+    assert [shown[0]["FAILED IN CODE"], shown[1]["RUNS"]] == ["3", "7"]
+    assert shown[2]["FAILED OR REFUSED"] == "5"
 
 
 def test_facts_are_aligned():

@@ -273,12 +273,13 @@ def _batcher(view: ServerView, name: str, one: Mapping[str, Any], names: int) ->
 
 def _backend(one: Mapping[str, Any], names: int) -> _Row:
     ready = sum(replica["state"] == "ready" for replica in one["replicas"])
-    figures = ("queued", "running", "requests", "errors", "deaths", "restarts")
+    figures = ("queued", "running", "requests", "failed", "deaths", "restarts")
+    counts = {**one, "failed": one["errors"]}
     return {
         "BACKEND": _cleaned(one["name"], names),
         "STATE": _cleaned(one["state"], names),
         "READY": f"{ready}/{one['wanted']}",
-        **{name.upper(): f"{one[name]:,}" for name in figures},
+        **{name.upper(): f"{counts[name]:,}" for name in figures},
         "FAILURE": _cleaned(one["failure"] or "-", 32),
     }
 

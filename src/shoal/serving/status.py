@@ -22,7 +22,7 @@ class ReplicaStatus:
         tag: The replica's tag.
         state: The stage of its life.
         ongoing: The number of requests that it runs.
-        batches: The number of batches that it has been given.
+        batches: How often its code was run: the batches, or calls of code that takes no lists.
         memory_bytes: Its resident memory; None if it runs in the server's process.
         gpus: The GPUs that it was given.
         address: The address of its model server, with ``placement="remote"``.
@@ -74,7 +74,7 @@ class BackendStatus:
         queued: The number of requests in the queue.
         ongoing: The number of requests in replicas.
         requests: The number of requests that have ended, in whatever way.
-        errors: The number of requests that failed.
+        errors: The number of requests that failed in the code, or with their replica or batcher.
         starts: The number of replicas that were started.
         deaths: The number of replicas that died, or were killed.
         restarts: The number of replicas that were started in place of one that died.
@@ -145,7 +145,7 @@ class EndpointStatus:
         shadows: Its shadow traffic.
         held: The number of requests that wait for traffic to be set.
         requests: The number of requests received.
-        errors: The number of requests that failed.
+        errors: The number of requests that failed, were late, or met a full queue.
     """
 
     name: str

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import typing
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from inspect import Parameter, Signature
@@ -348,7 +349,14 @@ def takes_lists(function: Callable[..., Any]) -> bool:
     )
 
 
-def described(signature: Signature, size: int, *, batched: bool, fill: str = "closed") -> str:
+def described(
+    signature: Signature,
+    size: int,
+    *,
+    batched: bool,
+    fill: str = "closed",
+    at_once: float = 1,  # the most batches of a replica, or calls of code that takes one item
+) -> str:
     parameters = list(signature.parameters.values())
     if len(parameters) == 1:
         annotation = parameters[0].annotation
@@ -359,7 +367,10 @@ def described(signature: Signature, size: int, *, batched: bool, fill: str = "cl
         return f"open batches of up to {size} {_plural(item)}"
     if batched:
         return f"lists of up to {size} {_plural(item)}"
-    return f"one {item} at a time"
+    if at_once == 1:
+        return f"one {item} at a time"
+    most = "any number" if math.isinf(at_once) else f"up to {at_once:g} calls"
+    return f"one {item} a call, {most} at once"
 
 
 def _named(annotation: Any) -> str:

@@ -90,7 +90,7 @@ def status_listed(status: Status) -> str:
     replicas = [one for backend in status.backends.values() for one in backend.replicas]
     tables: list[tuple[tuple[str, ...], Sequence[Sequence[object]]]] = [
         (
-            ("REPLICA", "STATE", "ONGOING", "BATCHES", "MEMORY"),
+            ("REPLICA", "STATE", "ONGOING", "RUNS", "MEMORY"),
             [(o.tag, o.state, o.ongoing, o.batches, _size(o.memory_bytes)) for o in replicas],
         ),
         (("REPLICA", "MODEL SERVER"), [(o.tag, o.address) for o in replicas if o.address]),
@@ -133,7 +133,7 @@ def backends_listed(backends: Iterable[BackendStatus]) -> str:
         for one in backends
     ]
     heads = ("BACKEND", "CODE", "PLACEMENT", "STATE", "READY", "QUEUED", "ONGOING", "REQUESTS")
-    return table((*heads, "ERRORS", "DEATHS"), rows)
+    return table((*heads, "FAILED IN CODE", "DEATHS"), rows)
 
 
 def endpoints_listed(endpoints: Iterable[EndpointStatus]) -> str:
@@ -144,8 +144,8 @@ def endpoints_listed(endpoints: Iterable[EndpointStatus]) -> str:
         )
         for one in endpoints
     ]
-    heads = ("ENDPOINT", "ROUTE", "METHODS", "TRAFFIC", "SHADOWS", "HELD", "REQUESTS", "ERRORS")
-    return table(heads, rows)
+    heads = ("ENDPOINT", "ROUTE", "METHODS", "TRAFFIC", "SHADOWS", "HELD", "REQUESTS")
+    return table((*heads, "FAILED OR REFUSED"), rows)
 
 
 def traffic_listed(endpoints: Iterable[EndpointStatus]) -> str:

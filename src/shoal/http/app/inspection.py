@@ -16,7 +16,7 @@ from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import described, unreadable_annotations
 from shoal.http.json.payload import reader_for
 from shoal.replicas.code.definition import imported
-from shoal.replicas.code.instance import adapted, call_of
+from shoal.replicas.code.instance import adapted, call_of, forms_batches
 from shoal.serving.converters import loaded_converters
 
 if TYPE_CHECKING:
@@ -92,13 +92,16 @@ def _inspected(plan: BackendPlan, definition: Definition, has_route: bool) -> Ba
             reader_for(handler.binding.signature)
     try:
         size = config.batch_options(batched)["max_batch_size"]
-        config.slots(batched)
+        gathers = not batched and not handler.threaded and forms_batches(definition.load())
+        slots = config.slots(batched, gathers=gathers)
         oddity = config.oddity(batched)
         loaded_converters(config.decode, config.encode)
     except Exception as error:
         with _complaining((*path, *_option_of(config, str(error)))):
             raise
-    takes = described(handler.binding.signature, size, batched=batched, fill=config.fill)
+    takes = described(
+        handler.binding.signature, size, batched=batched, fill=config.fill, at_once=slots
+    )
     return replace(plan, takes=takes, oddity=oddity)
 
 

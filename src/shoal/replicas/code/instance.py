@@ -140,13 +140,13 @@ class Instance:
             self.target = loaded
         self.handlers: dict[str, Handler] = {}
         methods: dict[str, Method] = {}
-        forms_batches = _forms_batches(self.target)
+        is_batching = forms_batches(self.target)
         for name, function in _methods(self.target):
             handler, batched = _adapted(name, function, definition)
             if handler is not None:
                 self.handlers[name] = handler
                 signature = handler.binding.signature
-                gathers = forms_batches and not batched and not handler.threaded
+                gathers = is_batching and not batched and not handler.threaded
                 opened = _open_signature(handler, definition.signature)
                 methods[name] = Method(name, signature, handler.streams, batched, gathers, opened)
         if any(method.gathers for method in methods.values()):
@@ -204,11 +204,11 @@ def _is_its_own(cls: Any, name: str) -> bool:
     return bool(owner.__module__.partition(".")[0] == cls.__module__.partition(".")[0])
 
 
-def _forms_batches(target: Any) -> bool:
-    """Returns whether any of the code is decorated with `shoal.batch`."""
-    if isinstance(target, Decorated):
+def forms_batches(code: Any) -> bool:
+    """Returns whether a function, a class or its instance has code decorated with `shoal.batch`."""
+    if isinstance(code, Decorated):
         return True
-    cls = cast("Any", type(target))
+    cls = cast("Any", code if inspect.isclass(code) else type(code))
     members = (inspect.getattr_static(cls, name, None) for name in dir(cls))
     return any(isinstance(getattr(one, "__func__", one), Decorated) for one in members)
 
