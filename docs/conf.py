@@ -41,7 +41,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(anyio|asyncio|collections|contextlib|contextvars|httpx|inspect|os|pathlib|ssl|starlette|trio|types|typing)\..+",
+        r"(anyio|asyncio|collections|contextlib|contextvars|httpx|inspect|opentelemetry|os|pathlib|ssl|starlette|trio|types|typing)\..+",
     ),
     # Type variables.
     (r"py:.*", r"(.+\.)?[A-Z](_co|_contra)?(\.args|\.kwargs)?"),
@@ -51,6 +51,8 @@ nitpick_ignore_regex = [
     # What calls and streams are made of; not for users to name.
     (r"py:.*", r"shoal\.batching\.calls\.intake\.Intake"),
     (r"py:.*", r"shoal\.batching\.handlers\.binding\.Binding"),
+    # Keywords, listed where they are taken, and the client by the place of its program.
+    (r"py:class", r"shoal\..+\.(\w+Keywords|HttpCallOptions|(Child|Inside|Remote)Client)"),
     # The default of an option that is the batcher's own unless given.
     (r"py:.*", r"shoal\.core\.options\.option\.Same"),
     # Requests and their cost: of a property that the engine reads.
