@@ -2,10 +2,4 @@
 
 from shoal.core.policy import BatchPolicy, Dispatch, Pressure, Wait, WholeQueuePolicy
 
-__all__ = [
-    "BatchPolicy",
-    "Dispatch",
-    "Pressure",
-    "Wait",
-    "WholeQueuePolicy",
-]
+__all__ = ["BatchPolicy", "Dispatch", "Pressure", "Wait", "WholeQueuePolicy"]

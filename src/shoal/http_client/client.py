@@ -34,15 +34,8 @@ from shoal.http_client.bodies import (
     outcomes_of,
     result_of,
 )
-from shoal.http_client.connection import (
-    SILENCE_S,
-    Connection,
-    NotSent,
-    Server,
-    StreamingAnswer,
-    server_of,
-)
-from shoal.http_client.servers import DNS, Servers, TriesOfOne, TriesOfSeveral
+from shoal.http_client.connection import SILENCE_S, Connection, NotSent, Server, StreamingAnswer
+from shoal.http_client.servers import tries_of, urls_of
 from shoal.http_client.stream import HttpStream
 from shoal.replicas.portal import PortalThread, blocking_stream
 
@@ -141,8 +134,8 @@ class HttpClient:
             of_all["authorization"] = f"Bearer {checked_token(token)}"
         self._timeout_s = math.inf if timeout_s is None else seconds("timeout_s", timeout_s)
         self._max_attempts = whole("max_attempts", max_attempts, least=1)
-        urls = _urls_of(url)
-        self._tries_of = _tries_of(urls, self._max_attempts)
+        urls = urls_of(url)
+        self._tries_of = tries_of(urls, self._max_attempts)
         self.url = ", ".join(urls)
         self._connection = Connection(urls, of_all, client=client)
 
@@ -419,21 +412,6 @@ class SyncHttpClient:
         """Returns the stream of a call: ``with ... as stream``; see `HttpClient.stream`."""
         stream = self._client.stream(path, item, **options)
         return blocking_stream(lambda: stream, self._thread, "client")
-
-
-def _urls_of(url: object) -> list[str]:
-    urls: list[Any] = list(cast("Any", url)) if isinstance(url, (list, tuple)) else [url]
-    if not urls:
-        raise ValueError("a client needs the URL of at least one server")
-    return urls
-
-
-def _tries_of(urls: list[str], max_attempts: int) -> Callable[[float], TriesOfOne | TriesOfSeveral]:
-    """Returns a function that begins a call, whose last try must begin before a time."""
-    if len(urls) > 1 or str(urls[0]).startswith(DNS):
-        servers = Servers(urls)
-        return lambda _: TriesOfSeveral(servers, max_attempts)
-    return partial(TriesOfOne, server_of(urls[0]), max_attempts)
 
 
 def _request(

@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 import random
 import socket
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
 import anyio
@@ -23,11 +24,11 @@ from shoal.errors import NotOpen
 from shoal.http_client.connection import NotSent, Server, server_of, socket_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shoal.http_client.bodies import FailedResponse
 
-DNS: Final = "dns:"
+_DNS: Final = "dns:"
 
 _FIRST_DELAY_S: Final = 0.1
 _MAX_DELAY_S: Final = 10.0
@@ -38,6 +39,21 @@ _CONNECT_TIMEOUT_S: Final = 2.0
 _LOOK_UP_AFTER_S: Final = 5.0
 _LOOK_UP_AFTER_FAILURE_S: Final = 1.0
 _LOOK_UP_TIMEOUT_S: Final = 2.0
+
+
+def urls_of(url: object) -> list[str]:
+    urls: list[Any] = list(cast("Any", url)) if isinstance(url, (list, tuple)) else [url]
+    if not urls:
+        raise ValueError("a client needs the URL of at least one server")
+    return urls
+
+
+def tries_of(urls: list[str], max_attempts: int) -> Callable[[float], TriesOfOne | TriesOfSeveral]:
+    """Returns a function that begins a call, whose last try must begin before a time."""
+    if len(urls) > 1 or str(urls[0]).startswith(_DNS):
+        servers = Servers(urls)
+        return lambda _: TriesOfSeveral(servers, max_attempts)
+    return partial(TriesOfOne, server_of(urls[0]), max_attempts)
 
 
 class TriesOfOne:
@@ -114,8 +130,8 @@ class Servers:
         self._lock = anyio.Lock()
         self._looked_up_at = -math.inf
         for url in dict.fromkeys(urls):
-            is_name = str(url).startswith(DNS)
-            server = server_of(url[len(DNS) :] if is_name else url)
+            is_name = str(url).startswith(_DNS)
+            server = server_of(url[len(_DNS) :] if is_name else url)
             if socket_of(server.url) is not None:
                 raise ValueError(f"one of several servers can't be a UNIX socket: {url!r}")
             server.connect_timeout_s = _CONNECT_TIMEOUT_S
