@@ -131,7 +131,7 @@ async def test_a_file_that_can_not_be_read_delays_no_other_entry(tmp_path, monke
 
     read, read_text = [], Path.read_text
     monkeypatch.setattr(Path, "read_text", noting)
-    monkeypatch.setattr(lookup, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(lookup, "_TIMEOUT_S", 0.5)  # the other one is read by a thread, too
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "models").write_text("unix:/a")
     lookups = lookup.Lookup("model", [f"file:{tmp_path}/pipe", f"file:{tmp_path}/models"])

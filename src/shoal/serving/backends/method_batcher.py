@@ -279,9 +279,10 @@ class BatchDispatcher:
 
 
 def own_deaths(member: PoolMember, results: Any) -> list[int]:
+    slots: list[Any] = results if issubclass(type(results), list) else []
     return [
         place
-        for place, one in enumerate(results if isinstance(results, list) else ())
+        for place, one in enumerate(slots)
         if isinstance(one, ReplicaDied) and one.replica == member.replica.tag
     ]
 

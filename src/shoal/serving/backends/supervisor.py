@@ -385,7 +385,8 @@ class Supervisor:
             level = logging.INFO
             self._return_by[address] = now + (self.config.replica.start_timeout_s or math.inf)
         elif isinstance(cause, OSError) and not isinstance(cause, NotAllowed):
-            level = logging.INFO if now < self._return_by.get(address, now) else level
+            may_come_until = max(self.waits_until, self._return_by.get(address, now))
+            level = logging.INFO if now < may_come_until else level
         if address and self._logged.get(address) == (level, why):
             return
         self._logged[address] = level, why
