@@ -327,30 +327,6 @@ async def test_a_path_can_have_an_endpoint_for_each_method():
     assert missing.json()["instance"] == missing.headers["x-request-id"]
 
 
-@pytest.mark.parametrize(("settings", "status"), [({}, 503), ({"overload_status": 429}, 429)])
-async def test_a_full_queue_is_answered_at_once_with_when_to_retry(settings, status):
-    go = anyio.Event()
-
-    async def held(items: list[int]) -> list[int]:
-        await go.wait()
-        return items
-
-    app = shoal.App(retry_after_s=7, **settings)
-    app.endpoint("/x", max_batch_size=1, max_queued_requests=1)(held)
-    running, queued, refused = (Call(app, "/x", item=item) for item in (1, 2, 3))
-    async with app.lifespan(), calling(running) as tasks:
-        await settle()
-        tasks.start_soon(queued.run)
-        await settle()
-        await refused.run()
-        go.set()
-        await running.returned.wait()
-        await queued.returned.wait()
-    assert (refused.status, refused.headers["retry-after"]) == (status, "7")
-    assert refused.answer.json()["type"] == "urn:shoal:problem:overloaded"
-    assert (running.answer.json(), queued.answer.json()) == (1, 2)
-
-
 async def test_the_options_of_a_batched_function_hold_under_those_of_its_endpoint():
     batched = shoal.batch(max_batch_size=3, max_queued_requests=5, stream_buffer=2)(double)
     app = app_of(batched, max_batch_size=4)
