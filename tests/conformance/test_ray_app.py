@@ -41,7 +41,6 @@ async def opened(**settings: Any) -> AsyncGenerator[tuple[shoal.App, Controller]
     """Opens an application without endpoints, and gives it with its controller."""
     app = shoal.App(**settings)
     async with app.lifespan():
-        assert app.controller is not None
         yield app, app.controller
 
 
