@@ -625,20 +625,9 @@ async def test_a_mounted_application_that_refuses_what_it_has_begun_to_answer_fa
         await ask(app, "/y", method="GET")
 
 
-async def test_a_websocket_that_nothing_answers_is_refused():
-    app = app_of(double)
-    sent = []
-
-    async def receive():
-        return {"type": "websocket.connect"}
-
-    async def send(message):
-        sent.append(message)
-
-    await app({"type": "websocket", "path": "/x"}, receive, send)
-    assert [message["type"] for message in sent] == ["websocket.close"]
+async def test_a_scope_of_another_type_is_refused():
     with pytest.raises(ValueError, match="'other'"):
-        await app({"type": "other", "path": "/x"}, receive, send)
+        await app_of(double)({"type": "other", "path": "/x"}, None, None)
 
 
 async def test_an_error_after_the_answer_has_begun_reaches_the_server(caplog):
