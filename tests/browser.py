@@ -54,6 +54,15 @@ def chromium(
         driver.quit()
 
 
+@pytest.fixture(scope="module", name="browser")
+def new_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """A browser for the tests of a file, which records what its pages ask for."""
+    profile = tmp_path_factory.mktemp("chromium")
+    with chromium(profile, height=1400, logs=["performance"]) as driver:
+        driver.get("about:blank")
+        yield driver
+
+
 def widths_that_overflow(driver: webdriver.Chrome) -> list[int]:
     """The widths of a window at which something of the page sticks out."""
     found = []

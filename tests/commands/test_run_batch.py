@@ -284,15 +284,15 @@ def test_it_goes_on_from_whatever_a_kill_leaves(job):
         assert computed == list(range(left.count(b"\n") + 1, 41))
 
 
+def started(directory, *arguments):
+    command = [sys.executable, "-m", "shoal", COMMAND, *arguments]
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, cwd=directory, text=True, **pipes)
+
+
 def run_until(directory, has_come, signum, *arguments):
     """Starts a job, sends a signal once it has come far enough; gives its code, and its stderr."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "shoal", COMMAND, *arguments],
-        cwd=directory,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started(directory, *arguments)
     try:
         while process.poll() is None and not has_come(process):
             time.sleep(0.005)
@@ -346,13 +346,7 @@ def test_a_stopped_job_loses_no_line_and_writes_none_twice(directory, told, loop
 @pytest.mark.slow
 def test_a_second_signal_stops_a_handler_that_does_not_end(directory):
     Path("in.jsonl").write_text("1\n")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "shoal", COMMAND, "jobs:hangs", "in.jsonl", "out.jsonl"],
-        cwd=directory,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started(directory, "jobs:hangs", "in.jsonl", "out.jsonl")
     try:
         assert process.stdout.readline() == "it hangs\n"
         process.send_signal(signal.SIGINT)

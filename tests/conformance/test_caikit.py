@@ -83,39 +83,36 @@ async def test_a_model_that_wraps_another_says_what_it_passes_on():
         assert await call(first_name="Bob", title="Mr") == "Mr Bob Bit"
 
 
-async def test_an_async_run_batch_that_stops_its_batcher_is_no_deadlock():
-    class Stopping(Greeter):
-        async def run_batch(self, **lists: list[Any]) -> list[str]:
-            await batcher.aclose()
-            return await super().run_batch(**lists)
+class Stopping(Greeter):
+    """Stops the batcher that a test gives it."""
 
-    batcher = shoal.Batcher.over(Stopping(), max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async def run_batch(self, **lists: list[Any]) -> list[str]:
+        await self.batcher.aclose()
+        return await super().run_batch(**lists)
+
+
+class PlainStopping(PlainGreeter):
+    def run_batch(self, **lists: list[Any]) -> list[str]:
+        anyio.from_thread.run(self.batcher.aclose)
+        return super().run_batch(**lists)
+
+
+@pytest.mark.parametrize(
+    "kind", [Stopping, pytest.param(PlainStopping, marks=pytest.mark.real_time)]
+)
+async def test_a_run_batch_that_stops_its_batcher_is_no_deadlock(kind):
+    model = kind()
+    time = {"graceful_shutdown_timeout_s": 0.01} if kind is PlainStopping else {}
+    model.batcher = shoal.Batcher.over(model, max_batch_size=1, **time)
+    async with model.batcher as call, anyio.create_task_group() as tasks:
         callers = await line_up(tasks, call(first_name="running"), call(first_name="waiting"))
     assert callers[0].outcome == "running Bit"
     # The other came before the handler closed, or after it.
     assert callers[1].outcome == "waiting Bit" or isinstance(
         callers[1].outcome, shoal.errors.BatcherClosed
     )
-    assert isinstance(await outcome(batcher.call(first_name="late")), shoal.errors.BatcherClosed)
-
-
-@pytest.mark.real_time
-async def test_a_plain_run_batch_that_stops_its_batcher_is_no_deadlock():
-    class Stopping(PlainGreeter):
-        def run_batch(self, **lists: list[Any]) -> list[str]:  # type: ignore[override]
-            anyio.from_thread.run(batcher.aclose)
-            return super().run_batch(**lists)
-
-    batcher = shoal.Batcher.over(Stopping(), max_batch_size=1, graceful_shutdown_timeout_s=0.01)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call(first_name="running"), call(first_name="waiting"))
-    assert callers[0].outcome == "running Bit"
-    # The other came before the handler closed, or after it.
-    assert callers[1].outcome == "waiting Bit" or isinstance(
-        callers[1].outcome, shoal.errors.BatcherClosed
-    )
-    assert isinstance(await outcome(batcher.call(first_name="late")), shoal.errors.BatcherClosed)
+    late = await outcome(model.batcher.call(first_name="late"))
+    assert isinstance(late, shoal.errors.BatcherClosed)
 
 
 @BACKENDS

@@ -132,7 +132,6 @@ async def test_a_class_has_several_batched_methods(placement):
     app.endpoint("/only", placement=placement)(code.TwoMethods)
     texts = ["", "abc", "", "abcdef"]  # in quotes
     async with app.lifespan():
-        assert app.controller is not None
         answers = await outcomes(*(ask(app, "/only", text) for text in texts))
         handle = await app.controller.get_handle("TwoMethods")
         embed = handle.options(method_name="embed")

@@ -327,30 +327,6 @@ async def test_a_path_can_have_an_endpoint_for_each_method():
     assert missing.json()["instance"] == missing.headers["x-request-id"]
 
 
-@pytest.mark.parametrize(("settings", "status"), [({}, 503), ({"overload_status": 429}, 429)])
-async def test_a_full_queue_is_answered_at_once_with_when_to_retry(settings, status):
-    go = anyio.Event()
-
-    async def held(items: list[int]) -> list[int]:
-        await go.wait()
-        return items
-
-    app = shoal.App(retry_after_s=7, **settings)
-    app.endpoint("/x", max_batch_size=1, max_queued_requests=1)(held)
-    running, queued, refused = (Call(app, "/x", item=item) for item in (1, 2, 3))
-    async with app.lifespan(), calling(running) as tasks:
-        await settle()
-        tasks.start_soon(queued.run)
-        await settle()
-        await refused.run()
-        go.set()
-        await running.returned.wait()
-        await queued.returned.wait()
-    assert (refused.status, refused.headers["retry-after"]) == (status, "7")
-    assert refused.answer.json()["type"] == "urn:shoal:problem:overloaded"
-    assert (running.answer.json(), queued.answer.json()) == (1, 2)
-
-
 async def test_the_options_of_a_batched_function_hold_under_those_of_its_endpoint():
     batched = shoal.batch(max_batch_size=3, max_queued_requests=5, stream_buffer=2)(double)
     app = app_of(batched, max_batch_size=4)
@@ -649,20 +625,9 @@ async def test_a_mounted_application_that_refuses_what_it_has_begun_to_answer_fa
         await ask(app, "/y", method="GET")
 
 
-async def test_a_websocket_that_nothing_answers_is_refused():
-    app = app_of(double)
-    sent = []
-
-    async def receive():
-        return {"type": "websocket.connect"}
-
-    async def send(message):
-        sent.append(message)
-
-    await app({"type": "websocket", "path": "/x"}, receive, send)
-    assert [message["type"] for message in sent] == ["websocket.close"]
+async def test_a_scope_of_another_type_is_refused():
     with pytest.raises(ValueError, match="'other'"):
-        await app({"type": "other", "path": "/x"}, receive, send)
+        await app_of(double)({"type": "other", "path": "/x"}, None, None)
 
 
 async def test_an_error_after_the_answer_has_begun_reaches_the_server(caplog):

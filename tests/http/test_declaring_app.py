@@ -38,7 +38,6 @@ async def test_what_is_declared_is_there_once_it_is_open():
     app.route("e", backend={"old": 0.5, "new": 0.5}, path="/e", methods=["POST", "PUT"])
     app.shadow("e", "copy", 0.25)
     async with app.lifespan():
-        assert app.controller is not None
         assert list(await app.controller.list_backends()) == ["old", "new", "copy"]
         assert await app.controller.list_endpoints() == {
             "e": {
@@ -66,7 +65,6 @@ async def test_the_last_shadow_of_a_backend_holds():
     app.shadow("e", "copy", 1.0)
     app.shadow("e", "copy", 0.0)
     async with app.lifespan():
-        assert app.controller is not None
         assert (await app.controller.list_endpoints())["e"]["shadows"] == {}
 
 
@@ -74,7 +72,6 @@ async def test_a_route_without_a_path_is_for_handles():
     app = declared("b")
     app.route("e", backend="b")
     async with app.lifespan():
-        assert app.controller is not None
         assert (await ask(app, "/e", 1)).status == 404
         assert await (await app.controller.get_handle("e")).call(1) == 1
 
@@ -162,7 +159,6 @@ async def test_what_was_changed_while_it_was_open_is_forgotten_without_a_state_f
     app = declared("old", "new", code=named)
     app.route("e", backend="old", path="/e")
     async with app.lifespan():
-        assert app.controller is not None
         await app.controller.set_traffic("e", {"new": 1})
         assert await answers(app) == {"new"}
     async with app.lifespan():
@@ -183,13 +179,11 @@ def kept(path, *, compare=None, size=3):
 async def test_what_an_operator_changed_wins_over_what_is_declared(tmp_path):
     app = kept(tmp_path / "state.db")
     async with app.lifespan():
-        assert app.controller is not None
         await app.controller.set_traffic("e", {"new": 1})
         await app.controller.update_backend_config("old", {"max_queued_requests": 9})
         await app.controller.create_endpoint("more", backend="new", route="/more")
     app = kept(tmp_path / "state.db", size=5)
     async with app.lifespan():
-        assert app.controller is not None
         assert (await app.controller.list_endpoints())["e"]["traffic"] == {"new": 1}
         assert set(await app.controller.list_endpoints()) == {"e", "more"}
         config = await app.controller.get_backend_config("old")
@@ -214,7 +208,6 @@ async def test_an_endpoint_that_can_not_be_kept_leaves_nothing_of_it(tmp_path):
             pass
     app = kept(tmp_path / "state.db", compare="operator:eq")
     async with app.lifespan():
-        assert app.controller is not None
         assert (await app.controller.list_endpoints())["e"] == {
             "route": "/e",
             "methods": ["GET", "POST"],
@@ -238,7 +231,6 @@ async def test_a_batched_function_is_served_and_called_by_one_batcher():
         got.append((await ask(app, "/e", 2)).json())
 
     async with app.lifespan():
-        assert app.controller is not None
         line = app.controller.backends["tripled"].method_batchers["__call__"]
         assert tripled.batcher is line.batcher
         async with anyio.create_task_group() as tasks:
@@ -272,7 +264,6 @@ async def test_a_batched_function_whose_backend_was_deleted_is_closed():
     app = shoal.App()
     app.endpoint("/e")(tripled)
     async with app.lifespan():
-        assert app.controller is not None
         await app.controller.delete_endpoint("tripled")
         await app.controller.delete_backend("tripled")
         with pytest.raises(errors.BatcherClosed):

@@ -10,20 +10,12 @@ import time
 import anyio
 import httpx
 import pytest
+from answers import DONE, MAY_HAVE_RUN, NOT_THERE, refusal
 
 import shoal
 from shoal import errors
 from shoal.http_client import HttpClient
 from shoal.http_client.servers import delay_before
-
-PROBLEM = "urn:shoal:problem:"
-
-
-def refusal(kind="overloaded", status=503, retry_after=None):
-    """An answer with a problem, whose kind may be empty."""
-    headers = {} if retry_after is None else {"retry-after": retry_after}
-    problem = {"type": f"{PROBLEM}{kind}" if kind else "about:blank", "title": "No"}
-    return httpx.Response(status, headers=headers, json=problem)
 
 
 class Server:
@@ -57,10 +49,6 @@ class Server:
         return httpx.Response(answer.status_code, headers=answer.headers, content=answer.content)
 
 
-DONE = httpx.Response(200, json="done")
-NOT_THERE = httpx.ConnectError("refused")
-
-
 def client_of(server, **options):
     client = httpx.AsyncClient(transport=httpx.MockTransport(server))
     return HttpClient("http://server", client=client, **options)
@@ -91,27 +79,10 @@ async def test_what_was_refused_is_made_again(refused):
     assert len(server.times) == 3
 
 
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        (refusal("closed", retry_after="0"), errors.BatcherClosed),
-        (refusal("replica-died", retry_after="0"), errors.ReplicaDied),
-        (refusal("unavailable", retry_after="0"), errors.BackendUnavailable),
-        (refusal("not-open", retry_after="0"), errors.NotOpen),
-        (refusal("internal", 500), errors.HttpProblem),
-        (refusal("internal", 500, "0"), errors.HttpProblem),
-        (refusal("deadline-exceeded", 504), errors.DeadlineExceeded),
-        (refusal("slow-reader", 408), errors.SlowReader),
-        (refusal("something-new", retry_after="0"), errors.HttpProblem),
-        (httpx.Response(503), errors.HttpProblem),
-        (httpx.Response(429), errors.HttpProblem),
-        (httpx.Response(502, headers={"retry-after": "0"}), errors.HttpProblem),
-        (httpx.ReadError("reset"), ConnectionError),
-        (httpx.WriteError("reset"), ConnectionError),
-        (httpx.RemoteProtocolError("gone"), ConnectionError),
-        (httpx.ReadTimeout("slow"), TimeoutError),
-    ],
-)
+NOT_OPEN = refusal("not-open", retry_after="0"), errors.NotOpen
+
+
+@pytest.mark.parametrize(("answer", "error"), [*MAY_HAVE_RUN, NOT_OPEN])
 async def test_what_may_have_run_is_not(answer, error):
     server = Server(answer, DONE)
     with pytest.raises(error) as caught:

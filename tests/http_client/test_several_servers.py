@@ -1,28 +1,23 @@
 """Which of several servers a call goes to, and to which one after a failure; in virtual time."""
 
 import collections
+import functools
 import itertools
 import socket
 
+import answers
 import anyio
 import httpx
 import pytest
+from answers import DONE, MAY_HAVE_RUN, NOT_THERE
 
 from shoal import errors
 from shoal.http_client import HttpClient, SyncHttpClient
 from shoal.testing import settle
 
-PROBLEM = "urn:shoal:problem:"
 URLS = ["http://a", "http://b", "http://c"]
-DONE = httpx.Response(200, json="done")
 HANGS = None
-NOT_THERE = httpx.ConnectError("refused")
-
-
-def refusal(kind="overloaded", status=503, retry_after="1"):
-    headers = {} if retry_after is None else {"retry-after": retry_after}
-    problem = {"type": f"{PROBLEM}{kind}" if kind else "about:blank", "title": "No"}
-    return httpx.Response(status, headers=headers, json=problem)
+refusal = functools.partial(answers.refusal, retry_after="1")
 
 
 class Fleet:
@@ -181,24 +176,7 @@ async def test_what_certainly_did_not_run_goes_to_another_server_at_once(did_not
     assert [at for _, at in fleet.requests] == [0, 0]
 
 
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        (refusal("closed"), errors.BatcherClosed),
-        (refusal("replica-died"), errors.ReplicaDied),
-        (refusal("unavailable"), errors.BackendUnavailable),
-        (refusal("internal", 500), errors.HttpProblem),
-        (refusal("deadline-exceeded", 504), errors.DeadlineExceeded),
-        (refusal("something-new"), errors.HttpProblem),
-        (httpx.Response(503), errors.HttpProblem),
-        (httpx.Response(429), errors.HttpProblem),
-        (httpx.Response(502, headers={"retry-after": "0"}), errors.HttpProblem),
-        (httpx.ReadError("reset"), ConnectionError),
-        (httpx.WriteError("reset"), ConnectionError),
-        (httpx.RemoteProtocolError("gone"), ConnectionError),
-        (httpx.ReadTimeout("slow"), TimeoutError),
-    ],
-)
+@pytest.mark.parametrize(("answer", "error"), MAY_HAVE_RUN)
 async def test_what_may_have_run_does_not(answer, error):
     fleet = Fleet(a=answer)
     async with fleet.client() as client:

@@ -22,7 +22,7 @@ from dashboard_reader import (
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 
-from browser import NEEDS_CHROMIUM, addresses_asked, chromium, widths_that_overflow
+from browser import NEEDS_CHROMIUM, addresses_asked, new_browser, widths_that_overflow  # noqa: F401
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time, NEEDS_CHROMIUM]
 
@@ -36,14 +36,6 @@ def server():
     server.start()
     yield server
     server.end()
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    profile = tmp_path_factory.mktemp("chromium")
-    with chromium(profile, height=1400, logs=["performance"]) as driver:
-        driver.get("about:blank")
-        yield driver
 
 
 @pytest.fixture(scope="module")

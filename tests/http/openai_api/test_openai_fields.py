@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from openai_app import events
+from openai_app import Everything, events
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
@@ -22,18 +22,6 @@ EMBEDDINGS = "/v1/embeddings"
 HI = [{"role": "user", "content": "hi"}]
 A_TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 AN_IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-
-
-class Request(TypedDict, total=False):
-    """The item of a model that takes all there is."""
-
-    messages: list[dict[str, Any]]
-    prompt: str
-    tools: list[dict[str, Any]]
-    tool_choice: Any
-    logprobs: Any
-    top_logprobs: int
-    response_format: dict[str, Any]
 
 
 class Call(BaseModel):
@@ -56,11 +44,11 @@ class Results:
         self.result = "ok"
         self.pieces = ["ok"]
 
-    async def whole(self, items: list[Request]) -> list[Any]:
+    async def whole(self, items: list[Everything]) -> list[Any]:
         self.items += items
         return [self.result for _ in items]
 
-    async def stream(self, items: list[Request]):
+    async def stream(self, items: list[Everything]):
         self.items += items
         for piece in self.pieces:
             yield [piece for _ in items]

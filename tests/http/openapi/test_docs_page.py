@@ -8,7 +8,7 @@ from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
-from browser import NEEDS_CHROMIUM, addresses_asked, chromium
+from browser import NEEDS_CHROMIUM, addresses_asked, new_browser  # noqa: F401
 
 LIMIT_S = 60
 
@@ -19,14 +19,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.real_time, NEEDS_CHROMIUM]
 def url():
     with described_server("site") as address:
         yield f"{address}/ml"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    profile = tmp_path_factory.mktemp("chromium")
-    with chromium(profile, height=1400, logs=["performance"]) as driver:
-        driver.get("about:blank")
-        yield driver
 
 
 @pytest.fixture(autouse=True)

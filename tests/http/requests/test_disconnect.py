@@ -33,18 +33,6 @@ async def test_a_client_that_leaves_the_handler_loses_its_result_and_its_mate_do
     assert held.cancelled == 0
 
 
-async def test_when_the_last_client_leaves_the_handler_is_cancelled(app, held):
-    call = Call(app, "/held", item=1)
-    async with app.lifespan(), calling(call):
-        await settle()
-        assert held.batches == [[1]]
-        call.leave()
-        await call.returned.wait()
-        await settle()
-        assert held.cancelled == 1
-        assert statistics(app).running == 0
-
-
 async def test_a_client_that_leaves_in_the_same_tick_as_its_result_harms_nobody(app, held):
     call = Call(app, "/held", item=1)
     async with app.lifespan(), calling(call):

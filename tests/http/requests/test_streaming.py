@@ -186,18 +186,6 @@ async def test_a_client_that_leaves_in_mid_stream_frees_its_slot(steps):
     assert mate.body == b'data: "a"\n\ndata: "b"\n\nevent: end\ndata: {}\n\n'
 
 
-async def test_when_the_last_reader_leaves_the_generator_is_closed(steps):
-    app = app_of_steps(steps)
-    call = Call(app, "/steps", item=1)
-    async with app.lifespan(), calling(call):
-        steps.step("a")
-        await call.until_sent(b"a")
-        call.leave()
-        await call.returned.wait()
-        await settle()
-        assert steps.closed
-
-
 async def test_a_client_that_leaves_the_queue_never_reaches_the_generator(steps):
     app = app_of_steps(steps, options={"max_batch_size": 1})
     first, second = (Call(app, "/steps", item=item) for item in (1, 2))
