@@ -23,7 +23,8 @@ def test_the_page_does_in_a_kernel_what_it_says(tmp_path, monkeypatch):
 
     for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    _, section = PAGE.read_text("utf-8").split("\n### In notebooks\n")
+    _, after = PAGE.read_text("utf-8").split("\n### In notebooks\n")
+    section, _ = after.split("\n## ", 1)
     fences = re.findall(r"^```(py|text)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     cells: list[list[str]] = []
     for language, text in fences:
