@@ -68,9 +68,7 @@ class Capacity(Protocol):
         ...
 
     @property
-    def slots(self) -> float:
-        """How many batches the handler can run at once now; infinity for no limit."""
-        ...
+    def slots(self) -> float: ...  # how many batches the handler can run at once now
 
     @property
     def free(self) -> float:
