@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
@@ -93,9 +93,7 @@ class Exchange:
         self.id = given_id
         extensions = scope.get("extensions")
         if extensions:
-            self._offered = offered = extensions.get(DISCONNECT)
-            if offered is not None:
-                self.when_left = offered["when_left"]
+            self._offered = extensions.get(DISCONNECT)
             ahead = extensions.get(DECODED)
             if ahead is not None and ahead["receive"] == receive:
                 self.ahead, self.decoded = ahead, ahead["decoded"]
@@ -106,11 +104,14 @@ class Exchange:
     def wants_no_body(self) -> bool:
         return self.method == "HEAD"
 
-    @cached_property
+    @property
     def when_left(self) -> WhenLeft:
         """Sets a callback for the disconnect, called once; the body must have been read."""
-        self._watched = Watched(self.receive, self.id)
-        return partial((self._departures or self._shared.departures).watch, self._watched)
+        if self._offered is None:
+            self._watched = self._watched or Watched(self.receive, self.id)
+            return partial((self._departures or self._shared.departures).watch, self._watched)
+        when_left: WhenLeft = self._offered["when_left"]
+        return when_left
 
     @property
     def send_timeout_s(self) -> float:
