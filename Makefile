@@ -58,7 +58,7 @@ help:
 demo: $(DEMO_STAMP) ## serve two models, with and without batching, and open a live page
 	@exec $(BIN)/python -m examples.demo
 
-check: $(DEV_STAMP) ## for each change: lint, types and the fast tests, within a minute
+check: $(DEV_STAMP) ## for each change: lint, types and each fast test once, within a minute
 	@$(MAKE) $(BESIDE) fast-pytest lint types
 
 test: $(DEV_STAMP) ## for each commit: lint, types, docs and most tests, within four minutes
@@ -76,11 +76,12 @@ docs: $(DEV_STAMP) ## build the documentation in docs/_build/html
 	@$(BIN)/python -m sphinx -n -W --keep-going -q -b html docs docs/_build/html
 
 # Tests of code that touches a dependency: event loops, HTTP, replicas. The other tests touch none, or repeat these at
-# length: slow tests, conformance, examples, commands, serving.
+# length: slow tests, conformance, examples, commands, serving. What a test calls of a dependency hardly depends on its
+# parameters, so each runs with one set of them.
 LOWEST_TESTS := tests/batching tests/http tests/server tests/front_ends tests/observe tests/replicas tests/testing/test_virtual_time.py
 
 test-lowest: $(LOWEST_VENV)/.installed ## tests with the lowest dependencies on the oldest CPython, on uvloop too
-	@SHOAL_TEST_UVLOOP=1 $(LOWEST_VENV)/bin/python -m pytest $(IN_PARALLEL) -m 'not slow and not soak' $(LOWEST_TESTS)
+	@SHOAL_TEST_UVLOOP=1 SHOAL_TEST_EACH_ONCE=1 $(LOWEST_VENV)/bin/python -m pytest $(IN_PARALLEL) -m 'not slow and not soak' $(LOWEST_TESTS)
 
 # `make test-ray RAY_EACH='not slow'` takes five minutes in place of ten.
 RAY_EACH ?= not soak
@@ -128,7 +129,7 @@ pytest: $(DEV_STAMP)
 
 fast-pytest: $(DEV_STAMP)
 	@echo "== pytest -m '$(FAST)'"
-	+@$(BIN)/python -m pytest --numprocesses $(FAST_WORKERS) $(BY_FILE) -m '$(FAST)'
+	+@SHOAL_TEST_EACH_ONCE=1 $(BIN)/python -m pytest --numprocesses $(FAST_WORKERS) $(BY_FILE) -m '$(FAST)'
 
 # The wheel without extras on each CPython found, with newest and lowest dependencies.
 test-base: $(VENV_STAMP)

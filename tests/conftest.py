@@ -20,6 +20,8 @@
   processor by itself is marked ``slow``, and has more time, since others run beside it.
 * What starts processes is marked ``real_time`` as well: `make check` runs what is neither that nor
   slow.
+* `make check` and `make test-lowest` set ``SHOAL_TEST_EACH_ONCE``: they run each test function with
+  one set of its parameters. `make test` and `make test-slow` run all.
 * A handler that must be held waits on an event of the test.
 * Each worker of pytest-xdist imports all files. What takes half a second to import is imported by
   the tests that use it.
@@ -33,7 +35,8 @@ import importlib.util
 import os
 import signal
 import sys
-from collections import Counter
+import zlib
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,15 +123,13 @@ def pytest_configure(config: pytest.Config) -> None:
 class Worker:
     """Runs the tests of a worker of pytest-xdist.
 
-    It says of a setup or a teardown only that it failed or skipped: each report is half as much
-    work as a test that does nothing. A failed test in real time runs once more, because processes,
-    browsers and sockets may stop for seconds on a busy machine. The summary lists those that pass
-    only then; one that fails twice has failed.
+    It sends no word that a test begins or ends, and of a setup or a teardown only that it failed or
+    skipped: each message is half as much work as a test that does nothing. A failed test in real
+    time runs once more, because processes, browsers and sockets may stop for seconds on a busy
+    machine. The summary lists those that pass only then; one that fails twice has failed.
     """
 
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-        names = {"nodeid": item.nodeid, "location": item.location}
-        item.ihook.pytest_runtest_logstart(**names)
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
         failure = next((report for report in reports if report.failed), None)
         if failure is not None and item.get_closest_marker("real_time") is not None:
@@ -139,7 +140,6 @@ class Worker:
         for report in reports:
             if report.when == "call" or not report.passed:
                 item.ihook.pytest_runtest_logreport(report=report)
-        item.ihook.pytest_runtest_logfinish(**names)
         return True
 
 
@@ -202,6 +202,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     one of them while the others have nothing to do.
     """
     items[:] = [item for item in items if not is_on_a_further_loop(item)]
+    if os.environ.get("SHOAL_TEST_EACH_ONCE"):
+        kept = each_once(items)
+        config.hook.pytest_deselected(items=list({*items} - {*kept}))
+        items[:] = kept
     work: Counter[Path] = Counter()
     for item in items:
         is_slow = item.get_closest_marker("slow") is not None
@@ -225,6 +229,24 @@ def is_on_a_further_loop(item: pytest.Item) -> bool:
         and any(mark.name == "one_loop" for mark in callspec.marks)
         and callspec.params["anyio_backend"] != LOOPS[0]
     )
+
+
+def each_once(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Returns one test of each function; of the engine and the server, on each loop in real time.
+
+    The name of the function chooses its parameters, so each run has the same tests.
+    """
+    tests: defaultdict[Any, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        name, params = getattr(item, "originalname", item.name), {}
+        room = item.path.relative_to(TESTS).parts[0]
+        if item.get_closest_marker("real_time") is not None and room not in ABOVE_THE_LOOPS:
+            params = item.callspec.params if hasattr(item, "callspec") else {}
+        tests[item.parent, name, params.get("anyio_backend")].append(item)
+    return [
+        same[zlib.crc32(same[0].nodeid.split("[")[0].encode()) % len(same)]
+        for same in tests.values()
+    ]
 
 
 @pytest.hookimpl(wrapper=True)
