@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import httpx
-from typing_extensions import override
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,7 +22,6 @@ class Upload(httpx.AsyncByteStream):
         self._body = self._rest = memoryview(body)
         self.was_begun = False  # whether a part of it may have been sent
 
-    @override
     def __aiter__(self) -> AsyncIterator[bytes]:
         self._rest = self._body  # httpx sends it again after a redirect, or with credentials
         return self

@@ -29,7 +29,6 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.websockets import WebSocket, WebSocketState
-from typing_extensions import override
 
 from shoal.asgi.extensions import DISCONNECT
 from shoal.asgi.http_options import HttpOptions
@@ -183,7 +182,6 @@ class ResultStreamResponse(Response):
         super().__init__(background=background)
         self._stream = stream
 
-    @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Makes the call and sends its items."""
         shared = SharedParts(HttpOptions())

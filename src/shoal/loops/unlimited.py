@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Self
 
 import anyio
-from typing_extensions import override
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -25,11 +24,9 @@ class Unlimited(anyio.CapacityLimiter):
 
     # What asyncio uses.
 
-    @override
     async def __aenter__(self) -> None:
         pass
 
-    @override
     async def __aexit__(
         self,
         exc_type: type[BaseException] | None,
@@ -40,11 +37,9 @@ class Unlimited(anyio.CapacityLimiter):
 
     # What trio uses.
 
-    @override
     async def acquire_on_behalf_of(self, borrower: object) -> None:
         pass
 
-    @override
     def release_on_behalf_of(self, borrower: object) -> None:
         pass
 

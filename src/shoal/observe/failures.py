@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from typing_extensions import override
-
 from shoal.core.events import BatchObserver, BatchRecord
 from shoal.core.request import Batch, Request, State
 
@@ -46,7 +44,6 @@ class FailureLog(BatchObserver):
         """The oldest first."""
         return list(self._kept.values())
 
-    @override
     def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
         if record.error is None or record.is_open:  # open batches reported theirs one by one
             return
@@ -55,7 +52,6 @@ class FailureLog(BatchObserver):
                 error = request.error or record.error
                 self._add(record.batcher, record.id, request, error, record.ended_at)
 
-    @override
     def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
         if request.state is State.FAILED:
             self._add(batcher, batch.id, request, request.error, now)

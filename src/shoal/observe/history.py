@@ -18,8 +18,6 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from typing_extensions import override
-
 from shoal.core.events import BatchObserver, BatchRecord
 from shoal.core.request import Batch, DispatchReason, Request, State
 from shoal.observe.failures import id_of, name_of
@@ -127,7 +125,6 @@ class BatchHistory(BatchObserver):
             one.open_batches.clear()
             one.latencies.clear()
 
-    @override
     def batch_began(self, batcher: str, batch: Batch, now: float) -> None:
         known = self.of(batcher)
         if batch.reason is DispatchReason.OPEN:
@@ -139,7 +136,6 @@ class BatchHistory(BatchObserver):
         began_at = round(now, _DIGITS)
         known.running[batch.id] = batch.id, batch.reason.value, batch.size, began_at, waited_s
 
-    @override
     def requests_joined(
         self, batcher: str, batch: Batch, requests: Sequence[Request], now: float
     ) -> None:
@@ -147,7 +143,6 @@ class BatchHistory(BatchObserver):
         for request in requests:
             places.join(request, now)
 
-    @override
     def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
         known = self.of(batcher)
         if request.state is State.FINISHED:
@@ -156,7 +151,6 @@ class BatchHistory(BatchObserver):
         if stay is not None:
             self._add_stay(known, batch.id, stay, now, request.state.value)
 
-    @override
     def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
         known = self.of(record.batcher)
         if record.is_open:

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from typing_extensions import override
-
 from shoal.failures.exceptions import goes_on
 from shoal.server.log_errors import contained
 
@@ -86,25 +84,20 @@ class ServedCall(Mapping[str, Any]):
 
     # As the mapping.
 
-    @override
     def __getitem__(self, name: str) -> Any:
         if name in self.offered:
             return getattr(self, name)
         raise KeyError(name)
 
-    @override
     def __iter__(self) -> Iterator[str]:
         return iter(self.offered)
 
-    @override
     def __len__(self) -> int:
         return len(self.offered)
 
-    @override
     def __eq__(self, other: object) -> bool:
         return self is other  # not every mapping with equal items
 
-    @override
     def __hash__(self) -> int:
         return id(self)
 

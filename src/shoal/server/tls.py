@@ -10,8 +10,6 @@ import ssl
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from typing_extensions import override
-
 from shoal.server.transport import NOBODY, Receiver
 
 if TYPE_CHECKING:
@@ -105,7 +103,6 @@ class TlsTransport(Receiver):
         self._below.abort()
         self.receiver = NOBODY
 
-    @override
     def data_received(self, data: bytes) -> None:
         self._incoming.write(data)
         if not self._is_ready:
@@ -122,15 +119,12 @@ class TlsTransport(Receiver):
             self._flush()
         self._pass_on()
 
-    @override
     def client_ended(self) -> None:
         self.receiver.client_ended()
 
-    @override
     def all_sent(self) -> None:
         self.receiver.all_sent()
 
-    @override
     def connection_lost(self) -> None:
         receiver, self.receiver = self.receiver, NOBODY
         receiver.connection_lost()

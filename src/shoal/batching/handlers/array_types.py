@@ -29,7 +29,7 @@ from typing import (
     get_origin,
 )
 
-from typing_extensions import ReadOnly, Unpack, is_typeddict, override
+from typing_extensions import ReadOnly, Unpack, is_typeddict
 
 from shoal.batching.handlers.annotations import field_types
 from shoal.batching.handlers.list_types import bare, choices
@@ -186,7 +186,6 @@ class _Shape(NamedTuple):
         sizes = (*self.head, *self.repeated * more, *self.tail)
         return all(size is None or n in size for n, size in zip(shape, sizes, strict=True))
 
-    @override
     def __str__(self) -> str:
         parts = [*map(_text_of, self.head)]
         parts += [f"{_text_of(one)}, ..." for one in self.repeated]

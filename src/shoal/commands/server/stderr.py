@@ -9,8 +9,6 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from typing_extensions import override
-
 from shoal.batching.current import trace_ids
 from shoal.commands.support.mistake import indented, printable, say
 
@@ -55,12 +53,10 @@ class TextFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
-    @override
     def format(self, record: logging.LogRecord) -> str:
         return indented(super().format(record))
 
-    @override
-    def formatMessage(self, record: logging.LogRecord) -> str:
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of logging
         line = super().formatMessage(record)
         ids = _ids_of(record)
         return line if ids is None else f"{line} trace_id={ids[0]} span_id={ids[1]}"
@@ -69,7 +65,6 @@ class TextFormatter(logging.Formatter):
 class JsonFormatter(logging.Formatter):
     """A JSON object in each line; omits fields that are unknown or not plain values."""
 
-    @override
     def format(self, record: logging.LogRecord) -> str:
         found: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),

@@ -16,8 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from typing_extensions import override
-
 from shoal.commands.support.mistake import CommandError
 from shoal.core.options.checks import checked_token
 from shoal.core.options.names import nearest
@@ -160,7 +158,6 @@ class CommandParser(ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._suggestion(unknown)}")
         return found, unknown
 
-    @override
     def error(self, message: str) -> NoReturn:
         """Prints the error and points to ``--help``: a command's usage fills a screen."""
         self.exit(2, f"{self.prog}: error: {message}\nsee {self.prog} --help\n")
@@ -179,7 +176,6 @@ class CommandParser(ArgumentParser):
             hint = _did_you_mean(first, known) or "; write options after the command"
             self.error(f"unrecognized arguments: {args[0]}{hint}")
 
-    @override
     def _check_value(self, action: Action, value: Any) -> None:
         try:
             super()._check_value(action, value)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 import orjson
-from typing_extensions import override
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.core.events import BatchObserver, BatchRecord, Unserved
@@ -92,7 +91,6 @@ class ArrivalRecorder(BatchObserver):
         self._held.clear()
         return taken
 
-    @override
     def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
         if not self._wants(record.batcher):
             return
@@ -113,12 +111,10 @@ class ArrivalRecorder(BatchObserver):
         self._hold(note)
         self._note_all(record.batcher, requests, record.id, record.ended_at)
 
-    @override
     def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
         if self._wants(batcher):
             self._note_all(batcher, (request,), batch.id, now)
 
-    @override
     def request_left(self, batcher: str, request: Request, why: Unserved, now: float) -> None:
         if not self._wants(batcher) or not self._room_for(1, now):
             return

@@ -11,8 +11,6 @@ from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from typing_extensions import override
-
 from shoal.http.requests.dispatch import Mounts, PathMatch, PathTable, ProblemRoute, Route
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.problem import not_open, starting
@@ -44,7 +42,6 @@ class _JsonRoutes(ProtocolRoutes):
 
         self._route = partial(EndpointRoute, make_codec=JsonCodec, options=options)
 
-    @override
     def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
         if endpoint.route is not None:
             route = self._route(endpoint)

@@ -14,8 +14,6 @@ from inspect import Signature
 from pickle import Pickler, PicklingError, dumps
 from typing import TYPE_CHECKING, Any, Final
 
-from typing_extensions import override
-
 from shoal.asgi.http_options import HttpOptions
 from shoal.failures.held import held
 from shoal.http.json.payload import reader_for
@@ -104,7 +102,6 @@ def description_of(signature: Signature, settings: HttpOptions) -> bytes | None:
 class _OfLibraries(Pickler):
     """Refuses the user's classes, functions and objects."""
 
-    @override
     def reducer_override(self, obj: Any) -> Any:
         module = str(getattr(obj, "__module__", None) or type(obj).__module__)
         names = getattr(obj, "__name__", ""), type(obj).__name__

@@ -37,7 +37,6 @@ import anyio
 from pydantic import ValidationError
 from starlette.formparsers import MultiPartException
 from starlette.responses import FileResponse, Response
-from typing_extensions import override
 
 from shoal.asgi.header_check import headers_of_code
 from shoal.batching.calls.leaving import run_unless_left
@@ -105,7 +104,6 @@ class EndpointRoute(Route):
         self._make_codec = make_codec
         self._options = options
 
-    @override
     async def answer(self, exchange: Exchange) -> None:
         with EndpointCall(self._calls, exchange) as call:
             # The batcher is found after the body was read: meanwhile the traffic may have moved.
@@ -302,13 +300,11 @@ class JsonCodec(Codec):
             self.decoder = _decoders.setdefault(self._description, len(_decoders) + 1)
         return self._description
 
-    @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
         if not body and self._query is not None and exchange.method not in WITH_BODY:
             return self._query.item(exchange)
         return self._read(exchange, body)
 
-    @override
     async def answer(self, exchange: Exchange, result: Any) -> None:
         accept = exchange.headers.get(b"accept")
         if type(result) in _ALWAYS_JSON and accept in _ASKS_FOR_NOTHING:
@@ -326,7 +322,6 @@ class JsonCodec(Codec):
             headers.append(VARIES)
         await exchange.answer(200, media_type, body, headers)
 
-    @override
     def stream(self, exchange: Exchange) -> StreamForm:
         return form_for(exchange)
 

@@ -22,8 +22,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from typing_extensions import override
-
 from shoal.http.requests.plain import encoded, one_line_json
 from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.protocol import StreamForm
@@ -78,15 +76,12 @@ class _Framed(_Accepted):
     after: ClassVar[bytes]
     last: bytes
 
-    @override
     def item(self, value: Any) -> bytes:
         return self.before_item + one_line_json(encoded(value)) + self.after
 
-    @override
     def end(self) -> bytes:
         return self.last
 
-    @override
     def error(self, problem: Problem, request_id: str) -> bytes:
         return self.before_error + _written(problem, request_id) + self.after
 
@@ -116,20 +111,16 @@ class NumberedEvents(_Accepted):
         self._last = last
         self._number = 0
 
-    @override
     def first_heartbeat(self) -> bytes:
         # An event without data is not passed to the page, but the browser remembers its id.
         return _RETRY + b"id: 0\n\n"
 
-    @override
     def item(self, value: Any) -> bytes:
         return self._numbered(b"data: %b\n\n" % one_line_json(encoded(value)))
 
-    @override
     def end(self) -> bytes:
         return self._numbered(self._last)
 
-    @override
     def error(self, problem: Problem, request_id: str) -> bytes:
         return self._numbered(b"event: error\ndata: %b\n\n" % _written(problem, request_id))
 
@@ -159,17 +150,14 @@ class JsonArray(_Accepted):
     def __init__(self) -> None:
         self._before = b"["
 
-    @override
     def item(self, value: Any) -> bytes:
         message = self._before + encoded(value)
         self._before = b","
         return message
 
-    @override
     def end(self) -> bytes:
         return b"[]" if self._before == b"[" else b"]"
 
-    @override
     def error(self, problem: Problem, request_id: str) -> bytes:
         return b""
 

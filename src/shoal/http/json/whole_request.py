@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, cast
 
 import anyio
 from starlette.requests import Request
-from typing_extensions import override
 
 from shoal.http.requests.problem import Problem, Refused
 
@@ -43,7 +42,6 @@ class _RequestWithBody(Request):
         super().__init__(scope, _receive_of(body))
         self._whole_body = body
 
-    @override
     def stream(self) -> AsyncGenerator[bytes, None]:
         """Returns the whole body, and an empty chunk as its end."""
         # No async generator: older versions of Starlette leave it suspended if a parser raises.

@@ -19,7 +19,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import orjson
-from typing_extensions import override
 
 from shoal.http.oip.inputs import ModelInputs
 from shoal.http.oip.outputs import ModelOutputs
@@ -72,7 +71,6 @@ class ProtocolRoute(Route):
 
     protocol: ClassVar = "oip"
 
-    @override
     def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
         text = problem.text
         if "traceback" in problem.more:  # with debug=True only; its clients show the text alone
@@ -87,7 +85,6 @@ class MetadataPage(ProtocolRoute):
         super().__init__(name)
         self._describe = describe
 
-    @override
     async def answer(self, exchange: Exchange) -> None:
         status, described = self._describe(exchange)
         await exchange.answer(status, JSON, orjson.dumps(described))
@@ -114,7 +111,6 @@ class InferRoute(ProtocolRoute):
         self._heads = heads
         self._has_version = has_version
 
-    @override
     async def answer(self, exchange: Exchange) -> None:
         with EndpointCall(self._calls, exchange) as call:
             body = await exchange.body()
@@ -147,7 +143,6 @@ class OpenInference(HttpProtocol):
     title = "Open Inference Protocol"
     start = "/v2"
 
-    @override
     def routes(self, controller: Controller, options: HttpOptions) -> ProtocolRoutes:
         return _Routes(controller, options)
 
@@ -158,7 +153,6 @@ class _Routes(ProtocolRoutes):
         self._options = options
         self._heads = RequestHeads(options.max_json_elements)
 
-    @override
     def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
         name = endpoint.name
         for version in ("", "/versions/{version}"):
@@ -168,13 +162,11 @@ class _Routes(ProtocolRoutes):
             yield path, "GET", MetadataPage(partial(self._metadata, endpoint), name)
             yield f"{path}/ready", "GET", MetadataPage(partial(self._model_ready, endpoint), name)
 
-    @override
     def besides(self) -> Iterable[tuple[str, str, Route]]:
         yield "/v2", "GET", MetadataPage(self._server)
         yield "/v2/health/live", "GET", MetadataPage(lambda _: (200, {"live": True}))
         yield "/v2/health/ready", "GET", MetadataPage(self._ready)
 
-    @override
     def elsewhere(self, path: str) -> Route | None:
         return _NotFound(_not_there(path)) if path.startswith("/v2/") else None
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, NotRequired, cast
 
 from pydantic import Field, with_config
-from typing_extensions import override
 
 from shoal.errors import ItemTooLarge
 from shoal.http.json.endpoint import call_headers
@@ -41,7 +40,6 @@ class InputsRoute(OpenAIRoute):
         self._models = models
         self._most = most
 
-    @override
     async def answer(self, exchange: Exchange) -> None:
         params = read_body(self.body, exchange, await exchange.body())
         inputs = self.inputs(params)
@@ -75,12 +73,10 @@ class InputsRoute(OpenAIRoute):
 
 
 class TextsRoute(InputsRoute):
-    @override
     def inputs(self, params: dict[str, Any]) -> Sequence[Prompt]:
         params["input"] = prompts_of(params["input"], "input")
         return params["input"]  # type: ignore[no-any-return]
 
-    @override
     def item(
         self, model: OpenAIModel, maker: TextMaker, one: Prompt, params: Mapping[str, Any]
     ) -> Any:
@@ -102,7 +98,6 @@ class EmbeddingsRoute(TextsRoute):
     body: ClassVar[type[Mapping[str, Any]]] = _Embeddings
     gives: ClassVar[str] = "embeddings"
 
-    @override
     def item(
         self, model: OpenAIModel, maker: TextMaker, one: Prompt, params: Mapping[str, Any]
     ) -> Any:
@@ -111,7 +106,6 @@ class EmbeddingsRoute(TextsRoute):
             raise refused(detail, param="dimensions", code="unsupported")
         return super().item(model, maker, one, params)
 
-    @override
     def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
         written = in_base64 if asked.params.get("encoding_format") == "base64" else in_json
         data = b",".join([_ONE % (nth, written(result)) for nth, result in enumerate(results)])
@@ -134,7 +128,6 @@ class ClassifyRoute(TextsRoute):
     body: ClassVar[type[Mapping[str, Any]]] = _Classify
     gives: ClassVar[str] = "classes"
 
-    @override
     def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
         tokens = sum(map(asked.model.tokens_in, asked.params["input"]))
         return encoded(

@@ -8,7 +8,6 @@ from inspect import Parameter
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import orjson
-from typing_extensions import override
 
 from shoal.batching.handlers.annotations import read_signature
 from shoal.http.openai.errors import PREFIX, error_json, no_such_path, refused
@@ -194,7 +193,6 @@ class OpenAIModels:
 class OpenAIRoute(Route):
     protocol: ClassVar = "openai"
 
-    @override
     def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
         return JSON, error_json(problem)
 
@@ -207,7 +205,6 @@ class ModelsPage(OpenAIRoute):
         self._models = models
         self._created = int(time.time())
 
-    @override
     async def answer(self, exchange: Exchange) -> None:
         name = exchange.scope.get("path_params", {}).get("model")
         if name is None:

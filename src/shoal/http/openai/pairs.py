@@ -9,7 +9,6 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NotRequired
 
 from pydantic import Field, with_config
-from typing_extensions import override
 
 from shoal.http.openai.bodies import OPEN, Body
 from shoal.http.openai.errors import refused
@@ -41,7 +40,6 @@ class _PairsRoute(InputsRoute):
     # The client's names of the two texts.
     names: ClassVar[tuple[str, str]]
 
-    @override
     def item(
         self, model: OpenAIModel, maker: PairMaker, one: Pair, params: Mapping[str, Any]
     ) -> Any:
@@ -58,7 +56,6 @@ class RerankRoute(_PairsRoute):
         # Unless the client says so.
         self._returns_documents = returns_documents
 
-    @override
     def inputs(self, params: dict[str, Any]) -> Sequence[Pair]:
         if params.get("rank_fields") not in (None, [], ["text"]):
             detail = "Documents are ranked by the field 'text' only"
@@ -73,7 +70,6 @@ class RerankRoute(_PairsRoute):
         params["pairs"] = [(params["query"], text) for text in texts]
         return params["pairs"]  # type: ignore[no-any-return]
 
-    @override
     def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
         scores = [number_of(result, "scores") for result in results]
         most = asked.params.get("top_n")
@@ -114,7 +110,6 @@ class ScoreRoute(_PairsRoute):
     param = "text_2"
     names = ("text_1", "text_2")
 
-    @override
     def inputs(self, params: dict[str, Any]) -> Sequence[Pair]:
         first, second = params["text_1"], params["text_2"]
         second = [second] if isinstance(second, str) else second
@@ -128,7 +123,6 @@ class ScoreRoute(_PairsRoute):
         params["pairs"] = [*zip(first, second, strict=True)]
         return params["pairs"]  # type: ignore[no-any-return]
 
-    @override
     def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
         scores = [number_of(result, "scores") for result in results]
         return encoded(

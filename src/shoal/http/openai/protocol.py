@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
-
 from shoal.core.options.checks import whole
 from shoal.http.openai.errors import PREFIX, no_such_path
 from shoal.http.openai.inputs import ClassifyRoute, EmbeddingsRoute
@@ -101,7 +99,6 @@ class OpenAI(HttpProtocol):
         self._max_messages = whole("max_messages", max_messages, least=1)
         self._max_inputs = whole("max_inputs", max_inputs, least=1)
 
-    @override
     def routes(self, controller: Controller, options: HttpOptions) -> ProtocolRoutes:
         models = OpenAIModels(controller, options, self._names, self._tokens)
         page = ModelsPage(models)
@@ -136,11 +133,9 @@ class _Routes(ProtocolRoutes):
     def __init__(self, routes: Sequence[tuple[str, str, Route]]) -> None:
         self._routes = routes
 
-    @override
     def besides(self) -> Iterable[tuple[str, str, Route]]:
         return self._routes
 
-    @override
     def elsewhere(self, path: str) -> Route | None:
         refusal = no_such_path(path)
         return None if refusal is None else _NotFound(refusal.problem)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Union, cast
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaWarningKind
 from starlette.responses import Response
-from typing_extensions import override
 
 from shoal.batching.calls.stream import Mark
 from shoal.batching.handlers.array_types import is_array
@@ -82,11 +81,9 @@ class _Generator(GenerateJsonSchema):
         *("skipped-choice", "non-serializable-default")
     }
 
-    @override
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> Schema:
         return {}
 
-    @override
     def float_schema(self, schema: core_schema.FloatSchema) -> Schema:
         number = super().float_schema(schema)
         if self.mode == "validation" or not schema.get("allow_inf_nan", True):

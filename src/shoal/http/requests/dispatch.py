@@ -15,8 +15,6 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
-from typing_extensions import override
-
 from shoal.batching.calls.leaving import CallerLeft
 from shoal.core.histogram import LEFT
 from shoal.errors import ShutDown
@@ -73,7 +71,6 @@ class Page(Route):
         super().__init__()
         self._answer = answer
 
-    @override
     async def answer(self, exchange: Exchange) -> None:
         await self._answer(exchange)
 
@@ -83,7 +80,6 @@ class ProblemRoute(Route):
         super().__init__()
         self._problem = problem
 
-    @override
     async def answer(self, exchange: Exchange) -> None:
         raise Refused(self._problem)
 
@@ -295,13 +291,11 @@ class _Refusal(Route):
         self._refusal = refusal
         self._other = other
 
-    @override
     def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
         if self._other is None:
             return super().problem(problem, request_id)
         return self._other.problem(problem, request_id)
 
-    @override
     async def answer(self, exchange: Exchange) -> None:
         try:
             raise self._refusal
@@ -316,7 +310,6 @@ class _Methods(Route):
         super().__init__()
         self._routes = routes
 
-    @override
     async def answer(self, exchange: Exchange) -> None:
         allow = (b"allow", ", ".join(_allowed(self._routes)).encode("ascii"))
         await exchange.answer_without_body(204, [allow] if self._routes else [])

@@ -11,8 +11,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from typing_extensions import override
-
 from shoal.core.events import BatchObserver
 from shoal.core.request import State
 from shoal.failures.exceptions import users_part
@@ -97,7 +95,6 @@ class FailedBatchLog(BatchObserver):
         # The failures of open batches, by batcher and id.
         self._open: dict[tuple[str, int], _Failures] = {}
 
-    @override
     def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
         key = batcher, batch.id
         failures = self._open.get(key) or _Failures()
@@ -108,7 +105,6 @@ class FailedBatchLog(BatchObserver):
         if batch.is_continuous:
             parking_of_this_loop().soon(self._log_open, key, batch)
 
-    @override
     def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
         failures = self._open.pop((record.batcher, record.id), None) or _Failures()
         if not record.is_open:

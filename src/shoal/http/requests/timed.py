@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from typing_extensions import override
-
 from shoal.core.events import BatchObserver
 from shoal.http.requests.call import HttpMetadata
 from shoal.http.requests.exchange import WITHOUT_BODY, Exchange
@@ -33,7 +31,6 @@ class TimedExchange(Exchange):
     # Waiting for others to fill the batch; the start, on the loop's clock; in the handler.
     wait_s = ran_from = run_s = 0.0
 
-    @override
     async def answer(
         self,
         status: int,
@@ -45,7 +42,6 @@ class TimedExchange(Exchange):
             headers = [*headers, *self._timing()]
         await super().answer(status, media_type, body, headers)
 
-    @override
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Message:
         return super()._begin(status, [*headers, *self._timing()])
 
@@ -63,23 +59,19 @@ class TimedExchange(Exchange):
 
 
 class RequestTimer(BatchObserver):
-    @override
     def batch_began(self, batcher: str, batch: Batch, now: float) -> None:
         for request in batch.requests:
             _began(request, min(batch.free_at, now), now)
 
-    @override
     def requests_joined(
         self, batcher: str, batch: Batch, requests: Sequence[Request], now: float
     ) -> None:
         for request in requests:
             _began(request, now, now)
 
-    @override
     def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
         _ended(request, now)
 
-    @override
     def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
         for request in requests:
             _ended(request, record.ended_at)

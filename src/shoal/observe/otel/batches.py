@@ -20,7 +20,6 @@ from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.propagate import inject
 from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode, Tracer
-from typing_extensions import override
 
 from shoal.core.events import BatchObserver, BatchRecord, Unserved
 from shoal.core.request import Batch, Request, State
@@ -83,7 +82,6 @@ class BatchTracer(BatchObserver):
         self._tracer = tracer
         self._open: dict[tuple[str, int], _BatchSpans] = {}
 
-    @override
     def batch_began(self, batcher: str, batch: Batch, now: float) -> None:
         spans = self._open[batcher, batch.id] = _BatchSpans(now)
         own = self._add(spans, batcher, batch, batch.requests, now)
@@ -94,7 +92,6 @@ class BatchTracer(BatchObserver):
         batch.trace = carrier
         batch.surroundings = Surroundings(own)
 
-    @override
     def requests_joined(
         self, batcher: str, batch: Batch, requests: Sequence[Request], now: float
     ) -> None:
@@ -107,7 +104,6 @@ class BatchTracer(BatchObserver):
             if not is_new:
                 self._note(spans, "join", len(requests), now)
 
-    @override
     def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
         spans = self._open.get((batcher, batch.id))
         if spans is None or request not in spans.requests:
@@ -119,7 +115,6 @@ class BatchTracer(BatchObserver):
             spans.batch.end(at)
             spans.batch = None
 
-    @override
     def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
         spans = self._open.pop((record.batcher, record.id), None)
         if spans is None:
@@ -135,7 +130,6 @@ class BatchTracer(BatchObserver):
                 _fail(span, record.error)
             span.end(at)
 
-    @override
     def request_left(self, batcher: str, request: Request, why: Unserved, now: float) -> None:
         spans = _BatchSpans(now)
         context, is_decided = _context_of(request)

@@ -17,7 +17,6 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
-from typing_extensions import override
 
 from shoal.failures.exceptions import goes_on
 from shoal.server.listeners import address_text, host_and_port
@@ -115,7 +114,6 @@ class StreamConnection(Receiver):
 
     # Reports of the transport.
 
-    @override
     def data_received(self, data: bytes) -> None:
         self._is_pinged = False
         if not self._finishing:
@@ -124,14 +122,12 @@ class StreamConnection(Receiver):
                 self._transport.pause()
             self._request_turn()
 
-    @override
     def client_ended(self) -> None:
         self._client_ended = True
         if self._finishing:
             self.close()
         self._changed.signal()
 
-    @override
     def all_sent(self) -> None:
         self._is_sending = False
         self._set_timeout()
@@ -139,7 +135,6 @@ class StreamConnection(Receiver):
             self._end_sending()
         self._changed.signal()
 
-    @override
     def connection_lost(self) -> None:
         self.close()
 

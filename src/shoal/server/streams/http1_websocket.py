@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from typing_extensions import override
-
 from shoal.asgi.guard import BadRequest
 from shoal.server.http1.call import END, LAST_CHUNK, WITHOUT_BODY, answer_head, error_answer
 from shoal.server.http1.head import scope_of_refused
@@ -41,7 +39,6 @@ class WebSocketConnection(StreamConnection):
         self._call: WebSocketCall | None = None
         self._is_chunked = False
 
-    @override
     def _begin(self) -> None:
         parser = self._parser
         key = header(parser, b"sec-websocket-key")
@@ -61,28 +58,23 @@ class WebSocketConnection(StreamConnection):
         self.calls.add(call)
         self.spawn(call.run, call.scope("1.1", parser))
 
-    @override
     async def _handle(self, data: bytes) -> None:
         if self._call is not None:
             await self._call.data_received(data, 0)
             await self._call.has_room()
 
-    @override
     def _turn_cost(self) -> int:
         # Clients that get responses together write together. Their small messages form one batch.
         return min(1 + len(self._received) // 64, super()._turn_cost())
 
-    @override
     def _input_ended(self) -> None:
         if self._call is not None:
             self._call.input_ended()
 
     @property
-    @override
     def _is_idle(self) -> bool:
         return False  # it ends with its only call
 
-    @override
     def call_ended(self, call: RunningCall) -> None:
         super().call_ended(call)
         self._call = None

@@ -31,7 +31,6 @@ from h2.events import (
 )
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
-from typing_extensions import override
 
 from shoal.asgi.guard import BadRequest
 from shoal.server.http1.head import HeadParser, scope_of_refused
@@ -89,7 +88,6 @@ class Http2Connection(StreamConnection):
         self._requests = 0
         self._resets = 0  # of requests that were not answered
 
-    @override
     def _begin(self) -> None:
         longest = self.shared.options.max_head_bytes
         # Shoal checks heads: h2 would end the connection for a malformed or large one.
@@ -110,7 +108,6 @@ class Http2Connection(StreamConnection):
         self._h2.increment_flow_control_window(_WINDOW - 2**16 + 1)
         self._flush()
 
-    @override
     async def _handle(self, data: bytes) -> None:
         try:
             events = self._h2.receive_data(data)
@@ -267,12 +264,10 @@ class Http2Connection(StreamConnection):
         for call in tuple(self.calls):
             call.disconnected()
 
-    @override
     def finish(self) -> None:
         super().finish()
         self._close_streams()
 
-    @override
     def _close_socket(self) -> None:
         super()._close_socket()
         self._close_streams()
@@ -281,7 +276,6 @@ class Http2Connection(StreamConnection):
         for stream, _ in tuple(self._streams.values()):
             stream.close()
 
-    @override
     def _input_ended(self) -> None:
         for call in tuple(self.calls):
             if isinstance(call, WebSocketCall):
@@ -289,20 +283,17 @@ class Http2Connection(StreamConnection):
             else:
                 call.disconnected()
 
-    @override
     def client_ended(self) -> None:
         for call in tuple(self.calls):
             if isinstance(call, Http2Call):
                 call.disconnected()
         super().client_ended()
 
-    @override
     def _farewell(self) -> bytes:
         with suppress(ProtocolError):
             self._h2.close_connection()
         return self._h2.data_to_send()
 
     @property
-    @override
     def _is_idle(self) -> bool:
         return not self._streams

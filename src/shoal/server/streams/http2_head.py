@@ -11,7 +11,6 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from hpack import Decoder, HeaderTuple
-from typing_extensions import override
 
 from shoal.asgi.guard import BadRequest
 from shoal.server.http1.body import MAX_TRAILERS, check_trailer
@@ -46,7 +45,6 @@ class HeadDecoder(Decoder):
     def __init__(self, longest: int) -> None:
         super().__init__(_HEADS_REFUSED_IN_WORDS * longest)
 
-    @override
     def decode(self, data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:
         return [
             HeaderTuple(_CONTENT_LENGTH, field[1]) if field[0] == b"content-length" else field

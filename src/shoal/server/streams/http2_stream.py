@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
-from typing_extensions import override
 
 from shoal.server.http1.call import http_date
 from shoal.server.shared import Change
@@ -223,12 +222,10 @@ class Http2Call(AppCall):
         self._end_timeout()
         self._changed.signal()
 
-    @override
     def disconnected(self) -> None:
         self._end_timeout()
         super().disconnected()
 
-    @override
     def _next_message(self) -> Message | None:
         if not self._gives_body or (self._is_partial and not self._body):
             return None
@@ -239,7 +236,6 @@ class Http2Call(AppCall):
             self._timeout.resume()
         return {"type": "http.request", "body": body, "more_body": has_more}
 
-    @override
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._begin(message)
@@ -248,7 +244,6 @@ class Http2Call(AppCall):
         else:
             raise RuntimeError(f"{message['type']!r} is not a message that is allowed here")
 
-    @override
     def _complete(self) -> None:
         super()._complete()
         self._end_timeout()

@@ -16,7 +16,6 @@ from io import BytesIO, StringIO
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio.lowlevel
-from typing_extensions import override
 from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 from wsproto.frame_protocol import CloseReason
@@ -122,14 +121,12 @@ class WebSocketCall(AppCall):
         self._has_input_ended = True
         self._read_on()
 
-    @override
     def ping(self) -> bool:
         if self.is_open:
             self._post(Ping())
         # While it closes, the client's closing frame shows that the client is alive.
         return not (self._frames is None or self.is_over or self.is_complete)
 
-    @override
     def drain(self) -> None:
         if self._on_drain is not None:
             with contained("a callback for the server's end failed"):
@@ -210,7 +207,6 @@ class WebSocketCall(AppCall):
             self._size += len(data)
             self._changed.signal()
 
-    @override
     def _next_message(self) -> Message | None:
         if not self._messages:
             return None
@@ -224,7 +220,6 @@ class WebSocketCall(AppCall):
 
     # Messages of the application.
 
-    @override
     async def _send(self, message: Message) -> None:
         kind = message["type"]
         if self.is_complete:
@@ -296,7 +291,6 @@ class WebSocketCall(AppCall):
         assert self._frames is not None
         self._wire.post(self._frames.send(event))
 
-    @override
     def _end(self) -> None:
         self._on_drain = None
         if self._frames is None:

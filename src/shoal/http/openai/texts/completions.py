@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
-from typing_extensions import override
 
 from shoal.batching.calls.leaving import run_unless_left
 from shoal.errors import DeadlineExceeded, ItemTooLarge
@@ -265,7 +264,6 @@ class TextRoute(OpenAIRoute):
         self._read = read
         self._options = options
 
-    @override
     async def answer(self, exchange: Exchange) -> None:
         job = await self._read(exchange, await exchange.body())
         exchange.counted = job.model.counted

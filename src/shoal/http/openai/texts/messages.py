@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import orjson
-from typing_extensions import override
 
 from shoal.http.openai.errors import error_json
 from shoal.http.openai.texts.results import OF_MESSAGES, TextOutput
@@ -131,14 +130,12 @@ class AnswerForms(Forms):
         head += parts.object + about + b',"choices":['
         self._whole = head + b"%b" + _END
 
-    @override
     def stream(self, asked: TextAsked, output: TextOutput) -> OneText:
         return OneText(self.messages(asked.id), output, asked)
 
     def messages(self, request_id: bytes) -> MessageForm:
         return MessageForm(self._parts, self._head % (request_id, time.time()), self._chat)
 
-    @override
     def whole(self, request_id: bytes, outputs: Sequence[TextOutput], prompt_tokens: int) -> bytes:
         choices = [self._choice(nth, output) for nth, output in enumerate(outputs)]
         tokens = sum([output.end.tokens for output in outputs])
@@ -257,7 +254,6 @@ class _Events(EventStream):
             self._prompt_count = self._asked.prompt_tokens()
         return self._prompt_count
 
-    @override
     def end(self) -> bytes:
         last = b"data: [DONE]\n\n"
         if not self._asked.with_usage:
@@ -266,7 +262,6 @@ class _Events(EventStream):
         usage = _USAGE % (prompt_tokens, tokens, prompt_tokens + tokens)
         return b'data: %b,"choices":[],"usage":%b}\n\n%b' % (self._form.head, usage, last)
 
-    @override
     def error(self, problem: Problem, request_id: str) -> bytes:
         return error_event(problem)
 
@@ -284,7 +279,6 @@ class OneText(_Events):
         if asked.with_usage:
             self._count_prompt()
 
-    @override
     def item(self, value: Any) -> bytes:
         text = self._text
         tokens = text.tokens + 1
@@ -298,13 +292,11 @@ class OneText(_Events):
         self.is_over = text.reason is not None
         return message
 
-    @override
     def end(self) -> bytes:
         return self._choice.ended() + super().end()
 
 
 class SeveralTexts(_Events):
-    @override
     def item(self, value: bytes) -> bytes:
         if self._asked.with_usage:
             self._count_prompt()  # not sooner: the prompt of a chat is made with its calls

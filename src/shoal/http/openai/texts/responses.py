@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from typing_extensions import override
-
 from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked
 from shoal.http.requests.plain import encoded, one_line_json, whole_text
 
@@ -184,11 +182,9 @@ class Responses(Forms):
             **repeated,
         }
 
-    @override
     def stream(self, asked: TextAsked, output: TextOutput) -> _ResponseEvents:
         return _ResponseEvents(self, asked.id.decode(), output, asked.prompt_tokens())
 
-    @override
     def whole(self, request_id: bytes, outputs: Sequence[TextOutput], prompt_tokens: int) -> bytes:
         [output] = outputs
         items = _Items(request_id.decode())
@@ -246,7 +242,6 @@ class _ResponseEvents(EventStream):
         kinds = ("response.created", "response.in_progress")
         self.start = b"".join([self._written({"type": kind, "response": begun}) for kind in kinds])
 
-    @override
     def item(self, value: Any) -> bytes:
         output = self._output
         if isinstance(value, str):
@@ -256,7 +251,6 @@ class _ResponseEvents(EventStream):
         self.is_over = output.end.reason is not None
         return message
 
-    @override
     def end(self) -> bytes:
         output = self._output
         last = b"" if output.end.reason is not None else self._added(output.rest())
@@ -266,7 +260,6 @@ class _ResponseEvents(EventStream):
         ended = self._written({"type": f"response.{status}", "response": response})
         return b"".join([last, *events, ended])
 
-    @override
     def error(self, problem: Problem, request_id: str) -> bytes:
         code = "rate_limit_exceeded" if problem.status == 429 else "server_error"
         failure = {"code": code, "message": problem.text}

@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from typing_extensions import override
-
 from shoal.http.openai.errors import refused
 from shoal.http.openai.items import AudioMaker, ItemMaker, Prompt, TextMaker
 
@@ -41,14 +39,12 @@ class Prompts(Source):
         self._prompts = prompts
         self.count = len(prompts)
 
-    @override
     def item(
         self, model: OpenAIModel, maker: TextMaker, params: Mapping[str, Any], which: int
     ) -> Any:
         prompt = model.fitting(maker, self._prompts[which], "prompt")
         return maker.item(prompt, params, "prompt")
 
-    @override
     def tokens(self, model: OpenAIModel) -> int:
         return sum(map(model.tokens_in, self._prompts))
 
@@ -82,7 +78,6 @@ class Chat(Source):
             else:
                 self._other = self._other or place
 
-    @override
     def item(
         self, model: OpenAIModel, maker: TextMaker, params: Mapping[str, Any], which: int
     ) -> Any:
@@ -95,13 +90,11 @@ class Chat(Source):
             self._prompt = model.prompt(self._messages, params, self._param)
         return maker.item(model.fitting(maker, self._prompt, self._param), params, self._param)
 
-    @override
     def fields(self, model: OpenAIModel, maker: ItemMaker) -> Collection[str]:
         if "messages" in maker.fields:
             return maker.fields
         return {*maker.fields, *model.template_fields}
 
-    @override
     def tokens(self, model: OpenAIModel) -> int:
         if self._prompt is not None:
             return model.tokens_in(self._prompt)
@@ -114,7 +107,6 @@ class Audio(Source):
     def __init__(self, content: bytes) -> None:
         self._content = content
 
-    @override
     def item(
         self, model: OpenAIModel, maker: AudioMaker, params: Mapping[str, Any], which: int
     ) -> Any:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
-from typing_extensions import override
 
 from shoal.core.extras import advice
 from shoal.http.json.content_coding import decoded
@@ -104,15 +103,12 @@ class Transcripts(Forms):
         self._is_text = _FORMATS[form] is not JSON
         self.media_type = _FORMATS[form]
 
-    @override
     def changes_nothing(self, name: str, params: Mapping[str, Any], n: int) -> bool:
         return params[name] in ("", "json", "text")
 
-    @override
     def stream(self, asked: TextAsked, output: TextOutput) -> _TranscriptEvents:
         return _TranscriptEvents(output)
 
-    @override
     def whole(self, request_id: bytes, outputs: Sequence[TextOutput], prompt_tokens: int) -> bytes:
         [output] = outputs
         if self._is_text:
@@ -127,7 +123,6 @@ class _TranscriptEvents(EventStream):
         self._output = output
         self.runs_users_code = output.end.counts
 
-    @override
     def item(self, value: Any) -> bytes:
         output = self._output
         if isinstance(value, str):
@@ -140,11 +135,9 @@ class _TranscriptEvents(EventStream):
         self.is_over = output.end.reason is not None
         return _event({"type": "transcript.text.delta", "delta": text}) if text else b""
 
-    @override
     def end(self) -> bytes:
         return _event({"type": "transcript.text.done", "text": self._output.text})
 
-    @override
     def error(self, problem: Problem, request_id: str) -> bytes:
         return error_event(problem)
 
