@@ -56,18 +56,6 @@ async def test_reject_refuses_at_once_what_does_not_fit() -> None:
     assert [caller.outcome for caller in callers[:2]] == [0, 1]
 
 
-async def test_who_was_rejected_may_try_again_when_there_is_room() -> None:
-    held = Held()
-    async with bounded(held, 1, "reject") as call, anyio.create_task_group() as tasks:
-        await busy(tasks, call)
-        await line_up(tasks, call(0))
-        with pytest.raises(shoal.errors.Overloaded):
-            await call(1)
-        held.gate.set()
-        await settle()
-        assert await call(1) == 1
-
-
 async def test_wait_parks_the_callers_in_order() -> None:
     held = Held()
     batcher = bounded(held, 2, "wait")

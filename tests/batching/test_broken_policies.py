@@ -75,12 +75,6 @@ class HandsOutTwice(InOrder):
         return super().take(dispatch) * 2
 
 
-async def test_a_request_that_add_refuses_fails_alone() -> None:
-    async with shoal.Batcher(Recorder(), policy=RefusesBad) as call:
-        assert isinstance(await outcome(call("bad")), KeyError)
-        assert await call("good") == "good"
-
-
 async def test_nobody_is_shed_for_who_can_not_be_filed() -> None:
     handler = Held()
     batcher = shoal.Batcher(

@@ -242,19 +242,6 @@ async def test_the_face_of_a_batcher_that_is_not_open_says_how_to_open_it() -> N
         await shoal.Batcher(double).call(1)
 
 
-async def test_signature_gives_the_call_its_names_and_defaults() -> None:
-    def one(left: int, right: int = 5) -> int: ...  # type: ignore[empty-body]
-
-    async def handler(left: list[Any], right: list[Any]) -> list[Any]:
-        return list(zip(left, right, strict=True))
-
-    batcher: Any = shoal.Batcher(handler, signature=one)
-    assert str(batcher.signature) == "(left: int, right: int = 5) -> int"
-    async with batcher as call:
-        assert await call(1) == (1, 5)
-        assert await call(right=2, left=1) == (1, 2)
-
-
 def test_a_batcher_can_be_made_before_there_is_an_event_loop() -> None:
     batcher = shoal.Batcher(double)
 

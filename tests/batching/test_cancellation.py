@@ -201,17 +201,3 @@ async def test_a_slot_is_given_back_only_when_its_thread_has_ended() -> None:
         gate.set()
     assert second.outcome == 1
     assert seen == [[0], [1]]
-
-
-async def test_many_callers_in_the_queue_can_leave_at_once() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1)
-    async with batcher as call:
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as tasks:
-                await launch(tasks, *map(call, range(1000)))
-                scope.cancel()
-        statistics = batcher.statistics()
-        assert (statistics.queued, statistics.cancelled) == (0, 1000)
-        held.gate.set()
-        assert await call(1) == 1

@@ -197,16 +197,6 @@ async def test_streams_end_by_closing_as_well() -> None:
     assert [type(reader.outcome) for reader in readers] == [shoal.errors.BatcherClosed] * 2
 
 
-async def test_leaving_open_batchers_drains_each_function() -> None:
-    @shoal.batch(batch_wait_timeout_s=None)
-    async def held_open(items: list[int]) -> list[int]:
-        return items
-
-    async with anyio.create_task_group() as tasks, shoal.open_batchers(held_open):
-        callers = await launch(tasks, held_open(1), held_open(2))
-    assert [caller.outcome for caller in callers] == [1, 2]
-
-
 @pytest.mark.real_time
 async def test_a_thread_can_not_be_cancelled_so_closing_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,

@@ -49,21 +49,6 @@ async def test_a_wrong_change_changes_nothing(changes: Any, error: type[Exceptio
         assert await call(1) == 1
 
 
-@pytest.mark.parametrize("numbers", [(3, 1, 3), (1, 5, 1), (4, 2, 1, 2)])
-async def test_idle_slots_follow_every_change(numbers: tuple[int, ...]) -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1)
-    async with batcher as call:
-        for number in numbers:
-            batcher.configure(max_concurrent_batches=number)
-            await settle()
-            async with anyio.create_task_group() as tasks:
-                await launch(tasks, *map(call, range(6)))
-                assert batcher.statistics().batches_running == number
-                assert batcher.statistics().queued == 6 - number
-                tasks.cancel_scope.cancel()
-
-
 async def test_a_batcher_can_be_configured_before_it_is_opened() -> None:
     handler = Recorder()
     batcher = shoal.Batcher(handler)
@@ -259,22 +244,6 @@ def noting(sizes: list[int]) -> Any:
             request.finish(request.item)
 
     return handler
-
-
-async def test_an_open_batch_keeps_the_options_with_which_it_began() -> None:
-    sizes: list[int] = []
-    batcher: Any = shoal.Batcher(
-        noting(sizes), fill="open", max_batch_size=3, batch_wait_timeout_s=50
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await launch(tasks, call(0), call(1))
-        batcher.configure(max_batch_size=1, batch_wait_timeout_s=0)
-        await anyio.sleep(5)
-        assert sizes == []
-        await launch(tasks, call(2))
-        assert sizes == [3]
-        await launch(tasks, call(3), call(4))
-        assert sizes == [3, 1, 1]
 
 
 async def test_the_next_open_batch_has_the_new_options_though_its_requests_came_before() -> None:

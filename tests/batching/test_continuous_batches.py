@@ -96,50 +96,7 @@ async def test_between_steps_the_handler_waits_only_while_nothing_is_active(kind
     assert handler.joined == [[("a", 3)], [], [], [("b", 1)]]
 
 
-async def test_those_in_the_queue_join_by_their_priority(kind: Kind) -> None:
-    handler = Stepper(kind)
-    async with using(of(handler, kind, max_batch_size=1, priority_levels=3)) as (call, tasks):
-        await kind.launch(tasks, call, ("first", 1))
-        for level in (3, 2, 1, 3, 1):
-            await kind.line_up(tasks, call.options(priority=level), (level, 1))
-    assert handler.steps == [["first"], [1], [1], [2], [3], [3]]
-
-
-async def test_costs_bound_what_is_active(kind: Kind) -> None:
-    """And what does not fit stays first in the queue."""
-    handler = Stepper(kind)
-    batcher = of(
-        handler,
-        kind,
-        max_batch_size=10,
-        batch_size_fn=lambda item: {"x": 6, "y": 5, "z": 1}[item[0]],
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, ("x", 2), ("y", 2), ("z", 1))
-    assert handler.steps == [["x"], ["x"], ["y", "z"], ["y"]]
-
-
 # A task for each request
-
-
-async def test_each_request_can_have_a_task_of_its_own(kind: Kind) -> None:
-    handler = Server(kind)
-    batcher = of(handler, kind, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.launch(tasks, call, *"abcd")
-        assert handler.active == ["a", "b"]
-        handler.let_go("b")
-        await settle()
-        assert callers[1].outcome == "b"
-        assert handler.active == ["a", "c"]
-        callers[0].leave()
-        await settle()
-        assert "d" in handler.active
-        assert batcher.statistics().running == 2
-        handler.let_go(*"abcd")
-    assert handler.given == list("abcd")
-    assert [caller.outcome for caller in callers] == [LEFT, *"bcd"]
-    assert (handler.starts, handler.ended) == (1, 1)
 
 
 async def test_the_places_of_who_left_are_free_where_the_handler_is_let_go_on(kind: Kind) -> None:
@@ -282,18 +239,6 @@ async def test_of_too_many_batches_one_ends_though_requests_keep_coming(kind: Ki
     assert handler.starts == 2
 
 
-async def test_more_slots_help_at_once(kind: Kind) -> None:
-    handler = Server(kind)
-    batcher = of(handler, kind, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.launch(tasks, call, *range(3))
-        assert handler.active == [0]
-        batcher.configure(max_concurrent_batches=2)
-        await settle()
-        assert handler.active == [0, 1]
-        handler.let_go(*range(3))
-
-
 # Admission
 
 
@@ -334,49 +279,6 @@ async def test_a_crash_fails_who_is_active_and_the_next_request_starts_the_handl
     assert (handler.starts, handler.ended) == (2, 1)
     statistics = batcher.statistics()
     assert (statistics.finished, statistics.failed) == (2, 2)
-
-
-@pytest.mark.parametrize("how", ["returns", "raises"])
-async def test_a_step_that_ends_the_handler_ends_who_is_active(kind: Kind, how: str) -> None:
-    steps = 0
-
-    async def handler(batch: Any) -> None:
-        nonlocal steps
-        async for _ in batch.steps():
-            await anyio.sleep(1)
-            steps += 1
-            if steps == 2 and how == "returns":
-                return
-            if steps == 2:
-                raise ValueError
-            for request in batch.active:
-                if request.item == "short":
-                    await kind.answer(request, batch.id)
-
-    batcher = of(handler, kind, max_batch_size=3, graceful_shutdown_timeout_s=0)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await kind.line_up(tasks, call, "short", "long", "long", "long")
-        await anyio.sleep(2.5)
-        expected = shoal.errors.Unfinished if how == "returns" else ValueError
-        assert callers[0].outcome == 1
-        assert [type(caller.outcome) for caller in callers[1:3]] == [expected] * 2
-        assert await kind.ask(call, "short") == 2
-        tasks.cancel_scope.cancel()
-
-
-async def test_a_handler_that_crashes_with_nothing_to_do_is_started_by_the_next_request(
-    kind: Kind,
-) -> None:
-    async def handler(batch: Any) -> None:
-        for request in await batch.join():
-            await kind.answer(request, batch.id)
-        await anyio.sleep(1)
-        raise ValueError
-
-    async with of(handler, kind) as call:
-        assert await kind.ask(call, 0) == 1
-        await anyio.sleep(5)
-        assert await kind.ask(call, 0) == 2
 
 
 async def test_when_all_have_left_the_handler_goes_on(kind: Kind) -> None:
@@ -771,25 +673,6 @@ async def test_the_occupancy_of_a_batch_is_known_over_time(kind: Kind) -> None:
     assert {r: n for r, n in closed.batches.items() if n} == {DispatchReason.OPEN: 1}
     # Such a batch has no size and no run time: it lasts as long as its batcher.
     assert closed.batch_size.total == closed.run_s.total == 0
-
-
-async def test_a_batch_has_the_requests_that_are_active(kind: Kind) -> None:
-    async def handler(batch: Any) -> None:
-        async for _ in batch.steps():
-            active = [request.item for request in batch.active]
-            current = shoal.current_batch()
-            assert current.id == batch.id
-            assert [r.item for r in current.requests if not r.cancelled] == active
-            seen.append(active)
-            await anyio.sleep(1)
-            await kind.answer(batch.active[0], "done")
-
-    seen: list[list[Any]] = []
-    async with of(handler, kind, max_batch_size=2) as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, 0)
-        await anyio.sleep(0.5)
-        await kind.line_up(tasks, call, 1, 2)
-    assert seen == [[0], [1, 2], [2]]
 
 
 # What is left behind

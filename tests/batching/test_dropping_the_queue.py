@@ -43,15 +43,6 @@ async def test_leaving_the_block_of_a_batcher() -> None:
     )
 
 
-@pytest.mark.parametrize("named", [True, False])
-async def test_leaving_open_batchers(named: bool) -> None:
-    batched = shoal.batch(max_batch_size=1, **DROP)(slowly)
-    async with anyio.create_task_group() as tasks, shoal.open_batchers(*[batched] * named):
-        callers = await line_up(tasks, *map(batched, range(3)))
-        await anyio.sleep(1)
-    check(callers, 1)
-
-
 async def test_who_closes_may_say_otherwise() -> None:
     batcher = shoal.Batcher(slowly, max_batch_size=1, **DROP)
     async with anyio.create_task_group() as tasks, batcher as call:

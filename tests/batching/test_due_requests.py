@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, Steps, launch, line_up, outcome, plugged, settle, using
+from batching.scenes import Held, Recorder, launch, line_up, outcome, plugged, using
 from shoal import DispatchReason
 
 pytestmark = pytest.mark.anyio
@@ -170,16 +170,6 @@ async def test_one_that_has_left_makes_nobody_leave_early() -> None:
     assert handler.started_at == [pytest.approx(started + 60)]
 
 
-async def test_streams_leave_in_time_too() -> None:
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler, batch_wait_timeout_s=None)
-        async with batcher as call, call.options(timeout_s=10)("due"):
-            await anyio.sleep(6)
-            assert steps.batches == [["due"]]
-            steps.end()
-            await settle()
-
-
 # use_scope_deadline
 
 
@@ -200,18 +190,6 @@ async def test_without_the_option_the_scope_only_ends_the_call() -> None:
             await call("due")
         assert scope.cancelled_caught
     assert handler.batches == []
-
-
-async def test_the_scope_itself_ends_the_call() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, use_scope_deadline=True)
-    async with batcher as call:
-        with anyio.move_on_after(10) as scope:
-            await call("late")
-        assert scope.cancelled_caught
-        await settle()
-    statistics = batcher.statistics()
-    assert (statistics.cancelled, statistics.expired) == (1, 0)
 
 
 async def test_of_the_scope_and_the_calls_own_deadline_the_earlier_counts() -> None:

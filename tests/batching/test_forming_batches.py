@@ -164,19 +164,6 @@ async def test_a_flush_of_nothing_is_not_kept_for_later() -> None:
     assert handler.started_at[0] - started == pytest.approx(10)
 
 
-async def test_a_flush_behind_a_busy_slot_takes_effect_when_it_is_free() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, batch_wait_timeout_s=None, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, *map(call, range(3)))
-        batcher.flush()
-        await settle()
-        assert held.batches == [[0, 1]]
-        held.gate.set()
-        await settle()
-        assert held.batches == [[0, 1], [2]]
-
-
 async def test_a_flush_whose_requests_all_left_does_not_send_a_later_one() -> None:
     held = Held()
     batcher = shoal.Batcher(held, batch_wait_timeout_s=None, max_batch_size=2)
@@ -190,18 +177,6 @@ async def test_a_flush_whose_requests_all_left_does_not_send_a_later_one() -> No
         await settle()
         assert held.batches == [[0, 1]]
         batcher.flush()
-
-
-async def test_draining_takes_what_is_there_but_still_takes_calls() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call(0), call(1))
-        batcher.drain()
-        await settle()
-        assert handler.batches == [[0, 1]]
-        assert await call(2) == 2
-        assert batcher.is_alive
 
 
 async def test_flush_and_drain_of_a_batcher_that_is_not_open_do_nothing() -> None:
@@ -267,26 +242,3 @@ async def test_a_few_full_batches_of_a_fast_handler_begin_in_a_row() -> None:
 @pytest.mark.real_time
 async def test_other_tasks_have_a_turn_after_a_batch_that_held_the_loop() -> None:
     assert await batches_in_a_row(2 * HELD_MOST_S) == 1
-
-
-async def test_a_slot_that_is_not_needed_any_more_takes_no_full_batch() -> None:
-    running = 0
-
-    async def handler(items: list[int]) -> list[int]:
-        nonlocal running
-        running += 1
-        await anyio.sleep(1 + items[0] / 10)
-        running -= 1
-        return items
-
-    batcher = shoal.Batcher(handler, max_batch_size=1, max_concurrent_batches=3)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        for number in range(3):
-            tasks.start_soon(call, number)
-        await anyio.sleep(0.5)
-        batcher.configure(max_concurrent_batches=1)
-        for number in range(3, 9):
-            tasks.start_soon(call, number)
-        assert running == 3
-        await anyio.sleep(0.75)  # the first three have ended
-        assert running == 1

@@ -78,24 +78,6 @@ async def test_the_default_and_the_kind_of_the_parameter_are_kept() -> None:
             await anyhow(texts="ab")
 
 
-async def test_wrong_arguments_are_refused_when_the_call_is_awaited() -> None:
-    anyhow: Any = double
-    wrong: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
-        ((), {}),
-        ((1, 2), {}),
-        ((), {"number": 1}),
-        ((1,), {"numbers": 1}),
-        ((1,), {"item": 1}),
-    ]
-    async with shoal.open_batchers(double):
-        for args, kwargs in wrong:
-            with pytest.raises(TypeError):
-                await anyhow(*args, **kwargs)
-        assert double.batcher.statistics().finished == 0
-        with pytest.raises(TypeError, match="missing required arguments: 'numbers'"):
-            await anyhow()
-
-
 async def test_a_parameter_of_the_handler_stays_positional_only() -> None:
     @shoal.batch
     async def echo(numbers: list[int], /) -> list[int]:

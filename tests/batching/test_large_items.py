@@ -97,14 +97,6 @@ async def test_the_room_is_that_of_the_items_own_bucket() -> None:
     assert handler.batches == [["ab", "cd"], ["WXY"], ["ef"]]
 
 
-async def test_parts_stay_in_the_bucket_of_their_item() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, **SPLIT, batch_wait_timeout_s=1, bucket_by=len)
-    async with batcher as call:
-        assert await outcomes_in_order(call("abcdef"), call("gh")) == ["abcdef", "gh"]
-    assert handler.batches == [["abcd"], ["ef"], ["gh"]]
-
-
 async def test_a_map_divides_what_does_not_fit_and_keeps_the_order() -> None:
     handler = Recorder(upper)
     async with shoal.Batcher(handler, **SPLIT) as call:

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, Recorder, launch, outcomes, settle, using
+from batching.scenes import PENDING, Held, Recorder, launch, outcomes, settle, using
 from shoal import Limit
 from shoal.core.forming.former import Former
 
@@ -156,21 +156,6 @@ async def test_a_deadline_ends_a_call_that_waits_for_the_limit() -> None:
     assert busy.starts == [0, 10]
 
 
-async def test_a_caller_that_leaves_is_not_waited_for() -> None:
-    busy = Busy()
-    async with using(shoal.Batcher(busy, limit=Limit(batches_per_s=0.1))) as (call, tasks):
-        await call(0)
-        (caller,) = await launch(tasks, call(1))
-        await anyio.sleep(1)
-        caller.leave()
-        await settle()
-        assert caller.outcome is LEFT
-        (second,) = await launch(tasks, call(2))
-    assert second.outcome == 2
-    assert busy.batches == [[0], [2]]
-    assert busy.starts == [0, 10]
-
-
 async def test_a_flush_does_not_exceed_the_limit() -> None:
     busy = Busy()
     batcher = shoal.Batcher(busy, batch_wait_timeout_s=None, limit=EVERY_SECOND)
@@ -306,25 +291,6 @@ async def test_streams_are_limited_too() -> None:
     async with shoal.Batcher(handler, max_batch_size=1, limit=EVERY_SECOND) as call:
         assert await outcomes(*(read(call, n) for n in range(3))) == [[0], [1], [2]]
     assert starts == pytest.approx([0, 1, 2])
-
-
-async def test_buckets_share_the_limit() -> None:
-    busy = Busy()
-    options: Any = {"bucket_by": lambda item: item % 2, "limit": EVERY_SECOND}
-    async with shoal.Batcher(busy, **CALLS, **options) as call:
-        await call.map(range(6))
-    assert sorted(busy.batches) == [[0, 2], [1, 3], [4], [5]]
-    assert busy.starts == [0, 1, 2, 3]
-
-
-async def test_higher_priorities_go_first_when_the_limit_allows_a_batch() -> None:
-    busy = Busy()
-    batcher = shoal.Batcher(busy, max_batch_size=1, priority_levels=2, limit=EVERY_SECOND)
-    async with using(batcher) as (call, tasks):
-        await call(0)
-        await launch(tasks, call.options(priority=2)("low"))
-        await launch(tasks, call.options(priority=1)("high"))
-    assert busy.batches == [[0], ["high"], ["low"]]
 
 
 async def test_a_batch_whose_callers_left_in_its_tick_is_not_paid_for() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import anyio
@@ -129,17 +128,6 @@ async def test_a_map_that_does_not_fit_is_rejected_whole() -> None:
         assert batcher.statistics().queued == 3
         held.gate.set()
     assert fits.outcome == [0, 1, 2, 3, 4]
-
-
-async def test_a_map_waits_for_room_where_overload_is_wait() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=2, max_queued_requests=1, overload="wait")
-    async with batcher as call, anyio.create_task_group() as tasks:
-        first, second = await launch(tasks, call.map(range(7)), call(7))
-        assert batcher.statistics().parked > 0
-        held.gate.set()
-    assert (first.outcome, second.outcome) == (list(range(7)), 7)
-    assert list(chain(*held.batches)) == list(range(8))
 
 
 @pytest.mark.parametrize("way", ["request_timeout_s", "timeout_s"])

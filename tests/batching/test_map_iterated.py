@@ -423,15 +423,6 @@ async def test_calls_have_the_deadline_of_the_scope_in_which_they_were_begun() -
         assert isinstance(await anext(results), shoal.errors.DeadlineExceeded)
 
 
-async def test_options_of_the_call_hold_for_every_item() -> None:
-    async def handler(items: list[int]) -> list[Any]:
-        return [request.metadata["user"] for request in shoal.current_batch().requests]
-
-    async with shoal.Batcher(handler, max_batch_size=2) as call:
-        results = call.options(metadata={"user": 3}).map(iter(range(5)))
-        assert [one async for one in results] == [3] * 5
-
-
 async def test_items_are_not_kept() -> None:
     class Item:
         alive = 0
@@ -536,14 +527,6 @@ async def test_a_map_that_is_forgotten_is_warned_of() -> None:
         results = [call.map([1])]
         with pytest.warns(RuntimeWarning, match=r"map\(\) were never awaited"):
             results.clear()
-
-
-async def test_a_map_may_be_a_task() -> None:
-    handler = Recorder()
-    async with shoal.Batcher(handler, max_batch_size=4) as call, anyio.create_task_group() as tasks:
-        tasks.start_soon(call.map, [1, 2])
-        tasks.start_soon(call.map, iter([3, 4]))
-    assert sorted(itertools.chain(*handler.batches)) == [1, 2, 3, 4]
 
 
 async def test_a_thread_works_through_a_data_set() -> None:

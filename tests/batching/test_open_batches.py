@@ -119,17 +119,6 @@ async def test_without_a_wait_a_batch_takes_what_is_there(kind: Kind) -> None:
         assert handler.closed == [0]
 
 
-async def test_what_has_waited_behind_a_busy_slot_does_not_wait_again(kind: Kind) -> None:
-    handler = Taker(kind)
-    handler.hold()
-    async with using(of(handler, kind, max_batch_size=2, batch_wait_timeout_s=5)) as (call, tasks):
-        await kind.line_up(tasks, call, 0, 1, 2)
-        await anyio.sleep(7)
-        handler.gate.set()
-    assert handler.batches == [[0, 1], [2]]
-    assert handler.started == handler.closed == [0, 7]
-
-
 async def test_the_idle_time_begins_with_the_latest_arrival(kind: Kind) -> None:
     handler = Taker(kind)
     handler.hold()
@@ -554,25 +543,6 @@ async def test_a_handler_that_is_no_async_function_of_a_batch_is_refused(fill: A
         make(plain, streams=True)
 
 
-# Closing
-
-
-async def test_closing_answers_all_who_are_in_the_queue(kind: Kind) -> None:
-    handler = Taker(kind)
-    handler.hold()
-    batcher = of(handler, kind, max_batch_size=2, batch_wait_timeout_s=None)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
-        callers = await kind.launch(tasks, call, *range(5))
-        tasks.start_soon(batcher.aclose)
-        await settle()
-        assert isinstance(await outcome(kind.ask(call, 9)), shoal.errors.BatcherClosed)
-        handler.gate.set()
-    assert handler.batches == [[0, 1], [2, 3], [4]]
-    assert handler.reasons == [DispatchReason.FULL, DispatchReason.FULL, DispatchReason.DRAIN]
-    assert [caller.outcome for caller in callers] == list(range(5))
-
-
 # What a handler can know and do
 
 
@@ -689,26 +659,6 @@ async def test_who_has_left_can_be_answered_in_vain(kind: Kind) -> None:
         assert done == [True]
     assert batcher.statistics().cancelled == 2
     assert batcher.statistics().finished == batcher.statistics().failed == 0
-
-
-async def test_a_result_and_a_caller_that_leaves_in_one_tick_make_one_end(kind: Kind) -> None:
-    go = anyio.Event()
-
-    async def handler(batch: Any) -> None:
-        request = await first_of(batch)
-        await go.wait()
-        await kind.answer(request, request.item)
-
-    for _ in range(ORDERS):
-        go = anyio.Event()
-        batcher = of(handler, kind, batch_wait_timeout_s=9)
-        async with batcher as call, anyio.create_task_group() as tasks:
-            (caller,) = await kind.launch(tasks, call, 1)
-            tasks.start_soon(caller.leaves)
-            go.set()
-        statistics = batcher.statistics()
-        assert statistics.finished + statistics.cancelled == 1
-        assert statistics.running == 0
 
 
 @pytest.mark.parametrize("fill", ["open", "continuous"])

@@ -62,16 +62,6 @@ async def test_name_doc_and_signature_are_kept_for_one_item() -> None:
     assert signature.return_annotation is int
 
 
-async def test_signature_shows_on_the_decorated_function() -> None:
-    def one(left: int, right: int = 5) -> int: ...  # type: ignore[empty-body]
-
-    @shoal.batch(signature=one)
-    async def handler(left: list[Any], right: list[Any]) -> list[Any]:
-        return left
-
-    assert inspect.signature(handler).parameters["right"].default == 5
-
-
 async def test_a_signature_with_other_parameters_is_refused_where_it_is_written() -> None:
     def other(wrong: int) -> int: ...  # type: ignore[empty-body]
 
@@ -182,14 +172,6 @@ async def test_a_static_method_is_one_function(name: str) -> None:
     async with shoal.open_batchers(getattr(Model, name)):
         got = await outcomes(getattr(Model, name)(1), getattr(Model("a"), name)(2))
     assert got == [-1, -2]
-
-
-async def test_the_batcher_of_a_method_is_that_of_its_instance() -> None:
-    a, b = Model("a"), Model("b")
-    async with shoal.open_batchers(a.predict, b.predict):
-        a.predict.set_max_batch_size(1)
-        assert a.predict.batcher.options.max_batch_size == 1
-        assert b.predict.batcher.options.max_batch_size == 4
 
 
 async def test_a_bound_method_keeps_name_and_doc() -> None:

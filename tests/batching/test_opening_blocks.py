@@ -346,16 +346,6 @@ async def test_who_cleans_up_in_a_cancelled_block_still_gets_answers() -> None:
     assert got == [2]
 
 
-async def test_an_error_in_the_block_comes_out_as_it_is() -> None:
-    async def main() -> None:
-        async with shoal.open_batchers():
-            await increment(1)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await main()
-
-
 @pytest.mark.parametrize("anyio_backend", ["trio"])
 async def test_a_batcher_that_breaks_ends_the_block_with_its_cause() -> None:
     @shoal.batch

@@ -8,18 +8,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Held,
-    Steps,
-    launch,
-    line_up,
-    outcome,
-    plugged,
-    read_all,
-    settle,
-)
+from batching.scenes import LEFT, PENDING, Held, launch, line_up, outcome, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -79,16 +68,6 @@ async def test_shed_oldest_never_sheds_a_level_above_the_newcomers() -> None:
     assert (statistics.shed, statistics.rejected) == (0, 1)
 
 
-async def test_without_levels_shed_oldest_keeps_the_newest() -> None:
-    held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=2, overload="shed_oldest")
-    async with plugged(held, batcher) as (call, tasks):
-        callers = await line_up(tasks, *map(call, range(5)))
-    assert ends(callers) == [shoal.errors.Overloaded] * 3 + [3, 4]
-    assert callers[0].outcome is not callers[1].outcome
-    assert "has shed this request" in str(callers[0].outcome)
-
-
 async def test_shed_lowest_fails_the_newest_of_the_lowest_level_for_a_higher_one() -> None:
     held = Held()
     batcher = shoal.Batcher(held, **LEVELS, overload="shed_lowest")
@@ -122,20 +101,3 @@ async def test_who_has_left_is_not_shed_and_makes_room(overload: Any) -> None:
         held.gate.set()
     assert ends(callers) == [LEFT, shoal.errors.Overloaded, LEFT, "1:3", "1:4", "1:5"]
     assert batcher.statistics().shed == 1
-
-
-async def test_a_stream_that_is_shed_fails_before_its_first_item() -> None:
-    with Steps() as steps:
-        batcher = shoal.Batcher(
-            steps.handler, max_batch_size=1, max_queued_requests=1, overload="shed_oldest"
-        )
-        async with batcher as call, anyio.create_task_group() as tasks:
-            readers = await read_all(tasks, call("running"))
-            await settle()
-            readers += await read_all(tasks, call("shed"), call("queued"))
-            await settle()
-            assert isinstance(readers[1].outcome, shoal.errors.Overloaded)
-            steps.end()
-            steps.end()
-        assert [readers[0].outcome, readers[2].outcome] == ["end", "end"]
-        assert steps.batches == [["running"], ["queued"]]

@@ -395,14 +395,6 @@ async def test_the_halves_of_a_failed_batch_are_padded_anew() -> None:
 # preferred_batch_sizes
 
 
-async def test_with_an_idle_time_what_is_below_the_preferred_sizes_waits_for_it() -> None:
-    handler = Noted()
-    batcher = shoal.Batcher(handler, idle_timeout_s=2, preferred_batch_sizes=(2,))
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, *map(call, range(3)))
-    assert (handler.batches, handler.ran_at) == ([[0, 1], [2]], [0, 2])
-
-
 @pytest.mark.parametrize("how", ["flush", "drain", "close"])
 @pytest.mark.parametrize(
     ("options", "items", "batches"),

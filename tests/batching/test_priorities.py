@@ -14,7 +14,6 @@ from batching.scenes import (
     Caller,
     Held,
     Recorder,
-    Steps,
     line_up,
     outcome,
     outcomes,
@@ -108,21 +107,6 @@ async def test_what_has_waited_for_long_goes_ahead_of_higher_levels(
     assert held.batches[1] == [first]
 
 
-async def test_streams_have_levels_too() -> None:
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler, max_batch_size=1, priority_levels=2)
-        async with batcher as call, call("plug") as plug:
-            await settle()
-            low, high = call.options(priority=2)("low"), call.options(priority=1)("high")
-            async with low, high:
-                steps.end()
-                assert [item async for item in plug] == []
-                steps.end()
-                await settle()
-                assert steps.batches == [["plug"], ["high"], ["low"]]
-                steps.end()
-
-
 # What a call may ask for
 
 
@@ -151,15 +135,6 @@ async def test_a_level_that_there_is_not_fails_its_call_alone() -> None:
             await call.options(priority=3).map([1, 2])
         assert await call.options(priority=2)(4) == 4
     assert handler.batches == [[4]]
-
-
-async def test_a_handler_sees_the_level_of_each_request() -> None:
-    async def handler(items: list[int]) -> list[int]:
-        return [request.priority for request in shoal.current_batch().requests]
-
-    async with shoal.Batcher(handler, priority_levels=5, batch_wait_timeout_s=1) as call:
-        assert await call(0) == 3
-        assert await call.options(priority=5).map([0, 0]) == [5, 5]
 
 
 async def test_a_map_has_the_wishes_of_its_call() -> None:

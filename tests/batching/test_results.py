@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shoal
-from batching.scenes import OfUnhashableKind, outcome, outcomes, outcomes_in_order
+from batching.scenes import OfUnhashableKind, outcomes, outcomes_in_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -219,14 +219,6 @@ async def test_a_container_of_something_else_is_refused_with_advice(
             async with stream(1) as steps:
                 await anext(steps)
         assert "yield a list of 1 slots" in str(caught.value)
-
-
-async def test_the_batcher_goes_on_after_wrong_results() -> None:
-    answers = iter([None, [], ["right"]])
-    async with shoal.Batcher(returning(lambda _: next(answers))) as call:
-        assert isinstance(await outcome(call(1)), shoal.errors.WrongResultType)
-        assert isinstance(await outcome(call(1)), shoal.errors.WrongBatchSize)
-        assert await call(1) == "right"
 
 
 @pytest.mark.real_time

@@ -335,17 +335,6 @@ async def test_a_shielded_handler_that_raises_it_after_the_end_fails_its_callers
     assert all(isinstance(caller.outcome, shoal.errors.BatcherClosed) for caller in callers)
 
 
-async def test_a_cancelled_batcher_fails_the_calls_in_the_pause() -> None:
-    handler = Refusing([RetryLater(10)])
-    async with anyio.create_task_group() as tasks:
-        batcher = shoal.Batcher(handler)
-        call = await tasks.start(batcher.run)
-        async with anyio.create_task_group() as callers:
-            (caller,) = await launch(callers, call(0))
-            tasks.cancel_scope.cancel()
-    assert isinstance(caller.outcome, shoal.errors.BatcherClosed) or caller.outcome is LEFT
-
-
 # With other options
 
 

@@ -11,7 +11,7 @@ import shoal
 from batching.scenes import Held, Recorder, launch, line_up, outcome, settle, using
 from shoal.core.forming.limiter import Limiter
 from shoal.core.replicas.members import Members
-from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded
+from shoal.errors import BatcherClosed, Overloaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,18 +89,6 @@ async def test_the_room_alone_says_how_many_batches_run() -> None:
         held.gate.set()
 
 
-async def test_a_caller_that_leaves_while_there_is_no_room_costs_nothing() -> None:
-    places, recorder = Places(0), Recorder()
-    async with shoal.Batcher(places.handler(recorder), capacity=places) as call:
-        async with anyio.create_task_group() as tasks:
-            first, second = await launch(tasks, call(1), call(2))
-            first.leave()
-            await settle()
-            places.change(1)
-        assert recorder.batches == [[2]]
-        assert second.outcome == 2
-
-
 @pytest.mark.parametrize(("room_at", "started_at"), [(5, 5), (1, 3)], ids=["after", "within"])
 async def test_a_window_passes_while_there_is_no_room(room_at: float, started_at: float) -> None:
     places, recorder = Places(0), Recorder()
@@ -111,17 +99,6 @@ async def test_a_window_passes_while_there_is_no_room(room_at: float, started_at
         await anyio.sleep(room_at)
         places.change(1)
     assert recorder.started_at == [started_at]
-
-
-async def test_a_deadline_passes_while_there_is_no_room() -> None:
-    places, recorder = Places(0), Recorder()
-    async with shoal.Batcher(places.handler(recorder), capacity=places) as call:
-        error = await outcome(call.options(timeout_s=2)(1))
-        assert isinstance(error, DeadlineExceeded)
-        assert anyio.current_time() == 2
-        places.change(1)
-        await settle()
-    assert recorder.batches == []
 
 
 async def test_without_a_queue_a_call_needs_room() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import shoal
 from batching.scenes import LEFT, Caller, launch, line_up, settle
 from batching.sharing_scenes import A_MINUTE, WHOLE, Second, balanced, opened, read, sharing
-from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded
+from shoal.errors import DeadlineExceeded, Overloaded
 from shoal.testing import run_virtually
 
 pytestmark = pytest.mark.anyio
@@ -241,25 +241,6 @@ async def test_a_full_queue_takes_who_needs_no_place():
     assert type(callers[2].outcome) is Overloaded
 
 
-async def test_a_request_that_is_shed_fails_all_that_share_it():
-    async with sharing(
-        calls=4, max_batch_size=1, max_queued_requests=1, overload="shed_oldest"
-    ) as (_, _, call, tasks):
-        await launch(tasks, call("x"))
-        callers = await line_up(tasks, call("a"), call("a"), call("b"))
-    assert [type(one.outcome) for one in callers[:2]] == [Overloaded] * 2
-    assert callers[2].outcome == ("result", "b")
-
-
-async def test_a_batcher_that_ends_fails_all():
-    handler = Second()
-    batcher = opened(handler.results, graceful_shutdown_timeout_s=0.5)
-    async with anyio.create_task_group() as tasks, batcher as call:
-        callers = await line_up(tasks, call("a"), call("a"))
-    assert [type(one.outcome) for one in callers] == [BatcherClosed] * 2
-    balanced(batcher, 2)
-
-
 async def test_a_handler_that_calls_itself_does_not_wait_for_itself():
     depths = []
 
@@ -288,14 +269,6 @@ async def test_map_shares_among_its_items_and_with_others():
     assert sorted(handler.items) == ["a", "b", "c"]
 
 
-async def test_map_raises_the_first_error_or_returns_errors():
-    async with sharing(calls=5) as (_, _, call, _):
-        with pytest.raises(ValueError, match="bad"):
-            await call.map(["a", "bad", "bad"])
-        results = await call.map(["a", "bad"], return_exceptions=True)
-        assert [type(result) for result in results] == [tuple, ValueError]
-
-
 async def test_a_map_that_leaves_drops_what_nobody_else_waits_for():
     async with sharing(calls=3) as (_, _, call, tasks):
         other = await line_up(tasks, call("a"))
@@ -311,14 +284,6 @@ async def test_a_map_that_does_not_fit_makes_no_call():
             await call.map(["a", "b"])
         assert batcher.statistics().queued == 0
     assert handler.items == ["x"]
-
-
-@pytest.mark.real_time
-async def test_calls_from_threads_share():
-    async with sharing(cache=A_MINUTE) as (handler, _, call, _):
-        await call("a")
-        assert await anyio.to_thread.run_sync(call.from_thread, "a") == ("result", "a")
-    assert handler.items == ["a"]
 
 
 # Everything at once

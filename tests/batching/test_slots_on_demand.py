@@ -44,17 +44,6 @@ async def test_as_many_batches_run_at_once_as_there_are(
         await call(1)
 
 
-async def test_idle_slots_are_used_again() -> None:
-    held = Held()
-    held.gate.set()
-    batcher = shoal.Batcher(held, max_batch_size=1, max_concurrent_batches=None)
-    async with batcher as call:
-        for _ in range(5):
-            assert await outcomes(*map(call, range(3))) == [0, 1, 2]
-            await settle()
-            assert len(batcher.stacks()) <= 4
-
-
 async def test_a_batch_without_a_bound_on_their_number_still_waits_to_fill() -> None:
     handler = Recorder()
     batcher = shoal.Batcher(

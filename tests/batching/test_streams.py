@@ -59,11 +59,6 @@ async def test_each_reader_gets_its_own_items_in_order(handler: Any) -> None:
     assert [reader.outcome for reader in readers] == ["end"] * 4
 
 
-async def test_calls_of_a_generator_handler_share_a_batch() -> None:
-    readers = await readers_of([(1, 2), (3, 4)])
-    assert [reader.items for reader in readers] == [[1, 3], [2, 4]]
-
-
 async def test_items_arrive_as_they_are_made() -> None:
     with Steps() as steps:
         async with shoal.Batcher(steps.handler) as call, call("a") as stream:
@@ -191,11 +186,6 @@ async def test_the_request_is_made_on_entering() -> None:
             assert batcher.statistics().queued == 1
 
 
-async def test_a_stream_can_be_iterated_without_entering_it() -> None:
-    async with shoal.Batcher(count) as call:
-        assert [item async for item in call(3)] == [0, 1, 2]
-
-
 async def test_an_unclosed_stream_warns() -> None:
     async with shoal.Batcher(count, batch_wait_timeout_s=None) as call:
         stream = call(3)
@@ -214,15 +204,6 @@ async def test_a_stream_that_was_closed_before_it_was_read_or_entered_makes_no_c
         async with stream:
             await settle()
     assert batcher.statistics().finished == 0
-
-
-async def test_closing_twice_is_closing_once() -> None:
-    batcher = shoal.Batcher(count, batch_wait_timeout_s=None)
-    async with batcher as call, call(3) as stream:
-        await stream.aclose()
-        await stream.aclose()
-        assert [item async for item in stream] == []
-    assert batcher.statistics().cancelled == 1
 
 
 async def test_two_tasks_can_not_read_one_stream() -> None:

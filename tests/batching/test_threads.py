@@ -96,14 +96,6 @@ async def test_from_thread_is_not_for_the_event_loop_itself() -> None:
             double.from_thread(1)
 
 
-async def test_a_plain_handler_may_call_another_batched_function() -> None:
-    def outer(items: list[int]) -> list[int]:
-        return [double.from_thread(item) for item in items]
-
-    async with shoal.open_batchers(double), shoal.Batcher(outer) as call:
-        assert await call(4) == 8
-
-
 async def test_a_plain_handler_that_forgets_to_wait_for_a_call_is_told_how() -> None:
     async def other(item: int) -> int:
         return item
@@ -212,16 +204,6 @@ def test_a_blocking_call_has_the_face_of_the_async_one(backend: str) -> None:
             call.configure(batch_size=1)  # type: ignore[call-arg]
     with pytest.raises(shoal.errors.BatcherClosed):
         call.statistics()
-
-
-@BACKENDS
-def test_a_handler_of_a_blocking_call_may_call_other_batched_functions(backend: str) -> None:
-    @shoal.batch
-    async def outer(items: list[int]) -> list[int]:
-        return await double.map(items)
-
-    with shoal.blocking(outer, backend=backend) as call:
-        assert call(3) == 6
 
 
 @BACKENDS

@@ -93,15 +93,6 @@ async def test_an_answer_in_the_tick_of_the_deadline_is_counted_once() -> None:
     assert statistics.finished + statistics.expired == 20
 
 
-async def test_the_handler_sees_the_deadline() -> None:
-    async def handler(items: list[int]) -> list[Any]:
-        return [request.deadline for request in shoal.current_batch().requests]
-
-    async with shoal.Batcher(handler) as call:
-        assert await call.options(timeout_s=5)(1) == pytest.approx(anyio.current_time() + 5)
-        assert await call(1) is None
-
-
 async def test_a_deadline_ends_a_stream_that_waits() -> None:
     with Steps() as steps:
         batcher = shoal.Batcher(steps.handler)

@@ -210,29 +210,6 @@ def test_a_flush_goes_on_for_those_who_were_put_back() -> None:
     assert take(former) == [stays]
 
 
-def full_queue(overload: str, *levels: int, **options: Any) -> Any:
-    requests = [new(n, priority=level) for n, level in enumerate(levels)]
-    former = queue(
-        *requests,
-        idle=0,
-        max_queued_requests=len(levels),
-        overload=overload,
-        priority_levels=3,
-        **options,
-    )
-    return former, requests
-
-
-@pytest.mark.parametrize(("level", "shed"), [(1, 2), (2, 2), (3, None)])
-def test_the_newest_of_the_lowest_level_is_shed_for_a_higher_one(
-    level: int, shed: int | None
-) -> None:
-    former, requests = full_queue("shed_lowest", 2, 3, 3, 1)
-    admission = former.admit(new(9, priority=level))
-    assert admission.victim is (None if shed is None else requests[shed])
-    assert (admission.refusal is None) == (shed is not None)
-
-
 def test_who_was_put_back_is_as_old_as_before() -> None:
     old, gone, recent = new(0, priority=2), new(0, priority=2), new(1, priority=2)
     former = queue(
