@@ -167,26 +167,6 @@ async def test_an_end_and_an_arrival_in_one_tick_lose_nobody(kind: Kind) -> None
 # Several slots
 
 
-async def test_another_slot_starts_when_the_first_batch_is_full(kind: Kind) -> None:
-    handler = Server(kind)
-    batcher = of(handler, kind, max_batch_size=2, max_concurrent_batches=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await settle()
-        callers = []
-        for item in range(5):
-            callers += await kind.launch(tasks, call, item)
-        assert handler.active == [0, 1, 2, 3]
-        assert handler.starts == 2
-        statistics = batcher.statistics()
-        assert (statistics.batches_running, statistics.running, statistics.queued) == (2, 4, 1)
-        handler.let_go(2)
-        await settle()
-        assert handler.active == [0, 1, 3, 4]
-        handler.let_go(*range(5))
-    assert [caller.outcome for caller in callers] == list(range(5))
-    assert handler.ended == 2
-
-
 @pytest.mark.parametrize("gives_up", [1, 2, 3])
 async def test_a_wait_that_is_given_up_keeps_nobody_from_the_queue(gives_up: int) -> None:
     """Of three handlers that wait for requests one gives up, and each of the others takes one."""

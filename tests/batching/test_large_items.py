@@ -95,13 +95,6 @@ async def test_the_room_is_that_of_the_items_own_bucket() -> None:
     assert handler.batches == [["ab", "cd"], ["WXY"], ["ef"]]
 
 
-async def test_a_map_divides_what_does_not_fit_and_keeps_the_order() -> None:
-    handler = Recorder(upper)
-    async with shoal.Batcher(handler, **SPLIT) as call:
-        assert await call.map(["abc", "defghi", "j"]) == ["ABC", "DEFGHI", "J"]
-    assert handler.batches == [["abc", "d"], ["efgh"], ["i", "j"]]
-
-
 # Errors
 
 

@@ -103,20 +103,6 @@ async def test_without_cancel_abandoned_the_generator_goes_on_to_its_end_for_nob
     assert steps.closed
 
 
-async def test_a_reader_that_leaves_the_queue_is_never_seen_by_the_handler() -> None:
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler, batch_wait_timeout_s=1)
-        async with batcher as call, anyio.create_task_group() as tasks:
-            first, second = await read_all(tasks, call("a"), call("b"))
-            first.leave()
-            await settle()
-            assert batcher.statistics().queued == 1
-            steps.step(1)
-            steps.end()
-    assert steps.batches == [["b"]]
-    assert second.items == [1]
-
-
 @pytest.mark.parametrize("leave_first", [True, False])
 @pytest.mark.parametrize("slot", [1, shoal.END], ids=["item", "end"])
 async def test_a_reader_may_leave_in_the_tick_in_which_an_item_or_the_end_comes(

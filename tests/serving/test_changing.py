@@ -49,13 +49,6 @@ async def change(controller: Controller, **config: Any) -> None:
     await controller.update_backend_config("b", config)
 
 
-async def test_only_what_is_named_changes() -> None:
-    async with serving(echo, max_batch_size=3, retries=2) as (controller, _, _):
-        await change(controller, max_batch_size=5)
-        config = await controller.get_backend_config("b")
-        assert (config.batching["max_batch_size"], config.retries) == (5, 2)
-
-
 async def test_batch_options_hold_from_the_next_batch_on() -> None:
     held = Held()
     async with serving_tasks(held, max_batch_size=2) as (controller, handle, stage, tasks):
@@ -684,20 +677,6 @@ async def test_it_warns_once_of_a_bound_below_what_batches_need(
         said = [r for r in caplog.records if "max_ongoing_requests=4" in r.getMessage()]
         assert len(said) == 1
         assert "max_batch_size * max_concurrent_batches = 8" in said[0].getMessage()
-
-
-async def test_a_backend_that_is_gone_can_not_be_changed() -> None:
-    async with serving(echo) as (controller, _, _):
-        await controller.delete_endpoint("e")
-        await controller.delete_backend("b")
-        for verb in (
-            controller.scale_backend("b", 1),
-            controller.restart_backend("b"),
-            controller.get_backend_config("b"),
-            controller.delete_backend("b"),
-            controller.update_backend_config("b", {}),
-        ):
-            assert isinstance(await outcome(verb), NoSuchName)
 
 
 async def test_changes_of_a_backend_that_was_made_again_come_one_after_the_other() -> None:
