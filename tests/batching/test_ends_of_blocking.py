@@ -166,6 +166,7 @@ def test_a_handler_may_leave_the_block_of_another(backend: str) -> None:
 
 PROGRAM = """
 import sys
+import threading
 import shoal
 
 @shoal.batch
@@ -180,8 +181,19 @@ class Actor:
         if how == "raises":
             raise ValueError(self.call(1))
 
+def generator():
+    with shoal.blocking(shoal.Batcher(sorted), backend=sys.argv[1]):
+        yield
+
 try:
-    actor = Actor(sys.argv[2])
+    if sys.argv[2] == "a generator":
+        actor = generator()
+        next(actor)
+    elif sys.argv[2] == "a module":
+        threading.kept = generator()  # dropped when the modules are empty
+        next(threading.kept)
+    else:
+        actor = Actor(sys.argv[2])
 except ValueError as error:
     kept = error
 else:
@@ -191,7 +203,14 @@ else:
 
 
 @pytest.mark.parametrize(
-    ("backend", "how"), [("trio", "raises"), ("trio", "kept"), ("asyncio", "dropped")]
+    ("backend", "how"),
+    [
+        ("trio", "raises"),
+        ("trio", "kept"),
+        ("asyncio", "dropped"),
+        ("asyncio", "a generator"),
+        ("trio", "a module"),
+    ],
 )
 def test_a_block_that_nobody_leaves_keeps_no_process_alive(backend: str, how: str) -> None:
     command = [sys.executable, "-c", PROGRAM, backend, how]

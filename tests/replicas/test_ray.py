@@ -41,6 +41,7 @@ from shoal.replicas.contract import Blueprint, ReplicaOptions
 from shoal.testing.policies import make_request
 from shoal.testing.replicas.check import check_replica
 from shoal.testing.replicas.stage import Played
+from time_limits import SLOW_TEST_S
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -84,6 +85,7 @@ def on_ray(
     )
 
 
+@pytest.mark.timeout(SLOW_TEST_S)
 @pytest.mark.parametrize(
     ("anyio_backend", "kind"),
     [("trio", "async"), ("asyncio", "async"), ("trio", "plain")],  # plain code runs in no loop

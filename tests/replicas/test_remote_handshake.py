@@ -30,6 +30,7 @@ from shoal.replicas.remote.tls import ServerCertificate
 from shoal.serving.controller.controller import Controller
 from shoal.serving.model_server import listener as listener_module
 from shoal.testing.replicas.stage import Played
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 
@@ -123,7 +124,7 @@ async def test_an_ingress_of_another_version_is_refused_with_both_versions(tmp_p
     async with serving(f"unix:{tmp_path}/a", None) as (listener, address):
         with await connected(address) as sock, caplog.at_level(logging.WARNING):
             await handshake.send_all(sock, greeting_of(1, b"0.0.9\n\x1b[2J"))
-            with anyio.fail_after(5):
+            with anyio.fail_after(HANG_S):
                 await handshake.receive(sock, handshake._GREETING.size)  # it says its own
                 assert await closed(sock)
             assert listener.status().refused == {"version": 1}
@@ -207,7 +208,7 @@ async def closed(sock):
 async def test_rubbish_ends_a_connection_and_nothing_is_unpickled(tmp_path, rubbish, monkeypatch):
     monkeypatch.setattr("shoal.serving.model_server.ingress.unpickled", pytest.fail)
     async with serving(f"unix:{tmp_path}/a") as (listener, address):
-        with await connected(address) as sock, anyio.fail_after(5):
+        with await connected(address) as sock, anyio.fail_after(HANG_S):
             await handshake.send_all(sock, rubbish)
             await closed(sock)
         assert not listener.ingresses
@@ -220,7 +221,7 @@ async def test_silence_ends_a_connection_and_others_get_in(tmp_path, monkeypatch
     monkeypatch.setattr(listener_module, "_MOST_UNKNOWN", 2)
     async with serving(f"unix:{tmp_path}/a") as (listener, address):
         silent = [await connected(address) for _ in range(3)]
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_S):
             for sock in silent:
                 await closed(sock)
                 sock.close()
@@ -248,7 +249,7 @@ async def test_an_ingress_that_lies_is_disconnected_and_others_stay(tmp_path, fr
             await played.ready.wait()
             with await connect(model_server_address("", address), TOKEN) as sock:
                 await handshake.send_all(sock, b"".join(frame))
-                with anyio.fail_after(5):
+                with anyio.fail_after(HANG_S):
                     await closed(sock)
             assert await played.run("__call__", [1]) == [2]
             played.replica.stop()
@@ -260,7 +261,7 @@ async def test_calls_before_a_start_or_of_rubbish_fail_alone(tmp_path):
             for frame in (encoded(FrameKind.CANCEL, 77), encoded(FrameKind.CREDIT, 78, [b"no"])):
                 await handshake.send_all(sock, b"".join(frame))
             await handshake.send_all(sock, b"".join(encoded(FrameKind.START, 5, [b"no pickle"])))
-            with anyio.fail_after(5):
+            with anyio.fail_after(HANG_S):
                 head = await handshake.receive(sock, 24)
             assert head[0] == FrameKind.ERROR
             assert int.from_bytes(head[8:16], "little") == 5
@@ -321,7 +322,7 @@ async def test_a_model_server_that_lies_is_left_at_once(tmp_path, frame):
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lie)
-            with anyio.fail_after(5):
+            with anyio.fail_after(HANG_S):
                 said = await failure_of(replica_of(f"unix:{tmp_path}/a"))
         assert "it sent an invalid frame" in said
 

@@ -15,6 +15,7 @@ from shoal.errors import BackendUnavailable, ReplicaNotStarted
 from shoal.replicas.remote import lookup
 from shoal.serving.backends import membership
 from shoal.serving.controller.controller import Controller
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 
@@ -119,7 +120,7 @@ async def test_a_list_that_leads_nowhere_takes_no_model_server_away(tmp_path, ca
 
 async def test_a_start_without_an_address_fails_in_time(tmp_path):
     (tmp_path / "models").write_text("# none yet\n")
-    with anyio.fail_after(5), pytest.raises(BackendUnavailable, match="leads to no address"):
+    with anyio.fail_after(HANG_S), pytest.raises(BackendUnavailable, match="leads to no address"):
         async with ingress(f"file:{tmp_path}/models", start_timeout_s=0.2):
             pass
 
@@ -135,7 +136,7 @@ async def test_a_file_that_can_not_be_read_delays_no_other_entry(tmp_path, monke
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "models").write_text("unix:/a")
     lookups = lookup.Lookup("model", [f"file:{tmp_path}/pipe", f"file:{tmp_path}/models"])
-    with anyio.fail_after(5):
+    with anyio.fail_after(HANG_S):
         for _ in range(3):
             assert await lookups.addresses() == ("unix:/a",)
     assert read.count("pipe") == 1  # no further thread waits for it

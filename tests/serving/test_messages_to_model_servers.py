@@ -9,6 +9,7 @@ from serving.test_model_servers import Model, ingress, model_server, one_held, s
 from shoal.errors import BatcherClosed, ItemTooLarge, Overloaded, ReplicaDied
 from shoal.replicas.remote import keep_alive
 from shoal.serving.controller.controller import Controller
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 
@@ -71,7 +72,7 @@ async def test_an_error_of_the_code_that_looks_like_a_closed_backend_is_its_resu
     async with model_server(at, model), ingress(at, retries=1) as (controller, handle):
         with pytest.raises(BatcherClosed, match="another batcher"):
             await handle.call(1)
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_S):
             assert await handle.call(2) == 2
         assert status_of(controller).deaths == 0
 
@@ -128,7 +129,7 @@ async def test_the_work_of_a_backend_that_is_deleted_ends_and_the_next_one_gets_
         assert not outcomes
         model.released.set()
         await until(lambda: outcomes == ["hold"])
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_S):
             await deleted.wait()
         await server.create_backend("model", Model(), config={"max_batch_size": 64})
         await until(lambda: len(outcomes) == 2)
@@ -153,7 +154,7 @@ async def test_the_death_of_a_replica_elsewhere_ends_no_replica_here():
         handle = await controller.get_handle("model")
         with pytest.raises(ReplicaDied):
             await handle.call(1)
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_S):
             assert await handle.call(2) == 2
     assert len(started) == 1
 
@@ -168,7 +169,7 @@ async def test_a_replica_that_says_it_died_is_replaced(tmp_path):
     async with model_server(at, model), ingress(at) as (_, handle):
         with pytest.raises(ReplicaDied):
             await handle.call(1)
-        with anyio.fail_after(8):
+        with anyio.fail_after(HANG_S):
             assert await handle.call(2) == 2
 
 

@@ -24,6 +24,7 @@ from shoal.replicas.remote import replica
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.controller.controller import Controller
 from shoal.serving.model_server import ingress as ingress_module
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 
@@ -97,7 +98,7 @@ async def one_held(tmp_path, ingress_config=None, **config):
 
 
 async def until(condition):
-    with anyio.fail_after(8):
+    with anyio.fail_after(HANG_S):
         while not condition():  # noqa: ASYNC110 - another connection makes it true
             await anyio.sleep(0.005)
 
@@ -269,7 +270,7 @@ async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp
         assert not results
         one.released.set()
         await until(lambda: results == ["hold"])
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_S):
             await listener.wait_alone()
         assert "shutting down" in str(status_of(controller).failure)
         assert status_of(controller).deaths == 0

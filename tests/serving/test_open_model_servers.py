@@ -13,6 +13,7 @@ from shoal.errors import DeadlineExceeded, ReplicaDied, SlowReader
 from shoal.serving import backend_config
 from shoal.serving.controller.controller import Controller
 from shoal.serving.model_server import ingress as ingress_module
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 
@@ -92,7 +93,7 @@ async def ingresses(count, *addresses, **config):
 
 
 async def until(condition):
-    with anyio.fail_after(8):
+    with anyio.fail_after(HANG_S):
         while not condition():  # noqa: ASYNC110 - another connection makes it true
             await anyio.sleep(0.005)
 

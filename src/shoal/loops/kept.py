@@ -9,12 +9,14 @@ loop). Then the keeper gets a signal to leave, and nobody waits for it. The same
 that was entered by hand and dropped.
 
 A process that was forked inside of the block has a copy of it, but not of its threads. There
-leaving the block does nothing: the block belongs to the parent.
+leaving the block does nothing: the block belongs to the parent. It does nothing either when the
+interpreter ends and collects a generator that is inside of the block.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from concurrent.futures import Future
@@ -41,6 +43,7 @@ class KeptBlock(Generic[T]):
     # `opened` must not refer to this object, which would never be dropped then.
 
     def __init__(self, opened: AbstractAsyncContextManager[T], backend: str) -> None:
+        self._is_ending = sys.is_finalizing
         self._process = os.getpid()
         self.closing = closing = threading.Event()
         # Ends the keeper if the block is dropped. It starts no thread: it may run while the
@@ -60,7 +63,8 @@ class KeptBlock(Generic[T]):
     ) -> None:
         """Leaves the block, and waits for that unless the block is dropped."""
         # Raises `WouldDeadlock` if that would wait for a handler that is the caller.
-        if os.getpid() != self._process:
+        # Modules may be empty when the interpreter ends, and no other thread runs any more.
+        if self._is_ending() or os.getpid() != self._process:
             return
         is_own = threading.get_ident() == self._keeper.loop_thread or waits_for_caller()
         is_dropped = kind is not None and issubclass(kind, GeneratorExit)
