@@ -1,7 +1,5 @@
 """Admission: a bound on the queue, and what a call meets when the queue is full."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

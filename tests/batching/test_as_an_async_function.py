@@ -1,7 +1,5 @@
 """Other libraries take a batched function for what it is: an async function."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import pickle

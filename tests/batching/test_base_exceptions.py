@@ -1,9 +1,8 @@
 """Any class can come out of user code: a batch fails with it, and the batcher lives on."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import anyio
 import pytest
@@ -12,10 +11,6 @@ import trio
 import shoal
 from base_exceptions import Panic, trio_cancelled
 from batching.scenes import launch, outcome, outcomes_in_order, read_all, settle
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
 
 KEPT = trio_cancelled()
 MAKERS: list[Callable[[], BaseException]] = [

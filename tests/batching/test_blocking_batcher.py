@@ -1,19 +1,15 @@
 """`shoal.blocking` of a batcher: threads call a handler or a model that is not decorated."""
 
-from __future__ import annotations
-
 import threading
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import shoal
 from batching.scenes import Recorder
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 pytestmark = [pytest.mark.real_time, pytest.mark.parametrize("backend", ["trio", "asyncio"])]
 

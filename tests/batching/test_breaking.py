@@ -1,18 +1,14 @@
 """Breaking: what must not be swallowed goes on, and every caller that waits is told why."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import launch, outcome
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 FATAL = pytest.mark.parametrize("fatal", [KeyboardInterrupt, SystemExit])

@@ -1,8 +1,7 @@
 """A user's own rule may be broken in any way, and no caller hangs for it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import anyio
 import pytest
@@ -10,9 +9,6 @@ import pytest
 import shoal
 from base_exceptions import Panic
 from batching.scenes import Held, Recorder, launch, line_up, outcome, plugged, settle
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class InOrder(shoal.policies.WholeQueuePolicy):

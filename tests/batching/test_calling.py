@@ -1,7 +1,5 @@
 """Calling: what a call takes, what it gives, and which functions can be handlers."""
 
-from __future__ import annotations
-
 from functools import partial
 from threading import get_ident
 from typing import Any

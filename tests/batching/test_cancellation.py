@@ -1,7 +1,5 @@
 """Callers that leave: before, while, and in the tick in which they are batched and answered."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

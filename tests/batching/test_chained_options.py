@@ -1,7 +1,5 @@
 """Chained call options: each `options` changes the named ones and keeps the others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

@@ -1,17 +1,13 @@
 """What user code was given it may change: nobody looks at that again, whatever it does."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import outcomes_in_order, read_all
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 pytestmark = pytest.mark.real_time
 

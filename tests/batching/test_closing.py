@@ -1,7 +1,5 @@
 """Closing: intake stops, the queue is run at once, and every caller ends one way or the other."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from typing import Any

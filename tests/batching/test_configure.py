@@ -1,7 +1,5 @@
 """Live changes: together, checked as a whole, from the next batch on."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """Options that change how batches are formed, while requests wait that came under others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

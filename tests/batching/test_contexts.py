@@ -1,18 +1,14 @@
 """Contexts: the handler runs in the batcher's, and each request keeps its caller's."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import outcomes, settle
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 user: ContextVar[str] = ContextVar("user", default="nobody")
 

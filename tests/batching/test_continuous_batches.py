@@ -1,7 +1,5 @@
 """Continuous batches: requests join and leave between the steps of a handler that runs on."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from typing import Any

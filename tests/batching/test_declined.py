@@ -1,7 +1,5 @@
 """What code declines by an ``HTTPException`` below 500 is an outcome of its own, and no failure."""
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 

@@ -1,8 +1,7 @@
 """A handler may ask whether its batcher begins to end, and end its streams by itself."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -11,9 +10,6 @@ import pytest
 import shoal
 from batching.scenes import outcome, settle
 from shoal.core.request import Batch, DispatchReason
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 
 async def ticks(items: list[Any]) -> AsyncIterator[list[Any]]:

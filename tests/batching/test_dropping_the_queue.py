@@ -1,7 +1,5 @@
 """`drop_queued_on_shutdown`: what is queued fails as closing begins, what runs is answered."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

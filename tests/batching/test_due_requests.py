@@ -1,7 +1,5 @@
 """Deadlines: which request goes first, when a batch leaves early, and which call is refused."""
 
-from __future__ import annotations
-
 from itertools import cycle
 from typing import Any
 

@@ -1,23 +1,19 @@
 """How blocks of `shoal.blocking` end: at Ctrl-C, in their own handlers, and when dropped."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import anyio
 import pytest
 
 import shoal
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.real_time
 

@@ -1,7 +1,5 @@
 """How a block of batchers that open at their first call ends, and who may open one in it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

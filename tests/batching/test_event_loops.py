@@ -3,14 +3,13 @@
 Trio's guest mode runs two loops by turns in one thread; `nested` has one run inside the other.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import anyio
 import pytest
@@ -19,9 +18,6 @@ import trio
 import shoal
 from shoal.loops import event_loop
 from shoal.testing import settle
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
 
 seen: list[Any] = []
 

@@ -1,21 +1,17 @@
 """Failures: each caller catches the handler's own exception type, with an exception of its own."""
 
-from __future__ import annotations
-
 import logging
 import math
 import random
 import traceback
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import AsyncIterator
+from typing import Any, Self
 
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import Held, Recorder, launch, outcome, outcomes, read_all, settle
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 def raising(make: Any) -> Any:

@@ -1,7 +1,5 @@
 """A process that was forked has no copy of the threads that run batches, and is told so at once."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

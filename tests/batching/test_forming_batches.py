@@ -1,7 +1,5 @@
 """Forming, through the batcher: full or waited long enough, and only for a slot that is free."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A batched function is called, inspected and referred to as any async function is."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 import threading

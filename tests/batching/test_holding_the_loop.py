@@ -1,9 +1,8 @@
 """A handler that holds up the event loop is named in the log."""
 
-from __future__ import annotations
-
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import pytest
@@ -12,9 +11,6 @@ import shoal
 from batching.scenes import outcome, read_all, using
 from conformance.replica_scenes import served
 from shoal.batching.handlers import handler
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 class Clock(threading.local):

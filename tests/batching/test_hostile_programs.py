@@ -1,9 +1,8 @@
 """Handlers that do anything, op by op: every caller is told, and a neighbour stays right."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import pytest
@@ -14,10 +13,6 @@ import shoal
 from base_exceptions import Panic
 from batching.scenes import outcome, settle
 from shoal.testing import run_virtually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
 
 RAISES: dict[str, Any] = {
     "panic": Panic,

@@ -1,12 +1,12 @@
 """Who waits costs nothing: wake-ups are counted, by what runs of Shoal's own code."""
 
-from __future__ import annotations
-
 import gc
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import anyio
 import pytest
@@ -15,10 +15,6 @@ import shoal
 from shoal.core.forming.former import Former
 from shoal.testing import virtual_time
 from shoal.testing.virtual_time import settle
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
 
 HOME = str(Path(shoal.__file__).parent)
 THE_CLOCK = virtual_time.__file__

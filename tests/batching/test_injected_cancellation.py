@@ -4,8 +4,6 @@ After each of these nobody hangs, no other caller has lost anything, and the bat
 task may be a caller, whoever opens or closes the batcher, or a wait of a handler's own.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from itertools import count

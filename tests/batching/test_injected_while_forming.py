@@ -3,8 +3,6 @@
 The tools are those of `test_injected_cancellation`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

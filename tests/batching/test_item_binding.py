@@ -1,7 +1,5 @@
 """Calls that are bound by a signature alone, where the function is elsewhere or takes one item."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

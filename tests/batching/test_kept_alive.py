@@ -1,11 +1,10 @@
 """What has ended is kept by nobody: not by a parked task's frame, nor by an idle queue."""
 
-from __future__ import annotations
-
 import gc
 import weakref
+from collections.abc import AsyncIterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -13,9 +12,6 @@ import pytest
 
 import shoal
 from batching.scenes import Held, launch, settle
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 class Thing:

@@ -1,19 +1,15 @@
 """Knowing: what a handler can ask about its batch, and what an owner can ask about a batcher."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import Held, Recorder, launch, line_up, outcomes, plugged, settle
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 
 async def about(items: list[Any]) -> list[Any]:

@@ -1,9 +1,8 @@
 """Items larger than the room that is left: divided into parts, and joined from their results."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncIterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -23,9 +22,6 @@ from batching.scenes import (
     settle,
     using,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 def divide(text: str, room: float) -> list[str]:

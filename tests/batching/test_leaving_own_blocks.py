@@ -1,9 +1,8 @@
 """Handlers that leave the block in which they run."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.from_thread
@@ -11,9 +10,6 @@ import pytest
 
 import shoal
 from batching.scenes import outcome, settle
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 FORMS = [
     *("coroutine", "steps", "open_batch", "nested", "nested_twice", "task", "isolated"),

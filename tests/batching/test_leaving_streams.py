@@ -1,9 +1,8 @@
 """Readers that leave: the others go on, and when nobody is left the generator is closed."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -11,13 +10,8 @@ import anyio.to_thread
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Steps, read_all, settle
+from batching.scenes import LEFT, PENDING, Reader, Steps, read_all, settle
 from shoal.core.request import State
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
-
-    from batching.scenes import Reader
 
 
 def pair_of(steps: Steps, **options: Any) -> Any:

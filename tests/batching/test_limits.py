@@ -1,22 +1,16 @@
 """`limit`: how many batches start, and how much they may cost, over time."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import pytest
 
 import shoal
-from batching.scenes import PENDING, Held, Recorder, launch, outcomes, settle, using
+from batching.scenes import PENDING, Caller, Held, Recorder, launch, outcomes, settle, using
 from shoal import Limit
 from shoal.core.forming.former import Former
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from batching.scenes import Caller
 
 CALLS = {"max_batch_size": 2, "max_concurrent_batches": None}
 EVERY_SECOND = Limit(batches_per_s=1)

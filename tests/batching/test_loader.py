@@ -1,7 +1,5 @@
 """A loader remembers the results of batched calls for the time of one request."""
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from typing import Any

@@ -1,7 +1,5 @@
 """`map`: many calls at once, one wake-up, results in the order of the items."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

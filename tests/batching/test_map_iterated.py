@@ -1,13 +1,12 @@
 """`map`, iterated: data sets of any size, in bounded memory."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import sys
 import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -18,9 +17,6 @@ import trio
 
 import shoal
 from batching.scenes import Held, Recorder, settle
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 
 class Source:

@@ -1,7 +1,5 @@
 """What observers are told of batches."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Open batches: the handler starts with the first request and gets the others as they come."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

@@ -1,22 +1,18 @@
 """The option ``open``, and the errors of code that needs another event loop or thread."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sqlite3
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import outcome, settle
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 
 pool: ContextVar[str] = ContextVar("pool")
 

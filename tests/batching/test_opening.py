@@ -1,7 +1,5 @@
 """Decorated functions and methods: opening them, what they keep of the handler, and calls."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,11 +1,10 @@
 """`open_batchers()` without names: all opens at its first call, until the block ends."""
 
-from __future__ import annotations
-
 import gc
 import weakref
+from collections.abc import AsyncIterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -13,9 +12,6 @@ import pytest
 import shoal
 from batching.batched_model import Model
 from batching.scenes import Held, launch, line_up, outcome, outcomes, settle
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 seen: ContextVar[str] = ContextVar("seen", default="nothing")
 

@@ -1,8 +1,7 @@
 """The order in which requests run that a `RetryLater` put back, by each rule that forms batches."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import anyio
 import pytest
@@ -10,14 +9,8 @@ import pytest
 import shoal
 from batching.scenes import Refusing, launch, outcome, outcomes, settle, using
 from shoal import RetryLater
-from shoal.core.policy import Wait, WholeQueuePolicy
-from shoal.core.request import DispatchReason
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shoal.core.policy import Pressure
-    from shoal.core.request import Request
+from shoal.core.policy import Pressure, Wait, WholeQueuePolicy
+from shoal.core.request import DispatchReason, Request
 
 
 class Gated:

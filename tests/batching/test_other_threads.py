@@ -1,7 +1,5 @@
 """Calls in a thread in which a function is not open, while it is open in another one."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import threading

@@ -1,7 +1,5 @@
 """A full queue that fails somebody else to admit a newcomer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

@@ -1,18 +1,14 @@
 """A handler that calls its own batcher is refused where it would wait for ever, and only there."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import outcome, settle
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 REFUSED = pytest.raises(shoal.errors.WouldDeadlock, match="max_concurrent_batches=2")
 

@@ -1,10 +1,9 @@
 """Waiters, on both event loops: one wait, woken once or cancelled, and nothing in between."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -12,12 +11,8 @@ import pytest
 import shoal
 from batching.scenes import LEFT, Held, Recorder, launch, line_up, plugged, settle
 from shoal.batching.calls.groups import GroupWaiter
+from shoal.loops.parking import Parking
 from shoal.loops.this_loop import parking_of_this_loop
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from shoal.loops.parking import Parking
 
 
 class Waiter:

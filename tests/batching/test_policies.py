@@ -1,8 +1,7 @@
 """How batches are formed where requests are not all alike: gaps, costs, keys, sizes, own rules."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import anyio
 import pytest
@@ -21,13 +20,8 @@ from batching.scenes import (
     settle,
     using,
 )
-from shoal import DispatchReason
+from shoal import BatchOptions, DispatchReason, Request
 from shoal.core.policy import Pressure, Wait, WholeQueuePolicy
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from shoal import BatchOptions, Request
 
 
 class Noted(Recorder):

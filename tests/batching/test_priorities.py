@@ -1,7 +1,5 @@
 """Levels of priority, ageing, how each level may wait, and what a call may ask for itself."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

@@ -1,7 +1,5 @@
 """What Shoal reads of other libraries may go: calls are answered and cancelled as before."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from pathlib import Path

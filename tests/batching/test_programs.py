@@ -1,7 +1,5 @@
 """Random programs in two vocabularies, each against its model; `program_world` says how."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """`shoal.raise_for_retry`: what a response of an API says about trying again."""
 
-from __future__ import annotations
-
 import time
 from email.utils import formatdate
 from typing import Any

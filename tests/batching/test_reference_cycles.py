@@ -1,7 +1,5 @@
 """What a call leaves behind is freed at once: a garbage collector finds nothing to do after it."""
 
-from __future__ import annotations
-
 import gc
 from contextlib import suppress
 from typing import Any

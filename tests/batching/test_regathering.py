@@ -1,7 +1,5 @@
 """Callers in closed loops stay in one batch; see ``tests/core/test_returns.py`` for the rule."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

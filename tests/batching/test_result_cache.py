@@ -1,7 +1,5 @@
 """The cache of results: later calls get a result that was made before."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 

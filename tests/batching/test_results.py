@@ -1,20 +1,16 @@
 """Results: one for each request, in order, in anything sized and indexable."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections import UserDict, UserString, deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import shoal
 from batching.scenes import OfUnhashableKind, outcomes, outcomes_in_order
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Computed:

@@ -1,10 +1,9 @@
 """`RetryLater` raised by a handler: its batch goes back to the head of the queue, and all wait."""
 
-from __future__ import annotations
-
 import math
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -24,15 +23,9 @@ from batching.scenes import (
 )
 from shoal import RetryLater
 from shoal.batching.running.requeueing import MOST_RETURNS
-from shoal.core.events import BatchObserver
-from shoal.core.request import DispatchReason
+from shoal.core.events import BatchObserver, BatchRecord
+from shoal.core.request import DispatchReason, Request
 from shoal.failures.retry_after import LEAST_PAUSE_S
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from shoal.core.events import BatchRecord
-    from shoal.core.request import Request
 
 PAIRS: Any = {"max_batch_size": 2, "batch_wait_timeout_s": None}
 ANY_NUMBER: Any = {"max_batch_size": 2, "max_concurrent_batches": None}

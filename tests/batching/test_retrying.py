@@ -1,19 +1,15 @@
 """`shoal.retrying`: a call is tried again while it is overloaded, for a moment."""
 
-from __future__ import annotations
-
 import inspect
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import LEFT, PENDING, Held, Recorder, launch, line_up, outcome, plugged
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 
 class Stubborn:

@@ -1,12 +1,11 @@
 """Corners: each of these was once found by reading the engine against its promises."""
 
-from __future__ import annotations
-
 import threading
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.from_thread
@@ -29,9 +28,6 @@ from batching.scenes import (
 from shoal.batching.stream_buffer import StreamBuffer
 from shoal.core.forming.deadlines import Overdue
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 
 async def test_two_tasks_that_open_a_function_in_one_tick_do_not_both_get_it() -> None:

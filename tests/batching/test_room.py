@@ -1,9 +1,8 @@
 """A batcher whose handler has room for so many batches, whatever its slots say."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 import pytest
@@ -13,9 +12,6 @@ from batching.scenes import Held, Recorder, launch, line_up, outcome, settle, us
 from shoal.core.forming.limiter import Limiter
 from shoal.core.replicas.members import Members
 from shoal.errors import BatcherClosed, Overloaded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Places:

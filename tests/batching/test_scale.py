@@ -3,14 +3,13 @@
 Work is counted in calls of Shoal's own code, never in seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import sys
 import tracemalloc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import anyio
 import pytest
@@ -19,9 +18,6 @@ import trio
 import shoal
 from shoal.core.request import Request
 from shoal.testing import settle
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 HOME = str(Path(shoal.__file__).parent)
 MANY = 100_000

@@ -1,10 +1,9 @@
 """Generators that yield inside of cancel scopes: their batch ends in order, and no other one."""
 
-from __future__ import annotations
-
 import gc
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -12,9 +11,6 @@ import pytest
 import shoal
 from batching.scenes import Held, line_up, outcome, read_all, settle
 from shoal.loops import private
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
 
 
 async def echo(items: list[int]) -> list[int]:

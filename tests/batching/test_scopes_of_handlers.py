@@ -1,17 +1,13 @@
 """A handler that does not leave a cancel scope of its own harms no batch but its own."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import outcome, outcomes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 scopes: list[anyio.CancelScope] = []
 

@@ -1,7 +1,5 @@
 """Equal calls that share a stream: each reads it from its start, for as long as it may."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Single flight and the cache: equal calls share one request and one result."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

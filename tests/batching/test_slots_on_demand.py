@@ -1,7 +1,5 @@
 """Slots are made when batches need them, so any number costs nothing, and so does no bound."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

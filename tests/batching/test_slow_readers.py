@@ -1,7 +1,5 @@
 """Slow readers: a bounded buffer, and a bounded time for which one may hold back its batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

@@ -1,20 +1,14 @@
 """Streams: each step has one slot for each request, and each reader sees its own slots only."""
 
-from __future__ import annotations
-
 import gc
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import anyio
 import pytest
 
 import shoal
-from batching.scenes import PENDING, OfUnhashableKind, Steps, read_all, settle
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from batching.scenes import Reader
+from batching.scenes import PENDING, OfUnhashableKind, Reader, Steps, read_all, settle
 
 
 async def count(items: list[int]) -> AsyncIterator[list[Any]]:

@@ -1,12 +1,11 @@
 """Callers in threads: worker threads of an event loop, and programs that have none."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -15,9 +14,6 @@ import trio
 import shoal
 from batching.scenes import Held, Recorder, settle
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.real_time
 

@@ -1,10 +1,9 @@
 """Time: the caller's cancel scope, deadlines of a call, and the time that a handler may take."""
 
-from __future__ import annotations
-
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import pytest
@@ -12,9 +11,6 @@ import pytest
 import shoal
 from batching.scenes import LEFT, Held, Recorder, Steps, launch, line_up, outcome, read_all, settle
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 async def test_a_time_out_is_the_callers_cancel_scope() -> None:

@@ -3,18 +3,14 @@
 So whoever gathers many calls, or starts a task for each, meets all of their errors in one place.
 """
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import anyio
 import pytest
 
 import shoal
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
 
 
 class Broken(Exception):

@@ -1,11 +1,10 @@
 """The adaptive rule: single decisions, and its effect on simulated traffic."""
 
-from __future__ import annotations
-
 import math
 import random
+from collections.abc import Callable, Iterable
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,12 +15,7 @@ from shoal.core.latency_model import LatencyModel
 from shoal.core.options.records import LatencyTarget
 from shoal.core.policies.adaptive import AdaptiveRule
 from shoal.core.simulation import simulate
-from shoal.core.simulation_results import ClosedLoop, Linear
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from shoal.core.simulation_results import Simulation
+from shoal.core.simulation_results import ClosedLoop, Linear, Simulation
 
 A_S, B_S = 0.0005, 0.02
 PLANNED_S = 0.1

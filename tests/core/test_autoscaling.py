@@ -1,7 +1,5 @@
 """Autoscaling: Ray Serve's rule, its delays, and the checks of its options."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

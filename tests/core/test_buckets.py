@@ -1,7 +1,5 @@
 """Buckets: their order, when a slot is woken, and that empty ones are dropped."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

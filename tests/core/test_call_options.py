@@ -1,7 +1,5 @@
 """The options of a request, from its call's options and the user's functions of one item."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal
 from fractions import Fraction

@@ -1,24 +1,17 @@
 """The queue by examples, beside what tests/batching says of it."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from core.former_scenes import admit, change, check, expire, hand_out, new, queue, take, waiting
-from shoal import BatchOptions, QueuePolicy
+from shoal import BatchOptions, QueuePolicy, Request
 from shoal.core.forming.former import Former
 from shoal.core.policy import Dispatch, Wait
 from shoal.core.request import DispatchReason, State
-from shoal.policies import WholeQueuePolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shoal import Request
-    from shoal.policies import Pressure
+from shoal.policies import Pressure, WholeQueuePolicy
 
 # When a batch goes
 

@@ -1,25 +1,19 @@
 """Forming batches costs O(log n): work is counted in comparisons and calls, not in seconds."""
 
-from __future__ import annotations
-
 import sys
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import pytest
 
 import shoal
 from core.former_scenes import new, queue, take
 from shoal import QueuePolicy
-from shoal.core.request import State
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
-
-    from shoal.core.forming.former import Former
-    from shoal.core.request import Request
+from shoal.core.forming.former import Former
+from shoal.core.request import Request, State
 
 HOME = str(Path(shoal.__file__).parent)
 FEW, MANY = 10, 1000

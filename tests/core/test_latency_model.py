@@ -1,20 +1,15 @@
 """The model of run times: its estimates after given batches, without a clock."""
 
-from __future__ import annotations
-
 import math
 import random
+from collections.abc import Callable, Iterable
 from statistics import mean
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.latency_model import LatencyModel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 A_S, B_S = 0.0005, 0.02
 

@@ -1,7 +1,5 @@
 """Which replica a shard key prefers, and how far the loads of replicas may differ for it."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Options that can't be combined are refused; the error names both and says what to do instead."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

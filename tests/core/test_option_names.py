@@ -1,7 +1,5 @@
 """Suggestions for unknown option names: similar names, other systems' names, or none."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The options: what is accepted, what is refused, and that a record never changes."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

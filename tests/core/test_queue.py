@@ -1,7 +1,5 @@
 """Queues from which any request can leave, each compared with a sorted list."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

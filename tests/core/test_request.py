@@ -1,7 +1,5 @@
 """Requests: the table of states, and what a handler may read."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import pytest

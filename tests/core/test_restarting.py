@@ -1,7 +1,5 @@
 """Restarts: the length of the waits, what resets them, and the circuit breaker."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Regathering: a free slot waits for the callers of the last batch, if they come back soon."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rollouts: capacity is never reduced, bounds hold, and replicas end as they were asked to."""
 
-from __future__ import annotations
-
 from itertools import combinations_with_replacement, product
 
 import pytest

@@ -1,10 +1,9 @@
 """Simulations: they match the engine under all options, and report the results."""
 
-from __future__ import annotations
-
 import math
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -14,16 +13,10 @@ from core.played_traces import LOAD_S, Item, assert_the_same, played, played_by_
 from shoal.core.options.options import BatchOptions
 from shoal.core.options.records import LatencyTarget, Limit, Models, QueuePolicy
 from shoal.core.policy import Dispatch, Pressure, Wait, WholeQueuePolicy
-from shoal.core.request import DispatchReason
+from shoal.core.request import DispatchReason, Request
 from shoal.core.simulation import simulate
-from shoal.core.simulation_results import Arrival, ClosedLoop, Linear, Outcome
+from shoal.core.simulation_results import Arrival, ClosedLoop, Linear, Outcome, Simulation
 from shoal.testing import run_virtually
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shoal.core.request import Request
-    from shoal.core.simulation_results import Simulation
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,5 @@
 """Timers: their order, cancellation, and memory."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

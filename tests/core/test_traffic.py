@@ -1,7 +1,5 @@
 """Traffic: the shares are right, shard keys are stable, and errors are explained."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import random

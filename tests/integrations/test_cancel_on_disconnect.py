@@ -1,7 +1,5 @@
 """`cancel_on_disconnect` in FastAPI and in Starlette, with clients that leave at any time."""
 
-from __future__ import annotations
-
 import functools
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The section about notebooks, run cell by cell in a kernel of Jupyter."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Each test runs pytest on a project of its own, in a process of its own.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """`shoal.integrations.starlette`, in FastAPI and in Starlette; not its watching of clients."""
 
-from __future__ import annotations
-
 import json
 import logging
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The integration under each ASGI server, with clients that leave by closing their socket."""
 
-from __future__ import annotations
-
 import json
 import socket
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """What is recorded of requests: when, how large and how urgent they are, and never what."""
 
-from __future__ import annotations
-
 import json
 
 import anyio

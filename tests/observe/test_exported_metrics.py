@@ -1,7 +1,5 @@
 """The metrics that are exported by OTLP are those of ``/-/metrics``."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult

@@ -3,8 +3,6 @@
 The queries of the dashboard and of the alerts, and the page of the reference, name what exists.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

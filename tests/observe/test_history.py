@@ -1,7 +1,5 @@
 """What is kept of the last batches, and of the last failures."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -4,8 +4,6 @@ That the metrics exist is shown by test_exposition, and what counts as a death o
 tests of the supervisor, in tests/serving.
 """
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Traces that go on in a model server, what both servers count, and the metrics of its address."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
 
 import anyio

@@ -1,7 +1,5 @@
 """A real Prometheus that scrapes a loaded server, and answers what the dashboard asks."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

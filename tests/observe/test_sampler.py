@@ -1,7 +1,5 @@
 """The samples of the last seconds."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 

@@ -1,7 +1,5 @@
 """Spans of batches and their requests, on both event loops."""
 
-from __future__ import annotations
-
 import gc
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """Traces go with batches to replicas in threads and processes, and come back with their calls."""
 
-from __future__ import annotations
-
 import pytest
 
 import shoal

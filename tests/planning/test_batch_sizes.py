@@ -1,7 +1,5 @@
 """Why batches have their size: the rules, applied to simulated traffic with a known reason."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Percentiles, and numbers for people."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Handlers that are measured: every kind, in virtual time, where a run takes exactly its time."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
 
 import anyio

@@ -1,7 +1,5 @@
 """Plots: that there is one, and what is said where there can't be."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

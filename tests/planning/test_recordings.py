@@ -1,7 +1,5 @@
 """Recordings of batchers, replayed: the same options give the same batches."""
 
-from __future__ import annotations
-
 import json
 import random
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The plan for one million requests a second: its code prints what the page says."""
 
-from __future__ import annotations
-
 import pytest
 
 from test_docs import ROOT, run_page

@@ -1,7 +1,5 @@
 """Traffic that is made up, and traffic that is read from files."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

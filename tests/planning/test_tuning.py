@@ -1,7 +1,5 @@
 """The search for options: what meets a target, what is best, and why nothing does."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 

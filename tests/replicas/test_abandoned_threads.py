@@ -1,7 +1,5 @@
 """Threads whose replica was given up while plain code ran in them."""
 
-from __future__ import annotations
-
 import threading
 
 import anyio

@@ -1,7 +1,5 @@
 """Which code takes lists; `test_ways_in.py` holds the forms of code that every way in knows."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,9 +1,7 @@
 """Code in a process calls other backends, by its parent; see `serving/test_composition.py`."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import numpy as np
@@ -11,9 +9,7 @@ import pytest
 
 from replicas.playing import made, playing
 from replicas.process_backends import Async, Plain
-
-if TYPE_CHECKING:
-    from shoal.replicas.code.endpoint_call import CallOut
+from shoal.replicas.code.endpoint_call import CallOut
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 

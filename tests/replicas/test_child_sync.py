@@ -1,7 +1,5 @@
 """How a worker that runs plain code takes what comes, in whatever order its threads get to it."""
 
-from __future__ import annotations
-
 import socket
 import threading
 

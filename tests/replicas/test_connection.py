@@ -1,14 +1,12 @@
 """A connection's frames are read by the event loop itself where it can do that."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os
 import selectors
 import socket
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Generator
 
 import anyio
 import anyio.lowlevel
@@ -18,9 +16,6 @@ from replicas.playing import made, playing
 from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.process.wire.frames import FrameReader
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 pytestmark = pytest.mark.real_time
 

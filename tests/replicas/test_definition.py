@@ -1,7 +1,5 @@
 """What a backend's code may be, and what is said about code that can't be one."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from os import popen, system  # noqa: F401 - to be found here

@@ -1,7 +1,5 @@
 """The options of a handle's call: one record, and what is derived from it."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, get_type_hints
 

@@ -1,11 +1,9 @@
 """Which GPUs there are and how busy they are, by a fake NVML, and by the real one where it is."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -23,9 +21,6 @@ from shoal.replicas.gpus import (
 )
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.devices import Devices
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.real_time
 

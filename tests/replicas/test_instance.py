@@ -1,10 +1,9 @@
 """An instance of a backend's code: its methods, hooks and handlers."""
 
-from __future__ import annotations
-
 import collections
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
@@ -12,9 +11,6 @@ import shoal
 from shoal.errors import NoSuchName
 from shoal.replicas.code.definition import Definition, accept_batch
 from shoal.replicas.code.instance import Instance
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 
 def double(items: list[int]) -> list[int]:

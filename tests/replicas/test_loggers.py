@@ -1,7 +1,5 @@
 """Code of the user that configures logging does not switch Shoal's log off."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Placements by name."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import dataclass, fields, replace

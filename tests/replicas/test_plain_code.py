@@ -1,7 +1,5 @@
 """Plain code in replicas of this process, whichever of the two placements it has."""
 
-from __future__ import annotations
-
 import contextvars
 import threading
 import weakref

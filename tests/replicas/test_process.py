@@ -1,7 +1,5 @@
 """Process replicas at work; `testing/test_check_replica.py` holds them to the contract of all."""
 
-from __future__ import annotations
-
 import os
 from contextlib import aclosing
 from typing import Any

@@ -1,7 +1,5 @@
 """Large arrays and bytes on their way to a process and back."""
 
-from __future__ import annotations
-
 import gc
 import random
 

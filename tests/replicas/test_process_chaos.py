@@ -1,7 +1,5 @@
 """Workers that are killed at random under load: nobody hangs, is told wrong, or is left over."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random

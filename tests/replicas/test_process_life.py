@@ -1,7 +1,5 @@
 """How the process of a replica starts and ends, and what is known of it."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

@@ -3,13 +3,12 @@
 Other files import tests of this one, to run them with replicas of another placement.
 """
 
-from __future__ import annotations
-
 import os
 import signal
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -20,13 +19,9 @@ from event_loops import one_loop_for_the_file as one_loop_for_the_file
 from replicas.playing import gone, made, noted, playing
 from replicas.process_backends import Block, Unreadable, Unsendable
 from shoal.errors import HandlerTimeout, ReplicaDied, SlowReader, Unfinished
+from shoal.replicas.contract import Replica
 from shoal.testing.replicas.code import Folder, Mistake
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-
-    from shoal.replicas.contract import Replica
-    from shoal.testing.replicas.stage import Played
+from shoal.testing.replicas.stage import Played
 
 pytestmark = pytest.mark.real_time
 

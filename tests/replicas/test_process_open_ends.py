@@ -1,7 +1,5 @@
 """Open batches in another process: full streams, callers that leave, and handlers that end."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

@@ -1,7 +1,5 @@
 """No worker outlives its parent, whatever either of them is doing when the parent is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,13 +1,12 @@
 """Replicas in Ray actors, on a cluster of several nodes that are all on this machine."""
 
-from __future__ import annotations
-
 import os
 import signal
-from contextlib import aclosing
+from collections.abc import Generator
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -42,10 +41,6 @@ from shoal.testing.policies import make_request
 from shoal.testing.replicas.check import check_replica
 from shoal.testing.replicas.stage import Played
 from time_limits import SLOW_TEST_S
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from contextlib import AbstractAsyncContextManager
 
 ray = pytest.importorskip("ray")
 

@@ -1,11 +1,10 @@
 """Code in Ray's actors calls other backends, and actors wait for a place in the cluster."""
 
-from __future__ import annotations
-
 import json
 import logging
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import numpy as np
@@ -18,9 +17,6 @@ from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 from shoal.testing.replicas.code import Folder
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
 
 ray = pytest.importorskip("ray")
 

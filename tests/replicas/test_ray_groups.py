@@ -1,12 +1,11 @@
 """Replicas of several Ray actors: they start together or not at all, and end together."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -18,9 +17,6 @@ from replicas.ray_cluster import MARKS, cluster_of
 from replicas.ray_shard_code import Sharded, ShardedSteps
 from shoal.serving.controller.controller import Controller
 from worker_processes import until
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 ray = pytest.importorskip("ray")
 

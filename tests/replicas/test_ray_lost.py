@@ -1,12 +1,11 @@
 """What a program needs of its cluster is lost: the Ray node that it uses, and the head's GCS."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -18,9 +17,6 @@ from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 from worker_processes import until
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 ray = pytest.importorskip("ray")
 

@@ -3,15 +3,15 @@
 If it is killed, only what ran there is lost; if it is drained first, nothing.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 import time
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -25,10 +25,6 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.server.server import serve
 from shoal.testing.replicas.code import Folder
 from worker_processes import children_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-    from pathlib import Path
 
 ray = pytest.importorskip("ray")
 

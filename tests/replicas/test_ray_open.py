@@ -1,9 +1,8 @@
 """Open and continuous batches on Ray: all that holds in processes, and what only actors have."""
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from typing import Any
 
 import pytest
 
@@ -21,12 +20,7 @@ from serving import test_open_processes
 from shoal.batching.current import Identity
 from shoal.errors import ReplicaDied
 from shoal.replicas.code.definition import Definition
-from shoal.replicas.contract import Blueprint, ReplicaOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from shoal.replicas.contract import Replica
+from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
 
 ray = pytest.importorskip("ray")
 

@@ -1,8 +1,7 @@
 """Ray adds nodes for replicas that have no place, and Shoal adds replicas while there is load."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import Any
 
 import anyio
 import pytest
@@ -11,9 +10,6 @@ from replicas.ray_backends import Model
 from replicas.ray_cluster import MARKS, SMALL, growing_cluster
 from shoal.serving.controller.controller import Controller
 from worker_processes import until
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 ray = pytest.importorskip("ray")
 

@@ -1,9 +1,8 @@
 """Traces go with batches to code in Ray's actors, and come back with the calls that it makes."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -17,9 +16,6 @@ from replicas.ray_cluster import MARKS, SMALL, cluster_of
 from serving.scenes import deployed
 from shoal.observe import instrument
 from shoal.serving.controller.controller import Controller
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
 
 pytest.importorskip("ray")
 

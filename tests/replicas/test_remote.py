@@ -1,7 +1,5 @@
 """Remote replicas at work, with model servers in this process."""
 
-from __future__ import annotations
-
 import pytest
 
 from replicas.remote_servers import served

@@ -1,7 +1,5 @@
 """Who may connect to a model server: tokens, versions, certificates, and peers that lie."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

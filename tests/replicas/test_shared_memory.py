@@ -1,7 +1,5 @@
 """Shared memory is reserved, read and given back."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os

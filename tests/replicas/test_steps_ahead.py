@@ -3,8 +3,6 @@
 Tests hold the event loop up while they look at the thread, so what it does it does by itself.
 """
 
-from __future__ import annotations
-
 import threading
 from contextlib import asynccontextmanager
 from weakref import WeakSet

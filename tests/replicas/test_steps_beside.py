@@ -1,7 +1,5 @@
 """Items of a plain generator are passed on while its next step runs, where the steps wait."""
 
-from __future__ import annotations
-
 import threading
 
 import anyio

@@ -1,7 +1,5 @@
 """Replicas in this event loop. What all replicas promise is checked by `check_replica`."""
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

@@ -1,7 +1,5 @@
 """Replicas in a thread of their own. What all replicas promise is checked by `check_replica`."""
 
-from __future__ import annotations
-
 import threading
 import time
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """Frames are what they were, in whatever pieces they come."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Exceptions that cross processes: as what they are, or as text that names them."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 import threading

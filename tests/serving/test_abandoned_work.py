@@ -1,9 +1,9 @@
 """Work that nobody waits for any more: it ends by itself, and its replica lives on."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -12,16 +12,11 @@ import shoal
 from replicas.playing import noted
 from serving.abandoned_code import AsyncCode, Code, Isolated
 from shoal.errors import DeadlineExceeded, HandlerTimeout
+from shoal.serving.clients.handles import Handle
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import Call, calling
 from shoal.testing.replicas.code import Folder
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-    from pathlib import Path
-
-    from shoal.serving.clients.handles import Handle
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 

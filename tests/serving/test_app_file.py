@@ -1,7 +1,5 @@
 """Reading an application's file: what it declares, and what is said of each mistake."""
 
-from __future__ import annotations
-
 import tomllib
 from textwrap import dedent
 

@@ -1,9 +1,8 @@
 """One backend by itself: whoever waits for it is told when it ends."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -16,9 +15,6 @@ from shoal.replicas.code.definition import Definition
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.backends.backend import Backend
 from shoal.serving.devices import Devices
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 
 @asynccontextmanager

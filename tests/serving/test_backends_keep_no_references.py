@@ -1,7 +1,5 @@
 """An idle backend keeps no references to what it has answered, and nor do its pool and replicas."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from typing import Any

@@ -1,7 +1,5 @@
 """What a client promises holds for the one in the controller's process and for the remote one."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from contextlib import asynccontextmanager

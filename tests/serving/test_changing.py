@@ -1,10 +1,9 @@
 """Another config for a backend that serves: taken in whole, or not at all."""
 
-from __future__ import annotations
-
 import threading
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import anyio
@@ -27,9 +26,6 @@ from serving.scenes import (
 from shoal.errors import NoSuchName, ReplicaDied, ReplicaNotStarted
 from shoal.serving.controller.controller import Controller
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 
 class Configured:

@@ -1,7 +1,5 @@
 """The table of verbs: each is declared once, and goes over HTTP as the table says."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`shoal.connect()` without a URL, in the code of a backend."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
 
 import anyio

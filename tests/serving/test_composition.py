@@ -1,7 +1,5 @@
 """Backends that call other backends: by handles, in every placement, down to their ends."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
 
 import anyio

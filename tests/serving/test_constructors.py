@@ -1,14 +1,13 @@
 """Where the constructors of served classes run, and what errors of the wrong place say."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging
 import os
 import sqlite3
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import pytest
@@ -19,9 +18,6 @@ from batching.scenes import outcome
 from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.real_time
 

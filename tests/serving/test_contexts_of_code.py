@@ -1,11 +1,9 @@
 """What code sets in its context ends with the call, wherever the code runs."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,9 +12,7 @@ from serving.scenes import deployed
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.ray.actor import ReplicaActor
 from shoal.serving.controller.controller import Controller
-
-if TYPE_CHECKING:
-    from shoal.serving.controller.endpoints import EndpointHandle
+from shoal.serving.controller.endpoints import EndpointHandle
 
 pytestmark = pytest.mark.real_time
 

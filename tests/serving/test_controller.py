@@ -1,8 +1,7 @@
 """The controller: what there is, how it begins and ends, and what does not reach its neighbours."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import anyio
 import pytest
@@ -23,9 +22,6 @@ from shoal.core.events import BatchObserver, BatchRecord
 from shoal.core.policies.rule import SizeOrWait
 from shoal.errors import BatcherClosed, NameTaken, NoSuchName, ReplicaDied, ShutDown
 from shoal.serving.controller.controller import Controller
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 
 async def add_backend(controller: Controller, tag: str, code: Any = echo, **config: Any) -> Stage:

@@ -1,10 +1,10 @@
 """What is declared is written down before it takes effect, and is there again at the next start."""
 
-from __future__ import annotations
-
 import threading
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -15,13 +15,8 @@ from shoal.errors import ShutDown
 from shoal.serving.controller.controller import Controller
 from shoal.serving.controller.journal import Journal
 from shoal.serving.state_file import StateFile
+from shoal.serving.state_records import Change
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-    from pathlib import Path
-
-    from shoal.serving.state_records import Change
 
 # The file is written in worker threads.
 pytestmark = pytest.mark.real_time

@@ -1,7 +1,5 @@
 """Devices: who has which, whole or in part."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

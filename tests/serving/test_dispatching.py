@@ -1,8 +1,7 @@
 """Which replica runs a batch, and what becomes of it when that replica dies."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import anyio
 import pytest
@@ -11,6 +10,7 @@ import shoal
 from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, settle
 from serving.scenes import (
     Gated,
+    ScriptedReplica,
     Stage,
     deployed,
     echo,
@@ -24,12 +24,7 @@ from shoal.batching.current import current_replica_tag, running_replica
 from shoal.core.policies.rule import SizeOrWait
 from shoal.core.policy import Dispatch
 from shoal.errors import BackendUnavailable, BatcherClosed, ReplicaDied, WrongResultType
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from serving.scenes import ScriptedReplica
-    from shoal.serving.controller.endpoints import EndpointHandle
+from shoal.serving.controller.endpoints import EndpointHandle
 
 PAIRS: Any = {"max_batch_size": 2, "batch_wait_timeout_s": None}
 

@@ -1,7 +1,5 @@
 """Code of a backend may ask whether that begins to end, wherever it runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

@@ -1,10 +1,9 @@
 """A stream that nobody refers to any more gives its place back, by whatever handle it was made."""
 
-from __future__ import annotations
-
 import gc
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -13,12 +12,8 @@ import pytest
 import shoal
 from serving.composed_code import Dropping, PlainDropping, endless, plain_endless
 from serving.scenes import deployed
+from shoal.serving.controller.endpoints import EndpointHandle
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-
-    from shoal.serving.controller.endpoints import EndpointHandle
 
 pytestmark = [
     pytest.mark.real_time,

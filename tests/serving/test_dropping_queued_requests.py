@@ -1,8 +1,6 @@
 """`drop_queued_on_shutdown` of a backend: what waits fails at its end, what runs is answered."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -10,10 +8,8 @@ import pytest
 import shoal
 from batching.scenes import Held, line_up, settle
 from shoal.serving.controller.controller import Controller
+from shoal.serving.controller.endpoints import EndpointHandle
 from shoal.testing.asgi import Call, calling
-
-if TYPE_CHECKING:
-    from shoal.serving.controller.endpoints import EndpointHandle
 
 DROP: dict[str, Any] = {"max_batch_size": 1, "drop_queued_on_shutdown": True}
 

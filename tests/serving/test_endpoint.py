@@ -1,9 +1,7 @@
 """Endpoints: their names and routes, their traffic, and the requests that they hold."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -12,11 +10,9 @@ from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, set
 from serving.scenes import Stage, echo, serving, serving_tasks, slowly, under_way
 from shoal.batching.current import current_backend_tag
 from shoal.errors import DeadlineExceeded, InUse, NameTaken, NoSuchName, Overloaded, ShoalError
+from shoal.serving.controller.controller import Controller
+from shoal.serving.controller.endpoints import EndpointHandle
 from shoal.serving.endpoint import MOST_HELD
-
-if TYPE_CHECKING:
-    from shoal.serving.controller.controller import Controller
-    from shoal.serving.controller.endpoints import EndpointHandle
 
 
 async def who(items: list[Any]) -> list[str]:

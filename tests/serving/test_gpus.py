@@ -1,7 +1,5 @@
 """GPUs of a server: each replica is given its own, and gives them back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

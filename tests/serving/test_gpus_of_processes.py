@@ -1,7 +1,5 @@
 """Each process sees its own GPUs before its code is imported; metrics and status say which."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,9 +1,8 @@
 """Calls by a handle: what they ask for, what they give back, and calls of code to other code."""
 
-from __future__ import annotations
-
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import anyio
 import pytest
@@ -15,9 +14,6 @@ from shoal.errors import DeadlineExceeded, NoSuchName, Overloaded, ShutDown
 from shoal.replicas.code.definition import accept_batch
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.serving.controller.controller import Controller
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 
 class Code:

@@ -1,11 +1,11 @@
 """User code in a backend may raise anything: it ends its batch or its replica, and nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx
@@ -16,16 +16,11 @@ import shoal
 from base_exceptions import Panic
 from serving.scenes import deployed
 from shoal.errors import BatcherClosed, HandlerFailed, ReplicaDied, ReplicaNotStarted
+from shoal.replicas.contract import Blueprint
 from shoal.replicas.local.task import TaskReplica
 from shoal.serving.controller.controller import Controller
+from shoal.serving.controller.endpoints import EndpointHandle
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-    from pathlib import Path
-
-    from shoal.replicas.contract import Blueprint
-    from shoal.serving.controller.endpoints import EndpointHandle
 
 pytestmark = pytest.mark.real_time
 

@@ -1,7 +1,5 @@
 """Code that forms batches of its own in a backend may raise anything there as well."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

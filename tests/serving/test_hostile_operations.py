@@ -1,7 +1,5 @@
 """Whatever a backend's code does, and whatever is done to it meanwhile, its neighbours are well."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The options of an HTTP server: what is accepted, and that all that take them refuse the same."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

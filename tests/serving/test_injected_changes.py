@@ -4,9 +4,8 @@ Whatever the turn, a change is made whole or not at all: what is declared is wha
 was asked for, the replicas are of just that, and the backend answers.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -15,13 +14,9 @@ import pytest
 from batching.scenes import settle
 from serving.scenes import Stage
 from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.serving.backend_config import BackendConfig
 from shoal.serving.controller.controller import Controller
 from shoal.testing import run_virtually
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from shoal.serving.backend_config import BackendConfig
 
 MOST_TURNS = 400
 

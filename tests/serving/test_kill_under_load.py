@@ -1,11 +1,9 @@
 """Processes are killed under load: each call ends once, and only the batches of the killed fail."""
 
-from __future__ import annotations
-
 import logging
 import random
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
@@ -20,9 +18,6 @@ from shoal.errors import ReplicaDied
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 

@@ -1,7 +1,5 @@
 """Limits of a backend: one for all replicas and methods, changed while it runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

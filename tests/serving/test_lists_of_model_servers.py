@@ -1,7 +1,5 @@
 """Which model servers there are: lists, files and names, and their changes."""
 
-from __future__ import annotations
-
 import os
 from contextlib import closing
 from pathlib import Path

@@ -1,17 +1,21 @@
 """A managed replica: its health checks, and its end."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
 from batching.scenes import PENDING, Held, line_up, outcomes, settle
-from serving.scenes import Gated, Stage, echo, never, serving, serving_tasks, under_way
+from serving.scenes import (
+    Gated,
+    ScriptedReplica,
+    Stage,
+    echo,
+    never,
+    serving,
+    serving_tasks,
+    under_way,
+)
 from shoal.errors import ReplicaDied
-
-if TYPE_CHECKING:
-    from serving.scenes import ScriptedReplica
 
 
 class Health:

@@ -1,13 +1,12 @@
 """A replica that has died is freed at once, with its memory, without the garbage collector."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os
 import signal
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -23,9 +22,6 @@ from shoal.replicas.process.wire.shared_memory import SharedMemory
 from shoal.replicas.process.worker import Worker
 from shoal.serving.backends.managed import ManagedReplica
 from shoal.serving.controller.controller import Controller
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.real_time
 

@@ -1,7 +1,5 @@
 """What a message of several calls to a model server owes to each of them, and how backends end."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 

@@ -1,7 +1,5 @@
 """Backends with ``placement="remote"``: their model servers run in this process."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import asynccontextmanager
 from functools import partial

@@ -1,9 +1,7 @@
 """Many models in one backend: batches of one model each, on replicas that have it loaded."""
 
-from __future__ import annotations
-
 import logging
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import anyio
 import pytest
@@ -12,10 +10,8 @@ import shoal
 from batching.scenes import outcome, outcomes, settle
 from serving.scenes import serving, serving_tasks, under_way
 from shoal.errors import HandlerTimeout, NoSuchModel, NoSuchName, ReplicaDied
+from shoal.serving.controller.endpoints import EndpointHandle
 from shoal.testing.asgi import ask
-
-if TYPE_CHECKING:
-    from shoal.serving.controller.endpoints import EndpointHandle
 
 
 class Models:

@@ -1,13 +1,11 @@
 """Open batches on replicas: no request is lost when a replica goes, and none is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio
 import pytest
 
-import shoal  # noqa: TC001 - annotations are looked at
+import shoal
 from batching.scenes import PENDING, outcome
 from serving.scenes import deployed, under_way
 from shoal.replicas.local.task import TaskReplica

@@ -1,13 +1,11 @@
 """Open and continuous batches in model servers, whose requests are those of several ingresses."""
 
-from __future__ import annotations
-
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
 import pytest
 
-import shoal  # noqa: TC001 - annotations are looked at
+import shoal
 from replicas.remote_servers import listening
 from shoal.errors import DeadlineExceeded, ReplicaDied, SlowReader
 from shoal.serving import backend_config

@@ -3,8 +3,6 @@
 Other files import these tests, to run them with another placement.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import Any

@@ -1,7 +1,5 @@
 """What the table of batch options says of each, held where it is used."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The batch sizes of a class's own batched methods, which its replica's requests can't reach."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

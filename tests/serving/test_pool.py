@@ -1,17 +1,13 @@
 """The pool by itself: who gets the next batch, and who is told when there is room."""
 
-from __future__ import annotations
-
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
 from batching.scenes import Caller, settle
 from shoal.serving.backends.pool import Pool, PoolCapacity, PoolMember
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 
 class Named:

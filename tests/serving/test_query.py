@@ -1,7 +1,5 @@
 """What code without annotations gets of a request that has no data."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import json
@@ -9,7 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
-from starlette.requests import Request  # noqa: TC002 - the annotation is read
+from starlette.requests import Request
 
 from shoal.http.requests.plain import encoded
 from shoal.serving.query import Query, item_without_data, takes_query

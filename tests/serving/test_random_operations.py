@@ -6,14 +6,14 @@ end each call has had its own right answer or a named error, each verb has ended
 is there and answers, and no replica outlives its controller.
 """
 
-from __future__ import annotations
-
 import os
 import random
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import AsyncGenerator, Awaitable
+from typing import Any, TypeAlias
 
 import anyio
 import pytest
+from anyio.abc import TaskGroup
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,11 +23,6 @@ from shoal.batching.current import current_backend_tag
 from shoal.errors import ShoalError
 from shoal.serving.controller.controller import Controller
 from shoal.testing import run_virtually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable
-
-    from anyio.abc import TaskGroup
 
 PROGRAMS = 15
 SOAK_PROGRAMS = int(os.environ.get("SHOAL_SOAK_OPERATIONS", "3000"))

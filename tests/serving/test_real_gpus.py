@@ -1,7 +1,5 @@
 """Replicas on real GPUs, with the real NVML: where there are none, these tests are left out."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -9,7 +7,7 @@ import re
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -17,12 +15,9 @@ import pytest
 import shoal
 from serving.cuda_code import HELD_BYTES
 from serving.scenes import deployed
-from shoal.replicas.gpus import GpuMeter, Nvml, has_nvml
+from shoal.replicas.gpus import GpuMeter, GpuReading, Nvml, has_nvml
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
-
-if TYPE_CHECKING:
-    from shoal.replicas.gpus import GpuReading
 
 pytestmark = [
     pytest.mark.real_time,

@@ -1,7 +1,5 @@
 """The remote client: the verbs of a client over the admin API, and what can go wrong on the way."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -1,7 +1,5 @@
 """A controller that keeps state: what comes back, after a stop, a kill, or a change of the code."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import closing
 

@@ -1,16 +1,12 @@
 """Autoscaling: more replicas while much is under way, fewer when little is."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
 from batching.scenes import PENDING, line_up, outcome, settle
 from serving.scenes import Stage, echo, failing, in_turn, serving, serving_tasks, slowly
-
-if TYPE_CHECKING:
-    from shoal.serving.controller.controller import Controller
+from shoal.serving.controller.controller import Controller
 
 QUICK: Any = {
     "min_replicas": 1,

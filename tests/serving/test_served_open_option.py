@@ -1,10 +1,9 @@
 """The option ``open`` of a backend."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -13,9 +12,6 @@ import shoal
 from batching.scenes import line_up, outcome, settle
 from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 pool: ContextVar[str] = ContextVar("pool")
 notes: list[str] = []

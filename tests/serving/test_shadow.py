@@ -1,8 +1,7 @@
 """Shadow traffic: copies that never delay, fail or reorder what they are copies of."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import anyio
 import pytest
@@ -10,13 +9,9 @@ import pytest
 from batching.scenes import Held, line_up, outcome, outcomes, settle
 from serving.scenes import Stage, echo, serving, serving_tasks, under_way
 from shoal.errors import InUse, NoSuchName
+from shoal.serving.controller.controller import Controller
 from shoal.serving.shadow import MOST_COPIES, PrimaryAnswer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from shoal.serving.controller.controller import Controller
-    from shoal.serving.status import ShadowStatus
+from shoal.serving.status import ShadowStatus
 
 
 async def shadowed(

@@ -1,9 +1,8 @@
 """Results that calls of a backend share, and until when: other code answers after a change."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -12,9 +11,6 @@ import shoal
 from batching.scenes import PENDING, line_up
 from serving.scenes import deployed
 from shoal.testing import settle
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 CACHE = {"max_size": 10, "ttl_s": 60}
 

@@ -1,9 +1,8 @@
 """Under any schedule of faults each caller ends once, and only those aimed at see errors."""
 
-from __future__ import annotations
-
 import logging
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +10,6 @@ from batching.scenes import settle
 from conformance.replica_scenes import living_tasks
 from serving.fault_program import PROCESSES, TASKS, FaultProgram, Footprint
 from shoal.core.replicas import restarts
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 

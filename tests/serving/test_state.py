@@ -1,12 +1,11 @@
-from __future__ import annotations
-
 import os
 import random
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,10 +18,6 @@ from shoal.serving.state_records import (
     EndpointRecord,
     ShadowRecord,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 EMBED = BackendRecord(
     tag="embed",

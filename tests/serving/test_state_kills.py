@@ -5,17 +5,15 @@ Children are forked from one process that has imported all it takes, so that a k
 falls into the opening of the file as often as into its changes.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,9 +26,6 @@ from shoal.serving.state_records import (
     EndpointRecord,
     ShadowRecord,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 

@@ -1,23 +1,18 @@
 """Requests with equal shard keys go to one replica, as long as the loads stay balanced."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import Held, outcomes, settle
-from serving.scenes import echo, serving, serving_tasks, slowly, under_way
+from serving.scenes import Stage, echo, serving, serving_tasks, slowly, under_way
 from shoal.errors import ReplicaDied
+from shoal.serving.controller.endpoints import EndpointHandle
 from shoal.testing.asgi import ask
-
-if TYPE_CHECKING:
-    from serving.scenes import Stage
-    from shoal.serving.controller.endpoints import EndpointHandle
 
 STICKY: Any = {"sticky_load_factor": 1000, "num_replicas": 3, "max_batch_size": 4}
 

@@ -1,7 +1,5 @@
 """Tables, named tuples, mappings and sets are refused wherever the code runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

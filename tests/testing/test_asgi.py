@@ -1,7 +1,5 @@
 """The ASGI driver: each message is one step, for any application."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 

@@ -1,7 +1,5 @@
 """The replica check: Shoal's placements pass, and each broken promise is reported."""
 
-from __future__ import annotations
-
 import os
 from contextlib import aclosing, suppress
 from dataclasses import replace

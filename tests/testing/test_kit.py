@@ -1,7 +1,5 @@
 """The `shoal.testing` package as a whole: its imports and its public names."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

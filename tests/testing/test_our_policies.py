@@ -1,8 +1,7 @@
 """Every built-in rule keeps the promises of a policy."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import Any
 
 import pytest
 
@@ -11,14 +10,10 @@ from shoal.core.options.options import BatchOptions
 from shoal.core.options.records import LatencyTarget, QueuePolicy
 from shoal.core.policies.adaptive import AdaptiveRule
 from shoal.core.policies.factory import policy_of
+from shoal.core.policy import BatchPolicy
 from shoal.core.replicas.members import NO_MEMBERS
+from shoal.core.request import Request
 from shoal.testing import check_policy, make_request
-
-if TYPE_CHECKING:
-    from random import Random
-
-    from shoal.core.policy import BatchPolicy
-    from shoal.core.request import Request
 
 pytestmark = pytest.mark.slow
 

@@ -1,23 +1,15 @@
 """A user's policy in a batcher: a policy that passes the check works there."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import anyio
 
 import shoal
 from batching.scenes import LEFT, line_up
-from shoal.core.policy import Wait, WholeQueuePolicy
-from shoal.core.request import DispatchReason
+from shoal.core.options.options import BatchOptions
+from shoal.core.policy import Pressure, Wait, WholeQueuePolicy
+from shoal.core.request import DispatchReason, Request
 from shoal.testing import ScriptedHandler, settle
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shoal.core.options.options import BatchOptions
-    from shoal.core.policy import Pressure
-    from shoal.core.request import Request
 
 
 class EvenBeforeOdd(WholeQueuePolicy):

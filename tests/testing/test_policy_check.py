@@ -1,22 +1,14 @@
 """The policy check: it reports each broken promise, and accepts policies that keep them all."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from random import Random
 
 import pytest
 
-from shoal.core.policy import BatchPolicy, Dispatch, Wait, WholeQueuePolicy
-from shoal.core.request import DispatchReason
+from shoal.core.policy import BatchPolicy, Dispatch, Pressure, Wait, WholeQueuePolicy
+from shoal.core.request import DispatchReason, Request
 from shoal.testing import check_policy, make_request
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from random import Random
-
-    from shoal.core.policy import Pressure
-    from shoal.core.request import Request
 
 SIZE = 3
 WINDOW_S = 1.0

@@ -1,9 +1,8 @@
 """Scripted handlers: the test answers batches; a missing answer fails the test, and never hangs."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -11,9 +10,6 @@ import pytest
 import shoal
 from batching.scenes import line_up, outcome, read_all
 from shoal.testing import ScriptedHandler, ScriptedStreams, settle
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """Virtual time: it moves to the next deadline when every task waits, and never otherwise."""
 
-from __future__ import annotations
-
 import asyncio
 
 import anyio
