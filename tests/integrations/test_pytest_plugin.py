@@ -100,6 +100,7 @@ def anyio_backend():
     from shoal.testing import virtual_backend
     return virtual_backend("asyncio")
 
+@pytest.mark.anyio
 async def test_it(batchers):
     assert sniffio.current_async_library() == "asyncio"
     assert await square(2) == 4
@@ -113,6 +114,7 @@ def test_a_project_that_does_not_ask_is_left_alone(tmp_path):
 import anyio, pytest
 from project import square
 
+@pytest.mark.anyio
 async def test_it():
     started = anyio.current_time()
     await anyio.to_thread.run_sync(lambda: None)

@@ -153,7 +153,7 @@ async def test_the_result_of_unknown_code_may_be_any_json():
 
 
 async def test_without_its_package_msgpack_is_not_described(monkeypatch):
-    for module in ("json.payload", "json.endpoint", "openapi.answers"):
+    for module in ("json.payload", "json.endpoint", "openapi.document"):
         monkeypatch.setattr(f"shoal.http.{module}.has_msgpack", lambda: False)
     post, _ = await described(of_comment)
     assert MSGPACK not in post["requestBody"]["content"]

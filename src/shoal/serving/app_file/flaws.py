@@ -7,7 +7,6 @@ values and headers apart. It skips values, except for those that can contain key
 from __future__ import annotations
 
 import re
-import tomllib
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from shoal.core.options.names import suggested
@@ -192,6 +191,8 @@ class _Scanner:
 
     def _key_part(self) -> str:
         if self._next_is('"') or self._next_is("'"):
+            import tomllib  # `shoal serve` loads this module for applications of code, too
+
             written = self._skip(_STRING)
             return str(tomllib.loads(f"it = {written}")["it"])
         return self._skip(_BARE_KEY)
