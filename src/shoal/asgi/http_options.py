@@ -202,10 +202,10 @@ class HttpOptions:
             trusted.
         proxy_headers: The headers that these peers set or remove, whatever their clients send:
             of ``X-Forwarded-For``, ``-Proto``, ``-Host`` and ``-Prefix``.
-        allowed_hosts: The hosts, without ports, that requests may be for; ``["*"]`` for all. The
-            default is ``localhost``, ``127.0.0.1`` and ``::1`` for a server at a loopback address,
-            else all. Behind a proxy on the same machine that forwards ``Host``, name the public
-            hosts here.
+        allowed_hosts: The hosts, without ports, that requests may be for; ``["*"]`` for all. A
+            server at a loopback address always allows ``localhost``, ``127.0.0.1`` and ``::1``;
+            elsewhere the default is all. Behind a proxy on the same machine that forwards
+            ``Host``, name the public hosts here; then the dashboard needs ``dashboard=True``.
         allowed_origins: The origins, such as ``"https://example.com"``, whose pages may open
             WebSockets and send requests with methods other than ``GET``; ``["*"]`` for all. The
             host of the request itself is always allowed. The default is no other origin at a
@@ -335,7 +335,7 @@ class HttpOptions:
     allowed_hosts: Sequence[str] = option(
         (),
         checked_hosts,
-        flag="a host that requests may be for; repeatable (localhost, at loopback)",
+        flag="a host that requests may be for; repeatable (at loopback: only its own names)",
     )
     allowed_origins: Sequence[str] = option(
         (),
