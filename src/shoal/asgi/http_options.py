@@ -242,7 +242,7 @@ class HttpOptions:
         dashboard: Whether ``/-/dashboard`` is at the application's own address: a page that shows
             the server's activity, without items and results. With None, only Shoal's server at a
             loopback address or a UNIX socket has it there, for requests from this machine. The
-            admin listener always has it.
+            admin socket always has it.
         title: The name of the application in the OpenAPI document and the pages.
         version: Its version in the OpenAPI document.
         security_schemes: OpenAPI's security schemes, by name: how callers authenticate. They are
