@@ -123,6 +123,10 @@ async def test_a_burst_into_an_idle_batcher_is_admitted_up_to_what_starts_at_onc
             got = await outcomes(*map(call, range(12)))
             rejected = [one for one in got if isinstance(one, shoal.errors.Overloaded)]
             assert len(rejected) == 12 - 5 - bound
+            assert str(rejected[0]).endswith(
+                f"{5 + bound} requests are waiting: max_queued_requests={bound}, and free slots "
+                "take 5"
+            )
 
 
 async def test_a_stream_is_rejected_when_it_is_entered() -> None:
@@ -159,7 +163,7 @@ async def test_lowering_the_bound_throws_nobody_out() -> None:
     async with plugged(held, batcher, "busy") as (call, tasks):
         callers = await line_up(tasks, *map(call, range(3)))
         batcher.configure(max_queued_requests=1)
-        with pytest.raises(shoal.errors.Overloaded):
+        with pytest.raises(shoal.errors.Overloaded, match=r"waiting, and max_queued_requests=1$"):
             await call(9)
     assert [caller.outcome for caller in callers] == [0, 1, 2]
 

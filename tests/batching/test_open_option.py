@@ -110,6 +110,23 @@ def test_a_handler_for_asyncio_is_told_to_use_asyncio() -> None:
         assert call(1) == 1
 
 
+@pytest.mark.one_loop
+async def test_the_advice_passes_a_handler_that_calls_another_once() -> None:
+    async def handler(items: list[int]) -> list[int]:
+        await asyncio.sleep(0.001)
+        return items
+
+    async with shoal.Batcher(handler) as inner:
+
+        async def outer(items: list[int]) -> list[int]:
+            return [await inner(item) for item in items]
+
+        async with shoal.Batcher(outer) as call:
+            error = await outcome(call(1))
+    assert str(error).count('backend="asyncio"') == 1
+    assert str(error).endswith("see 'Where your code runs' on the page 'Replicas'")
+
+
 @pytest.mark.real_time
 async def test_a_handler_with_a_connection_of_another_thread_is_told_of_warm_up() -> None:
     connection = await anyio.to_thread.run_sync(lambda: sqlite3.connect(":memory:"))

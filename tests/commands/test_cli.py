@@ -248,8 +248,8 @@ def test_a_thread_that_cannot_be_interrupted_is_left_by_force(serving):
     with serving("--graceful-timeout", "0") as (process, port), begin(port, "/stuck"):
         said = end_of(process, signal.SIGTERM, code=1)
     assert said == (
-        "Shoal is stopping; running requests have at most 4 s to finish; a second Ctrl+C or"
-        " SIGTERM stops it at once\n"
+        "Shoal is stopping: running requests have 0 s to finish, and it ends within 4 s; a second"
+        " Ctrl+C or SIGTERM stops it at once\n"
         "Shoal was stopped by force: still busy 4 s after the signal, with a thread that can't be"
         " interrupted or a blocked event loop\n"
     )

@@ -28,7 +28,7 @@ FLAGS = [
     ("--uds-mode", "660", "uds_mode", "660", "(600)"),
     ("--model-server", "unix:/m.sock", "model_server", "unix:/m.sock", "forward batches to"),
     ("--certfile", "c.pem", "certfile", "c.pem", "in this file"),
-    ("--allow-host", "a", "allowed_hosts", ["a"], "(localhost, at loopback)"),
+    ("--allow-host", "a", "allowed_hosts", ["a"], "(at loopback: only its own names)"),
     ("--allow-origin", "x://a", "allowed_origins", ["x://a"], "(at loopback: none but its own)"),
     ("--send-timeout", "3", "send_timeout_s", 3.0, "(10)"),
     ("--access-log", None, "access_log", True, "for each request to stderr"),

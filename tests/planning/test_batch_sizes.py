@@ -63,6 +63,7 @@ CASES = {
     "not-enough-traffic": lambda: found(constant(1, SECONDS)),
     "open-batches": lambda: found(poisson(50, SECONDS), described={"open": True}),
     "batches-are-full": lambda: found(ClosedLoop(64, 0.001, SECONDS)),
+    "one-request-a-batch": lambda: found(poisson(30, SECONDS), max_batch_size=1),
     "costs-fill-batches": lambda: found(
         each(poisson(150, SECONDS), item="three"), max_batch_size=8, batch_size_fn=len
     ),
@@ -130,12 +131,21 @@ def test_the_evidence_has_numbers():
 
 
 def test_each_finding_has_a_section_and_each_section_a_finding():
-    page = (ROOT / PAGE).read_text()
+    page = (ROOT / "docs/how-to/why-are-my-batches-small.md").read_text()
+    assert f"# {PAGE}\n" in page
     headings = {
         heading.lower().replace(" ", "-")
         for heading in re.findall(r"^### (.*)$", page, re.MULTILINE)
     }
     assert headings == set(FINDINGS)
+
+
+def test_code_of_one_request_is_not_advised_to_raise_the_limit():
+    [one] = CASES["one-request-a-batch"]()
+    assert one.symptom == (
+        "One request a batch: the code takes one request at a time, or max_batch_size is 1."
+    )
+    assert "statistics()" in one.change
 
 
 def test_requests_from_before_the_recording_add_no_callers():

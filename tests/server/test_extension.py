@@ -48,6 +48,22 @@ async def test_it_is_a_mapping(version, also):
 
 
 @pytest.mark.real_time
+async def test_a_server_of_public_hosts_is_not_local():
+    offered = []
+
+    async def app(scope, receive, send):
+        offered.append(scope["extensions"]["shoal.disconnect"]["is_local"])
+        await send(START)
+        await send({"type": "http.response.body", "body": b"answered"})
+
+    async with live(app, allowed_hosts=["api.example.com"]) as server:
+        assert b"answered" in await server.talk(
+            request("/", close=True).replace(b"shoal.test", b"localhost")
+        )
+    assert offered == [False]
+
+
+@pytest.mark.real_time
 async def test_it_also_has_where_to_note_a_trace_if_there_is_an_access_log():
     noted = anyio.Event()
 

@@ -79,8 +79,22 @@ def test_headers_that_contradict_each_other_are_refused(headers, refused):
 def test_named_hosts_are_answered_for_at_any_address(name):
     allowed = {"allowed_hosts": ["Api.Example.com"]}
     assert status(name, "GET", b"api.example.com:443", **allowed) is None
-    assert status(name, "GET", b"localhost", **allowed) == 421
+    assert status(name, "GET", b"other.example.com", **allowed) == 421
     assert status(name, "GET", b"anything", allowed_hosts=["*"]) is None
+
+
+@pytest.mark.parametrize("host", [b"localhost:8000", b"127.0.0.1", b"[::1]"])
+def test_named_hosts_take_no_loopback_names_away(host):
+    assert status(LOCAL, "GET", host, allowed_hosts=["api.example.com"]) is None
+    assert status(PUBLIC, "GET", host, allowed_hosts=["api.example.com"]) == 421
+
+
+@pytest.mark.parametrize("name", [LOCAL, "/run/x"])
+def test_behind_named_hosts_a_local_host_is_no_proof(name):
+    # A proxy that forwards the hosts of its clients forwards a forged one as well.
+    assert not RequestGuard(HttpOptions(allowed_hosts=["api.example.com"]), name).is_private
+    for allowed in ([], ["localhost"], ["*"]):
+        assert RequestGuard(HttpOptions(allowed_hosts=allowed), name).is_private
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", ""])

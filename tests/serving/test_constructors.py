@@ -204,7 +204,7 @@ async def test_a_plain_constructor_that_needs_an_event_loop_is_told_of_warm_up(
         error = await outcome(controller.create_backend("code", PlainNeedsLoop, config=config))
     assert type(error) is shoal.errors.ReplicaNotStarted
     assert "make what needs the loop in `async def warm_up(self)`" in str(error)
-    assert "the page 'Where your code runs'" in str(error)
+    assert "'Where your code runs' on the page 'Replicas'" in str(error)
 
 
 @pytest.mark.parametrize("placement", ["task", pytest.param("process", marks=pytest.mark.one_loop)])

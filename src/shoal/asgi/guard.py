@@ -3,8 +3,8 @@
 A page in a browser can send requests to a server on the same machine: to an address that the page's
 own name resolves to (DNS rebinding), or with a form or a script (cross-site requests). The first
 kind has the page's host in ``Host``, the second the page in ``Origin``. Therefore a server at a
-loopback address accepts only loopback names. It refuses WebSockets and unsafe methods from other
-origins. At other addresses, the operator sets the hosts and origins.
+loopback address accepts only loopback names, and those that the operator adds. It refuses
+WebSockets and unsafe methods from other origins. At other addresses, the operator sets both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
 
 
-_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+_LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
+_ALL: Final = frozenset("*")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _MOST_KNOWN: Final = 256
 _MOST_SHOWN: Final = 253
@@ -36,8 +37,13 @@ class RequestGuard:
         is_unix = isinstance(name, (str, bytes))
         is_loopback = not is_unix and _is_loopback(name[0])
         self.is_local = is_unix or is_loopback
-        self._hosts = _names(options.allowed_hosts, _LOOPBACK if is_loopback else ("*",))
-        self._origins = _names(options.allowed_origins, () if is_loopback else ("*",))
+        hosts = _names(options.allowed_hosts)
+        # A proxy that forwards public hosts may forward a forged ``localhost`` as well.
+        self.is_private = self.is_local and hosts <= _LOOPBACK | _ALL
+        origins = _names(options.allowed_origins)
+        # Those allowed; None for all. No page can have a loopback name by DNS rebinding.
+        self._hosts = _unless_all(hosts | _LOOPBACK if is_loopback else hosts or _ALL)
+        self._origins = _unless_all(origins if is_loopback else origins or _ALL)
         # Allowed pairs of host and origin, as sent.
         self._known: set[tuple[bytes, bytes | None]] = set()
         self._logged: set[int] = set()
@@ -93,10 +99,12 @@ class RequestGuard:
         return sent.partition("://")[2] == host.decode("latin-1").lower() or sent in self._origins
 
 
-def _names(allowed: Iterable[str], default: Iterable[str]) -> frozenset[str] | None:
-    """Returns the allowed names in lower case; None if all names are allowed."""
-    names = frozenset(name.lower().rstrip("/") for name in allowed) or frozenset(default)
-    return None if "*" in names else names
+def _names(allowed: Iterable[str]) -> frozenset[str]:
+    return frozenset(name.lower().rstrip("/") for name in allowed)
+
+
+def _unless_all(names: frozenset[str]) -> frozenset[str] | None:
+    return None if names >= _ALL else names
 
 
 def host_of(host: bytes) -> str:

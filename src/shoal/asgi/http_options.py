@@ -202,10 +202,10 @@ class HttpOptions:
             trusted.
         proxy_headers: The headers that these peers set or remove, whatever their clients send:
             of ``X-Forwarded-For``, ``-Proto``, ``-Host`` and ``-Prefix``.
-        allowed_hosts: The hosts, without ports, that requests may be for; ``["*"]`` for all. The
-            default is ``localhost``, ``127.0.0.1`` and ``::1`` for a server at a loopback address,
-            else all. Behind a proxy on the same machine that forwards ``Host``, name the public
-            hosts here.
+        allowed_hosts: The hosts, without ports, that requests may be for; ``["*"]`` for all. A
+            server at a loopback address always allows ``localhost``, ``127.0.0.1`` and ``::1``;
+            elsewhere the default is all. Behind a proxy on the same machine that forwards
+            ``Host``, name the public hosts here; then the dashboard needs ``dashboard=True``.
         allowed_origins: The origins, such as ``"https://example.com"``, whose pages may open
             WebSockets and send requests with methods other than ``GET``; ``["*"]`` for all. The
             host of the request itself is always allowed. The default is no other origin at a
@@ -242,7 +242,7 @@ class HttpOptions:
         dashboard: Whether ``/-/dashboard`` is at the application's own address: a page that shows
             the server's activity, without items and results. With None, only Shoal's server at a
             loopback address or a UNIX socket has it there, for requests from this machine. The
-            admin listener always has it.
+            admin socket always has it.
         title: The name of the application in the OpenAPI document and the pages.
         version: Its version in the OpenAPI document.
         security_schemes: OpenAPI's security schemes, by name: how callers authenticate. They are
@@ -335,7 +335,7 @@ class HttpOptions:
     allowed_hosts: Sequence[str] = option(
         (),
         checked_hosts,
-        flag="a host that requests may be for; repeatable (localhost, at loopback)",
+        flag="a host that requests may be for; repeatable (at loopback: only its own names)",
     )
     allowed_origins: Sequence[str] = option(
         (),

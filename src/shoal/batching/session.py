@@ -345,13 +345,12 @@ class Session:
         self._counts = ClosingCounts(*(now - before for now, before in ended))
         if self.state != "broken":
             self.state = "closed"
+            closing = astuple(self._counts)
+            of_these = "; of these while closing: %d finished, %d failed, %d cancelled, %d declined"
             logger.info(
                 "%s: closed, having served %d requests in its life (%d failed, %d cancelled or out "
-                "of time, %d declined); of these while closing: %d finished, %d failed, %d "
-                "cancelled, %d declined",
-                self._name,
-                *self._ended_so_far(),
-                *astuple(self._counts),
+                f"of time, %d declined){of_these if any(closing) else ''}",
+                *(self._name, *self._ended_so_far(), *(closing if any(closing) else ())),
             )
         self.slots.report_change()
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _DESCRIPTION: Final = f"""\
 Watch a running server for some seconds, and say why its batches are as small as they are: what it
 found, in numbers, and what to change. It reads times and options only, never payloads.
-{PAGE} explains each finding.
+The page {PAGE!r} explains each finding.
 """
 
 _EXAMPLE: Final = """\
@@ -105,7 +105,7 @@ def _as_data(name: str, figures: BatcherFigures) -> dict[str, Any]:
         "mean_batch": figures.mean_size if figures.batches else None,
         "max_batch_size": figures.most,
         "reasons": {str(reason): count for reason, count in figures.reasons.items()},
-        "findings": [{**asdict(one), "link": one.link} for one in explain(figures)],
+        "findings": [{**asdict(one), "more": one.more} for one in explain(figures)],
     }
 
 
@@ -125,7 +125,7 @@ def _as_text(name: str, figures: BatcherFigures) -> str:
             head,
             *(
                 f"- {one.symptom}\n  evidence  {one.evidence}\n  change    {one.change}\n"
-                f"  more      {one.link}"
+                f"  more      {one.more}"
                 for one in explain(figures)
             ),
         ]

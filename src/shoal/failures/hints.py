@@ -27,7 +27,7 @@ _ELSEWHERE: Final = (
     "bound to a different event loop",
     "Event loop is closed",
 )
-_PAGE: Final = "see the page 'Where your code runs'"
+_PAGE: Final = "see 'Where your code runs' on the page 'Replicas'"
 
 
 def _message(error: BaseException) -> str:
@@ -72,6 +72,8 @@ def server_hint(failure: str) -> str | None:
 
 def with_hint(error: BaseException) -> BaseException:
     """Adds advice to an error of a handler if its code runs in the wrong loop or thread."""
+    if _says(error, (_PAGE,)):  # from a call of this handler's
+        return error
     if _says(error, _ELSEWHERE):
         hint = (
             "make it where it is used: in `async def warm_up(self)` of a class with async methods, "

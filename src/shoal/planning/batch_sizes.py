@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from shoal.planning.recordings import RecordedBatcher
 
-PAGE: Final = "docs/how-to/why-are-my-batches-small.md"
+PAGE: Final = "Why are my batches small?"
 
 _FEWEST_BATCHES: Final = 20
 # From this share of the limit on, batches are not small.
@@ -158,7 +158,7 @@ def _concurrency(requests: Iterable[Mapping[str, Any]], seconds: float) -> tuple
 
 @dataclass(frozen=True)
 class Finding:
-    """A reason for the size of batches; its kind is the anchor of its section in the docs."""
+    """A reason for the size of batches; its kind is the anchor of its section on the `PAGE`."""
 
     kind: str
     symptom: str
@@ -166,82 +166,90 @@ class Finding:
     change: str
 
     @property
-    def link(self) -> str:
-        return f"{PAGE}#{self.kind}"
+    def more(self) -> str:
+        return f"{title_of(self.kind)!r} on the page {PAGE!r}"
 
 
-# The symptom and the change of each kind of finding.
+# What each kind of finding says after its title, and the change.
 FINDINGS: Final = {
     "not-enough-traffic": (
-        "Not enough traffic yet to tell.",
+        "it is too early to tell.",
         "Look again under load, or for longer: --seconds 60.",
     ),
     "open-batches": (
-        "Requests join batches while the handler runs.",
+        "requests join them while the handler runs.",
         "Dispatch reasons say nothing here. Compare these numbers with max_batch_size.",
     ),
     "batches-are-full": (
-        "The batches are not small: max_batch_size limits them.",
+        "max_batch_size limits them.",
         "Raise max_batch_size if `shoal tune` shows that larger batches cost less per item.",
     ),
+    "one-request-a-batch": (
+        "the code takes one request at a time, or max_batch_size is 1.",
+        "Let the code take lists. Batched functions that it calls count in their statistics().",
+    ),
     "costs-fill-batches": (
-        "The costs of the items fill the batches.",
+        "the items cost as much as a batch may.",
         "Raise max_batch_cost, or max_batch_size without one, if the memory allows it.",
     ),
     "a-smaller-limit": (
-        "An option chooses a smaller size.",
+        "an option chooses it.",
         "Allow more latency (adaptive.p99_s), or larger sizes.",
     ),
     "limit": (
-        "The option limit decides when a batch starts.",
+        "this option decides when a batch starts.",
         "Nothing: requests gather for as long as it takes.",
     ),
     "deadlines": (
-        "Deadlines dispatch batches early.",
+        "they dispatch batches early.",
         "Give calls more time, or set a shorter batch_wait_timeout_s.",
     ),
     "flushes": (
-        "The program dispatches batches itself.",
+        "the program dispatches batches itself.",
         "Call flush() only after the last request of a group.",
     ),
     "keys-divide-batches": (
-        "An option divides the requests by keys.",
+        "only requests of one key share a batch.",
         "Use fewer keys: round lengths up, or merge rare keys.",
     ),
     "slots-split-batches": (
-        "Several slots or replicas share the requests.",
+        "several slots or replicas share the requests.",
         "Lower max_concurrent_batches or num_replicas, unless parallel runs use more hardware.",
     ),
     "one-at-a-time": (
-        "Requests arrive one after the other.",
+        "requests arrive one after the other.",
         "Send items at the same time: with map or results, or as a list in one request.",
     ),
     "few-callers": (
-        "Few callers, each of which waits for its result.",
+        "each of them waits for its result.",
         "Raise the concurrency of the clients: workers, threads, connections.",
     ),
     "the-wait-ends-first": (
-        "The wait ends before a batch is full.",
+        "no batch is full by then.",
         "Keep the wait if callers tolerate it and runs are expensive; else set it to 0.",
     ),
     "no-wait": (
-        "The handler runs again and again for few requests.",
+        "the handler runs again and again for few requests.",
         "Set batch_wait_timeout_s if others share the device. It adds latency.",
     ),
     "as-large-as-needed": (
-        "The batches are as large as the traffic needs.",
+        "the slots take what arrives.",
         "Nothing. Batches grow with the traffic; a longer wait would only add latency.",
     ),
     "no-gain": (
-        "Larger batches would gain little.",
+        "larger batches would cost about as much per item.",
         "Nothing, or let the handler process its items together.",
     ),
 }
 
 
+def title_of(kind: str) -> str:
+    return kind.replace("-", " ").capitalize()
+
+
 def explain(figures: BatcherFigures) -> list[Finding]:
     return [
-        Finding(kind, FINDINGS[kind][0], evidence, FINDINGS[kind][1])
+        Finding(kind, f"{title_of(kind)}: {FINDINGS[kind][0]}", evidence, FINDINGS[kind][1])
         for kind, evidence in _found(figures)
     ]
 
@@ -256,6 +264,8 @@ def _found(one: BatcherFigures) -> Iterator[tuple[str, str]]:
             "not-enough-traffic",
             f"{one.batches:,} batches in {duration(one.seconds)}; {_FEWEST_BATCHES} are needed",
         )
+    elif one.most == 1:
+        yield "one-request-a-batch", size
     elif one.fill >= _LARGE and not one.has_costs:
         yield "batches-are-full", size
     elif one.fill >= _LARGE:

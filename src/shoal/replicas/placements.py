@@ -192,7 +192,10 @@ def takes_open_batches(placement: Any) -> bool:
 
 
 def check_placement_options(
-    placement: str | Placement, by_name: Mapping[str, Any], own: Mapping[str, Any]
+    placement: str | Placement,
+    by_name: Mapping[str, Any],
+    own: Mapping[str, Any],
+    as_given: Mapping[str, str],
 ) -> None:
     """Refuses options without effect. A placement given by its path is not imported for this."""
     # `by_name` has the options of Shoal's placements that differ from their defaults.
@@ -208,8 +211,8 @@ def check_placement_options(
         if not has_effect(placement, name):
             places = [place for place, one in BUILT_IN.items() if name in options_of(one.options)]
             raise ValueError(
-                f"{name} is for placement={' or '.join(map(repr, places))}, and has no effect with "
-                f"placement={placement!r}; leave it out"
+                f"{as_given[name]} is for placement={' or '.join(map(repr, places))}, and has no "
+                f"effect with placement={placement!r}; leave it out"
             )
     BUILT_IN[placement].options(**by_name)  # checks that they fit together
     if own:

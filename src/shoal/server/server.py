@@ -305,7 +305,7 @@ class _Server:
             None if guard.allows_all else guard,
             ProxyHeaders.of(self._options) if is_main else None,
             self._counts,
-            guard.is_local,
+            guard.is_private,
         )
         started = listener.started
         url = bound.bound_socket.url.replace("http:", f"{shared.scheme}:", 1)

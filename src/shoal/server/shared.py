@@ -67,7 +67,7 @@ class Shared:
         self.guard = guard  # None if no request is refused
         self.proxies = proxies
         self.counts = counts  # of all addresses of the server, by "main" or "admin"
-        self.is_local = is_local  # it listens at a loopback address or a UNIX socket
+        self.is_local = is_local  # only clients on this machine can reach it, as far as is known
         self.idle_s = options.keep_alive_timeout_s
         self.faults = ClientFaults(timeouts.now)
         self.connections: set[Any] = set()

@@ -34,6 +34,7 @@ from shoal.serving.backend_options import (
     MOST_REMOTE,
     MOST_REMOTE_CALLS,
     NAMES,
+    RENAMED,
     SERVED_DEFAULTS,
     BackendKeywords,
     batch_size,
@@ -60,6 +61,11 @@ def _as_it_is(*named: Any) -> Any:
 
 
 def _replicas(name: str, value: Any) -> int:
+    if isinstance(value, str) and value == "auto":  # Ray Serve's
+        raise TypeError(
+            f"{name} must be a whole number, not 'auto'; "
+            "write autoscaling={'min_replicas': 1, 'max_replicas': 100}"
+        )
     number = whole(name, value, least=1)
     if number > MOST_REPLICAS:
         raise ValueError(f"{name} must be at most {MOST_REPLICAS}, not {value!r}")
@@ -152,9 +158,9 @@ class BackendConfig:
         put(self, "batching", {name: values[name] for name in OPTIONS if name in values})
         if self.autoscaling is not None and "num_replicas" not in values:
             put(self, "num_replicas", max(1, self.autoscaling.min_replicas))
-        self._check_together()
+        self._check_together({RENAMED.get(name, name): name for name in given})
 
-    def _check_together(self) -> None:
+    def _check_together(self, as_given: Mapping[str, str]) -> None:
         scaling = self.autoscaling
         if scaling and not scaling.min_replicas <= self.num_replicas <= scaling.max_replicas:
             raise ValueError(
@@ -166,7 +172,7 @@ class BackendConfig:
                 "streams=True is for fill='open' and fill='continuous'; "
                 "code that streams to closed batches is a generator function"
             )
-        check_placement_options(self.placement, self.placed, self.placement_options)
+        check_placement_options(self.placement, self.placed, self.placement_options, as_given)
         if self.is_remote:
             defaults = _defaults()
             differing = {

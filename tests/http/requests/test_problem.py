@@ -39,6 +39,13 @@ def test_each_error_has_its_status(error, status, kind):
     assert found.detail != "x"
 
 
+def test_a_call_that_a_shutdown_cut_is_not_told_that_no_calls_are_accepted():
+    found = problem_of(shoal.errors.ShutDown("the server ends"), HttpOptions(retry_after_s=9))
+    assert (found.kind, found.title) == ("closed", "The server has stopped")
+    assert found.detail == "It stopped before the call had ended. The call may be retried."
+    assert dict(found.headers)[b"retry-after"] == b"9"
+
+
 @pytest.mark.parametrize("error", [shoal.errors.Overloaded("x"), shoal.errors.BatcherClosed("x")])
 def test_who_may_come_again_is_told_when(error):
     found = problem_of(error, HttpOptions(retry_after_s=9))

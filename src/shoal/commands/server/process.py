@@ -145,7 +145,7 @@ async def _serve(
     from shoal.server.config import WorkersFailed
     from shoal.server.server import serve
 
-    signals = Signals(allowed_s=_MARGIN_S)
+    signals = Signals()
     signals.listen()
 
     is_up = anyio.Event()
@@ -173,7 +173,7 @@ async def _serve(
         write_logs(run.log_level, run.log_format, run.options)
         is_up.set()
         skip_what_was_loaded()
-        signals.allowed_s = run.options.graceful_timeout_s + _MARGIN_S
+        signals.graceful_s = run.options.graceful_timeout_s
         say_where(url)
         if served is not None and shoals is not None and shoals.controller is not None:
             served.begin(shoals.controller)
@@ -366,10 +366,10 @@ class Signals:
     # from the kernel, and some supervisors send it together with SIGTERM, with Python seeing SIGHUP
     # first. If SIGHUP is ignored when the server starts, as under `nohup`, it stays ignored.
 
-    def __init__(self, allowed_s: float) -> None:
+    def __init__(self) -> None:
         self.shutdown = anyio.Event()  # set when the process should shut down
         self.first: int | None = None  # the first signal
-        self.allowed_s = allowed_s  # for the end after the first signal; may be changed
+        self.graceful_s = 0.0  # for running requests, after the first signal; may be changed
         _, self._soon = into_this_loop()
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -401,15 +401,14 @@ class Signals:
 
     def _watch(self) -> None:
         self._asked.get()
-        allowed_s = self.allowed_s
-        quiet_s = min(_QUIET_S, allowed_s)
-        time.sleep(quiet_s)
+        allowed_s = self.graceful_s + _MARGIN_S
+        time.sleep(_QUIET_S)
         say(
-            f"Shoal is stopping; running requests have at most {allowed_s:g} s to finish; a second "
-            "Ctrl+C or SIGTERM stops it at once"
+            f"Shoal is stopping: running requests have {self.graceful_s:g} s to finish, and "
+            f"it ends within {allowed_s:g} s; a second Ctrl+C or SIGTERM stops it at once"
         )
         # Normally the process ends during this sleep. A longer one overflows.
-        time.sleep(min(allowed_s - quiet_s, threading.TIMEOUT_MAX / 2))
+        time.sleep(min(allowed_s - _QUIET_S, threading.TIMEOUT_MAX / 2))
         say(
             f"Shoal was stopped by force: still busy {allowed_s:g} s after the signal, with a "
             "thread that can't be interrupted or a blocked event loop"

@@ -387,8 +387,10 @@ class Former:
         return self._at_once.fits(self.live + requests, self.cost + cost)
 
     def _fullness(self) -> str:
-        bound = self.options.max_queued_requests
-        return f"{self.live} requests are waiting, and max_queued_requests={bound}"
+        bound = f"max_queued_requests={self.options.max_queued_requests}"
+        taken = min(self._at_once.requests, self.live - self.bound)
+        how = f": {bound}, and free slots take {taken:g}" if taken > 0 else f", and {bound}"
+        return f"{self.live} requests are waiting{how}"
 
     def _park(self, request: Request) -> None:
         request.state = PARKED

@@ -58,6 +58,7 @@ OF_PEERS: Final[Mapping[str, tuple[str, str]]] = {
     "num_gpus": ("gpus", "as in gpus=1, with placement='process' or 'ray'"),
     "min_replicas": ("autoscaling", "as in autoscaling={'min_replicas': 1, 'max_replicas': 4}"),
     "max_replicas": ("autoscaling", "as in autoscaling={'min_replicas': 1, 'max_replicas': 4}"),
+    "initial_replicas": ("num_replicas", "beside autoscaling"),
     # Several options could be meant
     "timeout": (
         _WAIT,
@@ -65,6 +66,8 @@ OF_PEERS: Final[Mapping[str, tuple[str, str]]] = {
     ),
 }
 """The names of other systems, with Shoal's name and the difference."""
+
+_NOT_NEEDED: Final = {"graceful_shutdown_wait_loop_s": "leave it out: nothing is polled"}
 
 _OF_CALLS: Final[Mapping[str, tuple[str, str]]] = dict.fromkeys(
     ("deadline_s", "deadline", "request_timeout_s"), ("timeout_s", "in seconds")
@@ -78,12 +81,16 @@ def suggested(name: object, known: Collection[str]) -> str | None:
     ours, difference = OF_PEERS.get(given) or _OF_CALLS.get(given, ("", ""))
     if ours in known:
         return f"write {ours}, {difference}"
+    if (advice := _NOT_NEEDED.get(given)) is not None:
+        return advice
     near = nearest(name, known)
     return None if near is None else f"did you mean {near!r}?"
 
 
-def unknown_option(owner: str, name: object, known: Collection[str]) -> TypeError:
-    hint = suggested(name, known) or f"there are {', '.join(known)}"
+def unknown_option(
+    owner: str, name: object, known: Collection[str], beside: Collection[str] = ()
+) -> TypeError:
+    hint = suggested(name, (*known, *beside)) or f"there are {', '.join(known)}"
     return TypeError(f"{name!r} is not an option of {owner}; {hint}")
 
 

@@ -101,7 +101,7 @@ class AutoscalingOptions:
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
-                raise unknown_option("autoscaling", name, known)
+                raise unknown_option("autoscaling", name, known, beside=("num_replicas",))
         return cls(**options)
 
     def bounded(self, replicas: int) -> int:

@@ -1,6 +1,6 @@
 """The dashboard: a read-only page that shows what a running server does.
 
-It is on the admin listener, for callers with access to the admin API. At the application's own
+It is beside the admin API, for callers with access to that. At the application's own
 address ``dashboard=True`` turns it on. By default it is there only at a server of this package that
 listens at a loopback address or a UNIX socket, and only for requests from this machine, as far as
 that can be seen, as for the admin API without a token.
@@ -82,8 +82,8 @@ class Dashboard:
         if not self.is_public_to(exchange.scope):
             title = "The dashboard is not public here"
             detail = (
-                "The operator can see it through the admin listener, or allow it here by "
-                "dashboard=True."
+                "The operator can see it at the admin socket (--admin-socket), or allow it here "
+                "with dashboard=True."
             )
             raise Refused(Problem(403, "dashboard-not-public", title, detail))
         await public.answer(exchange)

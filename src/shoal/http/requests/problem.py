@@ -199,7 +199,9 @@ def problem_of(error: Exception, settings: HttpOptions) -> Problem:
             return replace(problem, status=settings.overload_status)
         case RetryLater():
             return Problem.of("overloaded", "A service that it needs is busy.", retry)
-        case BatcherClosed() | ShutDown():
+        case ShutDown():
+            return ended(settings.retry_after_s)
+        case BatcherClosed():
             return Problem.of("closed", "It accepts no more calls in this process.", retry)
         case BackendUnavailable():
             detail = "None is running, and none could be started. Starting is tried again."
@@ -309,8 +311,8 @@ def not_open(settings: HttpOptions) -> Problem:
 
 def ended(retry_after_s: int) -> Problem:
     """Returns the problem of a request that a shutdown has cut off."""
-    detail = "The server has ended before its answer. The call may be retried."
-    return Problem(503, "closed", "The server has ended", detail, retry_after(retry_after_s))
+    detail = "It stopped before the call had ended. The call may be retried."
+    return Problem(503, "closed", "The server has stopped", detail, retry_after(retry_after_s))
 
 
 def starting(settings: HttpOptions) -> Problem:
