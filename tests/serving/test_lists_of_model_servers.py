@@ -90,7 +90,25 @@ async def test_a_name_with_both_versions_of_ip_leads_to_each_server_once(monkeyp
     assert await lookups.addresses() == fourth[::-1]  # none of the others could be reached
     del found[1]
     assert await lookups.addresses(fourth[1:]) == fourth[1:]
-    assert await lookup.Lookup("model", ["tls://models:9"]).addresses() == sixth[::-1]
+    assert await lookup.Lookup("model", ["tls://models:9"]).addresses() == fourth[1:]
+
+
+async def test_a_name_whose_servers_can_not_be_reached_fails_in_time(monkeypatch):
+    """Each look-up tries the other version of IP, which is no news."""
+    asked = 0
+
+    async def getaddrinfo(*_, **__):
+        nonlocal asked
+        asked += 1
+        return [(2, 1, 6, "", ("127.0.0.1", 9)), (10, 1, 6, "", ("::1", 9, 0, 0))]
+
+    monkeypatch.setattr(lookup.anyio, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(membership, "LOOKUP_S", 0.05)
+    config = {"placement": "remote", "model_servers": ["tls://models:9"], "start_timeout_s": 0.5}
+    async with Controller() as controller:
+        with pytest.raises(ReplicaNotStarted), anyio.fail_after(HANG_S):
+            await controller.create_backend("model", "nowhere:N", config=config)
+    assert asked > 2
 
 
 async def test_the_list_is_changed_while_it_serves(tmp_path):

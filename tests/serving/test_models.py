@@ -367,3 +367,23 @@ def test_names_are_a_list_of_text() -> None:
             shoal.Models(names=wrong)
     stored = shoal.BackendConfig(models={"names": ["a"]}).durable()
     assert shoal.BackendConfig.restored(stored).batching["models"].names == ("a",)
+
+
+async def test_a_model_is_not_wanted_any_more_after_a_batch_that_came_back() -> None:
+    made = code()
+
+    class Refusing(made):
+        tries = 0
+
+        async def __call__(self, items: list[int]) -> list[Any]:
+            Refusing.tries += 1
+            if Refusing.tries == 1:
+                raise shoal.RetryLater(1)
+            return await super().__call__(items)
+
+    models = {"most": 1, "max_switch_wait_s": 30}
+    async with serving(Refusing, models=models) as (_, handle, _):
+        await of(handle, "a")
+        began = anyio.current_time()
+        await of(handle, "b")
+        assert anyio.current_time() - began == 1

@@ -3,6 +3,7 @@
 from typing import Any
 
 import anyio
+import pytest
 
 from batching.scenes import PENDING, line_up, outcome, settle
 from serving.scenes import Stage, echo, failing, in_turn, serving, serving_tasks, slowly
@@ -144,3 +145,18 @@ async def test_a_backend_that_went_down_to_none_while_it_failed_comes_back() -> 
         with anyio.fail_after(300):
             while await outcome(handle.call(1)) != 1:  # noqa: ASYNC110 - it is to try on and on
                 await anyio.sleep(1)
+
+
+@pytest.mark.parametrize(("delay_s", "start_s"), [(0, 0), (0, 1), (30, 120)])
+async def test_the_first_replica_starts_even_if_none_is_wanted(delay_s, start_s) -> None:
+    stage = Stage()
+
+    async def start(_replica: Any) -> None:
+        await anyio.sleep(start_s)
+
+    stage.start = start
+    with anyio.fail_after(1000):
+        autoscaling = {"min_replicas": 0, "downscale_delay_s": delay_s}
+        async with serving(echo, stage, autoscaling=autoscaling) as (controller, handle, _):
+            await asleep(controller)
+            assert await handle.call(1) == 1

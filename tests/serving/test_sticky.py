@@ -237,3 +237,21 @@ def test_a_batcher_without_replicas_refuses_it() -> None:
 def test_a_factor_is_a_number_from_1_on(value: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="sticky_load_factor must be"):
         shoal.BackendConfig(sticky_load_factor=value)
+
+
+async def test_a_batch_comes_back_after_a_change_while_it_ran() -> None:
+    tries = 0
+
+    async def refusing(items: list[int]) -> list[int]:
+        nonlocal tries
+        tries += 1
+        await anyio.sleep(1)
+        if tries == 1:
+            raise shoal.RetryLater(1)
+        return items
+
+    async with serving_tasks(refusing, **STICKY) as (controller, handle, _, tasks):
+        (caller,) = await under_way(tasks, keyed(handle, "k", 7))
+        await controller.update_backend_config("b", {"max_batch_size": 3})
+        await anyio.sleep(10)
+        assert caller.outcome == 7

@@ -155,11 +155,12 @@ class RequestOptions:
 
 
 class Returned(NamedTuple):
-    """The batch in which a request's handler first raised `RetryLater`, and its place there."""
+    """The first batch that a request was put back from, and its place there."""
 
     batch: int
     place: int
-    times: int  # how often it has been put back
+    times: int = 0  # how often it has been put back
+    deaths: int = 0  # and how many of these times because its replica had died
 
 
 class Request:

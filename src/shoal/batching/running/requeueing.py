@@ -4,7 +4,7 @@ They are queued in front, in the order in which they arrived, and no batch start
 the error names. Their callers do not notice; a request that is out of time fails as any other.
 
 Requests of an open batch are also put back if its handler, in another process, has ended before it
-got them.
+got them; and those of a closed one if their replica died, but has answered others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Requeueing:
             batch.failure = error
         self.queue_again(batch, requests)
 
-    def queue_again(self, batch: Batch, requests: Sequence[Request]) -> None:
+    def queue_again(self, batch: Batch, requests: Sequence[Request], *, deaths: int = 0) -> None:
         """Queues running requests again; those that were put back too often stay RUNNING."""
         intake = self._intake
         if not intake.takes_back:
@@ -49,9 +49,11 @@ class Requeueing:
         back: set[Request] = set()
         # Backwards, so that each is put in front of those that are back already.
         for place, request in reversed([*enumerate(requests)]):
-            returned: Returned = getattr(request, "returned", Returned(batch.id, place, 0))
+            returned: Returned = getattr(request, "returned", Returned(batch.id, place))
             if returned.times < MOST_RETURNS:
-                request.returned = returned._replace(times=returned.times + 1)
+                request.returned = returned._replace(
+                    times=returned.times + 1, deaths=returned.deaths + deaths
+                )
                 back.add(request)
                 self._put_back(batch, request)
         # It may soon be in another batch, which this one must not end.

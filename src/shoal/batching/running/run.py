@@ -58,6 +58,14 @@ _WRONG_SIZE: Final = "gave back {got} results; it must give back one for each, i
 logger: Final = logging.getLogger("shoal")
 
 
+class RunsAgain(Exception):
+    """In the place of a result: the replica died, and the request runs again."""
+
+    def __init__(self, death: BaseException) -> None:
+        super().__init__(death)
+        self.death = death
+
+
 class ScopesMixedUp(Exception):
     """A generator has not left its cancel scopes although it was closed."""
 
@@ -348,9 +356,13 @@ class UnaryRun(Run):
         )
 
     def _fail_slots(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
-        for request, value in zip(requests, values, strict=True):
+        paired = [*zip(requests, values, strict=True)]
+        again = [r for r, v in paired if type(v) is RunsAgain and r.state is RUNNING]
+        if again:
+            self.requeueing.queue_again(cast("Batch", again[0].batch), again, deaths=1)
+        for request, value in paired:
             if issubclass(type(value), BaseException) and request.state is RUNNING:
-                self._fail(request, own_copy(value))
+                self._fail(request, own_copy(value.death if type(value) is RunsAgain else value))
 
 
 def kinds_of(values: Iterable[Any]) -> Iterable[type]:

@@ -95,7 +95,11 @@ class Buckets(Rule):
         return self._plan(bucket, request.arrived_at) < self._asleep_until
 
     def insert(self, request: Request) -> None:
-        key = self._key(request.options)
+        asked = request.options
+        assert asked is not None
+        if self._homes is not None:
+            self._homes.add(asked)
+        key = self._key(asked)
         bucket = self._buckets.setdefault(key, _Bucket(key, self._make()))
         bucket.rule.insert(request)
         self.cost += request.cost

@@ -86,7 +86,7 @@ class Lookup:
         used = self._families.get((entry, address))
         if used not in families or not any(one in ready for one in families[used]):
             others = [family for family in families if family != used] or families
-            used = self._families[entry, address] = max(others, key=lambda one: len(families[one]))
+            used = self._families[entry, address] = next(iter(others))
         return families[used]
 
     def _read(self, path: str) -> str:

@@ -86,6 +86,8 @@ class Scaling:
                 scaler.observe(now, queued, self._backend.ongoing)
                 self._was_woken = 0
                 wanted = scaler.decide(now, self._backend.supervisor.wanted)
+                if self._backend.supervisor.description is None:
+                    wanted = max(wanted, 1)  # the first one shows what the code is
                 if wanted != self._backend.supervisor.wanted:
                     self._backend.scale_by_load(wanted)
                 with anyio.move_on_after(options.metrics_interval_s):

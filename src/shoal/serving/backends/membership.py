@@ -35,6 +35,7 @@ class Membership:
         self._start_task = start_task
         self._entries: Sequence[str] = ()
         self._addresses: tuple[str, ...] = ()
+        self._known: set[str] = set()  # that were ever found: those that come back are no news
         self._scope: anyio.CancelScope | None = None
 
     async def begin(self, config: BackendConfig) -> None:
@@ -104,7 +105,11 @@ class Membership:
         if self._addresses:
             shown = ", ".join(addresses) or "none"
             logger.info("%s: the model servers are now %s", self._name, shown)
+        is_news = not self._known.issuperset(addresses)
+        self._known.update(addresses)
         self._addresses = addresses
-        self._supervisor.follow(addresses)
+        self._supervisor.follow(addresses, is_news=is_news)
+        if addresses and not is_news:
+            return
         nothing = ReplicaNotStarted("model_servers leads to no address")
         self._pool.fail(None if addresses else nothing)

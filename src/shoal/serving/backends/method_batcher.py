@@ -28,14 +28,14 @@ from shoal.batching.handlers.array_types import array_check
 from shoal.batching.handlers.binding import Binding
 from shoal.batching.handlers.handler import Fill, Handler
 from shoal.batching.options import checked_options, refuse_change
+from shoal.batching.running.run import RunsAgain
 from shoal.core.replicas.members import LoadedModel, home_and_model_of
-from shoal.core.request import Batch
 from shoal.errors import ReplicaDied
 from shoal.failures.exceptions import own_copy
 from shoal.serving.backends.pool import Pool, PoolCapacity, PoolMember
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
     from inspect import Signature
 
     from anyio.abc import TaskStatus
@@ -179,7 +179,8 @@ class BatchDispatcher:
         self.handler.name = name
         self.handler.has_replicas = True
 
-    async def _run(self, items: list[Any], tries: int = 0) -> Any:
+    async def _run(self, items: list[Any]) -> Any:
+        tries = 0
         batch = running_batch.get()
         size = batch.size  # with padding there are more items
         home, model = home_and_model_of(batch)
@@ -192,48 +193,17 @@ class BatchDispatcher:
                     used = await self._models.loaded(member, model)
                 # Each run has a list of its own, which the code may change.
                 results = await member.replica.run(self._method, list(items))
-                died = () if member.replica.takes_work else own_deaths(member, results)
-                if not died or not self._runs_again(member, results[died[0]], tries):
-                    return results
-                break
+                if not member.replica.takes_work and issubclass(type(results), list):
+                    self._put_back(member, batch.members, results, tries)
+                return results
             except ReplicaDied as death:
-                if not self._runs_again(member, death, tries):
+                if not self._runs_again(member, death, tries + deaths_of(batch.members)):
                     raise
             finally:
                 if used is not None:
                     used.batches -= 1
                 self._pool.end(member, size)
             tries += 1
-        return await self._completed(items, results, died, tries + 1)
-
-    async def _completed(
-        self, items: list[Any], results: list[Any], places: Sequence[int], tries: int
-    ) -> list[Any]:
-        # A model server did not serve these calls, but did serve others of their message.
-        batch = running_batch.get()
-        members = [batch.members[place] for place in places]
-        part = Batch(batch.id, batch.reason, members, draining=batch.draining)
-        part.trace, before = batch.trace, batch.on_left
-
-        def on_left(request: Request | None) -> None:
-            if part.on_left is not None and (request is None or request in members):
-                part.on_left(request)
-            if before is not None:
-                before(request)
-
-        batch.on_left, batch.on_overdue = on_left, part.set_overdue
-        token = running_batch.set(part)
-        try:
-            again = await self._run([items[place] for place in places], tries)
-        except Exception as error:
-            again = [own_copy(error) for _ in places]
-        finally:
-            running_batch.reset(token)
-            batch.on_left, batch.on_overdue = before, None
-            part.members = []
-        for place, result in zip(places, again, strict=True):
-            results[place] = result
-        return results
 
     async def _steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
         batch = running_batch.get()
@@ -277,14 +247,26 @@ class BatchDispatcher:
         logger.warning("%s: a batch runs again, since %s", self._name, death)
         return True
 
+    def _put_back(
+        self, member: PoolMember, requests: Sequence[Request], results: list[Any], tries: int
+    ) -> None:
+        # A model server that has ended may have served some of its calls. The others are queued.
+        died = [
+            place
+            for place, one in enumerate(results[: len(requests)])
+            if issubclass(type(one), ReplicaDied) and one.replica == member.replica.tag
+        ]
+        again = [p for p in died if tries + deaths_of((requests[p],)) < self._retries()]
+        if died and note_death(self._pool, member, results[died[0]]) and again:
+            why = results[again[0]]
+            logger.warning("%s: %d calls run again, since %s", self._name, len(again), why)
+            for place in again:
+                results[place] = RunsAgain(results[place])
 
-def own_deaths(member: PoolMember, results: Any) -> list[int]:
-    slots: list[Any] = results if issubclass(type(results), list) else []
-    return [
-        place
-        for place, one in enumerate(slots)
-        if isinstance(one, ReplicaDied) and one.replica == member.replica.tag
-    ]
+
+def deaths_of(requests: Iterable[Request]) -> int:
+    """Returns for how many deaths of replicas requests were put back, at most."""
+    return max([one.returned.deaths for one in requests if hasattr(one, "returned")], default=0)
 
 
 def note_death(pool: Pool, member: PoolMember, death: ReplicaDied) -> bool:

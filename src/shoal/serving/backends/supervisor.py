@@ -94,12 +94,15 @@ class Supervisor:
             self.wanted = wanted
             self._reconcile()
 
-    def follow(self, addresses: Collection[str]) -> None:
+    def follow(self, addresses: Collection[str], *, is_news: bool = True) -> None:
         if self._is_ending:
             return
-        self.waits_until = anyio.current_time() + (self.config.replica.start_timeout_s or math.inf)
+        if is_news:
+            self.waits_until = anyio.current_time() + (
+                self.config.replica.start_timeout_s or math.inf
+            )
         there = {managed.replica.blueprint.address for managed in self.managed}
-        if not there.issuperset(addresses):
+        if is_news and not there.issuperset(addresses):
             self.failures.forget(self.failures.last)  # a new address need not wait for others
         for managed in tuple(self.managed):
             address = managed.replica.blueprint.address
