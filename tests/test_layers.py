@@ -75,6 +75,7 @@ LONG_TO_LOAD = {
         "anyio.from_thread",
         "importlib.metadata",
         "ssl",
+        "tomllib",
         "shoal.serving.app_file.file",
     ),
     *("shoal.loops.asyncio_parking", "shoal.loops.trio_parking"),

@@ -143,8 +143,8 @@ class Pool:
         """Computes the free capacity of each batcher, and notifies all waiting tasks."""
         # If the backend has failed and has no replica, batches are accepted and fail at once, so
         # that their callers learn why. Batches that run again go first, then batchers in the order
-        # in which a slot of theirs began to wait. Otherwise a batcher with small batches would take all the
-        # room that becomes free, and one with large batches would starve.
+        # in which a slot of theirs began to wait. Otherwise a batcher with small batches would take
+        # all the room that becomes free, and one with large batches would starve.
         if self._change is not None:
             self._change.set()
             self._change = None
