@@ -59,7 +59,7 @@ logger: Final = logging.getLogger("shoal")
 
 
 class RunsAgain(Exception):
-    """In the place of a result: the replica died, and the request runs again."""
+    # In the place of a result: the replica died, and the request runs again.
 
     def __init__(self, death: BaseException) -> None:
         super().__init__(death)

@@ -265,7 +265,7 @@ class BatchDispatcher:
 
 
 def deaths_of(requests: Iterable[Request]) -> int:
-    """Returns for how many deaths of replicas requests were put back, at most."""
+    # For how many deaths of replicas they were put back, at most.
     return max([one.returned.deaths for one in requests if hasattr(one, "returned")], default=0)
 
 
