@@ -152,11 +152,13 @@ async def test_a_file_that_can_not_be_read_delays_no_other_entry(tmp_path, monke
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "models").write_text("unix:/a")
     lookups = lookup.Lookup("model", [f"file:{tmp_path}/pipe", f"file:{tmp_path}/models"])
-    with anyio.fail_after(HANG_S):
-        for _ in range(3):
-            assert await lookups.addresses() == ("unix:/a",)
-    assert read.count("pipe") == 1  # no further thread waits for it
-    os.close(os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK))  # ends the thread
+    try:
+        with anyio.fail_after(HANG_S):
+            for _ in range(3):
+                assert await lookups.addresses() == ("unix:/a",)
+        assert read.count("pipe") == 1  # no further thread waits for it
+    finally:
+        os.close(os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK))  # ends the thread
 
 
 async def test_a_failed_change_keeps_the_model_servers_that_were_found_during_it(
