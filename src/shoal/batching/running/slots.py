@@ -179,8 +179,7 @@ class Slots(ABC, Generic[RunT]):
             return
         if self._tasks is not None and not self._turn_is_taken:
             self._pass_turn()
-        self._report_idle()
-        self._bell.ring()
+        self.capacity_changed()
 
     @property
     @abstractmethod
@@ -190,9 +189,9 @@ class Slots(ABC, Generic[RunT]):
     def capacity_changed(self) -> None:
         if self._capacity is not None and self._capacity.slots > self._most:
             self._resize()
-        else:
-            self._report_idle()
-            self._bell.ring()
+            return
+        self._report_idle()
+        self._bell.ring()
 
     def report_changes_to(self, on_change: Callable[[], None]) -> None:
         """Calls a function whenever the batcher may have become idle."""
@@ -213,9 +212,9 @@ class Slots(ABC, Generic[RunT]):
         """Returns whether a call of a batch's handler to its own batcher would wait forever."""
         # That is certain if its batch has the only slot, and the call is made by the handler's
         # thread, its task, or a task that this one waits for. Other tasks may outlive the handler.
-        if not self.batches or self._most > 1 or self.run.handler.fill != "closed":
+        if not self.batches or self._most > 1 or self._capacity is not None:  # which may grow
             return False
-        if self._capacity is not None:  # it may grow
+        if self.run.handler.fill != "closed":
             return False
         if calls_from_thread.get():
             return self.run.handler.threaded and self.is_running(batch)

@@ -245,7 +245,7 @@ class EndpointCall:
             started = anyio.current_time()
             method_batcher = await self._awaited(headers)
             spent_s = anyio.current_time() - started
-        entry = method_batcher.entry
+        entry = method_batcher.entry  # as by `Batcher.find`, with two functions fewer a request
         if entry is None or entry.intake.home.thread != get_ident():
             raise Refused(not_open(self._calls.options))
         self._entry, self._method_batcher = entry, method_batcher
