@@ -28,7 +28,6 @@ from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.options.checks import seconds, whole
 from shoal.core.options.options import OPTIONS
 from shoal.core.request import Batch, Request, RequestOptions, State
-from shoal.http.admin.verbs import AdminRequest, members
 from shoal.http.requests.plain import one_line_json
 from shoal.http.requests.problem import Problem, Refused, not_found
 from shoal.serving.controller.controller import Controller
@@ -237,6 +236,9 @@ LONGEST_S: Final = 86_400.0
 # The defaults of the limits of a recording, and how high they may be set.
 _LIMITS: Final = {"most_requests": (1_000_000, 10_000_000), "most_a_second": (20_000, 50_000)}
 
+# The members of a request, and whether it must have them.
+MEMBERS: Final = {"seconds": True, "backend": False, **dict.fromkeys(_LIMITS, False)}
+
 # The limit of recordings at the same time.
 MOST_RECORDINGS: Final = 4
 
@@ -256,17 +258,16 @@ class Recordings:
         self._client = client
         self._running = 0
 
-    async def answer(self, request: AdminRequest) -> None:
+    async def answer(self, exchange: Exchange, body: dict[str, Any]) -> None:
         """Sends the response itself."""
         if not isinstance(self._client, Controller):
             raise Refused(not_found())
         self._client.check_open()
-        recording = RunningRecording(self._client, request.body)
+        recording = RunningRecording(self._client, body)
         if self._running >= MOST_RECORDINGS:
             detail = f"{MOST_RECORDINGS} recordings run already; wait until one has ended."
             raise Refused(Problem(503, "too-many-recordings", "Too much is being recorded", detail))
         self._running += 1
-        exchange = request.exchange
         try:
             await run_unless_left(exchange.when_left, partial(recording.send, exchange))
         except CallerLeft:
@@ -281,7 +282,6 @@ class Recordings:
 
 class RunningRecording:
     def __init__(self, controller: Controller, body: dict[str, Any]) -> None:
-        members(body, {"seconds": True, "backend": False, **dict.fromkeys(_LIMITS, False)})
         self._controller = controller
         self._tag: str | None = body.get("backend")
         if self._tag is not None:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.core.options.checks import whole
 from shoal.http.openai.errors import PREFIX, no_such_path
-from shoal.http.openai.inputs import ClassifyRoute, EmbeddingsRoute
+from shoal.http.openai.inputs import ClassifyRoute, EmbeddingsRoute, RerankRoute, ScoreRoute
 from shoal.http.openai.models import ModelsPage, OpenAIModels, OpenAIRoute, Tokens
-from shoal.http.openai.pairs import RerankRoute, ScoreRoute
 from shoal.http.openai.texts.completions import TextRoute
 from shoal.http.openai.texts.responses_request import ResponsesReader
 from shoal.http.openai.texts.text_request import TextReader

@@ -15,8 +15,7 @@ from shoal.http.openai.bodies import OPEN, Body, read_body
 from shoal.http.openai.errors import refused
 from shoal.http.openai.items import TextMaker
 from shoal.http.openai.texts.responses import Responses
-from shoal.http.openai.texts.sources import Chat
-from shoal.http.openai.texts.text_request import Limit, TextJob, Tools, check_limit
+from shoal.http.openai.texts.text_request import Chat, Limit, TextJob, Tools, check_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -19,8 +19,7 @@ from shoal.http.openai.bodies import LONGEST_NAME
 from shoal.http.openai.errors import refused
 from shoal.http.openai.items import AudioMaker
 from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked, error_event
-from shoal.http.openai.texts.sources import Audio
-from shoal.http.openai.texts.text_request import TextJob
+from shoal.http.openai.texts.text_request import Audio, TextJob
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.plain import encoded, one_line_json, whole_text
 from shoal.http.requests.problem import Problem, Refused
