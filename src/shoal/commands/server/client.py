@@ -47,25 +47,35 @@ def add_server_arguments(parser: ArgumentParser) -> None:
 
 
 def add_verb(
-    commands: Any, name: str, run: Callable[[Namespace], int], description: str, example: str
+    commands: Any,
+    name: str,
+    run: Callable[[Namespace], int],
+    description: str,
+    example: str,
+    *named: tuple[str, str],
 ) -> ArgumentParser:
+    """Adds a command; `named` are the forms and summaries of what it names, such as a backend."""
     parser: ArgumentParser = commands.add_parser(
         name, help=description.replace("%", "%%"), allow_abbrev=False
     )
     describe(parser, run, description, example)
     add_server_arguments(parser)
+    for form, summary in named:
+        add(parser, form, summary)
     return parser
 
 
 def change(
-    arguments: Namespace,
-    verb: Callable[[RemoteClient], Awaitable[object]],
-    done: str,
-    *,
-    waits_for: str | None = None,
-) -> int:
-    ask(arguments, verb, waits_for=waits_for)
-    return confirm(arguments, done)
+    verb: Callable[[RemoteClient, Namespace], Awaitable[object]], done: str, waits_for: str = ""
+) -> Callable[[Namespace], int]:
+    """Returns a command that changes the server; its texts have names of its arguments."""
+
+    def run(arguments: Namespace) -> int:
+        waits = waits_for.format_map(vars(arguments)) or None
+        ask(arguments, lambda client: verb(client, arguments), waits_for=waits)
+        return confirm(arguments, done.format_map(vars(arguments)))
+
+    return run
 
 
 def ask(
