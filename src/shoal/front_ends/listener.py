@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import random
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -33,17 +32,12 @@ _log: Final = logging.getLogger("shoal.server")
 _ENDS_WITHIN_S: Final = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class FrontEndOptions:
-    count: int
-    command: Sequence[str]  # file descriptors are appended
-    start: bytes  # the content of the first frame
-
-
 class FrontEnds:
     def __init__(
         self,
-        options: FrontEndOptions,
+        count: int,
+        command: Sequence[str],
+        start: bytes,
         bound: LimitedListener,
         shared: Shared,
         started: Callable[[str], object],
@@ -57,7 +51,9 @@ class FrontEnds:
         self.connections = FrontEndConnections(shared.options.max_connections)
         self.failure: str | None = None
         self.ended = anyio.Event()
-        self._options = options
+        self._count = count
+        self._command = command  # file descriptors are appended
+        self._start = start  # the content of the first frame
         # Called if no front end can serve any more, or one fails to start before the server has
         # served, unless it was killed.
         self._failed = failed
@@ -74,7 +70,7 @@ class FrontEnds:
             kills = anyio.CancelScope()
             tasks.start_soon(self._kill_late, kills)
             async with anyio.create_task_group() as keepers:
-                for number in range(1, self._options.count + 1):
+                for number in range(1, self._count + 1):
                     keepers.start_soon(self._keep_one, number)
             kills.cancel()
         self.ended.set()
@@ -125,9 +121,9 @@ class FrontEnds:
                 front_end = RemoteFrontEnd(
                     number,
                     self.shared,
-                    self._options.command,
+                    self._command,
                     self.bound.bound_socket.socket.fileno(),
-                    self._options.start,
+                    self._start,
                 )
             except OSError as error:
                 how = f"can't be started: {error.strerror or error}"
@@ -162,7 +158,7 @@ class FrontEnds:
         self._restarts.started(anyio.current_time())
         if self._may_serve:
             front_end.serve()
-        elif sum(one.was_ready for one in self._front_ends) == self._options.count:
+        elif sum(one.was_ready for one in self._front_ends) == self._count:
             self._is_up.set()
 
     async def _handle_end(

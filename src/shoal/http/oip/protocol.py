@@ -63,7 +63,7 @@ def model_of(batcher: MethodBatcher) -> TensorModel:
         return batcher.made_by(TensorModel)
     except TypeError as error:
         detail = f"It can't be called with tensors: {' '.join(str(error).split())}."
-        raise Refused(not_fitting(detail)) from None
+        raise not_fitting(detail) from None
 
 
 class ProtocolRoute(Route):
@@ -121,7 +121,7 @@ class InferRoute(ProtocolRoute):
             batcher = await call.find(headers_of_call(exchange, described, version))
             if call.streams:
                 detail = "It answers with a stream, which the protocol does not have."
-                raise Refused(not_fitting(detail))
+                raise not_fitting(detail)
             model = model_of(batcher)
             if described.outputs is not None:
                 model.outputs.check(described.outputs)

@@ -21,8 +21,7 @@ from pydantic import Field, with_config
 
 from shoal.errors import ItemTooLarge
 from shoal.http.json.endpoint import call_headers
-from shoal.http.openai.bodies import OPEN, Body, read_body
-from shoal.http.openai.errors import refused, too_long
+from shoal.http.openai.errors import OPEN, Body, read_body, refused, too_long
 from shoal.http.openai.items import ItemMaker, PairMaker, Prompt, TextMaker, prompts_of
 from shoal.http.openai.models import OpenAIModel, OpenAIModels, OpenAIRoute
 from shoal.http.openai.vectors import finite_vector, in_base64, in_json, number_of

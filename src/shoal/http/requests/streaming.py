@@ -8,9 +8,11 @@ the form of the messages (`shoal.http.requests.protocol`).
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
@@ -22,7 +24,6 @@ from shoal.observe.metrics import ItemTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
@@ -33,16 +34,7 @@ if TYPE_CHECKING:
 PLAIN: Final = frozenset({str, int, float, bool, NoneType})
 
 
-class ItemStream(Protocol):
-    async def __aenter__(self) -> Self: ...
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None: ...
-    def __aiter__(self) -> Self: ...
+class ItemStream(AbstractAsyncContextManager[Any], AsyncIterable[Any], Protocol):
     async def __anext__(self) -> Any: ...
     def ready(self) -> list[Any]:
         """Takes the items that are there already, without waiting."""

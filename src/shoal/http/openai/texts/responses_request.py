@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired, cast
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
-from shoal.http.openai.bodies import OPEN, Body, read_body
-from shoal.http.openai.errors import refused
+from shoal.http.openai.errors import OPEN, Body, read_body, refused
 from shoal.http.openai.items import TextMaker
 from shoal.http.openai.texts.responses import Responses
 from shoal.http.openai.texts.text_request import Chat, Limit, TextJob, Tools, check_limit

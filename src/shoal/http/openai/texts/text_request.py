@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NotRequired
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
-from shoal.http.openai.bodies import OPEN, Body, read_body
-from shoal.http.openai.errors import refused
+from shoal.http.openai.errors import OPEN, Body, read_body, refused
 from shoal.http.openai.items import AudioMaker, ItemMaker, Prompt, TextMaker, prompts_of
 from shoal.http.openai.text import TextEnd, count_words
 from shoal.http.openai.texts.messages import Forms, TextAsked, forms_of

@@ -15,8 +15,7 @@ from starlette.formparsers import MultiPartException
 from shoal.core.extras import advice
 from shoal.http.json.content_coding import decoded
 from shoal.http.json.whole_request import WholeRequest
-from shoal.http.openai.bodies import LONGEST_NAME
-from shoal.http.openai.errors import refused
+from shoal.http.openai.errors import LONGEST_NAME, refused
 from shoal.http.openai.items import AudioMaker
 from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked, error_event
 from shoal.http.openai.texts.text_request import Audio, TextJob
