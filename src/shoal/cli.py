@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "serve": ("serve an application over HTTP", "serve:add_arguments"),
     "check": ("show what an application would run", "check:add_arguments"),
-    "start": ("start a named server", "start:add_arguments"),
+    "start": ("start a named server", "serve:add_start_arguments"),
     "stop": ("stop a named server", "named:add_stop_arguments"),
     "status": ("show a server's backends and endpoints", "operate:add_status_arguments"),
     "logs": ("show the log of a named server", "named:add_logs_arguments"),

@@ -123,7 +123,6 @@ def load():
     import shoal
     import shoal.commands.operate
     import shoal.commands.serve
-    import shoal.commands.start
     import shoal.server.server
     from shoal.testing.asgi import ask
 

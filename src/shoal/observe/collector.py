@@ -41,8 +41,13 @@ if TYPE_CHECKING:
 
     from shoal.asgi.extensions import ConnectionTotals, CountedConnections
     from shoal.core import histogram
-    from shoal.core.histogram import Histogram, HistogramSnapshot, RequestTimes
-    from shoal.observe.metrics import ItemTimes, StreamTimes
+    from shoal.core.histogram import (
+        Histogram,
+        HistogramSnapshot,
+        ItemTimes,
+        RequestTimes,
+        StreamTimes,
+    )
 
 
 T = TypeVar("T")

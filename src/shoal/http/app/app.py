@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from shoal.asgi.http_options import APP_OPTIONS, HttpOptions, checked_middleware
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.core.events import Observers
+from shoal.core.histogram import NO_ENDPOINT
 from shoal.core.traffic import Shadow, Traffic
 from shoal.failures.exceptions import own_copy
 from shoal.http.app.declarations import Declarations, EndpointDeclaration, ShadowDeclaration
@@ -28,7 +29,6 @@ from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.failed_batches import FailedBatchLog, batch_observers
 from shoal.http.requests.shared_parts import SharedParts
-from shoal.observe.metrics import NO_ENDPOINT
 from shoal.replicas.code.definition import Definition
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.backend_options import refuse_unknown

@@ -1,6 +1,6 @@
 """The layers around an application: middleware, checks of hosts and origins, and tracing.
 
-This package's server checks hosts and origins itself, with `shoal.asgi.guard`. Other servers do
+This package's server checks hosts and origins itself, with `shoal.asgi.headers`. Other servers do
 not, and a browser lets any page open a WebSocket anywhere, with the cookies of the user. Each
 WebSocket is therefore checked here in the same way, and other requests as well if hosts or origins
 are named.
@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from shoal.asgi.extensions import DISCONNECT, GUARDED
-from shoal.asgi.guard import BadRequest, RequestGuard
+from shoal.asgi.headers import BadRequest, RequestGuard
 from shoal.http.app.router import refuse_socket
 from shoal.http.requests.dispatch import PathMatch, ProblemRoute, Route
 from shoal.http.requests.problem import Problem

@@ -13,6 +13,7 @@ from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
+from shoal.core.histogram import NO_ENDPOINT
 from shoal.http.requests.dispatch import Mounts, PathMatch, PathTable, ProblemRoute, Route
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.problem import (
@@ -24,7 +25,6 @@ from shoal.http.requests.problem import (
     starting,
 )
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes, protocol_objects
-from shoal.observe.metrics import NO_ENDPOINT
 from shoal.serving.names import METHODS, RESERVED
 
 if TYPE_CHECKING:

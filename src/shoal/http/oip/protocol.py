@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import orjson
 
+from shoal.core.histogram import NO_ENDPOINT
 from shoal.http.oip.inputs import ModelInputs
 from shoal.http.oip.outputs import ModelOutputs
 from shoal.http.oip.request import (
@@ -35,7 +36,6 @@ from shoal.http.requests.dispatch import ProblemRoute, Route
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.problem import Problem, Refused, retry_after
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
-from shoal.observe.metrics import NO_ENDPOINT
 from shoal.serving.endpoint import Endpoint, known_among
 from shoal.version import __version__
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from shoal.asgi.header_check import headers_of_code
+from shoal.asgi.headers import headers_of_code
 from shoal.core.request import chosen_status, is_declined, is_of_template
 from shoal.errors import (
     BackendUnavailable,

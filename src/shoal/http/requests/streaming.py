@@ -18,9 +18,9 @@ import anyio
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.batching.calls.stream import ResultStream
+from shoal.core.histogram import ItemTimes
 from shoal.errors import ShutDown
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.observe.metrics import ItemTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

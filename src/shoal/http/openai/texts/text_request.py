@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     import anyio
 
+    from shoal.core.histogram import ItemTimes
     from shoal.http.openai.models import OpenAIModel, OpenAIModels
     from shoal.http.requests.call import EndpointCall
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.protocol import StreamForm
-    from shoal.observe.metrics import ItemTimes
     from shoal.serving.backends.method_batcher import MethodBatcher
 
 
