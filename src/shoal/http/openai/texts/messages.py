@@ -206,8 +206,6 @@ class ChoiceMessages:
         self._last = head + parts.no_piece + b',"logprobs":null,"finish_reason":%b}]' + tail
 
     def piece(self, piece: Any) -> bytes:
-        if isinstance(piece, str):
-            return self._message(self.output.end.take(whole_text(piece)))
         text, fields, logprobs = self.output.take(piece)
         if logprobs is None and not (fields and self._chat):
             return self._message(text)

@@ -68,7 +68,9 @@ class TextOutput:
         self._pieces: list[Piece] = []
 
     def take(self, result: Any) -> Piece:
-        """Takes a piece of a stream that is no text; returns the part that is certain."""
+        """Takes a piece of a stream; returns the part that is certain."""
+        if isinstance(result, str):
+            return Piece(self.end.take(whole_text(result)), {}, None)
         given = _given(result, self._passes)
         fields = self._fields_of(given)
         end = self.end

@@ -20,7 +20,7 @@ from shoal.http.openai.items import AudioMaker
 from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked, error_event
 from shoal.http.openai.texts.text_request import Audio, TextJob
 from shoal.http.requests.exchange import JSON, Exchange
-from shoal.http.requests.plain import encoded, one_line_json, whole_text
+from shoal.http.requests.plain import encoded, one_line_json
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
@@ -122,16 +122,12 @@ class _TranscriptEvents(EventStream):
         self.runs_users_code = output.end.counts
 
     def item(self, value: Any) -> bytes:
-        output = self._output
-        if isinstance(value, str):
-            text = output.end.take(whole_text(value))
-            output.texts.append(text)
-        else:
-            piece = output.take(value)
-            output.keep(piece)
-            text = piece.text
-        self.is_over = output.end.reason is not None
-        return _event({"type": "transcript.text.delta", "delta": text}) if text else b""
+        piece = self._output.take(value)
+        self._output.keep(piece)
+        self.is_over = self._output.end.reason is not None
+        if not piece.text:
+            return b""
+        return _event({"type": "transcript.text.delta", "delta": piece.text})
 
     def end(self) -> bytes:
         return _event({"type": "transcript.text.done", "text": self._output.text})
