@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -296,10 +295,8 @@ async def test_workers_that_cannot_start_any_more_end_the_server(app, tmp_path, 
     start_front_ends = workers.front_ends
 
     def with_program(*given):
-        [options] = start_front_ends(*given).args
-        return partial(
-            FrontEnds, replace(options, count=1, command=[sys.executable, "-c", program])
-        )
+        *_, start = start_front_ends(*given).args
+        return partial(FrontEnds, 1, [sys.executable, "-c", program], start)
 
     monkeypatch.setattr(workers, "front_ends", with_program)
     of_others = set(children_of(os.getpid()))
