@@ -56,7 +56,7 @@ async def test_a_killed_worker_is_replaced_and_its_requests_are_cancelled(app, h
 
 @pytest.fixture
 def impatient(monkeypatch):
-    of = "shoal.front_ends.remote_front_end"
+    of = "shoal.front_ends.listener"
     monkeypatch.setattr(f"{of}._ASKED_EVERY_S", 0.05)
     monkeypatch.setattr(f"{of}._LOOK_S", 0.1)
 
@@ -90,7 +90,7 @@ async def stopped_at_start():
 
 @pytest.mark.one_loop
 async def test_a_worker_stopped_before_it_is_ready_is_replaced(app, impatient, monkeypatch):
-    of = "shoal.front_ends.remote_front_end"
+    of = "shoal.front_ends.listener"
     async with live(app, workers=2):
         with monkeypatch.context() as hurried:
             hurried.setattr(f"{of}._LOOKS_AT_START", 10)

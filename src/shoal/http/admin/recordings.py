@@ -30,6 +30,7 @@ from shoal.core.options.options import OPTIONS
 from shoal.core.request import Batch, Request, RequestOptions, State
 from shoal.http.requests.plain import one_line_json
 from shoal.http.requests.problem import Problem, Refused, not_found
+from shoal.http.requests.streaming import UNBUFFERED
 from shoal.serving.controller.controller import Controller
 from shoal.serving.names import found
 
@@ -245,11 +246,7 @@ MOST_RECORDINGS: Final = 4
 # The time between two pieces of a trace.
 PIECE_S: Final = 0.5
 
-_HEADERS: Final = (
-    (b"content-type", b"application/x-ndjson; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-)
+_HEADERS: Final = ((b"content-type", b"application/x-ndjson; charset=utf-8"), *UNBUFFERED)
 _AT_A_TIME: Final = 2_000
 
 

@@ -13,7 +13,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from shoal.batching.handlers.annotations import read_signature
-from shoal.batching.handlers.binding import described, unreadable_annotations
+from shoal.batching.handlers.binding import described
+from shoal.http.app.code import check_annotations
 from shoal.http.json.payload import reader_for
 from shoal.replicas.code.definition import imported
 from shoal.replicas.code.instance import adapted, call_of, forms_batches
@@ -88,7 +89,7 @@ def _inspected(plan: BackendPlan, definition: Definition, has_route: bool) -> Ba
     with _complaining((*path, "code")):
         handler, batched = adapted(function, definition, fill=config.fill, streams=config.streams)
         if has_route and config.decode is None:
-            _check_annotations(function)
+            check_annotations(function)
             reader_for(handler.binding.signature)
     try:
         size = config.batch_options(batched)["max_batch_size"]
@@ -136,14 +137,6 @@ def _option_of(config: BackendConfig, error: str) -> tuple[str, ...]:
         return (first,)
     quoted = (one for one, value in options.items() if type(value) is str and repr(value) in error)
     return tuple(islice(quoted, 1))
-
-
-def _check_annotations(function: Callable[..., Any]) -> None:
-    for name, error in unreadable_annotations(function).items():
-        raise TypeError(
-            f"the annotation of {name!r} can't be read, so bodies of requests could not be "
-            f"checked: {error}"
-        )
 
 
 def _of_shadows(name: str, endpoint: EndpointDeclaration) -> Iterator[Complaint]:

@@ -12,7 +12,7 @@ import orjson
 from shoal.batching.handlers.annotations import read_signature
 from shoal.http.openai.errors import PREFIX, error_json, no_such_path, refused
 from shoal.http.openai.items import AudioMaker, ItemMaker, PairMaker, Prompt, TextMaker
-from shoal.http.openai.text import count_words
+from shoal.http.openai.texts.results import count_words
 from shoal.http.requests.call import EndpointCalls
 from shoal.http.requests.dispatch import Route
 from shoal.http.requests.exchange import JSON, Counted, Exchange

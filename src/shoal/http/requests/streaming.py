@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from shoal.http.requests.protocol import StreamForm
 
 
+# A stream is not stored, and a proxy is asked not to buffer it.
+UNBUFFERED: Final = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
+
 # The types of items that are written without running the user's code.
 PLAIN: Final = frozenset({str, int, float, bool, NoneType})
 
@@ -208,9 +211,4 @@ async def _begin(exchange: Exchange, form: StreamForm) -> None:
 
 
 def _headers(form: StreamForm) -> list[tuple[bytes, bytes]]:
-    return [
-        (b"content-type", form.media_type),
-        (b"cache-control", b"no-store"),
-        (b"x-accel-buffering", b"no"),  # asks a proxy not to buffer items
-        *form.headers,
-    ]
+    return [(b"content-type", form.media_type), *UNBUFFERED, *form.headers]

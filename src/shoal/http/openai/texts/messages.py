@@ -22,7 +22,7 @@ from shoal.http.requests.protocol import StreamForm
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from shoal.http.openai.text import TextEnd
+    from shoal.http.openai.texts.results import TextEnd
     from shoal.http.requests.problem import Problem
 
 
