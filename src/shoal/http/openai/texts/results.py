@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from pydantic import BaseModel
 
+from shoal.http.openai.models import count_words
 from shoal.http.requests.plain import encoded, whole_text
 
 if TYPE_CHECKING:
@@ -38,11 +39,6 @@ if TYPE_CHECKING:
 
 
 _WORD: Final = re.compile(r"\S+")
-
-
-def count_words(text: str) -> int:
-    """Counts tokens, if no other function does."""
-    return len(text.split())
 
 
 class TextEnd:

@@ -15,8 +15,9 @@ from typing_extensions import TypedDict
 
 from shoal.http.openai.errors import OPEN, Body, read_body, refused
 from shoal.http.openai.items import AudioMaker, ItemMaker, Prompt, TextMaker, prompts_of
+from shoal.http.openai.models import count_words
 from shoal.http.openai.texts.messages import Forms, TextAsked, forms_of
-from shoal.http.openai.texts.results import TextEnd, TextOutput, count_words
+from shoal.http.openai.texts.results import TextEnd, TextOutput
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
