@@ -226,10 +226,8 @@ def ask(
         return anyio.run(_asked, client, verb, waits_for, backend="trio")
     except CommandError:
         raise
-    except ConnectionError as error:
-        if _is_unreachable(error):
-            raise _not_there(arguments, url) from None
-        raise CommandError(in_one_line(error), 1) from None
+    except ConnectionRefusedError:
+        raise _not_there(arguments, url) from None
     except (TypeError, ValueError) as error:
         # 2 for a mistake in the command, 1 if the state of the server does not allow it.
         raise CommandError(in_one_line(error), 1 if isinstance(error, ShoalError) else 2) from None
@@ -267,12 +265,6 @@ async def until_signalled(
 async def _show_wait(waits_for: str) -> None:
     await anyio.sleep(_PATIENCE_S)
     say(f"waiting for {waits_for} ...")
-
-
-def _is_unreachable(error: ConnectionError) -> bool:
-    import httpx
-
-    return isinstance(error.__cause__, (httpx.ConnectError, httpx.ConnectTimeout))
 
 
 def _not_there(arguments: Namespace, url: str) -> CommandError:

@@ -40,6 +40,7 @@ from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.serving.clients.protocol import VERBS, Client
 from shoal.serving.clients.verbs import Verb, array, mapping
 from shoal.serving.clients.wire import RAISED, error_to_wire, shown
+from shoal.serving.controller.controller import Controller
 from shoal.serving.imports import ImportRule
 from shoal.serving.names import METHODS, found
 
@@ -154,7 +155,7 @@ class AdminApi:
         self._client = client
         self._imports = ImportRule(allowed_modules)
         self._heartbeat_s = settings.heartbeat_s
-        self._recordings = recordings.Recordings(client)
+        self._recordings = 0  # that run now
         # The JSON around the item adds to the size of a call.
         self.routes = tuple(self._routes(settings.max_body_bytes + MAX_BODY_BYTES))
         self._table = PathTable[AdminRoute]()
@@ -257,8 +258,20 @@ class AdminApi:
         return handle, args, kwargs
 
     async def _record(self, request: AdminRequest) -> None:
+        if not isinstance(self._client, Controller):
+            raise Refused(not_found())
+        self._client.check_open()
         body = members(request.body, recordings.MEMBERS)
-        await self._recordings.answer(request.exchange, body)
+        recording = recordings.RunningRecording(self._client, body)
+        if self._recordings >= recordings.MOST_RECORDINGS:
+            title = "Too much is being recorded"
+            detail = f"{self._recordings} recordings run already; wait until one has ended."
+            raise Refused(Problem(503, "too-many-recordings", title, detail))
+        self._recordings += 1
+        try:
+            await recording.answer(request.exchange)
+        finally:
+            self._recordings -= 1
 
 
 @contextmanager

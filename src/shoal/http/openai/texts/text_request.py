@@ -266,40 +266,42 @@ class _Chat(_Text):
     functions: NotRequired[Tools | None]
 
 
-@dataclass(frozen=True)
-class TextReader:
-    models: OpenAIModels
-    chat: bool
-    most_messages: int
-    most_choices: int
+async def read_text_request(
+    models: OpenAIModels,
+    most_messages: int,
+    most_choices: int,
+    exchange: Exchange,
+    body: bytes,
+    *,
+    chat: bool,
+) -> TextJob:
+    """Raises `Refused` if the body is malformed or asks for too much."""
+    params = read_body(_Chat if chat else _Completion, exchange, body)
+    n: int = params.get("n") or 1
+    source: Source
+    if chat:
+        if (most := params.get("max_completion_tokens")) is not None:
+            params["max_tokens"] = most
+        source = Chat(params["messages"], most_messages)
+    else:
+        source = Prompts(prompts_of(params["prompt"], "prompt"))
+    check_limit(params)
+    texts = 1 if n == 1 and source.count == 1 else _texts(n, source.count, most_choices)
+    stops: Sequence[str] = ()
+    if (stop := params.get("stop")) is not None:
+        stops = params["stop"] = _stops(stop)
+    model = models.of(params.get("model"), TextMaker)
+    forms = forms_of(model.name, chat=chat)
+    return TextJob(exchange, model, params, source, forms, stops, n, texts)
 
-    async def read(self, exchange: Exchange, body: bytes) -> TextJob:
-        """Raises `Refused` if the body is malformed or asks for too much."""
-        params = read_body(_Chat if self.chat else _Completion, exchange, body)
-        n: int = params.get("n") or 1
-        source: Source
-        if self.chat:
-            if (most := params.get("max_completion_tokens")) is not None:
-                params["max_tokens"] = most
-            source = Chat(params["messages"], self.most_messages)
-        else:
-            source = Prompts(prompts_of(params["prompt"], "prompt"))
-        check_limit(params)
-        texts = 1 if n == 1 and source.count == 1 else self._texts(n, source.count)
-        stops: Sequence[str] = ()
-        if (stop := params.get("stop")) is not None:
-            stops = params["stop"] = _stops(stop)
-        model = self.models.of(params.get("model"), TextMaker)
-        forms = forms_of(model.name, chat=self.chat)
-        return TextJob(exchange, model, params, source, forms, stops, n, texts)
 
-    def _texts(self, n: int, prompts: int) -> int:
-        texts = n * prompts
-        if texts > self.most_choices:
-            param = "n" if n > 1 else "prompt"
-            detail = f"An answer has {self.most_choices} choices at most, and {texts} are wanted"
-            raise refused(detail, param=param)
-        return texts
+def _texts(n: int, prompts: int, most: int) -> int:
+    texts = n * prompts
+    if texts > most:
+        param = "n" if n > 1 else "prompt"
+        detail = f"An answer has {most} choices at most, and {texts} are wanted"
+        raise refused(detail, param=param)
+    return texts
 
 
 def check_limit(params: dict[str, Any], param: str = "max_tokens") -> None:

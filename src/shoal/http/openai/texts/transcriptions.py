@@ -6,7 +6,6 @@ knows: one whose items have a field ``response_format`` gives the text or the re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from starlette.datastructures import UploadFile
@@ -42,28 +41,26 @@ _FORMATS: Final = {
 _YES_OR_NO: Final = {"true": True, "1": True, "false": False, "0": False, "": False}
 
 
-@dataclass(frozen=True)
-class TranscriptionReader:
-    models: OpenAIModels
-
-    async def read(self, exchange: Exchange, body: bytes) -> TextJob:
-        params = await _read_form(exchange, body)
-        content = params.pop("file", None)
-        if not isinstance(content, bytes):
-            raise refused("There must be a file", param="file")
-        name = params.get("model") or None
-        if name is not None and (not isinstance(name, str) or len(name) > LONGEST_NAME):
-            raise refused("model must be a name", param="model")
-        form = params.get("response_format") or "json"
-        if form not in _FORMATS:
-            formats = ", ".join(_FORMATS)
-            raise refused(f"response_format must be one of {formats}", param="response_format")
-        stream = params.get("stream", "")
-        if stream not in _YES_OR_NO:
-            raise refused("stream must be true or false", param="stream")
-        params["stream"] = _YES_OR_NO[stream]
-        model = self.models.of(name, AudioMaker)
-        return TextJob(exchange, model, params, Audio(content), Transcripts(form))
+async def read_transcription_request(
+    models: OpenAIModels, exchange: Exchange, body: bytes
+) -> TextJob:
+    params = await _read_form(exchange, body)
+    content = params.pop("file", None)
+    if not isinstance(content, bytes):
+        raise refused("There must be a file", param="file")
+    name = params.get("model") or None
+    if name is not None and (not isinstance(name, str) or len(name) > LONGEST_NAME):
+        raise refused("model must be a name", param="model")
+    form = params.get("response_format") or "json"
+    if form not in _FORMATS:
+        formats = ", ".join(_FORMATS)
+        raise refused(f"response_format must be one of {formats}", param="response_format")
+    stream = params.get("stream", "")
+    if stream not in _YES_OR_NO:
+        raise refused("stream must be true or false", param="stream")
+    params["stream"] = _YES_OR_NO[stream]
+    model = models.of(name, AudioMaker)
+    return TextJob(exchange, model, params, Audio(content), Transcripts(form))
 
 
 async def _read_form(exchange: Exchange, body: bytes) -> dict[str, Any]:
