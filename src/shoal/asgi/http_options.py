@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
 
 from shoal.asgi.option_checks import (
     SecurityRequirements,
@@ -27,7 +27,7 @@ from shoal.asgi.option_checks import (
 from shoal.core.addresses import checked_listening, model_server_address
 from shoal.core.options.checks import finite_seconds, more_than_0, whole, yes_or_no
 from shoal.core.options.names import unknown_option
-from shoal.core.options.option import check_options, option, options_of, table
+from shoal.core.options.option import check_options, choice, option, options_of, table
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -123,12 +123,6 @@ def _overload_status(name: str, value: Any) -> int:
     if value not in (503, 429):
         raise ValueError(f"{name} must be 503 or 429, not {value!r}")
     return int(value)
-
-
-def _server_timing(name: str, value: Any) -> str:
-    if value not in get_args(ServerTiming):
-        raise ValueError(f'{name} must be "never", "asked" or "always", not {value!r}')
-    return str(value)
 
 
 def checked_middleware(name: str, value: Any) -> tuple[Any, ...]:
@@ -295,7 +289,7 @@ class HttpOptions:
     sse_done: bool = option(False, yes_or_no)
     overload_status: OverloadStatus = option(503, _overload_status)
     retry_after_s: int = option(1, _at_least_1)
-    server_timing: ServerTiming = option("never", _server_timing)
+    server_timing: ServerTiming = choice("never", ServerTiming)
     debug: bool = option(False, yes_or_no)
     protocols: Sequence[Any] = option((), checked_protocols)
     openapi: bool = option(True, yes_or_no)
