@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import shoal
 from handlers import double
 from shoal.core.histogram import ItemTimes, StreamTimes
-from shoal.observe.collector import ShoalCollector, Sources
+from shoal.observe.collector import ShoalCollector
 from shoal.testing import settle
 
 CALL = "__call__"
@@ -25,7 +25,7 @@ def samples_of(registry):
 def registry_of(batcher, *times):
     registry = CollectorRegistry()
     found = lambda: [("a", "__call__", batcher.statistics())]  # noqa: E731
-    registry.register(ShoalCollector(Sources(found, lambda: times, StreamTimes())))
+    registry.register(ShoalCollector(found, lambda: times, StreamTimes()))
     return registry
 
 

@@ -17,7 +17,7 @@ from serving.fake_client import full_status
 from serving.scenes import Stage, echo, failing, in_turn
 from shoal.core.histogram import TIME_BOUNDS_S, Histogram, StreamTimes
 from shoal.http.app.app import App
-from shoal.observe.collector import ShoalCollector, Sources, StartTimes
+from shoal.observe.collector import ShoalCollector, StartTimes
 from shoal.serving.controller.controller import Controller
 from shoal.serving.status import Status
 from shoal.testing import settle
@@ -203,9 +203,9 @@ def test_each_count_is_that_of_its_name():
     backend = replace(full_status().backends["a"], starts=9, deaths=7, restarts=5)
     status = Status(backends={"a": backend})
     starts = {"a": StartTimes(3, Histogram(TIME_BOUNDS_S).snapshot())}
-    sources = Sources(list, list, StreamTimes(), lambda: status, lambda: starts)
+    collector = ShoalCollector(list, list, StreamTimes(), lambda: status, lambda: starts)
     registry = CollectorRegistry()
-    registry.register(ShoalCollector(sources))
+    registry.register(collector)
     assert Figures(generate_latest(registry).decode()).counts("a") == (9, 3, 7, 5)
 
 

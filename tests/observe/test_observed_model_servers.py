@@ -12,7 +12,7 @@ from observe.spans import Spans, ids
 from replicas.remote_servers import TOKEN, listening
 from shoal.core.histogram import StreamTimes
 from shoal.observe import instrument
-from shoal.observe.collector import ShoalCollector, Sources
+from shoal.observe.collector import ShoalCollector
 from shoal.serving.controller.controller import Controller
 from time_limits import HANG_S
 
@@ -60,8 +60,8 @@ async def test_a_trace_goes_on_in_the_model_server(tmp_path, streams):
 
 def figures(controller):
     registry = CollectorRegistry()
-    sources = Sources(controller.statistics, list, StreamTimes(), controller.status_now)
-    registry.register(ShoalCollector(sources))
+    collector = ShoalCollector(controller.statistics, list, StreamTimes(), controller.status_now)
+    registry.register(collector)
     return {
         (sample.name.removeprefix("shoal_"), *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(generate_latest(registry).decode())

@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -406,14 +406,7 @@ class FrontEndConnections:
 
 
 def _sum(one: ConnectionTotals, other: ConnectionTotals) -> ConnectionTotals:
-    return ConnectionTotals(
-        one.limit + other.limit,
-        one.open + other.open,
-        one.accepted + other.accepted,
-        _sum_if_known(one.received, other.received),
-        _sum_if_known(one.sent, other.sent),
-    )
-
-
-def _sum_if_known(one: int | None, other: int | None) -> int | None:
-    return None if one is None and other is None else (one or 0) + (other or 0)
+    pairs = zip(one, other, strict=True)
+    # The bytes may be unknown.
+    sums: Any = [None if a is None and b is None else (a or 0) + (b or 0) for a, b in pairs]
+    return ConnectionTotals(*sums)

@@ -241,10 +241,10 @@ async def _answer_metrics(request: Request) -> Response:
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.exposition import choose_encoder
 
-    from shoal.observe.collector import ShoalCollector, Sources
+    from shoal.observe.collector import ShoalCollector
 
     registry = CollectorRegistry()
-    registry.register(ShoalCollector(Sources(_statistics, tuple, StreamTimes())))
+    registry.register(ShoalCollector(_statistics, tuple, StreamTimes()))
     ProcessCollector(registry=registry)
     encode, media_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(registry), headers={"content-type": media_type, **_FRESH})

@@ -11,8 +11,9 @@ caller sends is an exemplar: there is at most one a bucket.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, get_args
 
 from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import (
@@ -64,36 +65,31 @@ class StartTimes(NamedTuple):
     times: HistogramSnapshot  # of starts until the replica was ready
 
 
-class Sources(NamedTuple):
-    """Where the figures come from; each function is called on each scrape."""
+@dataclass(eq=False)
+class ShoalCollector(Collector):
+    """Converts statistics into metrics, for a `prometheus_client.CollectorRegistry`."""
 
-    # backend, method and statistics of each
+    # Where the figures come from; each function is called on each scrape. First backend, method and
+    # statistics of each batcher.
     batchers: Callable[[], Iterable[tuple[str, str, BatcherStatistics]]]
     times: Callable[[], Iterable[RequestTimes]]  # counted in several places
     streams: StreamTimes
     status: Callable[[], Status | None] = lambda: None  # None without a controller
     starts: Callable[[], Mapping[str, StartTimes]] = dict  # by backend
-
-
-class ShoalCollector(Collector):
-    """Converts statistics into metrics, for a `prometheus_client.CollectorRegistry`."""
-
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
-        # Set before a scrape; empty with another server.
-        self.listeners: Mapping[str, CountedConnections] = {}
-        self.gpus: Mapping[str, GpuStatus] = {}  # by name; set before a scrape, as the next
-        self.pids: Mapping[int, int] = {}  # by worker number
+    # Set before a scrape; listeners are empty with another server.
+    listeners: Mapping[str, CountedConnections] = field(default_factory=dict[str, Any])
+    gpus: Mapping[str, GpuStatus] = field(default_factory=dict[str, Any])  # by name
+    pids: Mapping[int, int] = field(default_factory=dict[int, int])  # by worker number
 
     def collect(self) -> Iterator[Metric]:
         yield self._request_times()
         yield from self._of_batchers()
-        streams = [((name,), times) for name, times in self._sources.streams]
+        streams = [((name,), times) for name, times in self.streams]
         for name, help_, of_stream in _STREAM_HISTOGRAMS:
             found = [(where, of_stream(times).snapshot()) for where, times in streams]
             yield _histogram(name, help_, ("endpoint",), found)
-        if (status := self._sources.status()) is not None:
-            yield from _of_controller(status, self._sources.starts())
+        if (status := self.status()) is not None:
+            yield from _of_controller(status, self.starts())
         listeners = [((word,), counts.totals()) for word, counts in self.listeners.items()]
         yield from metrics(("listener",), listeners, _OF_LISTENERS)
         yield from _of_gpus(self.gpus)
@@ -105,14 +101,14 @@ class ShoalCollector(Collector):
             "From a request to the end of its answer.",
             labels=("endpoint", "protocol", "outcome"),
         )
-        for times in self._sources.times():
+        for times in self.times():
             for endpoint, protocol, outcome, snapshot, exemplars in times:
                 _add(family, (endpoint, protocol, outcome), snapshot, exemplars)
         return family
 
     def _of_batchers(self) -> Iterator[Metric]:
         labels = ("backend", "method")
-        batchers = [((tag, method), one) for tag, method, one in self._sources.batchers()]
+        batchers = [((tag, method), one) for tag, method, one in self.batchers()]
         yield from metrics(labels, batchers, _OF_BATCHERS)
         yield _family(
             COUNTER,

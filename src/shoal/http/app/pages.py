@@ -163,11 +163,10 @@ class Pages:
 
     @cached_property
     def _collector(self) -> ShoalCollector:
-        from shoal.observe.collector import ShoalCollector, Sources
+        from shoal.observe.collector import ShoalCollector
 
         streams = self._shared.streams
-        sources = Sources(self._statistics, self._times, streams, self._status, self._starts)
-        return ShoalCollector(sources)
+        return ShoalCollector(self._statistics, self._times, streams, self._status, self._starts)
 
     @cached_property
     def registry(self) -> CollectorRegistry:

@@ -32,7 +32,7 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from shoal.core.histogram import StreamTimes
-from shoal.observe.collector import ShoalCollector, Sources
+from shoal.observe.collector import ShoalCollector
 from shoal.observe.otel.instrument import SCOPE
 from shoal.observe.otel.providers import metric_exporter, resource
 
@@ -170,11 +170,11 @@ def _collector_of(target: Any) -> Collector:
         return cast("Collector", found)
     if hasattr(target, "backends") and hasattr(target, "status_now"):
         return ShoalCollector(
-            Sources(target.statistics, lambda: [target.times], StreamTimes(), target.status_now)
+            target.statistics, lambda: [target.times], StreamTimes(), target.status_now
         )
     if hasattr(target, "statistics") and hasattr(target, "name"):
         return ShoalCollector(
-            Sources(lambda: [(target.name, "__call__", target.statistics())], list, StreamTimes())
+            lambda: [(target.name, "__call__", target.statistics())], list, StreamTimes()
         )
     raise TypeError(
         "export_metrics() takes a shoal.App, shoal.Controller or shoal.Batcher, not "
