@@ -10,7 +10,7 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING, Final, cast
 
 from shoal.commands.support.arguments import CommandParser
-from shoal.commands.support.mistake import CommandError, drop_unread_output, say
+from shoal.commands.support.output import CommandError, drop_unread_output, say
 from shoal.version import __version__
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 import shoal
 from shoal.cli import main
 from shoal.commands.server.client import ServerLocation, being_server
-from shoal.commands.support.mistake import CommandError
+from shoal.commands.support.output import CommandError
 
 
 @pytest.fixture

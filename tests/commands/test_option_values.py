@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.commands.support.mistake import CommandError
+from shoal.commands.support.output import CommandError
 from shoal.commands.support.values import (
     config_of,
     json_of,

@@ -8,7 +8,7 @@ import pytest
 from shoal.asgi.http_options import FLAGGED, HttpOptions
 from shoal.commands.server import options
 from shoal.commands.server.options import add_server_options, process_options, server_options
-from shoal.commands.support.mistake import CommandError
+from shoal.commands.support.output import CommandError
 
 FLAGS = [
     ("--host", "::1", "host", "::1", "(127.0.0.1)"),

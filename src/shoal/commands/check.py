@@ -23,8 +23,7 @@ from shoal.commands.support.loading import (
     server_settings,
     shoals_in,
 )
-from shoal.commands.support.mistake import CommandError, say
-from shoal.commands.support.output import keywords, routing, show, table
+from shoal.commands.support.output import CommandError, keywords, routing, say, show, table
 from shoal.http.app.code import check_annotations
 from shoal.replicas.code.definition import imported, qualified_name
 from shoal.replicas.code.instance import adapted, call_of, forms_batches

@@ -25,8 +25,7 @@ from shoal.commands.support.arguments import (
     describe,
     more_than_0_seconds,
 )
-from shoal.commands.support.mistake import CommandError, in_one_line, say
-from shoal.commands.support.output import confirm, print_out
+from shoal.commands.support.output import CommandError, confirm, in_one_line, print_out, say
 from shoal.serving.clients.remote_client import RemoteClient
 
 if TYPE_CHECKING:

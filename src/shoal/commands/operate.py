@@ -15,13 +15,14 @@ from shoal.commands.support.arguments import (
     describe,
     more_than_0_seconds,
 )
-from shoal.commands.support.mistake import CommandError, in_one_line
 from shoal.commands.support.output import (
+    CommandError,
     as_json,
     backends_listed,
     config_listed,
     confirm,
     endpoints_listed,
+    in_one_line,
     print_out,
     shadows_listed,
     show,

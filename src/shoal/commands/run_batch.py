@@ -38,7 +38,7 @@ from shoal.commands.support.data_files import (
     write_parquet,
 )
 from shoal.commands.support.loading import application_of, named
-from shoal.commands.support.mistake import CommandError, as_mistakes, failed_code, say
+from shoal.commands.support.output import CommandError, as_mistakes, failed_code, say
 from shoal.commands.support.values import init_arguments_of, option_pairs
 from shoal.core.extras import need
 from shoal.failures.exceptions import ungrouped

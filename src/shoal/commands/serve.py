@@ -27,8 +27,7 @@ from shoal.commands.support.loading import (
     need,
     server_settings,
 )
-from shoal.commands.support.mistake import CommandError, say
-from shoal.commands.support.output import facts, show
+from shoal.commands.support.output import CommandError, facts, say, show
 from shoal.server.config import address_of
 from shoal.server.listeners import NO_SOCKETS, Inherited, PassedSockets, passed_sockets
 

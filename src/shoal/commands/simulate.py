@@ -16,8 +16,15 @@ from shoal.commands.support.arguments import (
     describe,
     more_than_0,
 )
-from shoal.commands.support.mistake import CommandError, as_mistakes, say
-from shoal.commands.support.output import facts, save_plot, show, table
+from shoal.commands.support.output import (
+    CommandError,
+    as_mistakes,
+    facts,
+    save_plot,
+    say,
+    show,
+    table,
+)
 from shoal.commands.support.simulating import Comparison, SimulatedTraffic
 from shoal.commands.support.values import option_pairs, run_time
 from shoal.core.options.names import suggested

@@ -16,8 +16,7 @@ import anyio
 
 from shoal.commands.server.client import add_server_arguments, ask, until_signalled
 from shoal.commands.support.arguments import add, describe
-from shoal.commands.support.mistake import CommandError
-from shoal.commands.support.output import as_json, print_out, table
+from shoal.commands.support.output import CommandError, as_json, print_out, table
 from shoal.errors import NotAllowed, ShutDown
 from shoal.failures.exceptions import ungrouped
 from shoal.planning.figures import duration, percent, three_digits

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from shoal.commands.server.client import add_server_arguments, ask, until_signalled
 from shoal.commands.support.arguments import add, count, describe, more_than_0_seconds, tag
-from shoal.commands.support.mistake import CommandError, in_one_line, say
-from shoal.commands.support.output import show
+from shoal.commands.support.output import CommandError, in_one_line, say, show
 from shoal.failures.exceptions import ungrouped
 
 if TYPE_CHECKING:

@@ -28,8 +28,16 @@ from shoal.commands.support.arguments import (
     more_than_0,
 )
 from shoal.commands.support.loading import named
-from shoal.commands.support.mistake import CommandError, as_mistakes, failed_code, say
-from shoal.commands.support.output import keywords, save_plot, show, table
+from shoal.commands.support.output import (
+    CommandError,
+    as_mistakes,
+    failed_code,
+    keywords,
+    save_plot,
+    say,
+    show,
+    table,
+)
 from shoal.commands.support.values import init_arguments_of, json_of, option_pairs
 from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.measuring import NotMeasured, instance_of, measure, opened

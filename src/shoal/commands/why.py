@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.server.client import add_server_arguments, ask
 from shoal.commands.support.arguments import add, describe, more_than_0_seconds
-from shoal.commands.support.mistake import CommandError
-from shoal.commands.support.output import show
+from shoal.commands.support.output import CommandError, show
 from shoal.planning.batch_sizes import PAGE, BatcherFigures, explain, figures_of
 from shoal.planning.figures import duration, percent, three_digits
 from shoal.planning.recordings import RecordedBatcher

@@ -28,8 +28,7 @@ from shoal.commands.support.arguments import (
     describe,
     token_of,
 )
-from shoal.commands.support.mistake import CommandError, as_mistakes, in_one_line, say
-from shoal.commands.support.output import confirm
+from shoal.commands.support.output import CommandError, as_mistakes, confirm, in_one_line, say
 from shoal.errors import ShoalError
 from shoal.failures.exceptions import ungrouped
 from shoal.serving.clients.remote_client import RemoteClient

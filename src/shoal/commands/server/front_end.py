@@ -35,7 +35,7 @@ from shoal.commands.server.process import (
 )
 from shoal.commands.server.stderr import write_logs
 from shoal.commands.server.workers import FrontEndStart
-from shoal.commands.support.mistake import say
+from shoal.commands.support.output import say
 from shoal.front_ends.front_end import FrontEnd
 from shoal.front_ends.wire import MEMORY, Channel, FrontKind
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, receive

@@ -13,7 +13,7 @@ from shoal.asgi.http_options import FLAGGED, HTTP_OPTIONS, HttpOptions
 from shoal.commands.server.stderr import LOG_FORMATS
 from shoal.commands.support.arguments import add, add_token_argument, token_of
 from shoal.commands.support.loading import need
-from shoal.commands.support.mistake import CommandError, as_mistakes
+from shoal.commands.support.output import CommandError, as_mistakes
 from shoal.core.options.option import summaries_of
 from shoal.serving.app_file.server import (
     NOT_ON_HYPERCORN,

@@ -19,7 +19,7 @@ import anyio
 
 from shoal.commands.server.stderr import Progress, write_logs
 from shoal.commands.support.loading import shoals_in
-from shoal.commands.support.mistake import CommandError, as_mistakes, say
+from shoal.commands.support.output import CommandError, as_mistakes, say
 from shoal.core.extras import needing
 from shoal.errors import LifespanFailed, NotAllowed, StateRefused
 from shoal.failures.hints import server_hint

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from shoal.commands.support.mistake import CommandError, as_mistakes, say
+from shoal.commands.support.output import CommandError, as_mistakes, say
 from shoal.core.extras import need
 from shoal.server.listeners import Address, bind_all
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from shoal.batching.current import trace_ids
-from shoal.commands.support.mistake import indented, printable, say
+from shoal.commands.support.output import indented, printable, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

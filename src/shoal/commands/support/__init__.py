@@ -1,5 +1,5 @@
 """Code that commands share.
 
-`arguments` and `values` parse the command line, `loading` imports applications, `output` and
-`mistake` write results and errors.
+`arguments` and `values` parse the command line, `loading` imports applications, and `output` writes
+results and errors.
 """

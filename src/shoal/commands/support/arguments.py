@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from shoal.commands.support.mistake import CommandError
+from shoal.commands.support.output import CommandError
 from shoal.core.options.checks import checked_token
 from shoal.core.options.names import nearest
 from shoal.serving.names import TAG_FORM, is_tag

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import anyio.to_thread
 
-from shoal.commands.support.mistake import CommandError
+from shoal.commands.support.output import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.handlers.annotations import read_signature
-from shoal.commands.support.mistake import CommandError, say
+from shoal.commands.support.output import CommandError, say
 from shoal.core.extras import needing
 from shoal.failures.exceptions import users_part
 from shoal.replicas.code.definition import imported_unheld

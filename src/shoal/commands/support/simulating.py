@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.commands.support.mistake import CommandError, as_mistakes, say
-from shoal.commands.support.output import keywords, table
+from shoal.commands.support.output import CommandError, as_mistakes, keywords, say, table
 from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.simulation import simulate
 from shoal.planning.figures import Case, percent, rows_of

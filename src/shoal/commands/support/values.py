@@ -14,7 +14,7 @@ import tomllib
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.commands.support.mistake import CommandError, as_mistakes
+from shoal.commands.support.output import CommandError, as_mistakes
 from shoal.core.options.names import unknown_option
 from shoal.core.options.options import OPTIONS
 from shoal.core.simulation_results import Linear
