@@ -22,14 +22,7 @@ from shoal.batching.handlers.array_types import has_arrays
 from shoal.core.extras import advice
 from shoal.http.json.arrays import with_arrays
 from shoal.http.json.content_coding import decoded
-from shoal.http.json.scan import (
-    Costs,
-    check_cost,
-    check_json,
-    encoding_flaw,
-    not_json,
-    too_complex,
-)
+from shoal.http.json.scan import Costs, check_cost, check_json, encoding_flaw, not_json, too_complex
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.problem import Problem, Refused
 from shoal.loops.private import rebuilt

@@ -5,15 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from types import UnionType
-from typing import (
-    Any,
-    Final,
-    Literal,
-    NamedTuple,
-    Union,
-    get_args,
-    get_origin,
-)
+from typing import Any, Final, Literal, NamedTuple, Union, get_args, get_origin
 
 from typing_extensions import is_typeddict
 
