@@ -473,7 +473,7 @@ async def test_other_protocols_can_not_say_what_only_the_function_may():
             error = (await socket.read())["error"]
             assert (error["status"], error["title"]) == (
                 415,
-                "The endpoint takes HTTP requests only",
+                "The media type is not supported",
             )
         assert (await ask(app, "/x", "a")).status == 401
 

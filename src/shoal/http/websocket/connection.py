@@ -63,11 +63,18 @@ _HOLDING: Final = holding()
 _OF_HANDSHAKE: Final = frozenset({b"content-encoding", b"content-length"})
 # The kinds of input whose reader parses the text as JSON.
 _PARSED: Final = frozenset({"json", "array"})
-_ONLY_HTTP: Final = Problem(
-    415,
+_ONLY_HTTP: Final = Problem.of(
     "unsupported-media-type",
-    "The endpoint takes HTTP requests only",
     "The endpoint decodes each HTTP request itself; a WebSocket message is not an HTTP request.",
+)
+_TAKES_JSON: Final = Problem.of(
+    "unsupported-media-type",
+    'The endpoint takes JSON. Send the item in a text message: {"id": ..., "item": ...}.',
+)
+_TAKES_BYTES: Final = Problem.of(
+    "unsupported-media-type",
+    "The endpoint takes bytes. Send the item in a binary message: "
+    '{"id": ...}, a line feed, and the bytes.',
 )
 _CANCELLED: Final = Problem(499, "cancelled", "The client has cancelled the request")
 
@@ -375,20 +382,6 @@ class SocketConnection:
         self._end_all(ShutDown("the server ends"))
         self._close_with = RESTART, "the server ends"
         self._has_work.set()
-
-
-_TAKES_JSON: Final = Problem(
-    415,
-    "unsupported-media-type",
-    "The endpoint takes JSON",
-    'Send the item in a text message: {"id": ..., "item": ...}.',
-)
-_TAKES_BYTES: Final = Problem(
-    415,
-    "unsupported-media-type",
-    "The endpoint takes bytes",
-    'Send the item in a binary message: {"id": ...}, a line feed, and the bytes.',
-)
 
 
 def _too_many(most: int) -> Problem:
