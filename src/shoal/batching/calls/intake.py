@@ -91,8 +91,9 @@ class Intake:
         now = self._now()
         request = self.new_request(item, options, waiter, now)
         former = self.former
-        is_late = options is not None and options.deadline is not None and options.deadline <= now
-        if is_late or former.live >= former.free_room:  # else nothing is to be checked
+        if former.live >= former.free_room or (
+            options is not None and options.deadline is not None and options.deadline <= now
+        ):  # else nothing is to be checked
             self._prepare(request)
         admission = former.admit(request)
         if admission is RINGING:
