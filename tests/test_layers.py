@@ -413,7 +413,7 @@ def test_a_planted_violation_is_seen(rule, planted):
     ("rule", "allowed"),
     [
         (upward_imports, {"shoal.batching.run": "from shoal.core.line import Line"}),
-        (upward_imports, {"shoal.observe.metrics": "import shoal.batching.statistics"}),
+        (upward_imports, {"shoal.observe.collector": "import shoal.batching.statistics"}),
         (circular_imports, {"shoal.core.a": "import shoal.core.b", "shoal.core.b": "import json"}),
         (event_loop_imports, {"shoal.loops.trio_parking": "import asyncio, trio"}),
         (late_imports, {"shoal.http.payload": "def f():\n    import orjson"}),

@@ -60,7 +60,7 @@ def tuned() -> str:
     search = Search(BatchOptions(), measured, rate=60, p99_s=0.08, requests=800)
     found = search.candidates(lambda _: None)
     shown = [one for one in found if one.meets_target][:8]
-    most = max(one.up_to for one in shown)
+    most = max(one.up_to_rate for one in shown)
     parts = [
         text(12, 20, "size", "note"),
         text(52, 20, "wait", "note"),
@@ -68,11 +68,11 @@ def tuned() -> str:
     ]
     for nth, one in enumerate(shown):
         y = 42 + 24 * nth
-        wide = 200 * one.up_to / most
+        wide = 200 * one.up_to_rate / most
         parts.append(text(12, y, f"{one.max_batch_size}", "head" if nth == 0 else ""))
         parts.append(text(52, y, f"{one.batch_wait_timeout_s * 1e3:g} ms"))
         parts.append(box(112, y - 13, wide, 18, "run" if nth == 0 else "idle"))
-        parts.append(text(118 + wide, y, f"{float(f'{one.up_to:.2g}'):,.0f}"))
+        parts.append(text(118 + wide, y, f"{float(f'{one.up_to_rate:.2g}'):,.0f}"))
     y = 42 + 24 * len(shown)
     missed = len(found) - sum(one.meets_target for one in found)
     parts.append(text(12, y + 2, f"The first line is the advice. {missed} pairs miss it.", "note"))

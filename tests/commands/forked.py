@@ -121,9 +121,8 @@ def load():
     import httpx  # noqa: F401 - commands reach their servers with it
 
     import shoal
-    import shoal.commands.backends
+    import shoal.commands.operate
     import shoal.commands.serve
-    import shoal.commands.start
     import shoal.server.server
     from shoal.testing.asgi import ask
 

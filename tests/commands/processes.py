@@ -20,7 +20,7 @@ from forked import Forked
 
 from progress_lines import first_line, without_progress
 from shoal.cli import main
-from shoal.commands.server.locations import ServerLocation
+from shoal.commands.server.client import ServerLocation
 from time_limits import HANG_S
 
 HERE = str(Path(__file__).parent)

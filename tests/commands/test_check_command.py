@@ -122,7 +122,7 @@ SHADOWED = f'{ROUTED}\n[[endpoints.e.shadows]]\nbackend = "b"\nproportion = 0.5'
         ),
         (
             f'code = "driven_models:unreadable"{ROUTED}',
-            "2: backends.b.code: the annotation of 'items' can't be read, so bodies of requests ",
+            "2: backends.b.code: the annotation of 'items' of <function unreadable at",
         ),
         (
             f'code = "driven_models:add_one"{SHADOWED}\ncompare = "driven_models:number"',

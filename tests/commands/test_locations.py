@@ -9,7 +9,7 @@ import pytest
 
 import shoal
 from shoal.cli import main
-from shoal.commands.server.locations import ServerLocation, being_server
+from shoal.commands.server.client import ServerLocation, being_server
 from shoal.commands.support.mistake import CommandError
 
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from shoal.cli import main
-from shoal.commands.server.locations import ServerLocation
+from shoal.commands.server.client import ServerLocation
 from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time

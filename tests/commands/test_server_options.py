@@ -5,7 +5,7 @@ from argparse import ArgumentError, ArgumentParser
 
 import pytest
 
-from shoal.asgi.http_options import HTTP_OPTIONS, HttpOptions
+from shoal.asgi.http_options import FLAGGED, HttpOptions
 from shoal.commands.server import options
 from shoal.commands.server.options import add_server_options, process_options, server_options
 from shoal.commands.support.mistake import CommandError
@@ -26,20 +26,26 @@ FLAGS = [
     ("--max-message-bytes", "2", "max_message_bytes", 2, "(16777216)"),
     ("--uds", "/x", "uds", "/x", "host and port"),
     ("--uds-mode", "660", "uds_mode", "660", "(600)"),
-    ("--model-server", "unix:/m.sock", "model_server", "unix:/m.sock", "forward batches to"),
-    ("--certfile", "c.pem", "certfile", "c.pem", "in this file"),
-    ("--allow-host", "a", "allowed_hosts", ["a"], "(at loopback: only its own names)"),
-    ("--allow-origin", "x://a", "allowed_origins", ["x://a"], "(at loopback: none but its own)"),
+    ("--model-server", "unix:/m.sock", "model_server", "unix:/m.sock", "this user can open"),
+    ("--certfile", "c.pem", "certfile", "c.pem", "at host and port"),
+    ("--allow-host", "a", "allowed_hosts", ["a"], "repeatable (none)"),
+    ("--allow-origin", "x://a", "allowed_origins", ["x://a"], "repeatable (none)"),
     ("--send-timeout", "3", "send_timeout_s", 3.0, "(10)"),
-    ("--access-log", None, "access_log", True, "for each request to stderr"),
-    ("--root-path", "/ml", "root_path", "/ml", "the paths of requests"),
+    (
+        "--access-log",
+        None,
+        "access_log",
+        True,
+        "whether each request is logged, by the logger shoal.access",
+    ),
+    ("--root-path", "/ml", "root_path", "/ml", 'the paths of requests, such as "/models"'),
     ("--trusted-peer", "10.0.0.0/8", "trusted_peers", ["10.0.0.0/8"], "(none)"),
     (
         "--proxy-header",
         "x-forwarded-host",
         "proxy_headers",
         ["x-forwarded-host"],
-        "(X-Forwarded-For and X-Forwarded-Proto)",
+        "repeatable (x-forwarded-for, x-forwarded-proto)",
     ),
 ]
 
@@ -53,7 +59,7 @@ def parser():
 
 def test_every_flag_is_tested():
     assert {name for _, _, name, _, _ in FLAGS} | {"keyfile", "model_server_token_file"} == {
-        n for n, one in HTTP_OPTIONS.items() if one.flag
+        *FLAGGED
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 from processes import ask, end_of, wait_until_refused
 
 from shoal.cli import main
-from shoal.commands.server.locations import ServerLocation
+from shoal.commands.server.client import ServerLocation
 from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.cli import main
 from shoal.commands import named
-from shoal.commands.server.locations import ServerLocation, being_server
+from shoal.commands.server.client import ServerLocation, being_server
 
 
 def test_asking_and_waiting_together_take_no_longer_than_allowed(tmp_path, monkeypatch, capsys):

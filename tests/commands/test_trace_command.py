@@ -70,7 +70,7 @@ def test_a_server_that_ends_leaves_what_there_is(run, tmp_path):
         )
         # Signals can't be awaited in this thread.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("shoal.commands.trace.anyio.open_signal_receiver", never)
+            patch.setattr("shoal.commands.server.client.anyio.open_signal_receiver", never)
             thread.start()
             path = tmp_path / "trace.jsonl"
             while not path.exists():

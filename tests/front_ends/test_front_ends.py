@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -57,7 +56,7 @@ async def test_a_killed_worker_is_replaced_and_its_requests_are_cancelled(app, h
 
 @pytest.fixture
 def impatient(monkeypatch):
-    of = "shoal.front_ends.remote_front_end"
+    of = "shoal.front_ends.listener"
     monkeypatch.setattr(f"{of}._ASKED_EVERY_S", 0.05)
     monkeypatch.setattr(f"{of}._LOOK_S", 0.1)
 
@@ -91,7 +90,7 @@ async def stopped_at_start():
 
 @pytest.mark.one_loop
 async def test_a_worker_stopped_before_it_is_ready_is_replaced(app, impatient, monkeypatch):
-    of = "shoal.front_ends.remote_front_end"
+    of = "shoal.front_ends.listener"
     async with live(app, workers=2):
         with monkeypatch.context() as hurried:
             hurried.setattr(f"{of}._LOOKS_AT_START", 10)
@@ -296,10 +295,8 @@ async def test_workers_that_cannot_start_any_more_end_the_server(app, tmp_path, 
     start_front_ends = workers.front_ends
 
     def with_program(*given):
-        [options] = start_front_ends(*given).args
-        return partial(
-            FrontEnds, replace(options, count=1, command=[sys.executable, "-c", program])
-        )
+        *_, start = start_front_ends(*given).args
+        return partial(FrontEnds, 1, [sys.executable, "-c", program], start)
 
     monkeypatch.setattr(workers, "front_ends", with_program)
     of_others = set(children_of(os.getpid()))

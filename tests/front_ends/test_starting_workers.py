@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 
 import anyio
@@ -44,8 +43,8 @@ def dying_workers(count, program):
     own = "runpy.run_module('shoal.commands.server.front_end', run_name='__main__', alter_sys=True)"
     command = [sys.executable, "-c", f"import os, runpy, signal\n{program}\n{own}"]
     given = count, OPTIONS, sniffio.current_async_library(), "error"
-    [options] = front_ends(*given).args
-    return partial(FrontEnds, replace(options, command=command))
+    *_, start = front_ends(*given).args
+    return partial(FrontEnds, count, command, start)
 
 
 KILL_IT = "os.kill(os.getpid(), signal.SIGKILL)"
@@ -125,12 +124,10 @@ async def test_one_that_is_killed_each_time_it_starts_ends_the_server(app, tmp_p
 
 @pytest.mark.one_loop
 async def test_a_worker_whose_program_is_not_there_ends_the_server_with_a_reason(app):
-    [options] = front_ends(1, OPTIONS, sniffio.current_async_library(), "error").args
-    absent = replace(options, command=["/absent/python"])
+    *_, start = front_ends(1, OPTIONS, sniffio.current_async_library(), "error").args
+    absent = partial(FrontEnds, 1, ["/absent/python"], start)
     with pytest.raises(WorkersFailed, match="a worker can't be started: No such file"):
-        await serve(
-            app, OPTIONS, shutdown=anyio.sleep_forever, front_ends=partial(FrontEnds, absent)
-        )
+        await serve(app, OPTIONS, shutdown=anyio.sleep_forever, front_ends=absent)
 
 
 async def test_a_cancelled_server_ends_stopped_workers_where_there_is_no_pidfd(app, monkeypatch):

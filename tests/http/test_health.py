@@ -7,9 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 import shoal
 from handlers import double
 from serving.scenes import Stage
-from shoal.core.histogram import TIME_BOUNDS_S
+from shoal.core.histogram import NO_ENDPOINT, TIME_BOUNDS_S
 from shoal.errors import ReplicaNotStarted
-from shoal.observe.metrics import NO_ENDPOINT
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 

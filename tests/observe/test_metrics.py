@@ -7,8 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import shoal
 from handlers import double
+from shoal.core.histogram import ItemTimes, StreamTimes
 from shoal.observe.collector import ShoalCollector, Sources
-from shoal.observe.metrics import ItemTimes, StreamTimes
 from shoal.testing import settle
 
 CALL = "__call__"

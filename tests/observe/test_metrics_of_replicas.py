@@ -15,10 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from batching.scenes import Held
 from serving.fake_client import full_status
 from serving.scenes import Stage, echo, failing, in_turn
-from shoal.core.histogram import TIME_BOUNDS_S, Histogram
+from shoal.core.histogram import TIME_BOUNDS_S, Histogram, StreamTimes
 from shoal.http.app.app import App
 from shoal.observe.collector import ShoalCollector, Sources, StartTimes
-from shoal.observe.metrics import StreamTimes
 from shoal.serving.controller.controller import Controller
 from shoal.serving.status import Status
 from shoal.testing import settle

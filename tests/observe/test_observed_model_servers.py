@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from observe import traced_code
 from observe.spans import Spans, ids
 from replicas.remote_servers import TOKEN, listening
+from shoal.core.histogram import StreamTimes
 from shoal.observe import instrument
 from shoal.observe.collector import ShoalCollector, Sources
-from shoal.observe.metrics import StreamTimes
 from shoal.serving.controller.controller import Controller
 from time_limits import HANG_S
 

@@ -63,17 +63,17 @@ def test_those_that_meet_the_target_come_first():
 
 def test_the_best_meets_the_target_up_to_the_highest_rate():
     candidates = found(100, 0.08)
-    rates = [float(f"{one.up_to:.2g}") for one in candidates if one.meets_target]
+    rates = [float(f"{one.up_to_rate:.2g}") for one in candidates if one.meets_target]
     assert rates == sorted(rates, reverse=True)
     best = candidates[0]
     assert (best.max_batch_size, best.batch_wait_timeout_s) == (16, 0.0)
-    assert best.up_to == pytest.approx(16 / RUNS(16), rel=0.1)
+    assert best.up_to_rate == pytest.approx(16 / RUNS(16), rel=0.1)
 
 
 def test_a_rate_that_is_found_is_one_at_which_the_target_is_met():
     best = found(100, 0.08)[0]
     at_that_rate = {
-        (one.max_batch_size, one.batch_wait_timeout_s): one for one in found(best.up_to, 0.08)
+        (one.max_batch_size, one.batch_wait_timeout_s): one for one in found(best.up_to_rate, 0.08)
     }
     assert at_that_rate[best.max_batch_size, best.batch_wait_timeout_s].meets_target
 
@@ -85,7 +85,7 @@ def test_requests_that_are_refused_miss_the_target():
 
 def test_slots_make_for_more():
     one, two = found(100, 0.08)[0], found(100, 0.08, max_concurrent_batches=2)[0]
-    assert two.up_to > 1.5 * one.up_to
+    assert two.up_to_rate > 1.5 * one.up_to_rate
 
 
 def test_what_was_found_is_told_in_a_table_and_as_data():

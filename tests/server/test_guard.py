@@ -6,7 +6,7 @@ from live_server import live, request
 from server_in_memory import serving
 
 import shoal
-from shoal.asgi.guard import BadRequest, RequestGuard
+from shoal.asgi.headers import BadRequest, RequestGuard
 from shoal.asgi.http_options import HttpOptions
 from shoal.testing import settle
 from shoal.testing.asgi import Call

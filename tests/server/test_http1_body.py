@@ -4,7 +4,7 @@ import anyio
 import pytest
 from live_server import live, read_all, read_until, request, until_quiet
 
-from shoal.asgi.guard import BadRequest
+from shoal.asgi.headers import BadRequest
 from shoal.server.http1.body import ChunkedBody, SizedBody
 from shoal.server.shared import Shared
 from shoal.server.transport import Transport

@@ -5,7 +5,7 @@ from email.utils import formatdate
 import pytest
 from server_in_memory import serving
 
-from shoal.asgi.guard import BadRequest
+from shoal.asgi.headers import BadRequest
 from shoal.asgi.http_options import HttpOptions
 from shoal.server.http1.call import END, answer_head, error_answer, http_date
 from shoal.server.http1.head import HeadParser, find_end, in_origin_form

@@ -185,7 +185,7 @@ WRONG = [
     ("max_websocket_requests", 0, ValueError, "must be at least 1, not 0"),
     ("sse_done", "yes", TypeError, "must be True or False, not 'yes'"),
     ("retry_after_s", 1.5, TypeError, "must be a whole number, not 1.5"),
-    ("server_timing", True, ValueError, 'must be "never", "asked" or "always", not True'),
+    ("server_timing", True, ValueError, "must be 'never', 'asked' or 'always', not True"),
     ("debug", "yes", TypeError, "must be True or False, not 'yes'"),
     (
         "protocols",

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
 
 from shoal.asgi.option_checks import (
     SecurityRequirements,
@@ -27,7 +27,7 @@ from shoal.asgi.option_checks import (
 from shoal.core.addresses import checked_listening, model_server_address
 from shoal.core.options.checks import finite_seconds, more_than_0, whole, yes_or_no
 from shoal.core.options.names import unknown_option
-from shoal.core.options.option import check_options, option, options_of, table
+from shoal.core.options.option import check_options, choice, option, options_of, table
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -123,12 +123,6 @@ def _overload_status(name: str, value: Any) -> int:
     if value not in (503, 429):
         raise ValueError(f"{name} must be 503 or 429, not {value!r}")
     return int(value)
-
-
-def _server_timing(name: str, value: Any) -> str:
-    if value not in get_args(ServerTiming):
-        raise ValueError(f'{name} must be "never", "asked" or "always", not {value!r}')
-    return str(value)
 
 
 def checked_middleware(name: str, value: Any) -> tuple[Any, ...]:
@@ -252,111 +246,50 @@ class HttpOptions:
             only described.
     """
 
-    host: str = option("127.0.0.1", _host, flag="address to listen at")
-    port: int = option(8000, _port, flag="port to listen at, 0 for a free one")
-    uds: str | None = option(
-        None,
-        partial(_text, example="/run/shoal.sock"),
-        may_be_none=True,
-        flag="UNIX socket to listen at in place of host and port",
-    )
-    uds_mode: str = option(
-        "600", _mode, flag="who can open that socket, in octal: 660 for its group as well"
-    )
+    host: str = option("127.0.0.1", _host)
+    port: int = option(8000, _port)
+    uds: str | None = option(None, partial(_text, example="/run/shoal.sock"), may_be_none=True)
+    uds_mode: str = option("600", _mode)
     fd: int | None = option(None, partial(whole, least=0))
     middlewares: Sequence[Callable[[ASGIApp], ASGIApp] | Any] = option((), checked_middleware)
     token: str | None = field(default=None, repr=False)
     admin_socket: str | None = option(None, partial(_text, example="/run/shoal.sock"))
-    model_server: str | None = option(
-        None,
-        checked_listening,
-        flag="tls://HOST:PORT, tcp://127.0.0.1:PORT, plain-tcp://HOST:PORT or unix:/PATH, where "
-        "other Shoal servers forward batches to",
-    )
+    model_server: str | None = option(None, checked_listening)
     model_server_token_file: str | None = option(
-        None,
-        partial(_text, example="/run/secrets/models"),
-        flag="file with the token that these servers must know",
+        None, partial(_text, example="/run/secrets/models")
     )
     allowed_modules: Sequence[str] = option((), as_list)
-    graceful_timeout_s: float = option(
-        20.0, finite_seconds, flag="how long running requests may take at shutdown"
-    )
-    max_connections: int = option(
-        1000, _at_least_1, flag="how many connections may be open at once; others wait"
-    )
-    keep_alive_timeout_s: float = option(5.0, more_than_0, flag="how long a connection may be idle")
-    head_timeout_s: float = option(
-        10.0, more_than_0, flag="how long the head of a request may take to arrive"
-    )
-    max_head_bytes: int = option(2**15, _at_least_1, flag="largest head of a request, in bytes")
-    max_headers: int = option(128, _at_least_1, flag="how many headers a request may have")
-    max_target_bytes: int = option(
-        2**14, _at_least_1, flag="longest path and query of a request, in bytes"
-    )
-    body_timeout_s: float = option(
-        10.0, more_than_0, flag="how long each 16 KiB of a request's body may take to arrive"
-    )
-    ping_interval_s: float = option(
-        7.0, more_than_0, flag="ping the client of a WebSocket after this much silence"
-    )
-    max_message_bytes: int = option(
-        16 * 2**20, _at_least_1, flag="largest message on a WebSocket, in bytes"
-    )
-    certfile: str | None = option(
-        None,
-        partial(_text, example="cert.pem"),
-        may_be_none=True,
-        flag="speak TLS, with the certificate in this file",
-    )
-    keyfile: str | None = option(
-        None,
-        partial(_text, example="key.pem"),
-        may_be_none=True,
-        flag="the certificate's private key, if it is in another file",
-    )
-    access_log: bool = option(
-        False, yes_or_no, flag="write a line of JSON for each request to stderr"
-    )
-    root_path: str = option(
-        "", checked_root_path, flag="prefix that a proxy removes from the paths of requests"
-    )
-    trusted_peers: Sequence[str] = option(
-        (),
-        checked_peers,
-        flag='a trusted proxy: an address, a network, or "unix"; repeatable (none)',
-    )
+    graceful_timeout_s: float = option(20.0, finite_seconds)
+    max_connections: int = option(1000, _at_least_1)
+    keep_alive_timeout_s: float = option(5.0, more_than_0)
+    head_timeout_s: float = option(10.0, more_than_0)
+    max_head_bytes: int = option(2**15, _at_least_1)
+    max_headers: int = option(128, _at_least_1)
+    max_target_bytes: int = option(2**14, _at_least_1)
+    body_timeout_s: float = option(10.0, more_than_0)
+    ping_interval_s: float = option(7.0, more_than_0)
+    max_message_bytes: int = option(16 * 2**20, _at_least_1)
+    certfile: str | None = option(None, partial(_text, example="cert.pem"), may_be_none=True)
+    keyfile: str | None = option(None, partial(_text, example="key.pem"), may_be_none=True)
+    access_log: bool = option(False, yes_or_no)
+    root_path: str = option("", checked_root_path)
+    trusted_peers: Sequence[str] = option((), checked_peers)
     proxy_headers: Sequence[str] = option(
-        ("x-forwarded-for", "x-forwarded-proto"),
-        checked_proxy_headers,
-        flag="a header that these proxies set: X-Forwarded-For, -Proto, -Host, -Prefix; "
-        "repeatable (X-Forwarded-For and X-Forwarded-Proto)",
+        ("x-forwarded-for", "x-forwarded-proto"), checked_proxy_headers
     )
-    allowed_hosts: Sequence[str] = option(
-        (),
-        checked_hosts,
-        flag="a host that requests may be for; repeatable (at loopback: only its own names)",
-    )
-    allowed_origins: Sequence[str] = option(
-        (),
-        checked_origins,
-        flag="an origin whose pages may send requests; repeatable (at loopback: none but its own)",
-    )
+    allowed_hosts: Sequence[str] = option((), checked_hosts)
+    allowed_origins: Sequence[str] = option((), checked_origins)
     max_body_bytes: int = option(16 * 2**20, _at_least_1)
     max_incomplete_bytes: int = option(256 * 2**20, _at_least_1)
     max_json_elements: int = option(2**18, _at_least_1)
-    send_timeout_s: float = option(
-        10.0,
-        more_than_0,
-        flag="disconnect a client that takes longer to read 256 KiB of its response",
-    )
+    send_timeout_s: float = option(10.0, more_than_0)
     answer_timeout_s: float | None = option(60.0, more_than_0, may_be_none=True)
     heartbeat_s: float = option(15.0, more_than_0)
     max_websocket_requests: int = option(64, _at_least_1)
     sse_done: bool = option(False, yes_or_no)
     overload_status: OverloadStatus = option(503, _overload_status)
     retry_after_s: int = option(1, _at_least_1)
-    server_timing: ServerTiming = option("never", _server_timing)
+    server_timing: ServerTiming = choice("never", ServerTiming)
     debug: bool = option(False, yes_or_no)
     protocols: Sequence[Any] = option((), checked_protocols)
     openapi: bool = option(True, yes_or_no)
@@ -442,5 +375,12 @@ HTTP_OPTIONS: Final = options_of(HttpOptions)
 # The options that an `App` takes.
 APP_OPTIONS: Final = tuple(AppKeywords.__annotations__)
 
+# The options that have a flag on the command line.
+FLAGGED: Final = {
+    name: one
+    for name, one in HTTP_OPTIONS.items()
+    if (name in ServerKeywords.__annotations__ and name != "fd") or name.startswith("model_server")
+}
+
 # The options in the table ``[server]`` of a file: those of an `App` and of the command line.
-FILE_OPTIONS: Final = {n: one for n, one in HTTP_OPTIONS.items() if one.flag or n in APP_OPTIONS}
+FILE_OPTIONS: Final = {n: HTTP_OPTIONS[n] for n in HTTP_OPTIONS if n in {*FLAGGED, *APP_OPTIONS}}

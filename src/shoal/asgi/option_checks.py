@@ -175,7 +175,7 @@ def checked_schemes(name: str, value: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a mapping such as {_EXAMPLE}, not {value!r}")
     for key, scheme in cast("Mapping[str, Any]", value).items():
-        if not _is_text(key) or not isinstance(scheme, Mapping):
+        if not isinstance(cast("object", key), str) or not isinstance(scheme, Mapping):
             raise TypeError(f"{name} must be a mapping such as {_EXAMPLE}, not {value!r}")
         if not _NAME.fullmatch(key):
             raise ValueError(f"{name}: a name has 1 to 64 of A-Z a-z 0-9 . _ -, not {key!r}")
@@ -212,14 +212,11 @@ def _requirement(name: str, value: Any) -> dict[str, list[str]]:
         raise _wrong(name, value)
     requirement: dict[str, list[str]] = {}
     for scheme, scopes in cast("Mapping[str, Any]", value).items():
-        if not _is_text(scheme) or _is_text(scopes) or not isinstance(scopes, Sequence):
+        is_text = isinstance(cast("object", scheme), str)
+        if not is_text or isinstance(scopes, str) or not isinstance(scopes, Sequence):
             raise _wrong(name, value)
         requirement[scheme] = [str(scope) for scope in cast("Sequence[object]", scopes)]
     return requirement
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _wrong(name: str, value: Any) -> TypeError:

@@ -1,9 +1,19 @@
-"""``shoal check``: shows what an application would run, or reports all its mistakes."""
+"""``shoal check``: shows what an application would run, or reports all its mistakes.
+
+It imports and checks the code without running it, and finds all mistakes that a start would find,
+except those inside the user's code: no class is instantiated, and no handler is called.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import inspect
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from shoal.batching.handlers.annotations import read_signature
+from shoal.batching.handlers.binding import described
 from shoal.commands.support.arguments import add, add_json_argument, describe
 from shoal.commands.support.loading import (
     APPLICATION,
@@ -15,17 +25,22 @@ from shoal.commands.support.loading import (
 )
 from shoal.commands.support.mistake import CommandError, say
 from shoal.commands.support.output import keywords, routing, show, table
-from shoal.replicas.code.definition import qualified_name
+from shoal.http.app.code import check_annotations
+from shoal.replicas.code.definition import imported, qualified_name
+from shoal.replicas.code.instance import adapted, call_of, forms_batches
 from shoal.replicas.placements import placement_name
 from shoal.serving.app_file.flaws import AppFileRefused
 from shoal.serving.clients.wire import config_shown
+from shoal.serving.converters import loaded_converters
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Mapping
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-    from shoal.http.app.declarations import EndpointDeclaration
-    from shoal.http.app.inspection import BackendPlan, Plan
+    from shoal.http.app.declarations import Declarations, EndpointDeclaration
+    from shoal.replicas.code.definition import Definition
+    from shoal.serving.backend_config import BackendConfig
+
 
 _EXAMPLE: Final = """\
   shoal check app.toml
@@ -49,29 +64,34 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def _run(arguments: Namespace) -> int:
     need("shoal.http.app.app")
-    from shoal.http.app.inspection import plan_of
-
     app = shoals_in(application_of(arguments.application))
     if app is None:
         raise CommandError(f"{arguments.application} is not a shoal.App: there is nothing to check")
-    plan = plan_of(app)
-    if plan.complaints:
-        raise _refusal(app, plan)
-    for one in plan.backends:
+    declared = app._declared  # pyright: ignore[reportPrivateUsage]
+    backends, complaints = _plans_of(declared)
+    if complaints:
+        raise _refusal(app, complaints)
+    for one in backends:
         if one.oddity is not None:
             say(f"backends.{one.tag}: {one.oddity}")
-    return show(arguments, _as_data(plan, server_settings(app)), _as_tables(plan))
+    endpoints = declared.endpoints.values()
+    data = {
+        "server": dict(server_settings(app)),
+        "backends": {one.tag: _backend_as_data(one) for one in backends},
+        "endpoints": {one.name: _endpoint_as_data(one) for one in endpoints},
+    }
+    return show(arguments, data, _as_tables(backends, endpoints))
 
 
-def _refusal(app: Any, plan: Plan) -> CommandError:
+def _refusal(app: Any, complaints: Sequence[Complaint]) -> CommandError:
     if app.file is None:
-        return say_flaws([f"{'.'.join(one.path)}: {one}" for one in plan.complaints])
-    for one in plan.complaints:
+        return say_flaws([f"{'.'.join(one.path)}: {one}" for one in complaints])
+    for one in complaints:
         app.file.flaws.add(one.path, str(one))
     return say_flaws(AppFileRefused(app.file.flaws.found).flaws)
 
 
-def _as_tables(plan: Plan) -> str:
+def _as_tables(plans: Iterable[BackendPlan], declared: Iterable[EndpointDeclaration]) -> str:
     backends = [
         (
             one.tag,
@@ -81,10 +101,10 @@ def _as_tables(plan: Plan) -> str:
             _replicas(one),
             _options(one),
         )
-        for one in plan.backends
+        for one in plans
     ]
     endpoints = [
-        (one.name, one.path or "-", ",".join(one.methods), *routing(one)) for one in plan.endpoints
+        (one.name, one.path or "-", ",".join(one.methods), *routing(one)) for one in declared
     ]
     return "\n\n".join(
         (
@@ -107,21 +127,14 @@ def _options(one: BackendPlan) -> str:
     return " ".join(pairs) or "-"
 
 
-def _as_data(plan: Plan, server: Mapping[str, Any]) -> dict[str, Any]:
+def _backend_as_data(one: BackendPlan) -> dict[str, Any]:
     return {
-        "server": dict(server),
-        "backends": {
-            one.tag: {
-                "code": one.code,
-                "takes": one.takes,
-                "placement": placement_name(one.config.placement),
-                "num_replicas": one.config.num_replicas,
-                "config": config_shown(one.config),
-                "oddity": one.oddity,
-            }
-            for one in plan.backends
-        },
-        "endpoints": {one.name: _endpoint_as_data(one) for one in plan.endpoints},
+        "code": one.code,
+        "takes": one.takes,
+        "placement": placement_name(one.config.placement),
+        "num_replicas": one.config.num_replicas,
+        "config": config_shown(one.config),
+        "oddity": one.oddity,
     }
 
 
@@ -140,3 +153,126 @@ def _endpoint_as_data(endpoint: EndpointDeclaration) -> dict[str, Any]:
             for shadow in endpoint.shadows
         },
     }
+
+
+class Complaint(ValueError):
+    """A mistake in a declaration, at a path such as ``("backends", tag, "code")``."""
+
+    def __init__(self, path: tuple[str, ...], message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendPlan:
+    tag: str
+    code: str
+    config: BackendConfig
+    # Such as "lists of up to 64 str"; None if the code was not inspected.
+    takes: str | None = None
+    # Options that are allowed but probably a mistake.
+    oddity: str | None = None
+
+
+def _plans_of(declared: Declarations) -> tuple[list[BackendPlan], list[Complaint]]:
+    """Inspects all declarations of an application, and imports its code."""
+    complaints: list[Complaint] = []
+    backends: list[BackendPlan] = []
+    for tag, (definition, config) in declared.backends.items():
+        plan = BackendPlan(tag=tag, code=definition.import_path or definition.name, config=config)
+        try:
+            has_route = any(
+                one.path is not None and one.traffic.get(tag, 0) > 0
+                for one in declared.endpoints.values()
+            )
+            plan = _inspected(plan, definition, has_route)
+        except Complaint as complaint:
+            complaints.append(complaint)
+        backends.append(plan)
+    for name, endpoint in declared.endpoints.items():
+        complaints += _of_shadows(name, endpoint)
+    return backends, complaints
+
+
+def _inspected(plan: BackendPlan, definition: Definition, has_route: bool) -> BackendPlan:
+    """Completes a plan from the code; raises `Complaint` for the first mistake."""
+    from shoal.http.json.payload import reader_for
+
+    path, config = ("backends", plan.tag), plan.config
+    if "python" in config.placed:
+        return plan  # this interpreter may not be able to import the code
+    function = _function_of(path, definition)
+    with _complaining((*path, "code")):
+        handler, batched = adapted(function, definition, fill=config.fill, streams=config.streams)
+        if has_route and config.decode is None:
+            check_annotations(function)
+            reader_for(handler.binding.signature)
+    try:
+        size = config.batch_options(batched)["max_batch_size"]
+        gathers = not batched and not handler.threaded and forms_batches(definition.load())
+        slots = config.slots(batched, gathers=gathers)
+        oddity = config.oddity(batched)
+        loaded_converters(config.decode, config.encode)
+    except Exception as error:
+        with _complaining((*path, *_option_of(config, str(error)))):
+            raise
+    takes = described(
+        handler.binding.signature, size, batched=batched, fill=config.fill, at_once=slots
+    )
+    return replace(plan, takes=takes, oddity=oddity)
+
+
+def _function_of(path: tuple[str, ...], definition: Definition) -> Callable[..., Any]:
+    """Returns the function; for a class, its ``__call__`` as if bound to an instance."""
+    with _complaining((*path, "code")):
+        loaded = definition.load()
+    if not inspect.isclass(loaded):
+        return cast("Callable[..., Any]", loaded)
+    with _complaining((*path, "init_args" if definition.init_args else "code")):
+        try:
+            signature = read_signature(loaded)
+        except ValueError:  # some classes written in C have no signature
+            signature = None
+        if signature is not None:
+            try:
+                signature.bind(*definition.init_args, **definition.keywords_of(loaded))
+            except TypeError as error:
+                raise TypeError(
+                    f"{loaded.__qualname__} can't be instantiated with "
+                    f"init_args={list(definition.init_args)} and "
+                    f"init_kwargs={dict(definition.init_kwargs)}: {error}"
+                ) from None
+    return cast("Callable[..., Any]", call_of(loaded))
+
+
+def _option_of(config: BackendConfig, error: str) -> tuple[str, ...]:
+    """Returns the option that an error names first, or whose value it quotes."""
+    options = config.given()
+    first = error.partition("=")[0]
+    if first in options:
+        return (first,)
+    quoted = (one for one, value in options.items() if type(value) is str and repr(value) in error)
+    return tuple(islice(quoted, 1))
+
+
+def _of_shadows(name: str, endpoint: EndpointDeclaration) -> Iterator[Complaint]:
+    for shadow in endpoint.shadows:
+        if isinstance(shadow.compare, str):
+            try:
+                with _complaining(("endpoints", name, "shadows")):
+                    compare = imported(shadow.compare)
+                    if not callable(compare):
+                        raise TypeError(f"{shadow.compare!r} is not a function, but {compare!r}")
+            except Complaint as complaint:
+                yield complaint
+
+
+@contextmanager
+def _complaining(path: tuple[str, ...]) -> Generator[None]:
+    """Turns any error, including one of the user's code, into a `Complaint`."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise Complaint(path, " ".join(str(error).split())) from error
+    except Exception as error:
+        raise Complaint(path, f"importing it failed: {type(error).__name__}: {error}") from error

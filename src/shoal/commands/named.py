@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 import anyio
 
-from shoal.commands.server.locations import ServerLocation
+from shoal.commands.server.client import ServerLocation
 from shoal.commands.support.arguments import (
     add,
     add_json_argument,

@@ -21,7 +21,8 @@ from shoal.commands.support.output import facts, save_plot, show, table
 from shoal.commands.support.simulating import Comparison, SimulatedTraffic
 from shoal.commands.support.values import option_pairs, run_time
 from shoal.core.options.names import suggested
-from shoal.core.options.options import OPTIONS, BatchOptions
+from shoal.core.options.option import summaries_of
+from shoal.core.options.options import BatchOptions
 from shoal.core.simulation_results import Arrival, ClosedLoop, Linear, Simulation
 from shoal.planning import traces
 from shoal.planning.figures import duration, percent, percentiles, three_digits
@@ -71,7 +72,7 @@ _TRAFFIC: Final[dict[str, Callable[..., Iterable[float]]]] = {
 _THINK_S: Final = 0.001
 _THINK_JITTER: Final = 0.1
 
-_FLAGS: Final = {name: option for name, option in OPTIONS.items() if option.flag}
+_FLAGS: Final = ("max_batch_size", "batch_wait_timeout_s")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -115,12 +116,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add(handler, "--jitter J", "variation of the run time: 0.1 for about a tenth", at_least_0, 0.0)
     options = parser.add_argument_group("options of the batcher")
-    for name, option in _FLAGS.items():
+    summaries = summaries_of(BatchOptions)
+    for name in _FLAGS:
         default = getattr(BatchOptions(), name)
         options.add_argument(
             f"--{name.replace('_', '-')}",
             metavar="N" if isinstance(default, int) else "SECONDS",
-            help=f"{option.flag} ({default:g})",
+            help=f"{summaries.get(name, name)} ({default:g})",
         )
     add_option_argument(options)
     add(

@@ -8,14 +8,13 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
 import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 
-from shoal.commands.server.client import add_server_arguments, ask
+from shoal.commands.server.client import add_server_arguments, ask, until_signalled
 from shoal.commands.support.arguments import add, describe
 from shoal.commands.support.mistake import CommandError
 from shoal.commands.support.output import as_json, print_out, table
@@ -25,7 +24,7 @@ from shoal.planning.figures import duration, percent, three_digits
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from shoal.serving.clients.remote_client import RemoteClient
 
@@ -102,7 +101,7 @@ def _take(view: ServerView, message: dict[str, Any]) -> None:
 async def _watch(client: RemoteClient, view: ServerView, source: str) -> None:
     """Shows the server; an error before its first message is raised, later ones are shown."""
     async with ungrouped() as tasks:
-        tasks.start_soon(_until_signalled, tasks.cancel_scope.cancel)
+        tasks.start_soon(until_signalled, tasks.cancel_scope.cancel)
         try:
             with ExitStack() as screen:
                 await _show(client, view, source, screen)
@@ -149,13 +148,6 @@ def _write(text: str) -> None:
         sys.stdout.flush()
     except OSError as error:
         raise CommandError(f"can't write to the terminal: {error.strerror}", 1) from None
-
-
-async def _until_signalled(end: Callable[[], object]) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            end()
-            return
 
 
 class ServerView:

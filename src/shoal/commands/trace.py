@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-import anyio
-
-from shoal.commands.server.client import add_server_arguments, ask
+from shoal.commands.server.client import add_server_arguments, ask, until_signalled
 from shoal.commands.support.arguments import add, count, describe, more_than_0_seconds, tag
 from shoal.commands.support.mistake import CommandError, in_one_line, say
 from shoal.commands.support.output import show
@@ -18,8 +15,6 @@ from shoal.failures.exceptions import ungrouped
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-
-    from anyio.abc import TaskStatus
 
     from shoal.serving.clients.remote_client import RemoteClient
 
@@ -176,15 +171,11 @@ class Recorded:
 async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded) -> None:
     async with ungrouped() as tasks:
 
-        async def interrupt(*, task_status: TaskStatus[None]) -> None:
-            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-                task_status.started()
-                async for _ in signals:
-                    recorded.interrupt()
-                    tasks.cancel_scope.cancel()
-                    return
+        def interrupt() -> None:
+            recorded.interrupt()
+            tasks.cancel_scope.cancel()
 
-        await tasks.start(interrupt)
+        await tasks.start(until_signalled, interrupt)
         try:
             async with client.recording(
                 arguments.seconds,

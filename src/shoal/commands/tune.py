@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from contextlib import redirect_stdout
+from dataclasses import asdict
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -86,14 +87,8 @@ def tuned_as_data(
         },
         "candidates": [
             {
-                "max_batch_size": one.max_batch_size,
-                "batch_wait_timeout_s": one.batch_wait_timeout_s,
                 "meets_target": one.meets_target,
-                "up_to_rate": one.up_to,
-                "p50_s": one.p50_s if one.p50_s < math.inf else None,
-                "p99_s": one.p99_s if one.p99_s < math.inf else None,
-                "mean_batch": one.mean_batch,
-                "busy_share": one.busy_share,
+                **{name: None if each == math.inf else each for name, each in asdict(one).items()},
             }
             for one in candidates
         ],
@@ -117,7 +112,7 @@ def _found(candidates: Sequence[Candidate]) -> str:
             *(one.max_batch_size, f"{one.batch_wait_timeout_s:g}"),
             *(duration(one.p50_s), duration(one.p99_s)),
             *(three_digits(one.mean_batch), percent(one.busy_share)),
-            f"{float(f'{one.up_to:.2g}'):,.0f}",
+            f"{float(f'{one.up_to_rate:.2g}'):,.0f}",
         ]
         for one in candidates
     ]

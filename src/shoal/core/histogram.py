@@ -1,4 +1,4 @@
-"""Histograms with fixed bounds, and those of requests' times by endpoint, protocol and outcome.
+"""Histograms with fixed bounds, and those of the times of requests and of the items of streams.
 
 An observation costs an `append`. Many are counted together, and statuses become outcomes only then.
 """
@@ -28,7 +28,8 @@ from shoal.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+
 
 SIZE_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 """Upper bounds of the batch size histogram, in requests."""
@@ -245,3 +246,52 @@ _STATUSES: Final[tuple[tuple[tuple[type[Exception], ...], int], ...]] = (
     ((DeadlineExceeded, HandlerTimeout, SlowReader), 504),
     ((ItemTooLarge, NoSuchModel, NoSuchName), 400),
 )
+
+
+NO_ENDPOINT = "-"
+"""The endpoint label of requests that no endpoint answered."""
+
+
+class ItemTimes:
+    def __init__(self) -> None:
+        self.first = Histogram(TIME_BOUNDS_S)  # from the request, once its body was read
+        self.between = Histogram(TIME_BOUNDS_S)  # from each item to the next one
+
+    def clock(self, now: Callable[[], float]) -> Callable[[], None]:
+        """Starts the clock of one stream; the returned function counts an item."""
+        # A generator keeps its state in half as many steps as an object.
+        ticks = self._ticks(now)
+        next(ticks)
+        return ticks.__next__
+
+    def _ticks(self, now: Callable[[], float]) -> Iterator[None]:
+        last = now()
+        yield
+        arrived_at = now()
+        self.first.observe(arrived_at - last)
+        between = self.between
+        new = between.new
+        while True:
+            last = arrived_at
+            yield
+            arrived_at = now()
+            new.append(arrived_at - last)
+            if len(new) >= MOST_NEW:
+                between.count_new()
+
+
+class StreamTimes:
+    def __init__(self) -> None:
+        self._times: dict[str, ItemTimes] = {}
+
+    def of(self, endpoint: str) -> ItemTimes:
+        times = self._times.get(endpoint)
+        if times is None:
+            times = self._times[endpoint] = ItemTimes()
+        return times
+
+    def keep(self, endpoints: Container[str]) -> None:
+        self._times = {name: times for name, times in self._times.items() if name in endpoints}
+
+    def __iter__(self) -> Iterator[tuple[str, ItemTimes]]:
+        return iter(self._times.items())

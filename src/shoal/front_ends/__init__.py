@@ -2,5 +2,5 @@
 
 Read `wire` first: the channel and its messages. In a front end, `front_end` is the application that
 decodes items and forwards requests. In the server's process, `listener` keeps the front ends
-running, `remote_front_end` is one of them, and `remote_call` one request that it has forwarded.
+running, and `remote_call` is one request that it has forwarded.
 """

@@ -35,7 +35,7 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.batching.decorator.block import BatcherBlock, public_blocks
 from shoal.batching.handlers.annotations import Annotations, read_signature
-from shoal.core.histogram import LEFT
+from shoal.core.histogram import LEFT, StreamTimes
 from shoal.errors import ShoalError, ShutDown
 from shoal.failures.exceptions import own_copy
 from shoal.http.json.stream_forms import form_for
@@ -45,7 +45,6 @@ from shoal.http.requests.problem import Problem, Refused, explained
 from shoal.http.requests.shared_parts import SharedParts
 from shoal.http.requests.streaming import ItemStream, answer_with_stream
 from shoal.integrations.error_responses import ErrorKeywords, ErrorResponses
-from shoal.observe.metrics import StreamTimes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping

@@ -41,8 +41,13 @@ if TYPE_CHECKING:
 
     from shoal.asgi.extensions import ConnectionTotals, CountedConnections
     from shoal.core import histogram
-    from shoal.core.histogram import Histogram, HistogramSnapshot, RequestTimes
-    from shoal.observe.metrics import ItemTimes, StreamTimes
+    from shoal.core.histogram import (
+        Histogram,
+        HistogramSnapshot,
+        ItemTimes,
+        RequestTimes,
+        StreamTimes,
+    )
 
 
 T = TypeVar("T")
@@ -75,8 +80,10 @@ class ShoalCollector(Collector):
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        # set before a scrape; empty with another server
+        # Set before a scrape; empty with another server.
         self.listeners: Mapping[str, CountedConnections] = {}
+        self.gpus: Mapping[str, GpuStatus] = {}  # by name; set before a scrape, as the next
+        self.pids: Mapping[int, int] = {}  # by worker number
 
     def collect(self) -> Iterator[Metric]:
         yield self._request_times()
@@ -89,6 +96,8 @@ class ShoalCollector(Collector):
             yield from _of_controller(status, self._sources.starts())
         listeners = [((word,), counts.totals()) for word, counts in self.listeners.items()]
         yield from metrics(("listener",), listeners, _OF_LISTENERS)
+        yield from _of_gpus(self.gpus)
+        yield from _of_workers(self.pids)
 
     def _request_times(self) -> Metric:
         family = HistogramMetricFamily(
@@ -333,20 +342,16 @@ _OF_SHADOWS: Final[Rows[ShadowStatus]] = (
 )
 
 
-class GpuCollector(Collector):
-    def __init__(self) -> None:
-        self.gpus: Mapping[str, GpuStatus] = {}  # by name; set before each scrape
-
-    def collect(self) -> Iterator[Metric]:
-        gpus = [((name,), one) for name, one in self.gpus.items()]
-        shares = [
-            ((replica.rpartition("#")[0], replica, name), part)
-            for name, one in self.gpus.items()
-            for replica, part in one.replicas.items()
-        ]
-        where = ("backend", "replica", "gpu")
-        found = [*metrics(("gpu",), gpus, _OF_GPUS), *metrics(where, shares, _OF_SHARES)]
-        yield from (family for family in found if family.samples)
+def _of_gpus(found: Mapping[str, GpuStatus]) -> Iterator[Metric]:
+    gpus = [((name,), one) for name, one in found.items()]
+    shares = [
+        ((replica.rpartition("#")[0], replica, name), part)
+        for name, one in found.items()
+        for replica, part in one.replicas.items()
+    ]
+    where = ("backend", "replica", "gpu")
+    families = [*metrics(("gpu",), gpus, _OF_GPUS), *metrics(where, shares, _OF_SHARES)]
+    yield from (family for family in families if family.samples)
 
 
 _OF_GPUS: Final[Rows[GpuStatus]] = (
@@ -381,22 +386,18 @@ _OF_PROCESS: Final = {
 """Of the metrics of a process the name and the description of that of a worker."""
 
 
-class WorkerCollector(Collector):
-    def __init__(self) -> None:
-        self.pids: Mapping[int, int] = {}  # by worker number; set before each scrape
-
-    def collect(self) -> Iterator[Metric]:
-        found: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
-        for number, pid in sorted(self.pids.items()):
-            for one in _of_process(pid):
-                if one.name not in _OF_PROCESS:
-                    continue
-                name, help_ = _OF_PROCESS[one.name]
-                if name not in found:
-                    made = CounterMetricFamily if one.type == "counter" else GaugeMetricFamily
-                    found[name] = made(name, help_, labels=("worker",))
-                found[name].add_metric((str(number),), one.samples[0].value)
-        yield from found.values()
+def _of_workers(pids: Mapping[int, int]) -> Iterable[Metric]:
+    found: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+    for number, pid in sorted(pids.items()):
+        for one in _of_process(pid):
+            if one.name not in _OF_PROCESS:
+                continue
+            name, help_ = _OF_PROCESS[one.name]
+            if name not in found:
+                made = CounterMetricFamily if one.type == "counter" else GaugeMetricFamily
+                found[name] = made(name, help_, labels=("worker",))
+            found[name].add_metric((str(number),), one.samples[0].value)
+    return found.values()
 
 
 def _of_process(pid: int) -> Iterable[Metric]:

@@ -44,11 +44,11 @@ class Candidate:
     p99_s: float  # unanswered requests have infinite latency
     mean_batch: float
     busy_share: float  # 0 to 1
-    up_to: float = 0.0  # the highest rate at which the target is met; 0 if it is missed
+    up_to_rate: float = 0.0  # the highest rate at which the target is met; 0 if it is missed
 
     @property
     def meets_target(self) -> bool:
-        return self.up_to > 0
+        return self.up_to_rate > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Search:
         )
         if candidate.p99_s > self.p99_s:
             return candidate
-        return replace(candidate, up_to=self._highest_rate(size, wait_s))
+        return replace(candidate, up_to_rate=self._highest_rate(size, wait_s))
 
     def _highest_rate(self, size: int, wait_s: float) -> float:
         low, high = self.rate, max(self.rate, self.most(size))
@@ -140,8 +140,8 @@ def least_busy(fitting: Sequence[Candidate]) -> Candidate | None:
 def _best(fitting: Sequence[Candidate]) -> Candidate | None:
     if not fitting:
         return None
-    highest = max(one.up_to for one in fitting)
-    near = [one for one in fitting if one.up_to * _GAIN >= highest]
+    highest = max(one.up_to_rate for one in fitting)
+    near = [one for one in fitting if one.up_to_rate * _GAIN >= highest]
     wait_s = min(one.batch_wait_timeout_s for one in near)
     near = [one for one in near if one.batch_wait_timeout_s == wait_s]
     p99_s = min(one.p99_s for one in near)
@@ -156,7 +156,7 @@ def _worse(candidate: Candidate) -> tuple[float, ...]:
         return 1, candidate.p99_s, candidate.busy_share
     return (
         0,
-        -float(f"{candidate.up_to:.2g}"),
+        -float(f"{candidate.up_to_rate:.2g}"),
         float(f"{candidate.p99_s:.2g}"),
         candidate.busy_share,
     )

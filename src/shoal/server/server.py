@@ -27,7 +27,7 @@ import anyio
 import anyio.to_thread
 
 from shoal.asgi.extensions import ConnectionCounts
-from shoal.asgi.guard import RequestGuard
+from shoal.asgi.headers import RequestGuard
 from shoal.asgi.lifespan import AppLifespan
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.server.config import Drained, ServerRun, WorkersFailed, address_of

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.asgi.extensions import CountedConnections
-    from shoal.asgi.guard import RequestGuard
+    from shoal.asgi.headers import RequestGuard
     from shoal.asgi.http_options import HttpOptions
     from shoal.loops.parking import Parking
     from shoal.server.proxies import ProxyHeaders

@@ -3,9 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.http.openai.text import TextEnd
 from shoal.http.openai.texts.messages import AnswerForms, OneText, TextAsked
-from shoal.http.openai.texts.results import TextOutput
+from shoal.http.openai.texts.results import TextEnd, TextOutput
 
 TEXTS = st.text("abc", max_size=6)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)

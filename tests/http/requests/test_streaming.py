@@ -12,14 +12,13 @@ from starlette.exceptions import HTTPException
 
 import shoal
 from shoal.asgi.http_options import HttpOptions
-from shoal.core.histogram import LEFT
+from shoal.core.histogram import LEFT, ItemTimes
 from shoal.http.json.endpoint import JsonCodec
 from shoal.http.json.stream_forms import JSON_LINES, accepted
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.protocol import StreamForm
 from shoal.http.requests.shared_parts import SharedParts
 from shoal.http.requests.streaming import _Messages, _put_at_once, _relay, _relay_rest
-from shoal.observe.metrics import ItemTimes
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 

@@ -8,6 +8,7 @@ annotation that can't be evaluated says nothing about a type: it means "any".
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import sys
@@ -16,7 +17,7 @@ from inspect import Parameter, Signature
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-from typing_extensions import Format, get_annotations
+from typing_extensions import Format, get_annotations, is_typeddict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,6 +63,20 @@ def field_types(kind: Any) -> dict[str, Any]:
         hints, unreadable = _evaluated(base, {**module, **vars(base)})
         types |= {**hints, **dict.fromkeys(unreadable, Any)}
     return types
+
+
+def record_fields(annotation: Any) -> dict[str, Any]:
+    """Returns the types of the fields that a record is made of; empty for other types."""
+    models: Any = getattr(annotation, "model_fields", None)
+    if models is not None:
+        return {name: one.annotation for name, one in models.items()}
+    kind: Any = typing.get_origin(annotation) or annotation
+    if is_typeddict(kind):
+        return field_types(kind)
+    if not dataclasses.is_dataclass(kind):
+        return {}
+    types = field_types(kind)
+    return {one.name: types.get(one.name, Any) for one in dataclasses.fields(kind) if one.init}
 
 
 def _evaluated(

@@ -10,7 +10,6 @@ Numpy is imported only for an annotation that uses it.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import importlib
 import typing
 from collections.abc import Callable
@@ -29,9 +28,9 @@ from typing import (
     get_origin,
 )
 
-from typing_extensions import ReadOnly, Unpack, is_typeddict
+from typing_extensions import ReadOnly, Unpack
 
-from shoal.batching.handlers.annotations import field_types
+from shoal.batching.handlers.annotations import record_fields
 from shoal.batching.handlers.list_types import bare, choices
 
 if TYPE_CHECKING:
@@ -90,14 +89,6 @@ def has_arrays(annotation: Any, seen: frozenset[Any] = frozenset()) -> bool:
         seen |= {kind}
         parts += record_fields(annotation).values()
     return any(has_arrays(part, seen) for part in parts)
-
-
-def record_fields(annotation: Any) -> dict[str, Any]:
-    models: Any = getattr(annotation, "model_fields", None)
-    if models is not None:
-        return {name: one.annotation for name, one in models.items()}
-    kind: Any = get_origin(annotation) or annotation
-    return field_types(kind) if dataclasses.is_dataclass(kind) or is_typeddict(kind) else {}
 
 
 class ArrayType:

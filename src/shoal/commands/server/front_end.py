@@ -2,7 +2,7 @@
 
     python -m shoal.commands.server.front_end PROTOCOL LISTENING CHANNEL [MEMORY]
 
-Only `shoal.front_ends.remote_front_end` starts it. It imports no code of the application. It runs a
+Only `shoal.front_ends.listener` starts it. It imports no code of the application. It runs a
 server at the inherited socket, with the application `shoal.front_ends.front_end`, which forwards
 each request.
 

@@ -30,7 +30,7 @@ from anyio import TASK_STATUS_IGNORED
 from hypercorn.config import Config
 
 from shoal.asgi.extensions import GUARDED
-from shoal.asgi.guard import BadRequest, RequestGuard
+from shoal.asgi.headers import BadRequest, RequestGuard
 from shoal.asgi.http_options import HttpOptions
 from shoal.asgi.lifespan import AppLifespan
 from shoal.server.access_log import AccessLog

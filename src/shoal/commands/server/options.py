@@ -9,11 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from shoal.asgi.http_options import HTTP_OPTIONS, HttpOptions
+from shoal.asgi.http_options import FLAGGED, HTTP_OPTIONS, HttpOptions
 from shoal.commands.server.stderr import LOG_FORMATS
 from shoal.commands.support.arguments import add, add_token_argument, token_of
 from shoal.commands.support.loading import need
 from shoal.commands.support.mistake import CommandError, as_mistakes
+from shoal.core.options.option import summaries_of
 from shoal.serving.app_file.server import (
     NOT_ON_HYPERCORN,
     EventLoopName,
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 
 def add_server_options(parser: ArgumentParser) -> None:
     """Adds the options of serving. The application's file has those not given."""
-    for name, one in HTTP_OPTIONS.items():
-        if one.flag:
-            _add_flag(parser, name, one)
+    summaries = summaries_of(HttpOptions)
+    for name, one in FLAGGED.items():
+        _add_flag(parser, name, one, summaries.get(name, ""))
     add(
         parser,
         "--event-loop",
@@ -105,23 +106,24 @@ def _flag_of(name: str) -> str:
     return f"--{name.removesuffix('_s').replace('_', '-')}"
 
 
-def _add_flag(parser: ArgumentParser, name: str, one: Option) -> None:
+def _add_flag(parser: ArgumentParser, name: str, one: Option, summary: str) -> None:
     flag = _flag_of(name)
     default: Any = getattr(HttpOptions, name)
+    summary = summary.replace("%", "%%")
     if isinstance(default, bool):
-        parser.add_argument(flag, action="store_const", const=True, help=one.flag)
+        parser.add_argument(flag, action="store_const", const=True, help=summary)
         return
 
     if isinstance(default, tuple):
         flag = flag.replace("allowed", "allow").removesuffix("s")
         noun = flag.rpartition("-")[2].upper()
+        shown = ", ".join(map(str, default)) or "none"
 
         def entry(text: str) -> Any:
             return _checked(name, one, (text,))[0]
 
-        parser.add_argument(
-            flag, dest=name, type=entry, action="append", metavar=noun, help=one.flag
-        )
+        help_ = f"{summary}; repeatable ({shown})"
+        parser.add_argument(flag, dest=name, type=entry, action="append", metavar=noun, help=help_)
         return
     is_text = default is None or isinstance(default, str)
 
@@ -133,7 +135,7 @@ def _add_flag(parser: ArgumentParser, name: str, one: Option) -> None:
         dest=name,
         type=read,
         metavar=None if is_text else "N" if isinstance(default, int) else "SECONDS",
-        help=one.flag if default in (None, "") else f"{one.flag} ({_shown(default)})",
+        help=summary if default in (None, "") else f"{summary} ({_shown(default)})",
     )
 
 
@@ -172,7 +174,6 @@ def process_options(arguments: Namespace, from_file: Mapping[str, Any]) -> dict[
 
 
 def _server(arguments: Namespace, from_file: Mapping[str, Any]) -> Server:
-    """Returns the server to use; raises `CommandError` for an option that Hypercorn lacks."""
     chosen: Server = arguments.server or from_file.get("server", "shoal")
     if chosen == "shoal":
         return chosen

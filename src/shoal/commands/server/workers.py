@@ -9,7 +9,7 @@ from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shoal.asgi.http_options import HttpOptions, ServerKeywords
-from shoal.front_ends.listener import FrontEndOptions, FrontEnds
+from shoal.front_ends.listener import FrontEnds
 
 if TYPE_CHECKING:
     from shoal.server.config import StartFrontEnds
@@ -39,10 +39,7 @@ def front_ends(
         "max_connections": math.ceil(options.max_connections / count),
         "graceful_timeout_s": options.graceful_timeout_s + _LATER_S,
     }
-    front_end_options = FrontEndOptions(
-        count=count,
-        # -P: modules in the current directory must not shadow the library's
-        command=[sys.executable, "-P", "-m", "shoal.commands.server.front_end"],
-        start=dumps(FrontEndStart(server_options, event_loop, log_level, log_format)._asdict()),
-    )
-    return partial(FrontEnds, front_end_options)
+    # -P: modules in the current directory must not shadow the library's
+    command = [sys.executable, "-P", "-m", "shoal.commands.server.front_end"]
+    start = dumps(FrontEndStart(server_options, event_loop, log_level, log_format)._asdict())
+    return partial(FrontEnds, count, command, start)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from shoal.http.app.app import App
+    from shoal.serving.app_file.file import AppFile
 
 # The argument's form, for help texts.
 APPLICATION: Final = "MODULE:ATTRIBUTE|FILE.py|FILE.toml"
@@ -88,14 +89,7 @@ def server_settings(app: Any) -> Mapping[str, Any]:
 
 
 def file_settings(spec: str) -> Mapping[str, Any]:
-    if not spec.endswith(".toml"):
-        return {}
-    from shoal.serving.app_file.file import read_app_file
-
-    try:
-        return read_app_file(spec).server
-    except AppFileRefused as refused:
-        raise say_flaws(refused.flaws) from None
+    return _read_file(spec).server if spec.endswith(".toml") else {}
 
 
 def need(package: str, feature: str = "serving") -> ModuleType:
@@ -115,14 +109,19 @@ def say_flaws(flaws: Sequence[object]) -> CommandError:
     return CommandError(str(last))
 
 
-def _of_file(spec: str) -> ASGIApp:
-    from shoal.http.app.app import App
+def _read_file(spec: str) -> AppFile:
     from shoal.serving.app_file.file import read_app_file
 
     try:
-        file = read_app_file(spec)
+        return read_app_file(spec)
     except AppFileRefused as refused:
         raise say_flaws(refused.flaws) from None
+
+
+def _of_file(spec: str) -> ASGIApp:
+    from shoal.http.app.app import App
+
+    file = _read_file(spec)
     _add_directory(os.getcwd())
     _add_directory(str(Path(spec).resolve().parent))
     try:

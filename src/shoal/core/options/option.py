@@ -6,10 +6,12 @@ state file and the command line.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from functools import partial
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast, get_args
 
 from shoal.core.options.checks import function, one_of
@@ -59,8 +61,6 @@ class Option:
     from_plain: Check = _as_it_is
     # Returns the form of a value, other than None, in JSON.
     to_plain: Callable[[Any], Any] = _without_tuples
-    # The help text of its flag in commands; empty for no flag.
-    flag: str = ""
 
     def checked(self, name: str, value: Any) -> Any:
         return None if value is None and self.may_be_none else self.check(name, value)
@@ -104,6 +104,15 @@ def defaults_of(cls: type[DataclassInstance]) -> dict[str, Any]:
         for one in fields(cls)
         if _KEY in one.metadata
     }
+
+
+def summaries_of(cls: type[DataclassInstance]) -> dict[str, str]:
+    """Returns what the docstring of a record says first of each of its attributes."""
+    attributes = cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
+    entries = re.findall(r"^    (\w+): ((?:.|\n        )*)", attributes, re.MULTILINE)
+    plain = {name: " ".join(text.replace("`", "").split()) for name, text in entries}
+    firsts = {name: re.split(r"\. |\.$", text)[0] for name, text in plain.items()}
+    return {name: text[:1].lower() + text[1:] for name, text in firsts.items()}
 
 
 def check_options(made: DataclassInstance) -> None:

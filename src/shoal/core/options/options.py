@@ -232,17 +232,9 @@ class BatchOptions:
             those that are running.
     """
 
-    max_batch_size: int = option(
-        10, partial(whole, least=1), for_lists=True, flag="the largest size of a batch"
-    )
+    max_batch_size: int = option(10, partial(whole, least=1), for_lists=True)
     max_batch_cost: float | None = option(None, partial(above_0, wanted="a number"), for_lists=True)
-    batch_wait_timeout_s: float | None = option(
-        0.0,
-        seconds,
-        for_lists=True,
-        may_be_none=True,
-        flag="how long the oldest request may wait for the batch to fill; none: until full",
-    )
+    batch_wait_timeout_s: float | None = option(0.0, seconds, for_lists=True, may_be_none=True)
     idle_timeout_s: float | None = option(None, seconds, for_lists=True)
     regather: bool = option(True, yes_or_no, for_lists=True)
     max_concurrent_batches: int | None = option(

@@ -3,9 +3,14 @@
 Its routes are those of the table of verbs (`shoal.serving.clients.verbs`), one that shows an
 endpoint, one for calls, and one that records arrivals. docs/reference/server.md lists them.
 
-A request is checked in this order: its authorization (`guard`), its path and method, its body, its
-import paths (`imports`), and then by the client's own checks. A verb is cancelled if the HTTP
-client disconnects. A shutdown continues, and so does a drain that has begun.
+A request is checked in this order: its authorization (`guard`), its path and method, the names of
+its members, its import paths (`imports`), and then by the client's own checks, so that errors are
+the same with a local client. A verb is cancelled if the HTTP client disconnects. A shutdown
+continues, and so does a drain that has begun.
+
+Only the operator may use the admin API, and a remote client recreates a verb's error from the
+problem. The problem therefore contains the error's text, even of an error in user code, unlike
+those of `shoal.http.requests.problem`.
 """
 
 from __future__ import annotations
@@ -15,29 +20,108 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from pydantic_core import from_json
 
 from shoal.asgi.http_options import HttpOptions
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
+from shoal.core.options.names import suggested
+from shoal.http.admin import recordings
 from shoal.http.admin.guard import Guard
-from shoal.http.admin.recordings import Recordings
-from shoal.http.admin.verbs import MAX_BODY_BYTES, AdminRequest, Verbs, admin_problem, read_object
+from shoal.http.json.scan import encoding_flaw, not_json
+from shoal.http.json.stream_forms import form_for
 from shoal.http.requests.dispatch import PathTable
 from shoal.http.requests.exchange import FRESH, JSON, Exchange, split_path
 from shoal.http.requests.plain import encoded
-from shoal.http.requests.problem import Refused, method_not_allowed, not_found
+from shoal.http.requests.problem import Problem, Refused, method_not_allowed, not_found
+from shoal.http.requests.streaming import ItemStream, answer_with_stream
+from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.serving.clients.protocol import VERBS, Client
-from shoal.serving.clients.wire import RAISED
+from shoal.serving.clients.verbs import Verb, array, mapping
+from shoal.serving.clients.wire import RAISED, error_to_wire, shown
+from shoal.serving.controller.controller import Controller
 from shoal.serving.imports import ImportRule
-from shoal.serving.names import METHODS
+from shoal.serving.names import METHODS, found
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+
+    from shoal.serving.clients.handles import Handle
 
 
 API: Final = "/-/api/"
-
 _log: Final = logging.getLogger("shoal.http")
+# The limit for requests other than calls.
+MAX_BODY_BYTES: Final = 2**20
+
+
+async def read_object(exchange: Exchange, max_bytes: int) -> dict[str, Any]:
+    """Raises TypeError if the body is not an object."""
+    media_type = exchange.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    coding = exchange.headers.get(b"content-encoding", b"identity").strip().lower()
+    if media_type != b"application/json" or coding != b"identity":
+        raise Refused.of(
+            "unsupported-media-type",
+            "The admin API takes JSON; send Content-Type: application/json.",
+        )
+    body = await exchange.body(max_bytes)
+    try:
+        value: Any = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise not_json(encoding_flaw(body) or str(error)) from None
+    if not isinstance(value, dict):
+        raise TypeError(f"the body must be a JSON object, not {type(value).__name__}")
+    return cast("dict[str, Any]", value)
+
+
+def members(body: dict[str, Any], known: Mapping[str, bool]) -> dict[str, Any]:
+    """Returns the object if it has all required members (True in `known`) and no unknown ones."""
+    names = sorted(known, key=lambda name: not known[name])
+    for name in names:
+        if known[name] and name not in body:
+            raise TypeError(f"the body must have {name!r}")
+    for name in body:
+        if name not in known:
+            hint = suggested(name, names) or f"it takes {', '.join(names)}"
+            raise TypeError(f"the body can't have {name!r}; {hint}")
+    return body
+
+
+# The status of all other errors is 500.
+_KINDS_BY_STATUS: Final = {
+    403: ("not-allowed",),
+    404: ("no-such-model", "no-such-name"),
+    408: ("slow-reader",),
+    409: ("in-use", "name-taken", "not-durable", "not-enough-gpus"),
+    413: ("item-too-large",),
+    422: ("replica-not-started", "type-error", "value-error"),
+    502: ("replica-died",),
+    503: ("backend-unavailable", "closed", "not-open", "overloaded", "shut-down"),
+    504: ("deadline-exceeded", "handler-timeout"),
+}
+_RETRY: Final = ((b"retry-after", b"1"),)
+
+
+def admin_problem(error: Exception) -> Problem:
+    described = error_to_wire(error)
+    status = next((one for one, kinds in _KINDS_BY_STATUS.items() if described.kind in kinds), 500)
+    title = described.kind.replace("-", " ").capitalize()
+    headers = _RETRY if status == 503 else ()
+    return Problem(status, described.kind, title, described.text, headers, described.more)
+
+
+_CALL: Final[Mapping[str, bool]] = dict.fromkeys(("args", "kwargs", "options"), False)
+_OPTIONS: Final[Mapping[str, bool]] = dict.fromkeys(HANDLE_OPTIONS, False)
+
+
+@dataclass(frozen=True)
+class AdminRequest:
+    """An authorized request; the body is empty if the route takes none."""
+
+    exchange: Exchange
+    names: Mapping[str, str]
+    body: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -68,14 +152,12 @@ class AdminApi:
     ) -> None:
         self._guard = Guard(token)
         settings = settings or HttpOptions()
-        verbs = Verbs(client, ImportRule(allowed_modules), settings.heartbeat_s)
+        self._client = client
+        self._imports = ImportRule(allowed_modules)
+        self._heartbeat_s = settings.heartbeat_s
+        self._recordings = 0  # that run now
         # The JSON around the item adds to the size of a call.
-        most = settings.max_body_bytes + MAX_BODY_BYTES
-        trace = Recordings(client).answer
-        self.routes = (
-            *_routes_of(verbs, most),
-            AdminRoute("POST", "trace", None, trace, max_body_bytes=MAX_BODY_BYTES),
-        )
+        self.routes = tuple(self._routes(settings.max_body_bytes + MAX_BODY_BYTES))
         self._table = PathTable[AdminRoute]()
         for route in self.routes:
             self._table.add(API + route.path, (route.method,), route)
@@ -113,6 +195,84 @@ class AdminApi:
             raise Refused(method_not_allowed(sorted(match.routes, key=METHODS.index)))
         return route, match.params
 
+    def _routes(self, max_call_bytes: int) -> Iterator[AdminRoute]:
+        for verb in VERBS.values():
+            if verb is not None:
+                yield AdminRoute(
+                    verb.method,
+                    verb.path,
+                    partial(self._run_verb, verb),
+                    max_body_bytes=MAX_BODY_BYTES if verb.takes_body else 0,
+                    goes_on=verb.goes_on,
+                )
+        yield AdminRoute("GET", "endpoints/{name}", self._show_endpoint)
+        yield AdminRoute(
+            "POST",
+            "endpoints/{name}/call",
+            self._call,
+            stream=self._stream,
+            max_body_bytes=max_call_bytes,
+        )
+        yield AdminRoute("POST", "trace", None, self._record, max_body_bytes=MAX_BODY_BYTES)
+
+    async def _run_verb(self, verb: Verb, request: AdminRequest) -> Any:
+        received: dict[str, Any] = dict(request.names)
+        if verb.query is not None:
+            received[verb.query] = _flag(verb.query, request)
+        if verb.body is not None:
+            received[verb.body] = request.body
+        else:
+            received |= members(request.body, verb.members)
+        bound = verb.arguments(received, self._imports)
+        result = await getattr(self._client, verb.function.__name__)(*bound.args, **bound.kwargs)
+        return {} if result is None else shown(result)
+
+    async def _show_endpoint(self, request: AdminRequest) -> Any:
+        name, endpoints = request.names["name"], await self._client.list_endpoints()
+        return found("endpoint", name, endpoints)
+
+    async def _call(self, request: AdminRequest) -> Any:
+        handle, args, kwargs = await self._handle(request)
+        return await handle.call(*args, **kwargs)
+
+    async def _stream(self, request: AdminRequest) -> None:
+        """``POST endpoints/{name}/call`` with a stream; sends the response itself."""
+        handle, args, kwargs = await self._handle(request)
+        exchange = request.exchange
+        await answer_with_stream(
+            exchange,
+            cast("ItemStream", handle.stream(*args, **kwargs)),
+            form_for(exchange),
+            admin_problem,
+            self._heartbeat_s,
+        )
+
+    async def _handle(self, request: AdminRequest) -> tuple[Handle, Sequence[Any], dict[str, Any]]:
+        body = members(request.body, _CALL)
+        args = array("args", body.get("args", []))
+        kwargs = mapping("kwargs", body.get("kwargs", {}))
+        options = mapping("options", body.get("options", {}))
+        handle = await self._client.get_handle(request.names["name"])
+        if options:
+            handle = handle.options(**members(options, _OPTIONS))
+        return handle, args, kwargs
+
+    async def _record(self, request: AdminRequest) -> None:
+        if not isinstance(self._client, Controller):
+            raise Refused(not_found())
+        self._client.check_open()
+        body = members(request.body, recordings.MEMBERS)
+        recording = recordings.RunningRecording(self._client, body)
+        if self._recordings >= recordings.MOST_RECORDINGS:
+            title = "Too much is being recorded"
+            detail = f"{self._recordings} recordings run already; wait until one has ended."
+            raise Refused(Problem(503, "too-many-recordings", title, detail))
+        self._recordings += 1
+        try:
+            await recording.answer(request.exchange)
+        finally:
+            self._recordings -= 1
+
 
 @contextmanager
 def _trace_of(exchange: Exchange) -> Generator[None]:
@@ -131,24 +291,11 @@ def _trace_of(exchange: Exchange) -> Generator[None]:
         detach(token)
 
 
-def _routes_of(verbs: Verbs, max_call_bytes: int) -> Iterable[AdminRoute]:
-    for verb in VERBS.values():
-        if verb is not None:
-            yield AdminRoute(
-                verb.method,
-                verb.path,
-                partial(verbs.answer, verb),
-                max_body_bytes=MAX_BODY_BYTES if verb.takes_body else 0,
-                goes_on=verb.goes_on,
-            )
-    yield AdminRoute("GET", "endpoints/{name}", verbs.show_endpoint)
-    yield AdminRoute(
-        "POST",
-        "endpoints/{name}/call",
-        verbs.call,
-        stream=verbs.stream,
-        max_body_bytes=max_call_bytes,
-    )
+def _flag(name: str, request: AdminRequest) -> bool:
+    query: bytes = request.exchange.scope.get("query_string", b"")
+    if query not in (b"", f"{name}=0".encode(), f"{name}=1".encode()):
+        raise ValueError(f"the query must be empty, ?{name}=0 or ?{name}=1")
+    return query.endswith(b"1")
 
 
 async def _run(route: AdminRoute, request: AdminRequest) -> None:

@@ -18,7 +18,7 @@ import hmac
 import ipaddress
 from typing import TYPE_CHECKING, Final
 
-from shoal.asgi.guard import host_of
+from shoal.asgi.headers import host_of
 from shoal.core.options.checks import checked_token
 from shoal.http.requests.problem import Problem, Refused
 

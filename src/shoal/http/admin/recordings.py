@@ -28,10 +28,8 @@ from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.options.checks import seconds, whole
 from shoal.core.options.options import OPTIONS
 from shoal.core.request import Batch, Request, RequestOptions, State
-from shoal.http.admin.verbs import AdminRequest, members
 from shoal.http.requests.plain import one_line_json
-from shoal.http.requests.problem import Problem, Refused, not_found
-from shoal.serving.controller.controller import Controller
+from shoal.http.requests.streaming import UNBUFFERED
 from shoal.serving.names import found
 
 if TYPE_CHECKING:
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.batcher import Batcher
     from shoal.http.requests.exchange import Exchange
-    from shoal.serving.clients.protocol import Client
+    from shoal.serving.controller.controller import Controller
 
 
 Note = dict[str, Any]
@@ -237,51 +235,21 @@ LONGEST_S: Final = 86_400.0
 # The defaults of the limits of a recording, and how high they may be set.
 _LIMITS: Final = {"most_requests": (1_000_000, 10_000_000), "most_a_second": (20_000, 50_000)}
 
+# The members of a request, and whether it must have them.
+MEMBERS: Final = {"seconds": True, "backend": False, **dict.fromkeys(_LIMITS, False)}
+
 # The limit of recordings at the same time.
 MOST_RECORDINGS: Final = 4
 
 # The time between two pieces of a trace.
 PIECE_S: Final = 0.5
 
-_HEADERS: Final = (
-    (b"content-type", b"application/x-ndjson; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-)
+_HEADERS: Final = ((b"content-type", b"application/x-ndjson; charset=utf-8"), *UNBUFFERED)
 _AT_A_TIME: Final = 2_000
-
-
-class Recordings:
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._running = 0
-
-    async def answer(self, request: AdminRequest) -> None:
-        """Sends the response itself."""
-        if not isinstance(self._client, Controller):
-            raise Refused(not_found())
-        self._client.check_open()
-        recording = RunningRecording(self._client, request.body)
-        if self._running >= MOST_RECORDINGS:
-            detail = f"{MOST_RECORDINGS} recordings run already; wait until one has ended."
-            raise Refused(Problem(503, "too-many-recordings", "Too much is being recorded", detail))
-        self._running += 1
-        exchange = request.exchange
-        try:
-            await run_unless_left(exchange.when_left, partial(recording.send, exchange))
-        except CallerLeft:
-            if not exchange.is_cut_off:
-                raise
-            recording.why_ended = "server ended"
-        finally:
-            self._running -= 1
-            self._client.observers.remove(recording.recorder)
-        await exchange.end(recording.last_piece())
 
 
 class RunningRecording:
     def __init__(self, controller: Controller, body: dict[str, Any]) -> None:
-        members(body, {"seconds": True, "backend": False, **dict.fromkeys(_LIMITS, False)})
         self._controller = controller
         self._tag: str | None = body.get("backend")
         if self._tag is not None:
@@ -305,8 +273,19 @@ class RunningRecording:
             request_timeout_s=self._request_timeout_s,
         )
 
-    async def send(self, exchange: Exchange) -> None:
+    async def answer(self, exchange: Exchange) -> None:
         self._controller.observers.add(self.recorder)
+        try:
+            await run_unless_left(exchange.when_left, partial(self._send, exchange))
+        except CallerLeft:
+            if not exchange.is_cut_off:
+                raise
+            self.why_ended = "server ended"
+        finally:
+            self._controller.observers.remove(self.recorder)
+        await exchange.end(self.last_piece())
+
+    async def _send(self, exchange: Exchange) -> None:
         await exchange.begin(200, _HEADERS)
         first: Note = {
             "record": "trace",

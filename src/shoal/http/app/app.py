@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from shoal.asgi.http_options import APP_OPTIONS, HttpOptions, checked_middleware
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.core.events import Observers
+from shoal.core.histogram import NO_ENDPOINT
 from shoal.core.traffic import Shadow, Traffic
 from shoal.failures.exceptions import own_copy
 from shoal.http.app.declarations import Declarations, EndpointDeclaration, ShadowDeclaration
@@ -28,8 +29,6 @@ from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.failed_batches import FailedBatchLog, batch_observers
 from shoal.http.requests.shared_parts import SharedParts
-from shoal.http.websocket.sockets import WebSockets
-from shoal.observe.metrics import NO_ENDPOINT
 from shoal.replicas.code.definition import Definition
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.backend_options import refuse_unknown
@@ -111,10 +110,10 @@ class App:
         self._phase: Phase = "not open"
         self._declared = Declarations()
         self._shared = SharedParts(self.settings)
-        dispatcher, sockets = RouteDispatcher(self._shared), WebSockets(self._shared)
-        self._router = AppRouter(self._declared, dispatcher, sockets)
+        dispatcher = RouteDispatcher(self._shared)
+        self._router = AppRouter(self._declared, dispatcher)
         entered = with_middleware(checked_middleware("middleware", middleware), self._router)
-        guarded = AppGuard(entered, dispatcher, sockets)
+        guarded = AppGuard(entered, dispatcher)
         apps: dict[str, ASGIApp] = {"http": entered, "websocket": guarded}
         if guarded.checks_all:
             apps["http"] = guarded

@@ -52,7 +52,7 @@ def declared_on(target: Any, options: Mapping[str, Any], batch: bool | None = No
             f"an endpoint's code must be a function of a list, or of one item, not {target!r}"
         )
     call: Any = call_of(target) if inspect.isclass(target) else target
-    _check_annotations(getattr(call, "func", call))
+    check_annotations(getattr(call, "func", call))
     definition = Definition(target, accept_batch=batch)
     handler, batched = adapted(call, definition, fill=config.fill, streams=config.streams)
     if batch is False and not any(name in options for name in _AT_ONCE):
@@ -73,7 +73,7 @@ def _of_batched_function(face: Decorated, options: Mapping[str, Any]) -> Declare
         raise TypeError(
             f"fill and streams belong to the handler: write them where {face!r} is decorated"
         )
-    _check_annotations(getattr(face, "__wrapped__", None))
+    check_annotations(getattr(face, "__wrapped__", None))
     handler, signature, own_options = face.parts()
     config = BackendConfig.of(own_options).changed(options)
     if config.placement not in ("task", "thread"):
@@ -103,7 +103,7 @@ def _check_class(cls: type) -> None:
         ) from None
 
 
-def _check_annotations(handler: Any) -> None:
+def check_annotations(handler: Any) -> None:
     """Raises TypeError for an annotation that names nothing at run time."""
     # The batcher would ignore the annotation, and accept any body.
     for name, error in unreadable_annotations(handler).items():

@@ -1,6 +1,6 @@
 """The layers around an application: middleware, checks of hosts and origins, and tracing.
 
-This package's server checks hosts and origins itself, with `shoal.asgi.guard`. Other servers do
+This package's server checks hosts and origins itself, with `shoal.asgi.headers`. Other servers do
 not, and a browser lets any page open a WebSocket anywhere, with the cookies of the user. Each
 WebSocket is therefore checked here in the same way, and other requests as well if hosts or origins
 are named.
@@ -15,7 +15,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from shoal.asgi.extensions import DISCONNECT, GUARDED
-from shoal.asgi.guard import BadRequest, RequestGuard
+from shoal.asgi.headers import BadRequest, RequestGuard
+from shoal.http.app.router import refuse_socket
 from shoal.http.requests.dispatch import PathMatch, ProblemRoute, Route
 from shoal.http.requests.problem import Problem
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from shoal.http.app.traced import RequestTracer
     from shoal.http.requests.dispatch import RouteDispatcher
-    from shoal.http.websocket.sockets import WebSockets
 
 T = TypeVar("T")
 
@@ -57,10 +57,9 @@ def within(app: Any, kind: type[T]) -> T | None:
 class AppGuard:
     """An ASGI application that refuses requests for other hosts, and from other origins."""
 
-    def __init__(self, app: ASGIApp, dispatcher: RouteDispatcher, sockets: WebSockets) -> None:
+    def __init__(self, app: ASGIApp, dispatcher: RouteDispatcher) -> None:
         self._app = app
         self._dispatcher = dispatcher
-        self._sockets = sockets
         options = self._options = dispatcher.shared.settings
         self.checks_all = bool(options.allowed_hosts or options.allowed_origins)
         # A guard remembers the hosts and origins that it allows.
@@ -72,7 +71,8 @@ class AppGuard:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await receive()
-            await self._sockets.refuse(scope, send, Problem(refusal.status, "", str(refusal)))
+            problem = Problem(refusal.status, "", str(refusal))
+            await refuse_socket(self._dispatcher.shared, scope, send, problem)
         else:
             title = HTTPStatus(refusal.status).phrase
             route = ProblemRoute(Problem(refusal.status, "", title, str(refusal)))

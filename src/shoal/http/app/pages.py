@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.dispatch import Mounts, PathTable, Route
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.shared_parts import SharedParts
-    from shoal.observe.collector import GpuCollector, ShoalCollector, StartTimes, WorkerCollector
+    from shoal.observe.collector import ShoalCollector, StartTimes
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoint import Endpoint
     from shoal.serving.status import Status
@@ -162,41 +162,39 @@ class Pages:
         await exchange.answer(200 if status == "ready" else 503, JSON, body, FRESH)
 
     @cached_property
-    def _collectors(self) -> tuple[ShoalCollector, GpuCollector, WorkerCollector]:
-        from shoal.observe.collector import GpuCollector, ShoalCollector, Sources, WorkerCollector
+    def _collector(self) -> ShoalCollector:
+        from shoal.observe.collector import ShoalCollector, Sources
 
         streams = self._shared.streams
         sources = Sources(self._statistics, self._times, streams, self._status, self._starts)
-        return ShoalCollector(sources), GpuCollector(), WorkerCollector()
+        return ShoalCollector(sources)
 
     @cached_property
     def registry(self) -> CollectorRegistry:
         from prometheus_client import CollectorRegistry, ProcessCollector
 
         registry = CollectorRegistry()
-        for collector in self._collectors:
-            registry.register(collector)
+        registry.register(self._collector)
         ProcessCollector(registry=registry)
         return registry
 
     async def _answer_metrics(self, exchange: Exchange) -> None:
         from prometheus_client.exposition import choose_encoder
 
-        of_batchers, of_gpus, of_workers = self._collectors
-        controller = self._controller
+        collector, controller = self._collector, self._controller
         if controller is not None:
             self._shared.keep_counts_of(controller.endpoints)
             controller.times.keep(controller.endpoints)
             readings = await controller.devices.meter.read()
-            of_gpus.gpus = controller.devices.status(readings)
+            collector.gpus = controller.devices.status(readings)
         accept = exchange.headers.get(b"accept", b"").decode("latin-1")
         encode, media_type = choose_encoder(accept)
         extensions: dict[str, Any] = exchange.scope.get("extensions") or {}
         listeners: Mapping[str, CountedConnections] = extensions.get(SERVER, {})
         for listener in listeners.values():
             await listener.refresh()
-        of_batchers.listeners = listeners
-        of_workers.pids = {
+        collector.listeners = listeners
+        collector.pids = {
             number: pid for one in listeners.values() for number, pid in one.pids().items()
         }
         await exchange.answer(200, media_type.encode("ascii"), encode(self.registry), FRESH)

@@ -1,6 +1,8 @@
 """Chooses what answers a request: a page, an endpoint, or a mounted application.
 
-The endpoints of a controller are routes in each protocol, rebuilt when the endpoints change.
+The endpoints of a controller are routes in each protocol, rebuilt when the endpoints change. A
+WebSocket has no method. Where several endpoints are at one path, it is for the one that answers
+``GET``, else for the first.
 """
 
 from __future__ import annotations
@@ -11,9 +13,17 @@ from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
+from shoal.core.histogram import NO_ENDPOINT
 from shoal.http.requests.dispatch import Mounts, PathMatch, PathTable, ProblemRoute, Route
 from shoal.http.requests.exchange import split_path
-from shoal.http.requests.problem import not_open, starting
+from shoal.http.requests.problem import (
+    Problem,
+    Refused,
+    not_found,
+    not_open,
+    problem_json,
+    starting,
+)
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes, protocol_objects
 from shoal.serving.names import METHODS, RESERVED
 
@@ -24,8 +34,9 @@ if TYPE_CHECKING:
 
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.app.declarations import Declarations
+    from shoal.http.requests.call import EndpointCalls
     from shoal.http.requests.dispatch import RouteDispatcher
-    from shoal.http.websocket.sockets import WebSockets
+    from shoal.http.requests.shared_parts import SharedParts
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoint import Endpoint
 
@@ -122,6 +133,14 @@ class EndpointTable:
             for path, method, route in protocol.entries(endpoints, strict=strict):
                 routes.add(path, (method,), route)
         self.routes = routes
+        self.sockets: PathTable[EndpointCalls] = PathTable()
+        placed = [one for one in endpoints if one.route is not None]
+        for endpoint in sorted(placed, key=lambda one: "GET" not in one.methods):
+            # Here, as an application without endpoints starts sooner without them.
+            from shoal.http.requests.call import EndpointCalls
+
+            calls = EndpointCalls(endpoint, self._options)
+            self.sockets.add(endpoint.route or "", ("GET",), calls)
 
     def elsewhere(self, path: str) -> PathMatch[Route] | None:
         """Returns the refusing route of the protocol that a path without routes belongs to."""
@@ -137,6 +156,9 @@ class EndpointTable:
         return [_CheckedRoutes(one) for one in (_JsonRoutes(self._options), *others)]
 
 
+# The sub-protocol of WebSockets that a client asks for.
+SUBPROTOCOL: Final = "shoal.v1"
+
 # The prefix of the application's own pages.
 PAGES: Final = f"{RESERVED}/"
 
@@ -144,26 +166,30 @@ PAGES: Final = f"{RESERVED}/"
 class AppRouter:
     """Passes each request to the part that answers it: pages, endpoints, then mounts."""
 
-    def __init__(
-        self, declared: Declarations, dispatcher: RouteDispatcher, sockets: WebSockets
-    ) -> None:
+    def __init__(self, declared: Declarations, dispatcher: RouteDispatcher) -> None:
         self.mounts = Mounts()
         self.pages = PathTable[Route]()
-        self.table: EndpointTable | None = None
+        self._table: EndpointTable | None = None
         self._declared = declared
         self._dispatcher = dispatcher
-        self._sockets = sockets
-        self._settings = settings = dispatcher.shared.settings
+        self._shared = dispatcher.shared
+        self._settings = settings = self._shared.settings
         self._protocols = protocol_objects(settings.protocols)
         self._not_open = ProblemRoute(not_open(settings))
         self._starting = ProblemRoute(starting(settings))
 
     def set_controller(self, controller: Controller | None) -> None:
-        self.table = None
+        self._table = None
         if controller is not None:
-            self._dispatcher.shared.begin()
-            self.table = EndpointTable(controller, self._settings, self._protocols)
-        self._sockets.set_controller(controller)
+            self._shared.begin()
+            self._table = EndpointTable(controller, self._settings, self._protocols)
+
+    @property
+    def table(self) -> EndpointTable | None:
+        table = self._table
+        if table is not None and table.registry.version != table.version:
+            table.rebuild()
+        return table
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         root, path = split_path(scope) if scope.get("root_path") else ("", scope["path"])
@@ -183,8 +209,6 @@ class AppRouter:
         table = self.table
         if table is None:
             return self._declared.routed_to(self._not_open).at(path, method)
-        if table.registry.version != table.version:
-            table.rebuild()
         return table.routes.at(path, method)
 
     async def answer_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -192,7 +216,7 @@ class AppRouter:
             match = PathMatch[Route]({scope["method"]: self._starting}, {})
             await self._dispatcher.answer(scope, receive, send, match)
         elif (await receive())["type"] == "websocket.connect":
-            await self._sockets.refuse(scope, send, starting(self._settings))
+            await refuse_socket(self._shared, scope, send, starting(self._settings))
 
     def declared_path(self, path: str, method: str) -> str | None:
         """Returns the declared path, with its parameters, for a request's path."""
@@ -203,14 +227,71 @@ class AppRouter:
         self, scope: Scope, receive: Receive, send: Send, root: str, path: str
     ) -> None:
         kind, mounted = scope["type"], self.mounts.at(path)
-        if kind == "websocket" and (mounted is None or self._sockets.is_at(path)):
-            await self._sockets.answer(scope, receive, send, path)
+        table = self.table if kind == "websocket" else None
+        match = None if table is None else table.sockets.at(path, "GET")
+        if kind == "websocket" and (mounted is None or match is not None):
+            await self._answer_socket(scope, receive, send, match)
         elif mounted is not None:
             prefix, app = mounted
             below = {**scope, "root_path": root + prefix}
             await self._dispatcher.answer_by(app, below, receive, send)
         else:
             raise ValueError(f"a Shoal application can't answer a scope of type {kind!r}")
+
+    async def _answer_socket(
+        self, scope: Scope, receive: Receive, send: Send, match: PathMatch[EndpointCalls] | None
+    ) -> None:
+        """Refuses a WebSocket, or answers its requests."""
+        if (await receive())["type"] != "websocket.connect":
+            return
+        refuse = partial(refuse_socket, self._shared, scope, send)
+        if self._table is None:
+            await refuse(not_open(self._settings))
+            return
+        if match is None:
+            await refuse(not_found())
+            return
+        if match.params:
+            params = {**scope.get("path_params", {}), **match.params}
+            scope = {**scope, "path_params": params}
+        calls = match.routes["GET"]
+        name = calls.endpoint.name
+        if SUBPROTOCOL not in scope["subprotocols"]:
+            title = "The endpoint does not speak that sub-protocol"
+            detail = f'It speaks {SUBPROTOCOL}: new WebSocket(url, "{SUBPROTOCOL}").'
+            await refuse(Problem(400, "no-such-subprotocol", title, detail), name)
+            return
+        # Here, since this loads pydantic, as the endpoints do.
+        from shoal.http.websocket.connection import SocketConnection
+
+        try:
+            connection = SocketConnection(scope, receive, send, calls, self._shared)
+        except Refused as refused:  # a header of the handshake can't be read
+            await refuse(refused.problem, name)
+            return
+        await connection.run(SUBPROTOCOL)
+
+
+async def refuse_socket(
+    shared: SharedParts, scope: Scope, send: Send, problem: Problem, endpoint: str = NO_ENDPOINT
+) -> None:
+    """Refuses a WebSocket, of which the first message was received, with a problem."""
+    # Servers that allow no response to a handshake answer with 403.
+    shared.times.count(endpoint, "websocket", problem.status, 0.0)
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008, "reason": problem.title})
+        return
+    request_id = shared.new_id()
+    media_type, body = problem_json(problem, request_id.decode("ascii"))
+    headers = [
+        (b"content-type", media_type),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-request-id", request_id),
+        *problem.headers,
+    ]
+    start = {"type": "websocket.http.response.start", "status": problem.status, "headers": headers}
+    await send(start)
+    await send({"type": "websocket.http.response.body", "body": body})
 
 
 _NEEDED_LATER: Final = (

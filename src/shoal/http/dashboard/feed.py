@@ -23,6 +23,7 @@ import orjson
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.http.requests.plain import one_line_json
 from shoal.http.requests.problem import Problem, Refused, not_open, retry_after
+from shoal.http.requests.streaming import UNBUFFERED
 from shoal.observe.failures import FailureLog, name_of
 from shoal.observe.history import BatcherReading, BatchHistory, Sampler
 
@@ -112,8 +113,7 @@ _LARGEST: Final = 2**53  # the largest whole number that all readers of JSON can
 
 _HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
+    *UNBUFFERED,
     (b"x-content-type-options", b"nosniff"),
 )
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pydantic_core import core_schema
 
+from shoal.batching.handlers.annotations import record_fields
 from shoal.batching.handlers.array_types import (
     ArrayType,
     arrays_in,
     is_array,
     is_number,
-    record_fields,
 )
 from shoal.core import npy
 from shoal.http.requests.problem import Problem, Refused

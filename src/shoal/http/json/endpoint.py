@@ -38,7 +38,7 @@ from pydantic import ValidationError
 from starlette.formparsers import MultiPartException
 from starlette.responses import FileResponse, Response
 
-from shoal.asgi.header_check import headers_of_code
+from shoal.asgi.headers import headers_of_code
 from shoal.batching.calls.leaving import run_unless_left
 from shoal.http.json.arrays import NPY, as_npy
 from shoal.http.json.content_coding import decoded

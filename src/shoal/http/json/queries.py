@@ -26,7 +26,7 @@ from typing_extensions import is_typeddict
 
 from shoal.batching.handlers.array_types import has_arrays, is_array
 from shoal.http.json.payload import fields_adapter, reader_for
-from shoal.http.json.validation import finite_validator
+from shoal.http.json.validation import errors_of, finite_validator, first_error
 from shoal.http.requests.problem import Problem, Refused
 from shoal.serving.names import parameter_names
 from shoal.serving.query import Query, takes_query
@@ -80,9 +80,7 @@ class QueryReader:
         return finite_validator(fields_adapter(self._parameters))
 
     def _problem(self, error: ValidationError) -> Problem:
-        errors = error.errors(include_url=False, include_input=False, include_context=False)
-        first = errors[0]
-        where = ".".join(str(step) for step in first["loc"])
+        where, message = first_error(error)
         form = "&".join(f"{parameter.name}=..." for parameter in self._parameters)
         if self._is_record:
             form = "name=value"
@@ -90,9 +88,9 @@ class QueryReader:
             422,
             "invalid-item",
             "The query does not fit the endpoint",
-            f"{where}: {first['msg']}. Without a body the item is read from the query, as ?{form}; "
+            f"{where}: {message}. Without a body the item is read from the query, as ?{form}; "
             "send JSON by POST.",
-            more={"errors": [{key: e[key] for key in ("loc", "msg", "type")} for e in errors]},
+            more={"errors": errors_of(error)},
         )
 
 

@@ -64,13 +64,10 @@ _END: Final = b"event: end\ndata: {}\n\n"
 _DONE: Final = b"data: [DONE]\n\n"
 
 
-class _Accepted(StreamForm):
-    headers = (VARIES,)
-
-
-class _Framed(_Accepted):
+class _Framed(StreamForm):
     """A form whose messages are JSON between constant texts."""
 
+    headers = (VARIES,)
     before_item: ClassVar[bytes]
     before_error: ClassVar[bytes]
     after: ClassVar[bytes]
@@ -83,7 +80,8 @@ class _Framed(_Accepted):
         return self.last
 
     def error(self, problem: Problem, request_id: str) -> bytes:
-        return self.before_error + _written(problem, request_id) + self.after
+        members = encoded(problem.members(request_id))
+        return self.before_error + one_line_json(members) + self.after
 
 
 class ServerSentEvents(_Framed):
@@ -100,15 +98,16 @@ class ServerSentEvents(_Framed):
         self.last = last
 
 
-class NumberedEvents(_Accepted):
+class NumberedEvents(StreamForm):
     """Server-sent events of one stream with ids, for a browser's `EventSource`."""
 
-    media_type = b"text/event-stream; charset=utf-8"
-    heartbeat = b":\n"
+    media_type = ServerSentEvents.media_type
+    heartbeat = ServerSentEvents.heartbeat
+    headers = (VARIES,)
     stops_reconnection = True
 
     def __init__(self, last: bytes) -> None:
-        self._last = last
+        self._events = ServerSentEvents(last)
         self._number = 0
 
     def first_heartbeat(self) -> bytes:
@@ -116,13 +115,13 @@ class NumberedEvents(_Accepted):
         return _RETRY + b"id: 0\n\n"
 
     def item(self, value: Any) -> bytes:
-        return self._numbered(b"data: %b\n\n" % one_line_json(encoded(value)))
+        return self._numbered(self._events.item(value))
 
     def end(self) -> bytes:
-        return self._numbered(self._last)
+        return self._numbered(self._events.end())
 
     def error(self, problem: Problem, request_id: str) -> bytes:
-        return self._numbered(b"event: error\ndata: %b\n\n" % _written(problem, request_id))
+        return self._numbered(self._events.error(problem, request_id))
 
     def _numbered(self, event: bytes) -> bytes:
         self._number = number = self._number + 1
@@ -141,9 +140,10 @@ class JsonLinesForm(_Framed):
     last = b'{"end":true}\n'
 
 
-class JsonArray(_Accepted):
+class JsonArray(StreamForm):
     """One JSON array of all items; a failed stream lacks the closing bracket."""
 
+    headers = (VARIES,)
     media_type = b"application/json"
     heartbeat = b"\n"
 
@@ -160,10 +160,6 @@ class JsonArray(_Accepted):
 
     def error(self, problem: Problem, request_id: str) -> bytes:
         return b""
-
-
-def _written(problem: Problem, request_id: str) -> bytes:
-    return one_line_json(encoded(problem.members(request_id)))
 
 
 SERVER_SENT_EVENTS: Final = ServerSentEvents()

@@ -37,6 +37,8 @@ from shoal.loops.private import rebuilt
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from pydantic_core import ErrorDetails
+
     from shoal.http.requests.exchange import Exchange
 
 _MOST_ERRORS_SHOWN: Final = 100
@@ -297,14 +299,11 @@ def problem_of_validation(
     if count > _MOST_ERRORS_SHOWN:
         # A list would have an object for each error, of which there may be millions.
         return Problem.of("invalid-item", f"It has {count} errors.")
-    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    errors = errors_of(error)
     if errors[0]["type"] == "json_invalid" and not errors[0]["loc"]:
         return not_json(encoding_flaw(body) or errors[0]["msg"]).problem
     places = [as_written(e["loc"], value, e["type"]) for e in errors]
-    shown = [
-        {"loc": loc, "msg": e["msg"], "type": e["type"]}
-        for e, loc in zip(errors, places, strict=True)
-    ]
+    shown = [{**e, "loc": loc} for e, loc in zip(errors, places, strict=True)]
     at = ".".join(str(step) for step in places[0])
     detail = f"{at}: {errors[0]['msg']}" if at else errors[0]["msg"]
     is_list = isinstance(value, list) or body.lstrip(_SPACE).startswith(b"[")
@@ -315,8 +314,17 @@ def problem_of_validation(
     return Problem.of("invalid-item", detail, errors=shown)
 
 
+def errors_of(error: ValidationError) -> list[ErrorDetails]:
+    return error.errors(include_url=False, include_input=False, include_context=False)
+
+
+def first_error(error: ValidationError) -> tuple[str, str]:
+    """Returns the place of the first error, such as ``items.2``, and its message."""
+    first = errors_of(error)[0]
+    return ".".join(map(str, first["loc"])), first["msg"]
+
+
 def _shortened(problem: Problem) -> Refused:
-    """Returns the problem of one line of many, with its first errors only."""
     more = {name: value[:_SHOWN_OF_A_LINE] for name, value in problem.more.items()}
     return Refused(replace(problem, more=more))
 

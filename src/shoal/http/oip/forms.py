@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from types import UnionType
 from typing import (
-    Annotated,
     Any,
     Final,
     Literal,
     NamedTuple,
-    NotRequired,
-    Required,
     Union,
     get_args,
     get_origin,
 )
 
-from pydantic import BaseModel
-from typing_extensions import ReadOnly, is_typeddict
+from typing_extensions import is_typeddict
 
-from shoal.batching.handlers.annotations import field_types
-from shoal.batching.handlers.array_types import is_array
+from shoal.batching.handlers.annotations import record_fields
+from shoal.batching.handlers.array_types import is_array, unmarked
 from shoal.batching.handlers.list_types import bare, is_unannotated
 from shoal.http.oip.tensor import BYTES, DATATYPES
 
@@ -76,19 +70,9 @@ def form_of(annotation: Any) -> TensorForm:
     return TensorForm()
 
 
-def fields_of(annotation: Any) -> dict[str, Any] | None:
-    annotation = bare(annotation)
-    kind: Any = get_origin(annotation) or annotation
-    if is_typeddict(kind):
-        return {name: _unmarked(one) for name, one in field_types(kind).items()}
-    if not inspect.isclass(kind):
-        return None
-    if issubclass(kind, BaseModel):
-        return {name: one.annotation for name, one in kind.model_fields.items()}
-    if is_dataclass(kind):
-        types = field_types(kind)
-        return {one.name: _unmarked(types.get(one.name, Any)) for one in fields(kind)}
-    return None
+def fields_of(annotation: Any) -> dict[str, Any]:
+    """Returns the types of a record's fields; empty for other types."""
+    return {name: unmarked(one) for name, one in record_fields(bare(annotation)).items()}
 
 
 def is_mapping(annotation: Any) -> bool:
@@ -136,9 +120,3 @@ def _within(element: TensorForm, size: int) -> TensorForm:
 
 def _common(forms: list[TensorForm]) -> TensorForm:
     return forms[0] if forms and forms.count(forms[0]) == len(forms) else TensorForm()
-
-
-def _unmarked(annotation: Any) -> Any:
-    while get_origin(annotation) in (Required, NotRequired, ReadOnly, Annotated):
-        annotation = get_args(annotation)[0]
-    return annotation

@@ -26,10 +26,9 @@ from starlette.requests import Request
 
 from shoal.batching.handlers.array_types import ArrayType, is_array
 from shoal.batching.handlers.list_types import is_unannotated
-from shoal.http.json.validation import adapter_of, ending_early_validator, keys_of
+from shoal.http.json.validation import adapter_of, ending_early_validator, first_error, keys_of
 from shoal.http.oip.forms import fields_of, form_of
 from shoal.http.oip.tensor import BF16, BYTES, Tensor, malformed, not_fitting, widened
-from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,8 +46,8 @@ class ModelInputs:
         parameters = list(signature.parameters.values())
         self._parameters = parameters
         self._record: SchemaValidator | None = None
-        fields = fields_of(parameters[0].annotation) if len(parameters) == 1 else None
-        if fields is not None:
+        fields = fields_of(parameters[0].annotation) if len(parameters) == 1 else {}
+        if fields:
             self._record = _validator_of(parameters[0].annotation)
             self._required: set[str] = set()  # pydantic knows them
             keys = keys_of(adapter_of(parameters[0].annotation).core_schema)
@@ -96,7 +95,7 @@ class ModelInputs:
         if missing or unknown:
             what = f"{min(missing)!r} is missing" if missing else f"there is no {min(unknown)!r}"
             names = ", ".join(self._annotations) or "none"
-            raise Refused(not_fitting(f"The model has the inputs {names}; {what}."))
+            raise not_fitting(f"The model has the inputs {names}; {what}.")
 
 
 class _Values:
@@ -131,7 +130,7 @@ class _ArrayValues:
                 f"The input {tensor.name!r} has the shape {sizes}, whose only dimension is the "
                 f"number of rows. For one row send the shape {[1, *sizes]}."
             )
-            raise Refused(not_fitting(detail))
+            raise not_fitting(detail)
         try:
             array = self._array(tensor).reshape(tensor.shape)
             self._arrays.check_shape(array.shape[1:])
@@ -141,9 +140,7 @@ class _ArrayValues:
                 raise ValueError("it does not consist of numbers only")
         except (ValueError, OverflowError) as error:
             detail = " ".join(str(error).split())
-            raise Refused(
-                not_fitting(f"The input {tensor.name!r} is not accepted: {detail}.")
-            ) from None
+            raise not_fitting(f"The input {tensor.name!r} is not accepted: {detail}.") from None
         return [array[row, ...] for row in range(len(array))]
 
     def _array(self, tensor: Tensor) -> Any:
@@ -185,10 +182,8 @@ def _checked(validator: SchemaValidator, values: list[Any], what: str) -> list[A
     try:
         checked: list[Any] = validator.validate_python(values)
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_input=False, include_context=False)
-        where = ".".join(str(step) for step in errors[0]["loc"])
-        problem = not_fitting(f"{what} does not fit at row {where}: {errors[0]['msg']}.")
-        raise Refused(problem) from None
+        where, message = first_error(error)
+        raise not_fitting(f"{what} does not fit at row {where}: {message}.") from None
     return checked
 
 
@@ -197,7 +192,7 @@ def _rows_of(tensors: Mapping[str, Tensor]) -> int:
     if len(counts) > 1:
         sizes = ", ".join(f"{name!r} has {one.shape[0]}" for name, one in tensors.items())
         detail = f"The first dimension, the number of rows, differs among inputs: {sizes}."
-        raise Refused(malformed(detail))
+        raise malformed(detail)
     [rows] = counts
     _check_rows(rows)
     return rows
@@ -205,4 +200,4 @@ def _rows_of(tensors: Mapping[str, Tensor]) -> int:
 
 def _check_rows(rows: int) -> None:
     if not 1 <= rows <= MOST_ROWS:
-        raise Refused(malformed(f"A request may have 1 to {MOST_ROWS} rows, but it has {rows}."))
+        raise malformed(f"A request may have 1 to {MOST_ROWS} rows, but it has {rows}.")

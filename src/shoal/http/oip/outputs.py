@@ -21,7 +21,6 @@ from shoal.batching.handlers.list_types import is_unannotated
 from shoal.http.oip.forms import TensorForm, datatype_of_dtype, fields_of, form_of, is_mapping
 from shoal.http.oip.tensor import BYTES, DATATYPES, not_fitting
 from shoal.http.requests.plain import encoded, whole_text
-from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
     from shoal.http.oip.request import RequestHead
@@ -45,8 +44,7 @@ class ModelOutputs:
         if result is Parameter.empty or is_unannotated(result) or is_mapping(result):
             self._forms: dict[str, TensorForm] | None = None
         else:
-            known = fields_of(result)
-            known = {OUTPUT: result} if known is None else known
+            known = fields_of(result) or {OUTPUT: result}
             self._forms = {name: form_of(annotation) for name, annotation in known.items()}
 
     def metadata(self) -> list[dict[str, Any]]:
@@ -107,15 +105,13 @@ def _json(name: str, datatype: str, elements: Any) -> Any:
         return [one.decode() if isinstance(one, bytes) else whole_text(one) for one in flat]
     except UnicodeDecodeError:
         detail = f"The output {name!r} is no UTF-8; ask for it as binary data."
-        raise Refused(not_fitting(detail)) from None
+        raise not_fitting(detail) from None
 
 
 def _check_names(wanted: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     if unknown := wanted.keys() - known.keys():
         names = ", ".join(known) or "none"
-        raise Refused(
-            not_fitting(f"The model has the outputs {names}; there is no {min(unknown)!r}.")
-        )
+        raise not_fitting(f"The model has the outputs {names}; there is no {min(unknown)!r}.")
 
 
 def _columns(results: list[Any]) -> dict[str, list[Any]]:

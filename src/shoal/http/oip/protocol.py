@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import orjson
 
+from shoal.core.histogram import NO_ENDPOINT
 from shoal.http.oip.inputs import ModelInputs
 from shoal.http.oip.outputs import ModelOutputs
 from shoal.http.oip.request import (
@@ -35,7 +36,6 @@ from shoal.http.requests.dispatch import ProblemRoute, Route
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.problem import Problem, Refused, retry_after
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
-from shoal.observe.metrics import NO_ENDPOINT
 from shoal.serving.endpoint import Endpoint, known_among
 from shoal.version import __version__
 
@@ -63,7 +63,7 @@ def model_of(batcher: MethodBatcher) -> TensorModel:
         return batcher.made_by(TensorModel)
     except TypeError as error:
         detail = f"It can't be called with tensors: {' '.join(str(error).split())}."
-        raise Refused(not_fitting(detail)) from None
+        raise not_fitting(detail) from None
 
 
 class ProtocolRoute(Route):
@@ -121,7 +121,7 @@ class InferRoute(ProtocolRoute):
             batcher = await call.find(headers_of_call(exchange, described, version))
             if call.streams:
                 detail = "It answers with a stream, which the protocol does not have."
-                raise Refused(not_fitting(detail))
+                raise not_fitting(detail)
             model = model_of(batcher)
             if described.outputs is not None:
                 model.outputs.check(described.outputs)

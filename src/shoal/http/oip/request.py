@@ -17,9 +17,10 @@ from typing_extensions import TypedDict
 from shoal.http.json.content_coding import decoded
 from shoal.http.json.endpoint import call_headers
 from shoal.http.json.scan import Costs, check_cost, check_json, encoding_flaw
+from shoal.http.json.validation import first_error
 from shoal.http.oip.tensor import Tensor, check_supported, malformed
 from shoal.http.requests.exchange import JSON, Exchange
-from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -126,7 +127,7 @@ class RequestHead:
         names = set[str]()
         for one in self.inputs:
             if one.name in names:
-                raise Refused(malformed(f"The input {one.name!r} is there twice."))
+                raise malformed(f"The input {one.name!r} is there twice.")
             names.add(one.name)
 
     def _is_binary(self, output: Mapping[str, Any]) -> bool:
@@ -168,16 +169,15 @@ class RequestHeads:
             else:
                 parsed = _VALIDATOR.validate_python(value)
         except ValidationError as error:
-            raise Refused(_of_validation(error, head)) from None
+            raise _of_validation(error, head) from None
         return RequestHead(parsed, self._max_elements)
 
 
-def _of_validation(error: ValidationError, head: bytes) -> Problem:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(str(step) for step in first["loc"])
-    if first["type"] == "json_invalid" and (flaw := encoding_flaw(head)):
-        return malformed(flaw)
-    return malformed(f"{where}: {first['msg']}." if where else f"{first['msg']}.")
+def _of_validation(error: ValidationError, head: bytes) -> Refused:
+    where, message = first_error(error)
+    if where:
+        return malformed(f"{where}: {message}.")
+    return malformed(encoding_flaw(head) or f"{message}.")
 
 
 # The media type of JSON with binary data after it.
@@ -225,7 +225,7 @@ def _filled(inputs: list[Tensor], rest: memoryview) -> list[Tensor]:
             tensor.refuse(f"has {size} bytes, but only {rest.nbytes - start} are left")
         tensors.append(tensor.filled(rest[start:at]))
     if at < rest.nbytes:
-        raise Refused(malformed(f"{rest.nbytes - at} bytes belong to no input."))
+        raise malformed(f"{rest.nbytes - at} bytes belong to no input.")
     return tensors
 
 
@@ -244,8 +244,8 @@ def headers_of_call(exchange: Exchange, described: RequestHead, version: str | N
 def _header_length(header: bytes, size: int) -> int:
     length = int(header) if header.isdigit() and len(header) <= 19 else size + 1
     if length > size:
-        raise Refused(
-            malformed(f"Inference-Header-Content-Length must be a number up to {size}, the body's.")
+        raise malformed(
+            f"Inference-Header-Content-Length must be a number up to {size}, the body's."
         )
     return length
 

@@ -158,7 +158,7 @@ class Tensor:
         return nested(self.elements, shape)
 
     def refuse(self, what: str) -> NoReturn:
-        raise Refused(malformed(f"The input {self.name!r} {what}."))
+        raise malformed(f"The input {self.name!r} {what}.")
 
     def _size_in(self, described: Mapping[str, Any]) -> int | None:
         """Returns the size of its elements as bytes; None if they are in its description."""
@@ -166,7 +166,7 @@ class Tensor:
         check_supported(f"The input {self.name!r}", parameters)
         size: int | None = parameters.get("binary_data_size")
         if (size is None) == (described.get("data") is None):
-            raise Refused(malformed(f"The input {self.name!r} needs data, or a binary_data_size."))
+            raise malformed(f"The input {self.name!r} needs data, or a binary_data_size.")
         return size
 
     def _of_json(self, data: list[Any], count: int) -> list[Any]:
@@ -228,19 +228,19 @@ def _empty(shape: list[int]) -> list[Any]:
     return [_empty(shape[1:]) for _ in range(shape[0])] if shape else []
 
 
-def not_fitting(detail: str) -> Problem:
-    return Problem(400, "invalid-item", "The request does not fit the model", detail)
+def not_fitting(detail: str) -> Refused:
+    return Refused(Problem(400, "invalid-item", "The request does not fit the model", detail))
 
 
-def malformed(detail: str) -> Problem:
-    return Problem(400, "malformed-request", "The request is malformed", detail)
+def malformed(detail: str) -> Refused:
+    return Refused(Problem(400, "malformed-request", "The request is malformed", detail))
 
 
 def check_supported(what: str, parameters: Mapping[str, Any]) -> None:
     """Refuses parameters without which the response would be wrong."""
     if names := [one for one in _NOT_SUPPORTED if parameters.get(one) is not None]:
         name = min(names)
-        raise Refused(malformed(f"{what} has the parameter {name}, which is not supported."))
+        raise malformed(f"{what} has the parameter {name}, which is not supported.")
 
 
 _NOT_SUPPORTED: Final = frozenset({"sequence_id", "shared_memory_region", "classification"})

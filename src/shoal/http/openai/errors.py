@@ -1,17 +1,23 @@
-"""Errors in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Bodies of requests, and errors: ``{"error": {"message", "type", "param", "code"}}``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired
 
 import orjson
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
 
+from shoal.http.json.validation import JsonType, adapter_of
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Hashable, Mapping
 
     from shoal.errors import ItemTooLarge
+    from shoal.http.requests.exchange import Exchange
+
 
 PREFIX: Final = "/v1"
 # The paths below the prefix.
@@ -64,19 +70,6 @@ def no_such_path(path: str) -> Refused | None:
     return refused(f"There is no path {path} here: {hint}", code="unknown_url", status=404)
 
 
-def of_invalid_item(refusal: Refused) -> Refused:
-    """Returns the error for a body that `JsonType` has refused."""
-    problem = refusal.problem
-    if problem.status != 422:
-        return refusal
-    errors = problem.more.get("errors")
-    param = None
-    if errors:
-        # A message may be one of several types; the rest of the path is about these.
-        param = ".".join(str(step) for step in errors[0]["loc"][:2]) or None
-    return refused(problem.detail or problem.title, param=param)
-
-
 def error_json(problem: Problem) -> bytes:
     more = problem.more
     error: dict[str, Any] = {
@@ -94,3 +87,35 @@ def _type_of(status: int) -> str:
     if status >= 500:
         return "server_error"
     return "rate_limit_error" if status == 429 else "invalid_request_error"
+
+
+LONGEST_NAME: Final = 256
+# Unknown parameters are ignored, or are a model's.
+OPEN: Final = ConfigDict(extra="allow", strict=True)
+
+
+@with_config(OPEN)
+class Body(TypedDict):
+    model: NotRequired[Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)] | None]
+
+
+@cache
+def _type(kind: Hashable) -> JsonType:
+    # Once for all applications: it takes milliseconds to build.
+    return JsonType(adapter_of(kind))
+
+
+def read_body(kind: type[Mapping[str, Any]], exchange: Exchange, body: bytes) -> dict[str, Any]:
+    """Raises `Refused` if the body is malformed."""
+    try:
+        params: dict[str, Any] = _type(kind).parsed(exchange, body)
+    except Refused as refusal:
+        problem = refusal.problem
+        if problem.status != 422:
+            raise
+        errors = problem.more.get("errors")
+        # A message may be one of several types; the rest of the path is about these.
+        steps = errors[0]["loc"][:2] if errors else ()
+        param = ".".join(map(str, steps)) or None
+        raise refused(problem.detail or problem.title, param=param) from None
+    return params

@@ -2,23 +2,124 @@
 
 from __future__ import annotations
 
+import base64
+import math
+import sys
 import time
 from abc import abstractmethod
+from array import array
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, NotRequired, cast
+from numbers import Real
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    NamedTuple,
+    NotRequired,
+    cast,
+)
 
 from pydantic import Field, with_config
 
 from shoal.errors import ItemTooLarge
 from shoal.http.json.endpoint import call_headers
-from shoal.http.openai.bodies import OPEN, Body, read_body
-from shoal.http.openai.errors import refused, too_long
-from shoal.http.openai.items import ItemMaker, Prompt, TextMaker, prompts_of
+from shoal.http.openai.errors import OPEN, Body, read_body, refused, too_long
+from shoal.http.openai.items import ItemMaker, PairMaker, Prompt, TextMaker, prompts_of
 from shoal.http.openai.models import OpenAIModel, OpenAIModels, OpenAIRoute
-from shoal.http.openai.vectors import finite_vector, in_base64, in_json
 from shoal.http.requests.call import EndpointCall
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.plain import encoded
+
+if TYPE_CHECKING:
+    from shoal.http.requests.problem import Refused
+
+    Pair = tuple[str, str]
+
+
+_LISTS: Final = frozenset({list, tuple})
+_IN_NULL: Final = ord("n")
+_IS_LITTLE: Final = sys.byteorder == "little"
+
+
+def in_json(result: Any) -> bytes:
+    """Raises `Refused` if a result is no vector, or has a number that is not finite."""
+    vector_of(result, "embeddings")
+    written = encoded(result)
+    if _IN_NULL in written:  # infinity and NaN are written as null; numbers have no letter n
+        raise _not_finite("an embedding")
+    return written
+
+
+def in_base64(result: Any) -> bytes:
+    """Returns the base64 of 32-bit floats; raises `Refused` as `in_json` does."""
+    try:
+        numbers = array("f", vector_of(result, "embeddings"))
+    except OverflowError:
+        raise _not_finite("an embedding") from None
+    if not math.isfinite(sum(numbers)):  # the sum of finite 32-bit numbers fits into 64 bits
+        raise _not_finite("an embedding")
+    if not _IS_LITTLE:
+        numbers.byteswap()
+    return b'"%b"' % base64.b64encode(numbers.tobytes())
+
+
+def vector_of(result: Any, what: str) -> Sequence[Any]:
+    """Returns the numbers of a vector; raises `Refused` if it is none."""
+    vector: object = result.tolist() if hasattr(result, "tolist") else result
+    if type(vector) in _LISTS:
+        values: Sequence[Any] = vector  # type: ignore[assignment]  # a list or a tuple
+        if all(issubclass(kind, Real) for kind in set(map(type, values))):
+            return values
+    raise refused(
+        f"The model gives no {what}: a result must be a vector of numbers, not {_form(vector)}",
+        param="model",
+    )
+
+
+def finite_vector(result: Any, what: str) -> list[float]:
+    return [finite(one, what) for one in vector_of(result, what)]
+
+
+def number_of(result: Any, what: str) -> float:
+    """Returns a number, alone or as the only one of a vector; raises `Refused` if it is none."""
+    number: object = result.tolist() if hasattr(result, "tolist") else result
+    if type(number) in _LISTS:
+        values: Sequence[Any] = number  # type: ignore[assignment]  # a list or a tuple
+        if len(values) == 1:
+            number = values[0]
+    if isinstance(number, Real):
+        return finite(number, what)
+    raise refused(
+        f"The model gives no {what}: a result must be a number, not {_form(number)}", param="model"
+    )
+
+
+def finite(number: Any, what: str) -> float:
+    try:
+        value = float(number)
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise _not_finite(what)
+    return value
+
+
+def _not_finite(what: str) -> Refused:
+    return refused(f"The model gave {what} with a number that is not finite", status=500)
+
+
+def _form(value: object) -> str:
+    shape: list[str] = []
+    while type(value) in _LISTS:
+        values: Sequence[Any] = value  # type: ignore[assignment]  # a list or a tuple
+        shape.append(str(len(values)))
+        value = values[0] if values else 0.0
+    if shape and isinstance(value, Real):
+        return f"of shape ({', '.join(shape)}); return one row for each input"
+    return "text" if isinstance(value, str) else f"{type(value).__name__}"
 
 
 class Asked(NamedTuple):
@@ -161,3 +262,122 @@ def _classes(result: Any) -> dict[str, Any]:
 
 def _are_records(entries: Sequence[Any]) -> bool:
     return len(entries) > 0 and all(isinstance(one, Mapping) for one in entries)
+
+
+@with_config(OPEN)
+class _Rerank(Body):
+    query: str
+    documents: list[str | dict[str, Any]]
+    top_n: NotRequired[Annotated[int, Field(ge=1)] | None]
+    return_documents: NotRequired[bool | None]
+    rank_fields: NotRequired[list[str] | None]
+
+
+class _PairsRoute(InputsRoute):
+    make: ClassVar[type[ItemMaker]] = PairMaker
+    gives: ClassVar[str] = "scores"
+    # The client's names of the two texts.
+    names: ClassVar[tuple[str, str]]
+
+    def item(
+        self, model: OpenAIModel, maker: PairMaker, one: Pair, params: Mapping[str, Any]
+    ) -> Any:
+        return maker.item(one, params, self.names)
+
+
+class RerankRoute(_PairsRoute):
+    body: ClassVar[type[Mapping[str, Any]]] = _Rerank
+    param = "documents"
+    names = ("query", "documents")
+
+    def __init__(self, models: Any, most: int, *, returns_documents: bool) -> None:
+        super().__init__(models, most)
+        # Unless the client says so.
+        self._returns_documents = returns_documents
+
+    def inputs(self, params: dict[str, Any]) -> Sequence[Pair]:
+        if params.get("rank_fields") not in (None, [], ["text"]):
+            detail = "Documents are ranked by the field 'text' only"
+            raise refused(detail, param="rank_fields", code="unsupported")
+        texts: list[str] = []
+        for nth, document in enumerate(params["documents"]):
+            text = document if isinstance(document, str) else document.get("text")
+            if not isinstance(text, str):
+                detail = "A document is a text, or an object with a text under the key 'text'"
+                raise refused(detail, param=f"documents.{nth}")
+            texts.append(text)
+        params["pairs"] = [(params["query"], text) for text in texts]
+        return params["pairs"]  # type: ignore[no-any-return]
+
+    def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
+        scores = [number_of(result, "scores") for result in results]
+        most = asked.params.get("top_n")
+        order = sorted(range(len(scores)), key=lambda nth: -scores[nth])[:most]
+        ranked: list[dict[str, Any]] = [
+            {"index": nth, "relevance_score": scores[nth]} for nth in order
+        ]
+        returns = asked.params.get("return_documents")
+        if self._returns_documents if returns is None else returns:
+            for one in ranked:
+                document = asked.params["documents"][one["index"]]
+                one["document"] = {"text": document} if isinstance(document, str) else document
+        tokens = _tokens(asked.model, asked.params["pairs"])
+        return encoded(
+            {
+                "id": f"rerank-{asked.request_id}",
+                "object": "list",
+                "model": asked.model.name,
+                "results": ranked,
+                "usage": usage(tokens),
+                "meta": {
+                    "api_version": {"version": "1" if self._returns_documents else "2"},
+                    "billed_units": {"search_units": 1},
+                    "tokens": {"input_tokens": tokens},
+                },
+            }
+        )
+
+
+@with_config(OPEN)
+class _Score(Body):
+    text_1: str | list[str]
+    text_2: str | list[str]
+
+
+class ScoreRoute(_PairsRoute):
+    body: ClassVar[type[Mapping[str, Any]]] = _Score
+    param = "text_2"
+    names = ("text_1", "text_2")
+
+    def inputs(self, params: dict[str, Any]) -> Sequence[Pair]:
+        first, second = params["text_1"], params["text_2"]
+        second = [second] if isinstance(second, str) else second
+        if isinstance(first, str):
+            first = [first]
+        if len(first) == 1:
+            first = first * len(second)
+        if len(first) != len(second):
+            detail = f"text_1 has {len(first)} texts and text_2 {len(second)}: send one, or as many"
+            raise refused(detail, param="text_1")
+        params["pairs"] = [*zip(first, second, strict=True)]
+        return params["pairs"]  # type: ignore[no-any-return]
+
+    def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
+        scores = [number_of(result, "scores") for result in results]
+        return encoded(
+            {
+                "id": f"score-{asked.request_id}",
+                "object": "list",
+                "created": int(time.time()),
+                "model": asked.model.name,
+                "data": [
+                    {"index": nth, "object": "score", "score": score}
+                    for nth, score in enumerate(scores)
+                ],
+                "usage": usage(_tokens(asked.model, asked.params["pairs"])),
+            }
+        )
+
+
+def _tokens(model: OpenAIModel, pairs: Sequence[Pair]) -> int:
+    return sum(model.tokens_in(text) for pair in pairs for text in pair)

@@ -17,17 +17,17 @@ of a chat unchanged.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any, Final, NotRequired, Required, TypeAlias, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from typing_extensions import is_typeddict
 
-from shoal.batching.handlers.annotations import field_types
+from shoal.batching.handlers.annotations import record_fields
+from shoal.batching.handlers.array_types import unmarked
 from shoal.batching.handlers.list_types import bare, choices
 from shoal.http.json.payload import fields_adapter
-from shoal.http.json.validation import adapter_of, as_written, finite_validator
+from shoal.http.json.validation import adapter_of, as_written, errors_of, finite_validator
 from shoal.http.openai.errors import refused
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class ItemMaker:
         # The types of the fields; empty if an item is no record.
         self.fields: Mapping[str, Any]
         if self._parameters is None:
-            self.fields = _fields_of(self.annotation)
+            self.fields = record_fields(self.annotation)
         else:
             self.fields = {one.name: one.annotation for one in self._parameters}
         self.signature = signature
@@ -88,7 +88,7 @@ class ItemMaker:
         try:
             made = validator.validate_python(values)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            first = errors_of(error)[0]
             loc = as_written(first["loc"], values, first["type"])
             field = str(loc[0]) if loc and self.fields else None
             steps = loc[1:2] if self.fields else loc[:1]
@@ -121,7 +121,7 @@ class TextMaker(ItemMaker):
         self._prompt = self.named(PROMPT_NAMES)
         # It takes the messages of a chat, without a template.
         self.takes_messages = "messages" in self.fields
-        kinds = choices(_bare_field(self.fields.get(self._prompt or "", self.annotation)))
+        kinds = choices(unmarked(self.fields.get(self._prompt or "", self.annotation)))
         self.takes_tokens = any(map(_is_tokens, kinds))
         # A field for the prompt may be of any type: its validator decides.
         self.takes_text = not all(map(_is_tokens, kinds))
@@ -192,27 +192,6 @@ class AudioMaker(ItemMaker):
             return content
         values = self.with_params({self._file: content}, params)
         return self.made(self._validator, values, {None: "file", self._file: "file"})
-
-
-def _fields_of(annotation: Any) -> Mapping[str, Any]:
-    kind = get_origin(annotation) or annotation
-    if is_typeddict(kind):
-        return field_types(kind)
-    if not isinstance(kind, type):
-        return {}
-    if is_dataclass(kind):
-        types = field_types(kind)
-        return {one.name: types.get(one.name, Any) for one in fields(kind) if one.init}
-    if issubclass(kind, BaseModel):
-        return {name: one.annotation for name, one in kind.model_fields.items()}
-    return {}
-
-
-def _bare_field(annotation: Any) -> Any:
-    """Returns the type of a field of a TypedDict without its qualifier."""
-    while get_origin(annotation := bare(annotation)) in (Required, NotRequired):
-        annotation = get_args(annotation)[0]
-    return annotation
 
 
 def _is_tokens(kind: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -12,7 +13,6 @@ import orjson
 from shoal.batching.handlers.annotations import read_signature
 from shoal.http.openai.errors import PREFIX, error_json, no_such_path, refused
 from shoal.http.openai.items import AudioMaker, ItemMaker, PairMaker, Prompt, TextMaker
-from shoal.http.openai.text import count_words
 from shoal.http.requests.call import EndpointCalls
 from shoal.http.requests.dispatch import Route
 from shoal.http.requests.exchange import JSON, Counted, Exchange
@@ -29,21 +29,19 @@ if TYPE_CHECKING:
 Maker = TypeVar("Maker", bound=ItemMaker)
 
 
+@dataclass(frozen=True)
 class Tokens:
     """The functions of the user that know the model's tokens, and its template of chats."""
 
-    def __init__(
-        self,
-        template: Callable[..., str],
-        count: Callable[[str], int] | None,
-        decode: Callable[[Sequence[int]], str] | None,
-    ) -> None:
-        self.template = template
-        # None if each piece of a stream is one token.
-        self.count = count
-        self.decode = decode
-        # The parameters of a request that the template takes, by their names.
-        self.template_fields = _keywords_of(template)
+    template: Callable[..., str]
+    # None if each piece of a stream is one token.
+    count: Callable[[str], int] | None
+    decode: Callable[[Sequence[int]], str] | None
+
+    @cached_property
+    def template_fields(self) -> frozenset[str]:
+        """The parameters of a request that the template takes, by their names."""
+        return _keywords_of(self.template)
 
 
 def _keywords_of(template: Callable[..., str]) -> frozenset[str]:
@@ -53,6 +51,11 @@ def _keywords_of(template: Callable[..., str]) -> frozenset[str]:
         return frozenset()
     by_name = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     return frozenset(one.name for one in parameters if one.kind in by_name)
+
+
+def count_words(text: str) -> int:
+    """Counts tokens, if no other function does."""
+    return len(text.split())
 
 
 class OpenAIModel:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.options.checks import whole
 from shoal.http.openai.errors import PREFIX, no_such_path
-from shoal.http.openai.inputs import ClassifyRoute, EmbeddingsRoute
+from shoal.http.openai.inputs import ClassifyRoute, EmbeddingsRoute, RerankRoute, ScoreRoute
 from shoal.http.openai.models import ModelsPage, OpenAIModels, OpenAIRoute, Tokens
-from shoal.http.openai.pairs import RerankRoute, ScoreRoute
 from shoal.http.openai.texts.completions import TextRoute
-from shoal.http.openai.texts.responses_request import ResponsesReader
-from shoal.http.openai.texts.text_request import TextReader
-from shoal.http.openai.texts.transcriptions import TranscriptionReader
+from shoal.http.openai.texts.responses_request import read_response_request
+from shoal.http.openai.texts.text_request import read_text_request
+from shoal.http.openai.texts.transcriptions import read_transcription_request
 from shoal.http.requests.dispatch import ProblemRoute, Route
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shoal.asgi.http_options import HttpOptions
+    from shoal.http.openai.texts.completions import ReadJob
     from shoal.serving.controller.controller import Controller
 
 
@@ -112,20 +113,16 @@ class OpenAI(HttpProtocol):
             (f"{PREFIX}/rerank", "POST", RerankRoute(models, most, returns_documents=True)),
             # Cohere's second version, whose client has a base URL without a version.
             ("/v2/rerank", "POST", RerankRoute(models, most, returns_documents=False)),
-            (
-                f"{PREFIX}/audio/transcriptions",
-                "POST",
-                TextRoute(TranscriptionReader(models).read, options),
-            ),
         ]
-        for path, chat in (("/completions", False), ("/chat/completions", True)):
-            reader = TextReader(
-                models, chat=chat, most_messages=self._max_messages, most_choices=self._max_choices
-            )
-            route = TextRoute(reader.read, options)
-            routes.append((PREFIX + path, "POST", route))
-        responses = ResponsesReader(models, self._max_messages)
-        routes.append((f"{PREFIX}/responses", "POST", TextRoute(responses.read, options)))
+        read = partial(read_text_request, models, self._max_messages, self._max_choices)
+        texts: dict[str, ReadJob] = {
+            "completions": partial(read, chat=False),
+            "chat/completions": partial(read, chat=True),
+            "responses": partial(read_response_request, models, self._max_messages),
+            "audio/transcriptions": partial(read_transcription_request, models),
+        }
+        for path, read_job in texts.items():
+            routes.append((f"{PREFIX}/{path}", "POST", TextRoute(read_job, options)))
         return _Routes(routes)
 
 

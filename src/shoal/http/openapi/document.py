@@ -54,34 +54,28 @@ class Document:
 
     def __init__(self, options: HttpOptions) -> None:
         self._options = options
-        self._endpoints: list[ServedEndpoint] = []
+        self.endpoints: list[ServedEndpoint] = []
         self._document: dict[str, Any] | None = None
 
     def as_json(self, endpoints: Sequence[ServedEndpoint], root: str) -> bytes:
         """`root` is the path at which the application is mounted, without a slash at its end."""
         current = list(endpoints[:MOST_ENDPOINTS])
-        described = [one.facts for one in self._endpoints]
+        described = [one.facts for one in self.endpoints]
         if self._document is None or [one.facts for one in current] != described:
             self._document = document_of(current, self._options)
-            self._endpoints = current
+            self.endpoints = current
         return encoded({**self._document, "servers": [{"url": quote(root) or "/"}]})
 
 
 def document_of(endpoints: Sequence[ServedEndpoint], options: HttpOptions) -> dict[str, Any]:
     """Returns the document without its ``servers``."""
     schemas = Schemas()
-    reached = [one for one in endpoints if one.path is not None]
-    described: list[_Described] = []
-    for endpoint in reached:
-        inputs = ItemForms(endpoint, schemas)
-        described.append(_Described(endpoint, inputs, Answers(endpoint, inputs, schemas), options))
+    operations = [Operations(one, schemas, options) for one in endpoints if one.path is not None]
     schemas.make()
     problems = Problems(schemas, options)
-    paths = _Paths()
-    for one in described:
-        paths.add(one, problems)
+    paths = _paths_of(operations, problems)
     components: dict[str, Any] = {
-        "schemas": schemas.used(paths.items, problems.components),
+        "schemas": schemas.used(paths, problems.components),
         "responses": dict(sorted(problems.components.items())),
         "parameters": _COMMON,
     }
@@ -90,75 +84,32 @@ def document_of(endpoints: Sequence[ServedEndpoint], options: HttpOptions) -> di
     return {
         "openapi": _DIALECT,
         "info": {"title": options.title, "version": options.version},
-        "paths": paths.items,
+        "paths": paths,
         "components": components,
     }
 
 
-class _Described:
-    def __init__(
-        self, endpoint: ServedEndpoint, inputs: ItemForms, answers: Answers, options: HttpOptions
-    ) -> None:
-        self.endpoint = endpoint
-        self._inputs = inputs
-        self._answers = answers
-        security = endpoint.documented.security
-        self._security: Any = options.security if security is None else security
-
-    def operation(self, method: str, problems: Problems) -> dict[str, Any]:
-        endpoint, inputs = self.endpoint, self._inputs
-        takes_body = inputs.takes_body(method)
-        parameters = inputs.parameters(is_in_query=not takes_body)
-        own = {one["name"].lower() for one in parameters if one["in"] == "header"}
-        parameters += [
-            {"$ref": f"#/components/parameters/{name}"}
-            for name in _COMMON
-            if name.lower() not in own
-        ]
-        if endpoint.priority_levels > 1 and "x-priority" not in own:
-            parameters.append(_priority(endpoint.priority_levels))
-        operation: dict[str, Any] = {"summary": endpoint.name, "parameters": parameters}
-        if endpoint.text:
-            operation["description"] = endpoint.text
-        body = inputs.body() if takes_body else None
-        if body is not None:
-            operation["requestBody"] = body
-        operation["responses"] = self._answers.of(method, problems, is_secured=any(self._security))
-        if self._security:
-            operation["security"] = [dict(one) for one in self._security]
-        elif endpoint.documented.security is not None:
-            operation["security"] = []
-        return operation
-
-
-class _Paths:
-    def __init__(self) -> None:
-        self.items: dict[str, dict[str, Any]] = {}
-        self._same: dict[str, str] = {}
-        self._ids: set[str] = set()
-
-    def add(self, one: _Described, problems: Problems) -> None:
-        """Adds an endpoint's path, or its methods if the path is there."""
+def _paths_of(described: Sequence[Operations], problems: Problems) -> dict[str, dict[str, Any]]:
+    paths: dict[str, dict[str, Any]] = {}
+    same: dict[str, str] = {}
+    ids = set[str]()
+    for one in described:
         endpoint = one.endpoint
         own = path_of(endpoint.path or "")
-        path = self._same.setdefault(without_names(own), own)
-        methods = self.items.setdefault(path, {})
+        path = same.setdefault(without_names(own), own)
+        methods = paths.setdefault(path, {})
         for method in endpoint.methods:
             if method.lower() in methods:
                 continue
-            operation = one.operation(method, problems)
+            operation = methods[method.lower()] = one.of(method, problems)
             _rename(operation["parameters"], path)
             only = len(endpoint.methods) == 1
-            operation["operationId"] = self._id(
-                endpoint.name if only else f"{method.lower()}_{endpoint.name}"
-            )
-            methods[method.lower()] = operation
-
-    def _id(self, wanted: str) -> str:
-        while wanted in self._ids:
-            wanted += "_"
-        self._ids.add(wanted)
-        return wanted
+            name = endpoint.name if only else f"{method.lower()}_{endpoint.name}"
+            while name in ids:
+                name += "_"
+            ids.add(name)
+            operation["operationId"] = name
+    return paths
 
 
 def _rename(parameters: list[dict[str, Any]], path: str) -> None:
@@ -267,13 +218,15 @@ class Problems:
         }
 
 
-class Answers:
-    """The responses of one endpoint, whose types are added to the schemas."""
+class Operations:
+    """The operations of one endpoint, whose types are added to the schemas."""
 
-    def __init__(self, endpoint: ServedEndpoint, inputs: ItemForms, schemas: Schemas) -> None:
-        self._endpoint = endpoint
-        self._inputs = inputs
+    def __init__(self, endpoint: ServedEndpoint, schemas: Schemas, options: HttpOptions) -> None:
+        self.endpoint = endpoint
+        self._inputs = ItemForms(endpoint, schemas)
         self._schemas = schemas
+        security = endpoint.documented.security
+        self._security: Any = options.security if security is None else security
         signature = endpoint.signature
         annotation = None if signature is None else signature.return_annotation
         kinds: tuple[Any, ...] = ()
@@ -292,20 +245,45 @@ class Answers:
         if results:
             schemas.add_result((endpoint.name, "result"), Union[results])  # noqa: UP007 - a tuple
 
-    def of(self, method: str, problems: Problems, *, is_secured: bool) -> dict[str, Any]:
-        """Returns the responses by status; the schemas have been made."""
+    def of(self, method: str, problems: Problems) -> dict[str, Any]:
+        """Returns the operation of a method; the schemas have been made."""
+        endpoint, inputs = self.endpoint, self._inputs
+        takes_body = inputs.takes_body(method)
+        parameters = inputs.parameters(is_in_query=not takes_body)
+        own = {one["name"].lower() for one in parameters if one["in"] == "header"}
+        parameters += [
+            {"$ref": f"#/components/parameters/{name}"}
+            for name in _COMMON
+            if name.lower() not in own
+        ]
+        if endpoint.priority_levels > 1 and "x-priority" not in own:
+            parameters.append(_priority(endpoint.priority_levels))
+        operation: dict[str, Any] = {"summary": endpoint.name, "parameters": parameters}
+        if endpoint.text:
+            operation["description"] = endpoint.text
+        body = inputs.body() if takes_body else None
+        if body is not None:
+            operation["requestBody"] = body
+        operation["responses"] = self._responses_of(method, problems)
+        if self._security:
+            operation["security"] = [dict(one) for one in self._security]
+        elif endpoint.documented.security is not None:
+            operation["security"] = []
+        return operation
+
+    def _responses_of(self, method: str, problems: Problems) -> dict[str, Any]:
         responses: dict[str, Any] = {"200": self._success(problems)}
-        if self._endpoint.streams:
+        if self.endpoint.streams:
             text = "To a reconnection with `Last-Event-ID`: the stream is not made again."
             responses["204"] = {"description": text, "headers": _HEADERS}
         if self._responses:
             responses["default"] = self._success(problems)
-        if is_secured:
+        if any(self._security):
             responses["401"] = {"description": "The caller has not said who it is."}
             responses["403"] = {"description": "The caller may not call this."}
         for status in self._statuses(method, problems):
             responses[str(status)] = problems.of(status)
-        for status, meaning in self._endpoint.documented.responses.items():
+        for status, meaning in self.endpoint.documented.responses.items():
             responses[str(status)] = problems.of(status, meaning)
         if method == "HEAD":
             for code in responses:
@@ -313,32 +291,32 @@ class Answers:
         return dict(sorted(responses.items()))
 
     def _statuses(self, method: str, problems: Problems) -> set[int]:
-        is_known = self._endpoint.signature is not None
+        is_known = self.endpoint.signature is not None
         inputs = self._inputs
         statuses = {400, 404, 408, 413, 500, 503, 504, problems.overload_status}
-        if self._endpoint.streams or not is_known:
+        if self.endpoint.streams or not is_known:
             statuses.add(406)
         if inputs.checks_types:
             statuses.add(422)
         if inputs.takes_body(method) and (inputs.checks_types or inputs.reads_coding):
             statuses.add(415)
-        if "{" in (self._endpoint.path or ""):
+        if "{" in (self.endpoint.path or ""):
             statuses.add(405)  # the parameters may fit only another endpoint
         return statuses
 
     def _success(self, problems: Problems) -> dict[str, Any]:
-        schema = self._schemas.of((self._endpoint.name, "result"))
+        schema = self._schemas.of((self.endpoint.name, "result"))
         content: dict[str, Any] = {}
-        is_known = self._endpoint.signature is not None
-        if not self._endpoint.streams:
+        is_known = self.endpoint.signature is not None
+        if not self.endpoint.streams:
             content |= self._whole(schema)
-        if self._endpoint.streams or not is_known:
+        if self.endpoint.streams or not is_known:
             content = {**_streams(schema, problems.schema), **content}
         for response in self._responses:
             content |= {_media_type(response): {}}
-        if self._endpoint.encodes:
+        if self.endpoint.encodes:
             content |= {"*/*": {}}
-        text = "The items, as they are produced." if self._endpoint.streams else "The result."
+        text = "The items, as they are produced." if self.endpoint.streams else "The result."
         if not is_known:
             text = "The result, or a stream of items: the code is not known here."
         return {"description": text, "headers": _HEADERS, "content": content}

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from shoal.batching.calls.leaving import CallerLeft
-from shoal.core.histogram import LEFT
+from shoal.core.histogram import LEFT, NO_ENDPOINT
 from shoal.errors import ShutDown
 from shoal.failures.held import holding
 from shoal.http.requests.exchange import Exchange
@@ -29,7 +29,6 @@ from shoal.http.requests.problem import (
     problem_json,
 )
 from shoal.loops.event_loop import holds_ctrl_c
-from shoal.observe.metrics import NO_ENDPOINT
 from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:

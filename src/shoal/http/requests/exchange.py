@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from shoal.batching.calls.leaving import WhenLeft
+    from shoal.core.histogram import ItemTimes
     from shoal.http.requests.departures import Departures
     from shoal.http.requests.shared_parts import SharedParts
-    from shoal.observe.metrics import ItemTimes
 
 
 JSON: Final = b"application/json"

@@ -97,22 +97,14 @@ def packable(value: Any) -> Any:
         return value
     if _is_of_numpy(kind):
         return _packable_of_numpy(value)
-    if isinstance(value, Enum):
-        return packable(value.value)
-    if isinstance(value, str):
-        return whole_text(value)
-    if isinstance(value, dict):
-        mapping: dict[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
-        return {_key(key): packable(one) for key, one in mapping.items()}
-    if kind in (tuple, set, frozenset) or isinstance(value, list):
-        elements = cast("list[Any]", value)
-        if set(map(type, elements)) <= _ALWAYS_PLAIN:
-            return list(elements)
-        return [packable(one) for one in elements]
+    if kind in (tuple, set, frozenset):
+        value = list(value)
+    if isinstance(value, list) and set(map(type, value)) <= _ALWAYS_PLAIN:
+        return list(value)  # pyright: ignore[reportUnknownVariableType]
+    if (built := _rebuilt(value, packable)) is not None:
+        return built
     if kind is memoryview:
         return of_memoryview(value)
-    if _is_record(value):
-        return {name: packable(one) for name, one in _attributes(value).items()}
     dump = getattr(value, "model_dump", None)
     if dump is not None:
         return packable(dump(by_alias=True))
@@ -271,24 +263,31 @@ def _repaired(value: Any) -> Any:
     kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind in _ALWAYS_PLAIN:
         return value
-    if isinstance(value, Enum):
-        return _repaired(value.value)
-    if isinstance(value, str):
-        return whole_text(value)
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, Enum):
         return value if _LOWEST <= value <= _HIGHEST else orjson.Fragment(b"%d" % value)
-    if isinstance(value, dict):
-        mapping: dict[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
-        return {_key(key): _repaired(one) for key, one in mapping.items()}
-    if kind is tuple or isinstance(value, list):
-        return [_repaired(one) for one in cast("list[Any]", value)]
-    if _is_record(value):
-        return {name: _repaired(one) for name, one in _attributes(value).items()}
+    if (built := _rebuilt(value, _repaired)) is not None:
+        return built
     try:
         orjson.dumps(value)
     except orjson.JSONEncodeError:
         return _repaired(_jsonable(value))
     return value
+
+
+def _rebuilt(value: Any, convert: Callable[[Any], Any]) -> Any:
+    # None for what is no text, container or record.
+    if isinstance(value, Enum):
+        return convert(value.value)
+    if isinstance(value, str):
+        return whole_text(value)
+    if isinstance(value, dict):
+        mapping: dict[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
+        return {_key(key): convert(one) for key, one in mapping.items()}
+    if type(value) is tuple or isinstance(value, list):  # pyright: ignore[reportUnknownArgumentType]
+        return [convert(one) for one in cast("list[Any]", value)]
+    if _is_record(value):
+        return {name: convert(one) for name, one in _attributes(value).items()}
+    return None
 
 
 def _key(key: Any) -> Any:

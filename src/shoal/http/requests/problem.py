@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from shoal.asgi.header_check import headers_of_code
+from shoal.asgi.headers import headers_of_code
 from shoal.core.request import chosen_status, is_declined, is_of_template
 from shoal.errors import (
     BackendUnavailable,
@@ -197,31 +197,32 @@ def problem_of(error: Exception, settings: HttpOptions) -> Problem:
             detail = "Too many requests wait for it already; try again later."
             problem = Problem.of("overloaded", detail, retry)
             return replace(problem, status=settings.overload_status)
-        case RetryLater():
-            return Problem.of("overloaded", "A service that it needs is busy.", retry)
         case ShutDown():
             return ended(settings.retry_after_s)
-        case BatcherClosed():
-            return Problem.of("closed", "It accepts no more calls in this process.", retry)
-        case BackendUnavailable():
-            detail = "None is running, and none could be started. Starting is tried again."
-            return Problem.of("unavailable", detail, retry)
-        case ReplicaDied():
-            return Problem.of("replica-died", "The call may be retried.", retry)
         case ItemTooLarge():
             detail = error.limit_exceeded or "It does not fit into any batch."
             return Problem.of("item-too-large", detail)
-        case NoSuchModel():
-            # Does not list the models, since clients need not know them.
-            return Problem.of("no-such-model")
-        case DeadlineExceeded():
-            return Problem.of("deadline-exceeded")
-        case HandlerTimeout():
-            return Problem.of("handler-timeout")
-        case SlowReader():
-            return Problem.of("slow-reader", "It delayed other requests and was ended.")
-        case _:
-            return _of_other_error(error, debug=settings.debug)
+    for cls, kind, detail in _ERRORS:
+        if isinstance(error, cls):
+            return Problem.of(kind, detail, retry if KINDS[kind][0] == 503 else ())
+    return _of_other_error(error, debug=settings.debug)
+
+
+_ERRORS: Final = (
+    (RetryLater, "overloaded", "A service that it needs is busy."),
+    (BatcherClosed, "closed", "It accepts no more calls in this process."),
+    (
+        BackendUnavailable,
+        "unavailable",
+        "None is running, and none could be started. Starting is tried again.",
+    ),
+    (ReplicaDied, "replica-died", "The call may be retried."),
+    # Does not list the models, since clients need not know them.
+    (NoSuchModel, "no-such-model", ""),
+    (DeadlineExceeded, "deadline-exceeded", ""),
+    (HandlerTimeout, "handler-timeout", ""),
+    (SlowReader, "slow-reader", "It delayed other requests and was ended."),
+)
 
 
 def _of_other_error(error: Exception, *, debug: bool) -> Problem:

@@ -8,11 +8,10 @@ from collections import Counter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from shoal.core.histogram import RequestTimes
+from shoal.core.histogram import NO_ENDPOINT, RequestTimes, StreamTimes
 from shoal.http.requests.departures import Departures
 from shoal.http.requests.problem import Refused, retry_after
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.observe.metrics import NO_ENDPOINT, StreamTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

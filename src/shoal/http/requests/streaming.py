@@ -8,41 +8,36 @@ the form of the messages (`shoal.http.requests.protocol`).
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.batching.calls.stream import ResultStream
+from shoal.core.histogram import ItemTimes
 from shoal.errors import ShutDown
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.observe.metrics import ItemTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
     from shoal.http.requests.protocol import StreamForm
 
 
+# A stream is not stored, and a proxy is asked not to buffer it.
+UNBUFFERED: Final = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
+
 # The types of items that are written without running the user's code.
 PLAIN: Final = frozenset({str, int, float, bool, NoneType})
 
 
-class ItemStream(Protocol):
-    async def __aenter__(self) -> Self: ...
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None: ...
-    def __aiter__(self) -> Self: ...
+class ItemStream(AbstractAsyncContextManager[Any], AsyncIterable[Any], Protocol):
     async def __anext__(self) -> Any: ...
     def ready(self) -> list[Any]:
         """Takes the items that are there already, without waiting."""
@@ -216,9 +211,4 @@ async def _begin(exchange: Exchange, form: StreamForm) -> None:
 
 
 def _headers(form: StreamForm) -> list[tuple[bytes, bytes]]:
-    return [
-        (b"content-type", form.media_type),
-        (b"cache-control", b"no-store"),
-        (b"x-accel-buffering", b"no"),  # asks a proxy not to buffer items
-        *form.headers,
-    ]
+    return [(b"content-type", form.media_type), *UNBUFFERED, *form.headers]

@@ -31,8 +31,8 @@ from opentelemetry.sdk.metrics.export import (
 )
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+from shoal.core.histogram import StreamTimes
 from shoal.observe.collector import ShoalCollector, Sources
-from shoal.observe.metrics import StreamTimes
 from shoal.observe.otel.instrument import SCOPE
 from shoal.observe.otel.providers import metric_exporter, resource
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from shoal.asgi.guard import BadRequest
-from shoal.asgi.header_check import is_sendable
+from shoal.asgi.headers import BadRequest, is_sendable
 
 # A size may have leading zeros, up to a limit.
 _SIZE_LINE: Final = re.compile(rb"0{0,64}([0-9A-Fa-f]{1,15})\r\n")

@@ -15,8 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio.lowlevel
 
-from shoal.asgi.guard import BadRequest
-from shoal.asgi.header_check import FRAMING, WRONG_LENGTH, is_sendable, is_value, not_sendable
+from shoal.asgi.headers import (
+    FRAMING,
+    WRONG_LENGTH,
+    BadRequest,
+    is_sendable,
+    is_value,
+    not_sendable,
+)
 from shoal.server.http1.body import ChunkedBody, SizedBody
 from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall
 from shoal.server.timeouts import Heartbeat, time_to_receive_s

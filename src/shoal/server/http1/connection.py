@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from shoal.asgi.extensions import DISCONNECT, SERVER
-from shoal.asgi.guard import BadRequest
+from shoal.asgi.headers import BadRequest
 from shoal.server.access_log import AccessLog
 from shoal.server.http1.call import Http1Call, error_answer
 from shoal.server.http1.head import HeadParser, find_end, scope_at, scope_of_refused

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from shoal.asgi.guard import BadRequest
+from shoal.asgi.headers import BadRequest
 
 if TYPE_CHECKING:
     from starlette.types import Scope

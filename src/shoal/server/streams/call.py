@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio.lowlevel
 
 from shoal.asgi.extensions import DISCONNECT, SERVER
-from shoal.asgi.header_check import FRAMING, WRONG_LENGTH, length_of
+from shoal.asgi.headers import FRAMING, WRONG_LENGTH, length_of
 from shoal.server.access_log import AccessLog
 from shoal.server.http1.call import status_line
 from shoal.server.http1.head import scope_at

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shoal.asgi.guard import BadRequest
+from shoal.asgi.headers import BadRequest
 from shoal.server.http1.call import END, LAST_CHUNK, WITHOUT_BODY, answer_head, error_answer
 from shoal.server.http1.head import scope_of_refused
 from shoal.server.streams.connection import StreamConnection

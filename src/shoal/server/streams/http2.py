@@ -32,7 +32,7 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
-from shoal.asgi.guard import BadRequest
+from shoal.asgi.headers import BadRequest
 from shoal.server.http1.head import HeadParser, scope_of_refused
 from shoal.server.streams.call import scope_of
 from shoal.server.streams.connection import StreamConnection

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from hpack import Decoder, HeaderTuple
 
-from shoal.asgi.guard import BadRequest
+from shoal.asgi.headers import BadRequest
 from shoal.server.http1.body import MAX_TRAILERS, check_trailer
 from shoal.server.http1.head import find_end
 

@@ -20,8 +20,7 @@ from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 from wsproto.frame_protocol import CloseReason
 
-from shoal.asgi.guard import BadRequest
-from shoal.asgi.header_check import FRAMING, check_headers
+from shoal.asgi.headers import FRAMING, BadRequest, check_headers
 from shoal.server.log_errors import contained
 from shoal.server.streams.call import AppCall, scope_of
 

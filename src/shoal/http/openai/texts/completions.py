@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.openai.text import TextEnd
+    from shoal.http.openai.texts.results import TextEnd
     from shoal.http.openai.texts.text_request import TextJob
     from shoal.serving.backends.method_batcher import MethodBatcher
 

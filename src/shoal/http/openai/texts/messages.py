@@ -22,7 +22,7 @@ from shoal.http.requests.protocol import StreamForm
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from shoal.http.openai.text import TextEnd
+    from shoal.http.openai.texts.results import TextEnd
     from shoal.http.requests.problem import Problem
 
 
@@ -206,8 +206,6 @@ class ChoiceMessages:
         self._last = head + parts.no_piece + b',"logprobs":null,"finish_reason":%b}]' + tail
 
     def piece(self, piece: Any) -> bytes:
-        if isinstance(piece, str):
-            return self._message(self.output.end.take(whole_text(piece)))
         text, fields, logprobs = self.output.take(piece)
         if logprobs is None and not (fields and self._chat):
             return self._message(text)

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked
-from shoal.http.requests.plain import encoded, one_line_json, whole_text
+from shoal.http.requests.plain import encoded, one_line_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -243,17 +243,13 @@ class _ResponseEvents(EventStream):
         self.start = b"".join([self._written({"type": kind, "response": begun}) for kind in kinds])
 
     def item(self, value: Any) -> bytes:
-        output = self._output
-        if isinstance(value, str):
-            message = self._added(output.end.take(whole_text(value)))
-        else:
-            message = self._added(*output.take(value))
-        self.is_over = output.end.reason is not None
+        message = self._added(*self._output.take(value))
+        self.is_over = self._output.end.reason is not None
         return message
 
     def end(self) -> bytes:
         output = self._output
-        last = b"" if output.end.reason is not None else self._added(output.rest())
+        last = b"" if output.end.reason is not None else self._added(output.rest(), {}, None)
         status = status_of(output)
         events = [self._written(event) for event in self._items.ended(status)]
         response = self._forms.ended(self._id, output, self._items, self._prompt_tokens)
@@ -268,12 +264,9 @@ class _ResponseEvents(EventStream):
         return self._written({"type": "response.failed", "response": response})
 
     def _added(
-        self,
-        text: str,
-        fields: Mapping[str, Any] | None = None,
-        logprobs: Mapping[str, Any] | None = None,
+        self, text: str, fields: Mapping[str, Any], logprobs: Mapping[str, Any] | None
     ) -> bytes:
-        events = self._items.add(text, fields or {}, logprobs)
+        events = self._items.add(text, fields, logprobs)
         return b"".join([self._written(event) for event in events])
 
     def _written(self, event: Mapping[str, Any]) -> bytes:

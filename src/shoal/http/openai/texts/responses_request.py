@@ -5,18 +5,15 @@ The server keeps no responses, so each request has the whole conversation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired, cast
 
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
-from shoal.http.openai.bodies import OPEN, Body, read_body
-from shoal.http.openai.errors import refused
+from shoal.http.openai.errors import OPEN, Body, read_body, refused
 from shoal.http.openai.items import TextMaker
 from shoal.http.openai.texts.responses import Responses
-from shoal.http.openai.texts.sources import Chat
-from shoal.http.openai.texts.text_request import Limit, TextJob, Tools, check_limit
+from shoal.http.openai.texts.text_request import Chat, Limit, TextJob, Tools, check_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,35 +53,32 @@ class _Request(Body):
     include: NotRequired[list[str] | None]
 
 
-@dataclass(frozen=True)
-class ResponsesReader:
-    models: OpenAIModels
-    most_messages: int
-
-    async def read(self, exchange: Exchange, body: bytes) -> TextJob:
-        """Raises `Refused` if the body is malformed, or asks for what needs a state."""
-        given = read_body(_Request, exchange, body)
-        for name in _OF_STATE:
-            if given.get(name):
-                detail = f"The server keeps no responses, so there is no {name}: send all input"
-                raise refused(detail, param=name, code="unsupported")
-        messages = _messages(given["input"], given.get("instructions"))
-        source = Chat(messages, self.most_messages, param="input")
-        params = {name: one for name, one in given.items() if name not in _OWN}
-        params["max_tokens"] = given.get("max_output_tokens")
-        check_limit(params, param="max_output_tokens")
-        tools = [_tool(nth, one) for nth, one in enumerate(given.get("tools") or ())]
-        params["tools"] = tools or None
-        params["tool_choice"] = _tool_choice(given.get("tool_choice"))
-        text: Mapping[str, Any] = given.get("text") or {}
-        params["response_format"] = _format(text.get("format"))
-        params["verbosity"] = text.get("verbosity")
-        reasoning: Mapping[str, Any] = given.get("reasoning") or {}
-        params["reasoning_effort"] = reasoning.get("effort")
-        if _LOGPROBS in (given.get("include") or ()):
-            params["logprobs"] = True
-        model = self.models.of(given.get("model"), TextMaker)
-        return TextJob(exchange, model, params, source, Responses(model.name, given))
+async def read_response_request(
+    models: OpenAIModels, most_messages: int, exchange: Exchange, body: bytes
+) -> TextJob:
+    """Raises `Refused` if the body is malformed, or asks for what needs a state."""
+    given = read_body(_Request, exchange, body)
+    for name in _OF_STATE:
+        if given.get(name):
+            detail = f"The server keeps no responses, so there is no {name}: send all input"
+            raise refused(detail, param=name, code="unsupported")
+    messages = _messages(given["input"], given.get("instructions"))
+    source = Chat(messages, most_messages, param="input")
+    params = {name: one for name, one in given.items() if name not in _OWN}
+    params["max_tokens"] = given.get("max_output_tokens")
+    check_limit(params, param="max_output_tokens")
+    tools = [_tool(nth, one) for nth, one in enumerate(given.get("tools") or ())]
+    params["tools"] = tools or None
+    params["tool_choice"] = _tool_choice(given.get("tool_choice"))
+    text: Mapping[str, Any] = given.get("text") or {}
+    params["response_format"] = _format(text.get("format"))
+    params["verbosity"] = text.get("verbosity")
+    reasoning: Mapping[str, Any] = given.get("reasoning") or {}
+    params["reasoning_effort"] = reasoning.get("effort")
+    if _LOGPROBS in (given.get("include") or ()):
+        params["logprobs"] = True
+    model = models.of(given.get("model"), TextMaker)
+    return TextJob(exchange, model, params, source, Responses(model.name, given))
 
 
 def _tool(nth: int, tool: Mapping[str, Any]) -> dict[str, Any]:

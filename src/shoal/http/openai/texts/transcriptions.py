@@ -6,7 +6,6 @@ knows: one whose items have a field ``response_format`` gives the text or the re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from starlette.datastructures import UploadFile
@@ -15,14 +14,12 @@ from starlette.formparsers import MultiPartException
 from shoal.core.extras import advice
 from shoal.http.json.content_coding import decoded
 from shoal.http.json.whole_request import WholeRequest
-from shoal.http.openai.bodies import LONGEST_NAME
-from shoal.http.openai.errors import refused
+from shoal.http.openai.errors import LONGEST_NAME, refused
 from shoal.http.openai.items import AudioMaker
 from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked, error_event
-from shoal.http.openai.texts.sources import Audio
-from shoal.http.openai.texts.text_request import TextJob
+from shoal.http.openai.texts.text_request import Audio, TextJob
 from shoal.http.requests.exchange import JSON, Exchange
-from shoal.http.requests.plain import encoded, one_line_json, whole_text
+from shoal.http.requests.plain import encoded, one_line_json
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
@@ -44,28 +41,26 @@ _FORMATS: Final = {
 _YES_OR_NO: Final = {"true": True, "1": True, "false": False, "0": False, "": False}
 
 
-@dataclass(frozen=True)
-class TranscriptionReader:
-    models: OpenAIModels
-
-    async def read(self, exchange: Exchange, body: bytes) -> TextJob:
-        params = await _read_form(exchange, body)
-        content = params.pop("file", None)
-        if not isinstance(content, bytes):
-            raise refused("There must be a file", param="file")
-        name = params.get("model") or None
-        if name is not None and (not isinstance(name, str) or len(name) > LONGEST_NAME):
-            raise refused("model must be a name", param="model")
-        form = params.get("response_format") or "json"
-        if form not in _FORMATS:
-            formats = ", ".join(_FORMATS)
-            raise refused(f"response_format must be one of {formats}", param="response_format")
-        stream = params.get("stream", "")
-        if stream not in _YES_OR_NO:
-            raise refused("stream must be true or false", param="stream")
-        params["stream"] = _YES_OR_NO[stream]
-        model = self.models.of(name, AudioMaker)
-        return TextJob(exchange, model, params, Audio(content), Transcripts(form))
+async def read_transcription_request(
+    models: OpenAIModels, exchange: Exchange, body: bytes
+) -> TextJob:
+    params = await _read_form(exchange, body)
+    content = params.pop("file", None)
+    if not isinstance(content, bytes):
+        raise refused("There must be a file", param="file")
+    name = params.get("model") or None
+    if name is not None and (not isinstance(name, str) or len(name) > LONGEST_NAME):
+        raise refused("model must be a name", param="model")
+    form = params.get("response_format") or "json"
+    if form not in _FORMATS:
+        formats = ", ".join(_FORMATS)
+        raise refused(f"response_format must be one of {formats}", param="response_format")
+    stream = params.get("stream", "")
+    if stream not in _YES_OR_NO:
+        raise refused("stream must be true or false", param="stream")
+    params["stream"] = _YES_OR_NO[stream]
+    model = models.of(name, AudioMaker)
+    return TextJob(exchange, model, params, Audio(content), Transcripts(form))
 
 
 async def _read_form(exchange: Exchange, body: bytes) -> dict[str, Any]:
@@ -124,16 +119,12 @@ class _TranscriptEvents(EventStream):
         self.runs_users_code = output.end.counts
 
     def item(self, value: Any) -> bytes:
-        output = self._output
-        if isinstance(value, str):
-            text = output.end.take(whole_text(value))
-            output.texts.append(text)
-        else:
-            piece = output.take(value)
-            output.keep(piece)
-            text = piece.text
-        self.is_over = output.end.reason is not None
-        return _event({"type": "transcript.text.delta", "delta": text}) if text else b""
+        piece = self._output.take(value)
+        self._output.keep(piece)
+        self.is_over = self._output.end.reason is not None
+        if not piece.text:
+            return b""
+        return _event({"type": "transcript.text.delta", "delta": piece.text})
 
     def end(self) -> bytes:
         return _event({"type": "transcript.text.done", "text": self._output.text})
