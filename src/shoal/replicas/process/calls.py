@@ -38,7 +38,7 @@ from shoal.replicas.process.wire.messages import (
     unpickled,
 )
 from shoal.replicas.process.wire.open_batch import packed_news, take_answers
-from shoal.replicas.scopes import until_overdue
+from shoal.replicas.scopes import AnsweredCall, until_overdue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -357,35 +357,25 @@ def _send_on(control: FrameConnection, kind: FrameKind, id_: int, message: Messa
 FROM_CODE: Final = frozenset({FrameKind.CALL_OUT, FrameKind.CREDIT, FrameKind.CANCEL})
 
 
-class _Job:
-    """One call under way; `credit` is the number of steps that its reader has room for."""
-
-    def __init__(self) -> None:
-        self.scope = anyio.CancelScope()
-        self.credit = STEPS_AHEAD
-        self.has_credit = anyio.Event()
-
-
 class CallOutRunner:
     """Makes the calls of a worker's code to endpoints, each in a task of its own."""
 
     def __init__(self, send: Callable[[FrameKind, int, Message], object]) -> None:
         self._send = send
-        self._jobs: dict[int, _Job] = {}
+        self._calls: dict[int, AnsweredCall] = {}
         self._asked: deque[Frame] = deque()
         self._has_some = anyio.Event()
 
     def handle(self, frame: Frame) -> None:
         if frame.kind is FrameKind.CALL_OUT:
-            self._jobs[frame.id] = _Job()
+            self._calls[frame.id] = AnsweredCall()
             self._asked.append(frame)
             self._has_some.set()
-        elif (job := self._jobs.get(frame.id)) is not None:
+        elif (call := self._calls.get(frame.id)) is not None:
             if frame.kind is FrameKind.CREDIT:
-                job.credit += unpickled(frame.body)
-                job.has_credit.set()
+                call.add_credit(unpickled(frame.body))
             else:
-                job.scope.cancel()
+                call.scope.cancel()
 
     async def run(self, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
         """Makes and answers calls until it is cancelled; `make` is None to refuse them."""
@@ -398,31 +388,28 @@ class CallOutRunner:
 
     @holds_ctrl_c
     async def _answer(self, frame: Frame, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
-        job = self._jobs[frame.id]
+        answered = self._calls[frame.id]
         try:
-            with job.scope, holding():
+            with answered.scope, holding():
                 if make is None:
                     raise RuntimeError("code in this process can't call endpoints")
                 call: CallOut = unpickled(frame.body, frame.buffers)
                 with continued(call.trace):
                     if call.stream:
-                        await self._stream(frame.id, job, await make(call))
+                        await self._stream(frame.id, answered, await make(call))
                         self._send(FrameKind.END, frame.id, EMPTY)
                     else:
                         self._send(FrameKind.RESULT, frame.id, _packed(call, await make(call)))
         except Exception as error:
             self._send(FrameKind.ERROR, frame.id, packed(as_data(error)))
         finally:
-            del self._jobs[frame.id]
+            del self._calls[frame.id]
 
-    async def _stream(self, id_: int, job: _Job, opened: Any) -> None:
+    async def _stream(self, id_: int, answered: AnsweredCall, opened: Any) -> None:
         async with opened as steps:
             async for step in steps:
                 self._send(FrameKind.PART, id_, _packed(None, step))
-                job.credit -= 1
-                while job.credit == 0:
-                    job.has_credit = anyio.Event()
-                    await job.has_credit.wait()
+                await answered.sent_step()
 
 
 def _packed(call: CallOut | None, result: Any) -> Message:

@@ -18,7 +18,7 @@ import anyio
 from shoal.failures.exceptions import ends_the_program, own_copy
 from shoal.failures.held import holding
 from shoal.replicas.code.jobs import DONE
-from shoal.replicas.process.child.endpoints import CancelToken
+from shoal.replicas.threads import InnerCalls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -43,17 +43,17 @@ def _convert_error(error: BaseException) -> Exception:
 
 
 class AsyncActorWork:
-    """A call of the code, which may be async; its token cancels the blocking calls it makes."""
+    """A call of the code, which may be async; `inner` are the blocking calls it makes."""
 
     def __init__(self) -> None:
         self.is_cancelled = False
-        self.cancel_token = CancelToken()
+        self.inner = InnerCalls()
         self._scope: anyio.CancelScope | None = None
 
     def cancel(self) -> None:
         """Cancels the work; called in the event loop."""
         self.is_cancelled = True
-        self.cancel_token.cancel()
+        self.inner.cancel()
         self.cancel_scope_if_cancelled()
 
     def new_scope(self) -> anyio.CancelScope:

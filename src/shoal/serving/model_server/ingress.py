@@ -33,6 +33,7 @@ from shoal.replicas.process.wire.messages import EMPTY, MessageCodec, packed, un
 from shoal.replicas.process.wire.start import Defaults, sendable, why_unsendable
 from shoal.replicas.remote.calls_as_data import CallsAsData
 from shoal.replicas.remote.keep_alive import MOST_BYTES, check_size, keep_alive
+from shoal.replicas.scopes import AnsweredCall
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -73,16 +74,12 @@ class IngressTraffic(NamedTuple):
     sent_bytes: int = 0
 
 
-class _Call:
-    """A call under way; `credit` is the number of steps that its reader has room for."""
-
+class _Call(AnsweredCall):
     def __init__(self) -> None:
-        self.scope = anyio.CancelScope()
+        super().__init__()
         # Ends the request at a place in the message, and the places before that is known.
         self._leave: Callable[[int], object] | None = None
         self._left: list[int] = []
-        self.credit = STEPS_AHEAD
-        self.has_credit = anyio.Event()
 
     def leave(self, place: int) -> None:
         if self._leave is None:
@@ -178,8 +175,7 @@ class Ingress:
             elif kind is FrameKind.CANCEL:
                 known.scope.cancel()
             else:
-                known.credit += int(unpickled(frame.body))
-                known.has_credit.set()
+                known.add_credit(int(unpickled(frame.body)))
         elif kind is not FrameKind.PING:
             raise ValueError(f"an unexpected {kind.name}")
 
@@ -293,10 +289,7 @@ class Ingress:
                             FrameKind.PART, frame.id, _packed(calls.method, step)
                         )
                         self._connection.send_soon(part)  # with those of other streams
-                        call.credit -= 1
-                        while call.credit <= 0:
-                            call.has_credit = anyio.Event()
-                            await call.has_credit.wait()
+                        await call.sent_step()
 
     async def _opened(self, frame: Frame, *, streams: bool) -> tuple[MethodBatcher, CallsAsData]:
         backend = self._found()

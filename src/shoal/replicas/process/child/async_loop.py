@@ -23,14 +23,14 @@ from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.unlimited import UNLIMITED
 from shoal.replicas.code.instance import is_async
 from shoal.replicas.code.jobs import DONE, HANDLER, Job, PlainSteps
-from shoal.replicas.process.child.endpoints import CancelToken
 from shoal.replicas.process.child.open_batch import OpenWork
 from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.process.wire.errors import as_data
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, Frame, FrameKind, FrameReader
+from shoal.replicas.process.wire.frames import Frame, FrameKind, FrameReader
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
 from shoal.replicas.process.wire.open_batch import OpenStart
-from shoal.replicas.threads import loop_of_caller
+from shoal.replicas.scopes import AnsweredCall
+from shoal.replicas.threads import InnerCalls, loop_of_caller
 
 if TYPE_CHECKING:
     import socket
@@ -45,14 +45,10 @@ if TYPE_CHECKING:
 _BEGINNINGS: Final = (FrameKind.RUN, FrameKind.STREAM, FrameKind.OPEN, FrameKind.RECONFIGURE)
 
 
-class _Call:
-    """A call under way; `credit` is the number of steps that its reader has room for."""
-
+class _Call(AnsweredCall):
     def __init__(self) -> None:
-        self.scope = anyio.CancelScope()
-        self.cancel_token = CancelToken()
-        self.credit = STEPS_AHEAD
-        self.has_credit = anyio.Event()
+        super().__init__()
+        self.inner = InnerCalls()
         # None unless its code takes an open batch.
         self.open: OpenWork | None = None
 
@@ -126,14 +122,13 @@ class AsyncWork:
             self._is_closing.cancel()
         elif (call := self._calls.get(frame.id)) is not None:
             if frame.kind is FrameKind.CREDIT:
-                call.credit += unpickled(frame.body)
-                call.has_credit.set()
+                call.add_credit(unpickled(frame.body))
             elif frame.kind is FrameKind.NEWS:
                 assert call.open is not None
                 call.open.take(*self._answers.codec.parts_here(frame))
             else:
                 call.scope.cancel()
-                call.cancel_token.cancel()
+                call.inner.cancel()
         else:
             self._answers.codec.drop(frame)  # its call has ended
 
@@ -160,11 +155,11 @@ class AsyncWork:
             if frame.kind is FrameKind.RUN:
                 return FrameKind.RESULT, await self._call(frame, call)
             if frame.kind is FrameKind.STREAM:
-                work = self._answers.opened(frame, anyio.current_time(), call.cancel_token)
+                work = self._answers.opened(frame, anyio.current_time(), call.inner)
                 await in_own_context(self._stream(frame, call, work), self._hold_log_of(work))
                 return FrameKind.END, EMPTY
             if call.open is not None:
-                work = self._answers.opened_batch(call.open, call.cancel_token)
+                work = self._answers.opened_batch(call.open, call.inner)
                 await in_own_context(self._run_open(work, call.open), self._hold_log_of(work))
                 return FrameKind.END, EMPTY
             user_config = self._answers.codec.opened_here(frame)
@@ -179,7 +174,7 @@ class AsyncWork:
             return FrameKind.ERROR, packed(as_data(own_copy(error, name)))
 
     async def _call(self, frame: Frame, call: _Call) -> Message:
-        work = self._answers.opened(frame, anyio.current_time(), call.cancel_token)
+        work = self._answers.opened(frame, anyio.current_time(), call.inner)
         if work.handler.threaded:
             results = await self._in_thread(work.plain_results)
         else:
@@ -201,10 +196,7 @@ class AsyncWork:
             async with aclosing(self._steps(work)) as steps:
                 async for step in steps:
                     self.send(FrameKind.PART, frame.id, self._answers.packed(work, step))
-                    call.credit -= 1
-                    while call.credit == 0:
-                        call.has_credit = anyio.Event()
-                        await call.has_credit.wait()
+                    await call.sent_step()
                     # An async generator may yield its next step without a checkpoint.
                     await anyio.lowlevel.checkpoint()
 
