@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from shoal.asgi.extensions import ConnectionTotals
-from shoal.core.replicas.restarts import Restarts
+from shoal.core.replicas.life import Restarts
 from shoal.front_ends.remote_front_end import RemoteFrontEnd
 
 if TYPE_CHECKING:

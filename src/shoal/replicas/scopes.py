@@ -1,4 +1,4 @@
-"""Cancel scopes of replicas: tasks that end with a replica, calls, and the wait for them.
+"""Cancel scopes of replicas: tasks that end with a replica, and the wait for cancelled work.
 
 Cancelled work that runs elsewhere can't be interrupted. A caller that disconnects never ends a
 process, since loading a model costs more than the caller's work. The wait has no limit until the
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from shoal.batching.current import running_batch
-from shoal.replicas.process.wire.frames import STEPS_AHEAD
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -40,26 +39,6 @@ class Beside:
         self._is_over = True
         for scope in self._scopes:
             scope.cancel()
-
-
-class AnsweredCall:
-    """A call under way, where it is answered; the reader of its steps has room for a few."""
-
-    def __init__(self) -> None:
-        self.scope = anyio.CancelScope()
-        self._credit = STEPS_AHEAD
-        self._has_credit = anyio.Event()
-
-    def add_credit(self, steps: int) -> None:
-        self._credit += steps
-        self._has_credit.set()
-
-    async def sent_step(self) -> None:
-        """Waits until the reader has room for another step."""
-        self._credit -= 1
-        while self._credit <= 0:
-            self._has_credit = anyio.Event()
-            await self._has_credit.wait()
 
 
 @contextmanager

@@ -31,8 +31,7 @@ from typing import (
 
 from typing_extensions import ReadOnly, Unpack, is_typeddict
 
-from shoal.batching.handlers.annotations import field_types
-from shoal.batching.handlers.list_types import bare, choices
+from shoal.batching.handlers.annotations import bare, choices, field_types
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

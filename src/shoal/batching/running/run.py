@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from shoal.batching.current import running_batch
 from shoal.batching.handlers.batch_results import check_results, not_results
 from shoal.batching.handlers.handler import in_own_context
-from shoal.core.amount import cost_of
 from shoal.core.policies.sizing import padded
+from shoal.core.queue import cost_of
 from shoal.core.request import Batch, State, is_declined
 from shoal.core.timers import Timers
 from shoal.errors import (

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from shoal.commands.support.mistake import CommandError
-from shoal.serving.local_servers import admin_socket_directory
+from shoal.core.addresses import admin_socket_directory
 
 if TYPE_CHECKING:
     from collections.abc import Generator

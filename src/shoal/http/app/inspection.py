@@ -17,7 +17,7 @@ from shoal.batching.handlers.binding import described, unreadable_annotations
 from shoal.http.json.payload import reader_for
 from shoal.replicas.code.definition import imported
 from shoal.replicas.code.instance import adapted, call_of, forms_batches
-from shoal.serving.converters import loaded_converters
+from shoal.serving.backend_options import loaded_converters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator

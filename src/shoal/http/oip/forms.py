@@ -23,9 +23,8 @@ from typing import (
 from pydantic import BaseModel
 from typing_extensions import ReadOnly, is_typeddict
 
-from shoal.batching.handlers.annotations import field_types
+from shoal.batching.handlers.annotations import bare, field_types, is_unannotated
 from shoal.batching.handlers.array_types import is_array
-from shoal.batching.handlers.list_types import bare, is_unannotated
 from shoal.http.oip.tensor import BYTES, DATATYPES
 
 # The datatype in metadata if an annotation allows several.

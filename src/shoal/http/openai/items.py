@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NotRequired, Required, TypeAlias, 
 from pydantic import BaseModel, ValidationError
 from typing_extensions import is_typeddict
 
-from shoal.batching.handlers.annotations import field_types
-from shoal.batching.handlers.list_types import bare, choices
+from shoal.batching.handlers.annotations import bare, choices, field_types
 from shoal.http.json.payload import fields_adapter
 from shoal.http.json.validation import adapter_of, as_written, finite_validator
 from shoal.http.openai.errors import refused

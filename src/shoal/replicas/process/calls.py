@@ -25,6 +25,7 @@ from shoal.loops.event_loop import holds_ctrl_c
 from shoal.loops.unlimited import UNLIMITED
 from shoal.replicas.code.jobs import HANDLER
 from shoal.replicas.process.replies import PendingCall, Replies
+from shoal.replicas.process.wire.connection import AnsweredCall
 from shoal.replicas.process.wire.errors import ErrorAsData, as_data, slots_as_exceptions
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Frame, FrameKind
 from shoal.replicas.process.wire.messages import (
@@ -38,7 +39,7 @@ from shoal.replicas.process.wire.messages import (
     unpickled,
 )
 from shoal.replicas.process.wire.open_batch import packed_news, take_answers
-from shoal.replicas.scopes import AnsweredCall, until_overdue
+from shoal.replicas.scopes import until_overdue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable

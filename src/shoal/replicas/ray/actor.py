@@ -45,8 +45,14 @@ from shoal.replicas.process.wire.errors import ErrorAsData, as_data
 from shoal.replicas.process.wire.frames import Frame, FrameKind, FrameReader, encoded, frames_in
 from shoal.replicas.process.wire.messages import EMPTY, Message
 from shoal.replicas.process.wire.start import sendable
-from shoal.replicas.ray.async_code import AsyncActorWork, AsyncSteps, CodeEnded, as_exceptions
-from shoal.replicas.ray.open_batches import ABOUT_OPEN, OpenBatches
+from shoal.replicas.ray.async_code import (
+    ABOUT_OPEN,
+    AsyncActorWork,
+    AsyncSteps,
+    CodeEnded,
+    OpenBatches,
+    as_exceptions,
+)
 from shoal.replicas.ray.shards import Shards
 from shoal.replicas.threads import InnerCalls, loop_of_caller
 

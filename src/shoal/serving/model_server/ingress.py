@@ -26,14 +26,13 @@ from shoal.errors import (
 )
 from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
-from shoal.replicas.process.wire.connection import FrameConnection
+from shoal.replicas.process.wire.connection import AnsweredCall, FrameConnection
 from shoal.replicas.process.wire.errors import as_data, check_may_leave, slots_as_data
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, FrameReader
 from shoal.replicas.process.wire.messages import EMPTY, MessageCodec, packed, unpickled
 from shoal.replicas.process.wire.start import Defaults, sendable, why_unsendable
 from shoal.replicas.remote.calls_as_data import CallsAsData
 from shoal.replicas.remote.keep_alive import MOST_BYTES, check_size, keep_alive
-from shoal.replicas.scopes import AnsweredCall
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence

@@ -24,12 +24,11 @@ from shoal.loops.unlimited import UNLIMITED
 from shoal.replicas.code.instance import is_async
 from shoal.replicas.code.jobs import DONE, HANDLER, Job, PlainSteps
 from shoal.replicas.process.child.open_batch import OpenWork
-from shoal.replicas.process.wire.connection import FrameConnection
+from shoal.replicas.process.wire.connection import AnsweredCall, FrameConnection
 from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import Frame, FrameKind, FrameReader
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
 from shoal.replicas.process.wire.open_batch import OpenStart
-from shoal.replicas.scopes import AnsweredCall
 from shoal.replicas.threads import InnerCalls, loop_of_caller
 
 if TYPE_CHECKING:
