@@ -114,7 +114,6 @@ class CalledMethods:
         }
 
     def found(self, name: str, items: list[Any]) -> tuple[Handler, list[Any]]:
-        """Returns a method's handler, and its items with the defaults of the code."""
         self._description.method(name)  # raises NoSuchName
         return self._handlers[name], self._defaults[name].put_into(items)
 
