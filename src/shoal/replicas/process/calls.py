@@ -22,7 +22,7 @@ from shoal.batching.current import continued
 from shoal.failures.exceptions import ungrouped
 from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
-from shoal.loops.unlimited import UNLIMITED
+from shoal.loops.unlimited import in_thread
 from shoal.replicas.code.jobs import HANDLER
 from shoal.replicas.process.replies import PendingCall, Replies
 from shoal.replicas.process.wire.connection import AnsweredCall
@@ -273,9 +273,7 @@ class Conversation:
                 self.codec.write(message)
             else:
                 try:
-                    await anyio.to_thread.run_sync(
-                        lambda: self.codec.write(message, pause=True), limiter=UNLIMITED
-                    )
+                    await in_thread(lambda: self.codec.write(message, pause=True))
                 except BaseException:
                     self.codec.unreserve(message)
                     raise
@@ -342,9 +340,7 @@ class Conversation:
             self.codec.copied(frame, pause=False)
         elif places:
             try:
-                await anyio.to_thread.run_sync(
-                    lambda: self.codec.copied(frame, pause=True), limiter=UNLIMITED
-                )
+                await in_thread(lambda: self.codec.copied(frame, pause=True))
             except BaseException:
                 self.codec.drop(frame)
                 raise

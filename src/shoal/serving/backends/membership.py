@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +13,7 @@ import anyio.to_thread
 
 from shoal.core.addresses import addresses_in, file_of, model_server_address
 from shoal.errors import ReplicaNotStarted
-from shoal.loops.unlimited import UNLIMITED
+from shoal.loops.unlimited import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -66,9 +67,7 @@ class Lookup:
         else:
             if path in self._being_read:
                 raise TimeoutError
-            text = await anyio.to_thread.run_sync(
-                self._read, path, abandon_on_cancel=True, limiter=UNLIMITED
-            )
+            text = await in_thread(partial(self._read, path), abandon_on_cancel=True)
             if not (named := addresses_in(text)):
                 raise ValueError("it has no address")
         return [

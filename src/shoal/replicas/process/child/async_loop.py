@@ -20,9 +20,9 @@ from shoal.batching.handlers.handler import HoldLog, HoldLogs, in_own_context
 from shoal.batching.open_batch import OpenBatch
 from shoal.failures.exceptions import goes_on, own_copy
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.loops.unlimited import UNLIMITED
+from shoal.loops.unlimited import in_thread
 from shoal.replicas.code.instance import is_async
-from shoal.replicas.code.jobs import DONE, HANDLER, Job, PlainSteps
+from shoal.replicas.code.jobs import DONE, HANDLER, PlainSteps
 from shoal.replicas.process.child.open_batch import OpenWork
 from shoal.replicas.process.wire.connection import AnsweredCall, FrameConnection
 from shoal.replicas.process.wire.errors import as_data
@@ -104,7 +104,7 @@ class AsyncWork:
         if is_async(hook):
             name = getattr(hook, "__name__", "a hook")
             return await in_own_context(hook(*args), self._hold_logs[f"{name}() of {self._tag}"])
-        return await self._in_thread(partial(hook, *args))
+        return await in_thread(partial(hook, *args))
 
     def _handle(self, frame: Frame) -> None:
         self._answers.codec.take_back(frame)
@@ -175,7 +175,8 @@ class AsyncWork:
     async def _call(self, frame: Frame, call: _Call) -> Message:
         work = self._answers.opened(frame, anyio.current_time(), call.inner)
         if work.handler.threaded:
-            results = await self._in_thread(work.plain_results)
+            # It sets its batch in the thread: an idle one keeps the context that it was given.
+            results = await in_thread(work.plain_results)
         else:
             with work.is_running():
                 results = await in_own_context(
@@ -205,26 +206,11 @@ class AsyncWork:
     async def _plain_steps(self, work: Work) -> AsyncGenerator[Any, None]:
         steps = PlainSteps(work.handler, work.items)
         try:
-            while (step := await self._in_thread(partial(work.next_of, steps))) is not DONE:
+            while (step := await in_thread(partial(work.next_of, steps))) is not DONE:
                 yield step
         finally:
             with anyio.CancelScope(shield=True):
-                await self._in_thread(steps.close)
-
-    async def _in_thread(self, function: Callable[[], Any]) -> Any:
-        """Calls a function in a thread, which keeps no reference to it."""
-        # An idle thread may keep its last job and that job's context alive. The job is therefore an
-        # empty box, and the context is one without a batch. Exceptions are returned as values:
-        # asyncio drops a coroutine when a GeneratorExit is thrown into it.
-        box = [Job(function)]
-        del function
-        answer, error = await anyio.to_thread.run_sync(lambda: box.pop().run(), limiter=UNLIMITED)
-        if error is None:
-            return answer
-        try:
-            raise error
-        finally:
-            del error  # its traceback holds this frame
+                await in_thread(steps.close)
 
     async def _start_checks(self, health: Callable[[], Awaitable[object]]) -> None:
         while True:
