@@ -327,11 +327,7 @@ class Conversation:
             ) from error
         if frame.kind is FrameKind.ERROR:
             assert isinstance(content, ErrorAsData)
-            raised = content.as_exception(self._where, name)
-            try:
-                raise raised
-            finally:
-                del raised  # its traceback holds this frame
+            raise content.as_exception(self._where, name)
         return slots_as_exceptions(content, self._where)
 
     async def _copy(self, frame: Frame) -> None:

@@ -35,6 +35,7 @@ from shoal.batching.current import Identity, running_replica, setting
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.failures.exceptions import ends_the_program
 from shoal.failures.held import shown
+from shoal.loops.event_loop import EventLoop
 from shoal.replicas.code.endpoint_call import parent_channel
 from shoal.replicas.code.instance import Instance, is_async_class
 from shoal.replicas.code.jobs import DONE, PlainSteps, plain_results
@@ -54,7 +55,7 @@ from shoal.replicas.ray.async_code import (
     as_exceptions,
 )
 from shoal.replicas.ray.shards import Shards
-from shoal.replicas.threads import InnerCalls, loop_of_caller
+from shoal.replicas.threads import InnerCalls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
@@ -95,7 +96,7 @@ class ReplicaActor:
         self._channel = ParentChannel(self)
         self._loop = start_blocking_portal(loop)  # until the process ends
         self._portal = self._loop.__enter__()
-        self._soon = self._portal.call(loop_of_caller)[1]
+        self._soon = self._portal.call(EventLoop.here).soon
         self._end: Future[Ending] = Future()
         self._tasks = self._portal.wrap_async_context_manager(self._run_tasks())
         with self._code_context():

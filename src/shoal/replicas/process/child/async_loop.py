@@ -19,6 +19,7 @@ from shoal.batching.current import running_replica
 from shoal.batching.handlers.handler import HoldLog, HoldLogs, in_own_context
 from shoal.batching.open_batch import OpenBatch
 from shoal.failures.exceptions import goes_on, own_copy
+from shoal.loops.event_loop import EventLoop
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.unlimited import in_thread
 from shoal.replicas.code.instance import is_async
@@ -29,7 +30,7 @@ from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import Frame, FrameKind, FrameReader
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
 from shoal.replicas.process.wire.open_batch import OpenStart
-from shoal.replicas.threads import InnerCalls, loop_of_caller
+from shoal.replicas.threads import InnerCalls
 
 if TYPE_CHECKING:
     import socket
@@ -70,7 +71,7 @@ class AsyncWork:
         self._parking = parking_of_this_loop()
         self._tag = running_replica.get().replica
         self._hold_logs = HoldLogs()
-        self._soon = loop_of_caller()[1]
+        self._soon = EventLoop.here().soon
         self._checks: deque[int] = deque()  # ids of pending health checks
         self._has_checks = anyio.Event()
         self._is_closing = anyio.CancelScope()

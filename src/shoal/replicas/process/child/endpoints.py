@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import anyio
 import anyio.lowlevel
 
+from shoal.loops.event_loop import EventLoop
 from shoal.replicas.process.wire.errors import ErrorAsData
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Frame, FrameKind
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
@@ -23,8 +24,6 @@ from shoal.replicas.threads import (
     InnerCalls,
     WorkCancelled,
     inner_calls,
-    loop_of_caller,
-    runs_a_loop,
 )
 
 if TYPE_CHECKING:
@@ -174,7 +173,7 @@ class _Answers:
 class _BlockingAnswers(_Answers):
     def __init__(self, channel: ParentChannel, call: CallOut) -> None:
         super().__init__(channel)
-        if runs_a_loop():
+        if EventLoop.is_in_thread():
             raise RuntimeError(
                 f"a call to {call.endpoint!r} would block this event loop; await it instead"
             )
@@ -193,7 +192,7 @@ class _Awaiting(_Answers):
         super().__init__(channel)
         self._frames: deque[Frame] = deque()
         self._has_frames = anyio.Event()
-        self._soon = loop_of_caller()[1]
+        self._soon = EventLoop.here().soon
         self.id = channel.begin(call, self._take)
 
     async def next(self) -> Any:
