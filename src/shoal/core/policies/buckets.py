@@ -194,7 +194,7 @@ class Buckets(Rule):
     def _key(self, asked: RequestOptions | None) -> Hashable:
         assert asked is not None
         key = (asked.key, asked.priority) if self._isolates else asked.key
-        return key if self._homes is None else (key, self._homes.part_of_key(asked))
+        return key if self._homes is None else (key, self._homes.preferred(asked))
 
     def _refile(self, homes: Preferences) -> None:
         waiting = self.by_arrival()
