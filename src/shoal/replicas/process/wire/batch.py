@@ -20,6 +20,7 @@ from shoal.core.request import (
     Request,
     RequestOptions,
     State,
+    request_of_nobody,
 )
 from shoal.replicas.process.wire.messages import PLAIN, unpickled
 
@@ -69,15 +70,9 @@ class BatchAsData(NamedTuple):
 def received_request(
     item: Any, arrived_at: float, extra: Extras | None, context: Context, now: float
 ) -> Request:
-    request = Request()
-    request.item = item
-    request.arrived_at = arrived_at
-    request.context = context
-    request.options = None if extra is None else _options(extra, now)
-    request.state = State.RUNNING
-    # No reference to the batch: a cycle would keep shared memory until a collection.
-    request.batch = request.waiter = request.value = request.error = None
-    return request
+    options = None if extra is None else _options(extra, now)
+    # It does not refer to its batch: a cycle would keep shared memory until a collection.
+    return request_of_nobody(item, arrived_at, State.RUNNING, options, context)
 
 
 def batch_as_data(batch: Batch, now: float) -> BatchAsData:
