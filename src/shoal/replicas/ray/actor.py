@@ -41,6 +41,7 @@ from shoal.replicas.code.instance import Instance, is_async_class, takes_no_open
 from shoal.replicas.code.jobs import DONE, PlainSteps, plain_results
 from shoal.replicas.process.child.control import ThreadsafeDraining
 from shoal.replicas.process.child.endpoints import ParentChannel, current_cancel_token
+from shoal.replicas.process.wire.batch import BatchAsData
 from shoal.replicas.process.wire.errors import ErrorAsData, as_data, check_may_leave, slots_as_data
 from shoal.replicas.process.wire.frames import Frame, FrameKind, FrameReader, encoded, frames_in
 from shoal.replicas.process.wire.messages import EMPTY, Message
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.code.instance import Description, Method
     from shoal.replicas.process.child.open_batch import OpenWork
-    from shoal.replicas.process.wire.batch import BatchAsData
 
 CONTROL: Final = "control"
 HOOKS: Final = "hooks"
@@ -68,7 +68,7 @@ GROUPS: Final = {CONTROL: 6, HOOKS: 8}
 WORK_THREADS: Final = 256
 # A call's number, its method, the items, and their batch. They are one object since the last two
 # share the items, and since Ray takes longer for several arguments.
-Load: TypeAlias = "tuple[int, str, list[Any], BatchAsData | None]"
+Load: TypeAlias = "tuple[int, str, list[Any], tuple[Any, ...] | None]"
 # What the code returned, or what it raised.
 Answer: TypeAlias = "tuple[Any, ErrorAsData | Ending | None]"
 
@@ -239,7 +239,7 @@ class ReplicaActor:
     def _batch_of(self, load: Load) -> Batch | None:
         data = load[-1]
         now = time.monotonic() + self._clock_offset
-        return None if data is None else data.as_batch(now, self._draining)
+        return None if data is None else BatchAsData(*data).as_batch(now, self._draining)
 
     def _found(self, load: Load) -> tuple[_Method, list[Any]]:
         _, name, items, _ = load
