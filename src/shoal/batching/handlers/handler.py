@@ -33,7 +33,6 @@ from types import coroutine
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 import anyio
-import anyio.to_thread
 
 from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import Binding, signature_of_call

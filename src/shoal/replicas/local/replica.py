@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 
 from shoal.batching.current import running_replica, setting
 from shoal.batching.decorator.block import BatcherBlock

@@ -16,7 +16,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
-import anyio.to_thread
 
 from shoal.batching.current import continued
 from shoal.failures.exceptions import ungrouped

@@ -42,6 +42,7 @@ from shoal.replicas.code.jobs import DONE, PlainSteps, plain_results
 from shoal.replicas.process.child.calls import CalledMethods, code_is_running, sent_slots
 from shoal.replicas.process.child.control import ThreadsafeDraining
 from shoal.replicas.process.child.endpoints import ParentChannel
+from shoal.replicas.process.wire.batch import BatchAsData
 from shoal.replicas.process.wire.errors import ErrorAsData, as_data
 from shoal.replicas.process.wire.frames import Frame, FrameKind, FrameReader, encoded, frames_in
 from shoal.replicas.process.wire.messages import EMPTY, Message
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
     from shoal.core.request import Batch
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.code.instance import Description
-    from shoal.replicas.process.wire.batch import BatchAsData
 
 CONTROL: Final = "control"
 HOOKS: Final = "hooks"
@@ -73,7 +73,7 @@ GROUPS: Final = {CONTROL: 6, HOOKS: 8}
 WORK_THREADS: Final = 256
 # A call's number, its method, the items, and their batch. They are one object since the last two
 # share the items, and since Ray takes longer for several arguments.
-Load: TypeAlias = "tuple[int, str, list[Any], BatchAsData | None]"
+Load: TypeAlias = "tuple[int, str, list[Any], tuple[Any, ...] | None]"
 # What the code returned, or what it raised.
 Answer: TypeAlias = "tuple[Any, ErrorAsData | Ending | None]"
 
@@ -245,7 +245,7 @@ class ReplicaActor:
     def _batch_of(self, load: Load) -> Batch | None:
         data = load[-1]
         now = time.monotonic() + self._clock_offset
-        return None if data is None else data.as_batch(now, self._draining)
+        return None if data is None else BatchAsData(*data).as_batch(now, self._draining)
 
     def _reconfigure(self, user_config: Any) -> None:
         # Raises TypeError if the code has no such hook.

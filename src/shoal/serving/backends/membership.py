@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-import anyio.to_thread
 
 from shoal.core.addresses import addresses_in, file_of, model_server_address
 from shoal.errors import ReplicaNotStarted

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 
 from shoal.batching.current import running_replica
 from shoal.batching.handlers.handler import HoldLog, HoldLogs, in_own_context

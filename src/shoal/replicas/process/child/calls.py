@@ -14,6 +14,7 @@ from shoal.batching.current import continued, running_batch, running_replica, se
 from shoal.batching.handlers.batch_results import check_results
 from shoal.replicas.code.instance import Instance, takes_no_open_batch
 from shoal.replicas.code.jobs import PlainSteps, plain_results
+from shoal.replicas.process.wire.batch import BatchAsData
 from shoal.replicas.process.wire.errors import check_may_leave, slots_as_data
 from shoal.replicas.process.wire.messages import Message, MessageCodec, packed, places_of
 from shoal.replicas.process.wire.start import Defaults, why_unsendable
@@ -153,7 +154,7 @@ class CallAnswers:
             name,
             handler,
             stacked(items, places_of(frame)[: len(frame.buffers)]),
-            None if batch is None else batch.as_batch(now, self._draining),
+            None if batch is None else BatchAsData(*batch).as_batch(now, self._draining),
             inner,
         )
 
