@@ -13,6 +13,7 @@ from anyio import TASK_STATUS_IGNORED
 from shoal.asgi.http_options import HttpOptions, ServerKeywords
 from shoal.batching.current import waiting_batches
 from shoal.batching.decorator.block import BatcherBlock
+from shoal.core.addresses import admin_socket
 from shoal.core.extras import needing
 from shoal.errors import LifespanFailed, NoSuchName, WouldDeadlock
 from shoal.loops.kept import KeptBlock
@@ -21,7 +22,6 @@ from shoal.replicas.threads import check_may_block
 from shoal.serving.clients.handles import ChildHandle, ChildSyncHandle, running_controller
 from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.controller.controller import Controller
-from shoal.serving.local_servers import admin_socket
 from shoal.serving.names import checked_tag
 from shoal.serving.state_file import StateFile
 

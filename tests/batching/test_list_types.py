@@ -30,7 +30,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 import shoal
-from shoal.batching.handlers.list_types import Holds, held_by
+from shoal.batching.handlers.annotations import Holds, held_by
 
 T = TypeVar("T")
 UserId = NewType("UserId", int)

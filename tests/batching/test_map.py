@@ -1,5 +1,6 @@
 """`map`: many calls at once, one wake-up, results in the order of the items."""
 
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import anyio
@@ -14,6 +15,32 @@ async def test_the_results_come_in_the_order_of_the_items() -> None:
     async with shoal.Batcher(handler, max_batch_size=4) as call:
         assert await call.map(item for item in range(10)) == [2 * item for item in range(10)]
     assert handler.batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+class NoLength:
+    """An iterable whose length is not known, as a progress bar around a generator."""
+
+    def __len__(self) -> int:
+        raise TypeError("object of type 'generator' has no len()")
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([1, 2])
+
+
+class AsyncWithLength:
+    def __len__(self) -> int:
+        return 2
+
+    async def __aiter__(self) -> AsyncGenerator[int]:
+        for item in (1, 2):
+            yield item
+
+
+@pytest.mark.parametrize("items", [NoLength(), AsyncWithLength()])
+async def test_an_iterable_may_have_a_length_or_not(items: Any) -> None:
+    async with shoal.Batcher(Recorder(lambda item: 2 * item)) as call:
+        assert await call.map(items) == [2, 4]
+        assert [result async for result in call.map(items)] == [2, 4]
 
 
 async def test_several_parameters_take_an_iterable_each() -> None:

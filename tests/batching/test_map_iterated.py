@@ -360,6 +360,30 @@ async def test_a_map_is_not_refused_for_its_own_items(overload: Any, bound: int)
     assert (batcher.statistics().rejected, batcher.statistics().shed) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_queued_requests": 3, "batch_size_fn": lambda _: 1},
+        {"default_queue_policy": shoal.QueuePolicy(max_queued_requests=3)},
+        {"queue_policies": {2: shoal.QueuePolicy(max_queued_requests=3)}, "priority_levels": 2},
+    ],
+)
+async def test_a_list_that_an_idle_batcher_can_not_hold_is_called_in_turns(options: Any) -> None:
+    async with shoal.Batcher(Recorder(), max_batch_size=4, **options) as call:
+        call = call.options(priority=options.get("priority_levels"))
+        assert await call.map(range(7)) == list(range(7))
+
+
+async def test_a_map_goes_on_when_the_queue_is_made_smaller_than_what_it_calls_at_once() -> None:
+    batcher = shoal.Batcher(Recorder(), max_batch_size=10)
+    async with batcher as call:
+        results = call.map(range(50))
+        assert await anext(results) == 0
+        batcher.configure(max_batch_size=1, max_queued_requests=2)
+        with anyio.fail_after(30):
+            assert [result async for result in results] == list(range(1, 50))
+
+
 async def test_an_item_that_others_leave_no_room_for_is_called_again_for_a_while() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)

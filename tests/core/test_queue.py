@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.amount import Amount
-from shoal.core.queue import ArrivalQueue, RankedQueue, take_from
+from shoal.core.queue import Amount, ArrivalQueue, RankedQueue, take_from
 from shoal.core.request import State
 from shoal.testing import make_request
 

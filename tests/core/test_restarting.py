@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.replicas.restarts import Restarts
+from shoal.core.replicas.life import Restarts
 
 ALL = 1.0  # the upper end of the random range: the longest wait
 EXAMPLES = settings(max_examples=200)

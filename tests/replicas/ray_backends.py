@@ -16,7 +16,7 @@ import anyio
 import anyio.lowlevel
 
 import shoal
-from shoal.replicas.threads import loop_of_caller
+from shoal.loops.this_loop import parking_of_this_loop
 from shoal.testing.replicas.code import Folder
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Model:
         return [os.environ.get(name) for name in names]
 
     async def loops(self, items: list[Any]) -> list[str]:
-        return [loop_of_caller()[0] for _ in items]
+        return [parking_of_this_loop().name for _ in items]
 
     async def seconds_left(self, items: list[Any]) -> list[Any]:
         now = anyio.current_time()

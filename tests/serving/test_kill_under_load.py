@@ -13,7 +13,7 @@ from batching.scenes import settle
 from conformance.replica_scenes import living_tasks
 from serving.fault_program import Footprint, shoot
 from serving.mortal_code import Mortal, Noting
-from shoal.core.replicas import restarts
+from shoal.core.replicas import life
 from shoal.errors import ReplicaDied
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
@@ -28,7 +28,7 @@ CALLERS = 12
 @pytest.fixture(autouse=True)
 def restarts_wait_little(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """What is killed again and again would wait for half a minute each time."""
-    monkeypatch.setattr(restarts, "LONGEST_S", 0.02)
+    monkeypatch.setattr(life, "LONGEST_S", 0.02)
     # The log of a test holds on to errors, and these to what they are about.
     caplog.set_level(logging.CRITICAL, logger="shoal")
 

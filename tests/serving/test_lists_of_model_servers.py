@@ -10,7 +10,6 @@ import pytest
 from replicas.remote_servers import bound
 from serving.test_model_servers import Model, ingress, model_server, status_of, until
 from shoal.errors import BackendUnavailable, ReplicaNotStarted
-from shoal.replicas.remote import lookup
 from shoal.serving.backends import membership
 from shoal.serving.controller.controller import Controller
 from time_limits import HANG_S
@@ -58,8 +57,8 @@ async def test_a_name_stands_for_all_of_its_addresses(monkeypatch):
             raise OSError("no such name")
         return [*found, (10, 1, 6, "", ("fd00::1", 9, 0, 0))]
 
-    monkeypatch.setattr(lookup.anyio, "getaddrinfo", getaddrinfo)
-    lookups = lookup.Lookup("model", ["tls://models:9", "unix:/a", "tls://[fd00::9]:9"])
+    monkeypatch.setattr(membership.anyio, "getaddrinfo", getaddrinfo)
+    lookups = membership.Lookup("model", ["tls://models:9", "unix:/a", "tls://[fd00::9]:9"])
     rest = ("unix:/a", "tls://[fd00::9]:9")
     assert await lookups.addresses() == ("tls://10.0.0.1:9", "tls://10.0.0.2:9", *rest)
     del found[0]
@@ -79,8 +78,8 @@ async def test_a_name_with_both_versions_of_ip_leads_to_each_server_once(monkeyp
     async def getaddrinfo(*_, **__):
         return found
 
-    monkeypatch.setattr(lookup.anyio, "getaddrinfo", getaddrinfo)
-    lookups = lookup.Lookup("model", ["tls://models:9"])
+    monkeypatch.setattr(membership.anyio, "getaddrinfo", getaddrinfo)
+    lookups = membership.Lookup("model", ["tls://models:9"])
     sixth = ("tls://[fd00::1]:9", "tls://[fd00::2]:9")
     fourth = ("tls://10.0.0.1:9", "tls://10.0.0.2:9")
     assert await lookups.addresses() == sixth
@@ -90,7 +89,7 @@ async def test_a_name_with_both_versions_of_ip_leads_to_each_server_once(monkeyp
     assert await lookups.addresses() == fourth[::-1]  # none of the others could be reached
     del found[1]
     assert await lookups.addresses(fourth[1:]) == fourth[1:]
-    assert await lookup.Lookup("model", ["tls://models:9"]).addresses() == fourth[1:]
+    assert await membership.Lookup("model", ["tls://models:9"]).addresses() == fourth[1:]
 
 
 async def test_a_name_whose_servers_can_not_be_reached_fails_in_time(monkeypatch):
@@ -102,7 +101,7 @@ async def test_a_name_whose_servers_can_not_be_reached_fails_in_time(monkeypatch
         asked += 1
         return [(2, 1, 6, "", ("127.0.0.1", 9)), (10, 1, 6, "", ("::1", 9, 0, 0))]
 
-    monkeypatch.setattr(lookup.anyio, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(membership.anyio, "getaddrinfo", getaddrinfo)
     monkeypatch.setattr(membership, "LOOKUP_S", 0.05)
     config = {"placement": "remote", "model_servers": ["tls://models:9"], "start_timeout_s": 0.5}
     async with Controller() as controller:
@@ -148,10 +147,10 @@ async def test_a_file_that_can_not_be_read_delays_no_other_entry(tmp_path, monke
 
     read, read_text = [], Path.read_text
     monkeypatch.setattr(Path, "read_text", noting)
-    monkeypatch.setattr(lookup, "_TIMEOUT_S", 0.5)  # the other one is read by a thread, too
+    monkeypatch.setattr(membership, "_TIMEOUT_S", 0.5)  # the other one is read by a thread, too
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "models").write_text("unix:/a")
-    lookups = lookup.Lookup("model", [f"file:{tmp_path}/pipe", f"file:{tmp_path}/models"])
+    lookups = membership.Lookup("model", [f"file:{tmp_path}/pipe", f"file:{tmp_path}/models"])
     try:
         with anyio.fail_after(HANG_S):
             for _ in range(3):

@@ -13,7 +13,7 @@ import pytest
 
 from serving.mortal_code import Mortal
 from serving.scenes import deployed
-from shoal.core.replicas import restarts
+from shoal.core.replicas import life
 from shoal.errors import HandlerTimeout, ReplicaDied
 from shoal.replicas.process.calls import Conversation
 from shoal.replicas.process.replica import ProcessReplica
@@ -73,7 +73,7 @@ async def test_a_dead_replica_is_freed_without_a_collection(
 ) -> None:
     flag = tmp_path / "no replica can start"
     caplog.set_level(logging.CRITICAL, logger="shoal")  # the log of a test keeps errors
-    monkeypatch.setattr(restarts, "LONGEST_S", 0.02)
+    monkeypatch.setattr(life, "LONGEST_S", 0.02)
     config = {"placement": "process", "retries": retries, "cancel_grace_s": 0.05}
     config |= {"health_check_period_s": 0.1, "handler_timeout_s": 1, "max_memory_bytes": 10**9}
     async with Controller() as client:

@@ -9,7 +9,7 @@ import pytest
 from batching.scenes import settle
 from conformance.replica_scenes import living_tasks
 from serving.fault_program import PROCESSES, TASKS, FaultProgram, Footprint
-from shoal.core.replicas import restarts
+from shoal.core.replicas import life
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def restarts_wait_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is shot again and again would wait for half a minute each time."""
-    monkeypatch.setattr(restarts, "LONGEST_S", 0.1)
+    monkeypatch.setattr(life, "LONGEST_S", 0.1)
 
 
 @pytest.fixture(autouse=True)

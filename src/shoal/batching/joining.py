@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING
 
 import anyio.lowlevel
 
-from shoal.core.amount import NOTHING, cost_of
 from shoal.core.events import Outcomes
+from shoal.core.queue import NOTHING, cost_of
 from shoal.core.request import DispatchReason, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.batching.calls.intake import Intake
-    from shoal.core.amount import Amount
     from shoal.core.counters import Counters, Occupancy
+    from shoal.core.queue import Amount
     from shoal.core.request import Batch, Request
     from shoal.loops.parking import Bell
 

@@ -241,7 +241,7 @@ class OpenBatch(Generic[T, R]):
     @property
     def active(self) -> list[OpenRequest[T, R]]:
         """The requests that the handler has taken and not answered, in the order of taking."""
-        self._active = [request for request in self._active if not request.ended]
+        self._drop_ended()
         return list(self._active)
 
     def join_nowait(self) -> list[OpenRequest[T, R]]:
@@ -249,7 +249,7 @@ class OpenBatch(Generic[T, R]):
         self._look()
         self._joining.stepped(self._batch.active)
         joined, self._ahead = self._ahead, []
-        self._active = [*self.active, *joined]
+        self._active += joined
         return joined
 
     async def send(self, chunks: Mapping[OpenRequest[T, R], R]) -> None:
@@ -282,15 +282,26 @@ class OpenBatch(Generic[T, R]):
         self._joining.leave()
 
     def _look(self) -> None:
-        self._joining.pull()
-        joined = [
-            OpenRequest[T, R](request, self._run)
-            for request in self._joining.joined
-            if request.state is RUNNING
+        joining = self._joining
+        joining.pull()
+        self._drop_ended()
+        if self._ahead:
+            self._ahead = [request for request in self._ahead if not request.ended]
+        if joining.joined:
+            self._ahead += [
+                OpenRequest[T, R](request, self._run)
+                for request in joining.joined
+                if request.state is RUNNING
+            ]
+            joining.joined.clear()
+
+    def _drop_ended(self) -> None:
+        # In each step for each request: a call of `ended` would double the time.
+        self._active = [
+            each
+            for each in self._active
+            if each._request.state is RUNNING  # pyright: ignore[reportPrivateUsage]
         ]
-        self._joining.joined.clear()
-        self._ahead = [request for request in self._ahead if not request.ended] + joined
-        self._active = self.active  # drop ended requests
 
     async def join(self) -> list[OpenRequest[T, R]]:
         """Waits until requests join, and returns them; an empty list if no more will join.
@@ -323,7 +334,7 @@ class OpenBatch(Generic[T, R]):
             self._look()
             if self._ahead:
                 request = self._ahead.pop(0)
-                self._active = [*self.active, request]
+                self._active.append(request)
                 return request
             if not await self._joining.wait():
                 raise StopAsyncIteration
@@ -344,7 +355,7 @@ class _Steps(Generic[T, R]):
         batch = self._batch
         await self._joining.pause()
         joined = batch.join_nowait()
-        if not joined and not batch.active:
+        if not joined and not batch._active:  # pyright: ignore[reportPrivateUsage]
             joined = await batch.join()
             if not joined:
                 raise StopAsyncIteration

@@ -10,8 +10,8 @@ import anyio.lowlevel
 from shoal.batching.joining import ContinuousJoining, OpenJoining, OpenQueue
 from shoal.batching.open_batch import OpenRun
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT, LEFT_OPEN, Slots, logger
-from shoal.core.amount import NOTHING, Amount
 from shoal.core.counters import Occupancy
+from shoal.core.queue import NOTHING, Amount
 from shoal.core.request import DispatchReason
 
 if TYPE_CHECKING:

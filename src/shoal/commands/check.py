@@ -29,8 +29,8 @@ from shoal.replicas.code.definition import imported, qualified_name
 from shoal.replicas.code.instance import adapted, call_of, forms_batches
 from shoal.replicas.placements import placement_name
 from shoal.serving.app_file.flaws import AppFileRefused
+from shoal.serving.backend_options import loaded_converters
 from shoal.serving.clients.wire import config_shown
-from shoal.serving.converters import loaded_converters
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -1,4 +1,4 @@
-"""The addresses of model servers, as options name them.
+"""The addresses of model servers, as options name them, and of this user's admin sockets.
 
 The scheme says how a connection is protected. ``tls`` is encrypted. ``tcp`` is not, and is for this
 machine only. ``plain-tcp`` is not encrypted either, and is for networks that the operator trusts.
@@ -8,8 +8,10 @@ machine only. ``plain-tcp`` is not encrypted either, and is for networks that th
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -115,3 +117,21 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def _is_loopback(host: str) -> bool:
     found = _ip(host)
     return host == "localhost" if found is None else found.is_loopback
+
+
+def admin_socket_directory() -> Path:
+    """Returns a directory that need not exist."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return Path(runtime, "shoal")
+    try:
+        return Path.home() / ".cache" / "shoal"
+    except RuntimeError:
+        raise ConnectionError(
+            f"there is no directory for this user's servers: user {os.getuid()} has no home "
+            "directory; set XDG_RUNTIME_DIR to a directory that only this user can write"
+        ) from None
+
+
+def admin_socket(name: str) -> Path:
+    return admin_socket_directory() / f"{name}.sock"

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
-from shoal.core.amount import cost_of
 from shoal.core.events import Observers
 from shoal.core.histogram import SIZE_BOUNDS, TIME_BOUNDS_S, Histogram
+from shoal.core.queue import cost_of
 from shoal.core.request import DispatchReason
 
 if TYPE_CHECKING:

@@ -5,6 +5,9 @@ leftover, is skipped when its turn comes. A queue is swept when more than half o
 leftovers, so callers that arrive and leave behind a busy slot can't make it grow.
 
 There are two queues: by arrival, which is a deque; and by any rank, which is a heap.
+
+What waits, what a batch may hold, and its room are amounts: a number of requests, and their cost
+together. A batch is full when either part has reached its limit.
 """
 
 from __future__ import annotations
@@ -12,15 +15,45 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from shoal.core.request import Request, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from shoal.core.amount import Amount
-    from shoal.core.request import Returned
+    from shoal.core.request import Request, Returned
+
+
+class Amount(NamedTuple):
+    # A limit may be infinite.
+    requests: float
+    cost: float
+
+    def fits(self, requests: float, cost: float) -> bool:
+        return requests <= self.requests and cost <= self.cost
+
+    @property
+    def is_used_up(self) -> bool:
+        return self.requests <= 0 or self.cost <= 0
+
+    def plus(self, requests: float, cost: float) -> Amount:
+        return Amount(self.requests + requests, self.cost + cost)
+
+    def minus(self, requests: float, cost: float) -> Amount:
+        return Amount(self.requests - requests, self.cost - cost)
+
+    def times(self, number: float) -> Amount:
+        # 0 * infinity is not a number.
+        return Amount(self.requests * number, self.cost * number) if number else NOTHING
+
+
+NOTHING: Final = Amount(0, 0)
+
+
+def cost_of(requests: Iterable[Request]) -> float:
+    return sum([request.cost for request in requests])
+
 
 QUEUED = State.QUEUED
 LEFTOVERS_WORTH_A_SWEEP: Final = 64

@@ -246,6 +246,17 @@ class Request:
         return f"<Request {self.state.value} item={self.item!r:.60}>"
 
 
+def request_of_nobody(
+    item: Any, arrived_at: float, state: State, options: RequestOptions | None, context: Context
+) -> Request:
+    """Makes a request without a caller."""
+    request = Request()
+    request.item, request.arrived_at, request.state = item, arrived_at, state
+    request.options, request.context = options, context
+    request.batch = request.waiter = request.value = request.error = None
+    return request
+
+
 class DispatchReason(StrEnum):
     """Why a batch was dispatched."""
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.asgi.extensions import ConnectionTotals
-from shoal.core.replicas.restarts import Restarts
+from shoal.core.replicas.life import Restarts
 from shoal.front_ends.remote_call import RemoteCall, RemoteCalls
 from shoal.front_ends.wire import MEMORY, Channel, FrontKind, Head, PassedMessage
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, encoded, send

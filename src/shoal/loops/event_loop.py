@@ -139,13 +139,13 @@ class EventLoop(NamedTuple):
             future.cancel()
             raise
 
-    def soon(self, function: Callable[[], None]) -> None:
+    def soon(self, function: Callable[..., object], *args: Any) -> None:
         """Schedules a function call in this loop, from any thread; nothing if it has ended."""
         with suppress(RuntimeError):
             if self.trio_run is not None:
-                self.trio_run.run_sync_soon(function)
+                self.trio_run.run_sync_soon(function, *args)
             elif self.loop is not None:
-                self.loop.call_soon_threadsafe(function)
+                self.loop.call_soon_threadsafe(function, *args)
 
     def start(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Starts a task outside of all nurseries, in the caller's loop and context.

@@ -1,13 +1,18 @@
-"""A limiter for threads whose number something else limits."""
+"""Calls in worker threads whose number something else limits."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import anyio
+import anyio.to_thread
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
+
+
+T = TypeVar("T")
 
 
 class Unlimited(anyio.CapacityLimiter):
@@ -45,3 +50,25 @@ class Unlimited(anyio.CapacityLimiter):
 
 
 UNLIMITED: Final = Unlimited()
+
+
+async def in_thread(function: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
+    """Calls a function of any kind of errors in a thread, which then refers to nothing of it."""
+    # An idle thread may keep its last call and that call's context alive, so the call is an empty
+    # box. Errors are returned: trio rejects an awaitable that a thread returns, asyncio drops a
+    # coroutine when a GeneratorExit is thrown into it, and its futures refuse other classes, too.
+    box = [function]
+    del function
+
+    def call() -> tuple[list[T], list[BaseException]]:
+        try:
+            return [box.pop()()], []
+        except BaseException as error:
+            return [], [error]
+
+    results, errors = await anyio.to_thread.run_sync(
+        call, abandon_on_cancel=abandon_on_cancel, limiter=UNLIMITED
+    )
+    if errors:
+        raise errors.pop()  # not from a variable: its traceback holds this frame
+    return results.pop()

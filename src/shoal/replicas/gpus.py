@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import anyio
 
 from shoal.core.extras import is_installed
-from shoal.replicas.threads import loop_of_caller
+from shoal.loops.event_loop import EventLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -186,7 +186,7 @@ class BoundedCall(Generic[T]):
         self.result: T | None = None
         self.error: Exception | None = None
         self._function = function
-        self._soon = loop_of_caller()[1]
+        self._soon = EventLoop.here().soon
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     async def wait(self, limit_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""Between threads and the event loop: calls in the loop, and the calls that a thread blocks on.
+"""The calls that a thread blocks on.
 
 A thread can't be interrupted, but the calls that it waits for can be cancelled. When its work is
 cancelled, the calls that it makes for that work end, and the thread continues with an error.
@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import builtins
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import anyio
-import anyio.lowlevel
+from shoal.loops.event_loop import EventLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-
-    # Schedules a call of a function with arguments in the event loop; from any thread.
-    Soon = Callable[..., object]
 
 
 class WorkCancelled(Exception):
@@ -60,37 +56,10 @@ class InnerCalls:
 inner_calls: Final[ContextVar[InnerCalls]] = ContextVar("shoal.inner_calls")
 
 
-def into_this_loop() -> tuple[str, Soon]:
-    """Returns the loop's name, and a scheduler that raises RuntimeError when it is closed."""
-    native: Any = anyio.lowlevel.current_token().native_token
-    if hasattr(native, "run_sync_soon"):
-        return "trio", native.run_sync_soon
-    return "asyncio", native.call_soon_threadsafe
-
-
-def loop_of_caller() -> tuple[str, Soon]:
-    """Returns the loop's name, and a scheduler that drops calls when the loop is closed."""
-    name, hand_over = into_this_loop()
-
-    def soon(function: Callable[..., object], *args: Any) -> None:
-        with suppress(RuntimeError):
-            hand_over(function, *args)
-
-    return name, soon
-
-
 def check_may_block(instead: str, loop_thread_id: int | None = None) -> None:
     """Raises RuntimeError in a thread that runs an event loop, with the code to write there."""
     is_its_own = threading.get_ident() == loop_thread_id
-    if is_its_own or (runs_a_loop() and not hasattr(builtins, "get_ipython")):
+    if is_its_own or (EventLoop.is_in_thread() and not hasattr(builtins, "get_ipython")):
         raise RuntimeError(
             f"blocking is for threads, and this one runs an event loop; write:\n    {instead}"
         )
-
-
-def runs_a_loop() -> bool:
-    try:
-        anyio.get_current_task()
-    except RuntimeError:
-        return False
-    return True

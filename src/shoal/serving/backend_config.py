@@ -40,13 +40,13 @@ from shoal.serving.backend_options import (
     batch_size,
     check_remote,
     checked_batching,
+    checked_converter,
     concurrency,
     fitted,
     loaded,
     one_at_a_time,
     renamed,
 )
-from shoal.serving.converters import checked_converter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

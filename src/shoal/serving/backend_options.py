@@ -3,14 +3,15 @@
 A function among the batch options may be an import path, which stays a path in the config: a
 process that only passes the config on need not have the module. So the options are checked with a
 callable stand-in for the function when the config is made. The function itself is checked when it
-is loaded, with the batcher.
+is loaded, with the batcher. So are `Converters`, the functions between HTTP and the code.
 """
 
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
+from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.handler import Fill
 from shoal.core.options.checks import function
 from shoal.core.options.mixes import refused_fill
@@ -20,6 +21,7 @@ from shoal.core.options.records import Cache, LatencyTarget, Limit, Models, Queu
 from shoal.core.policy import BatchPolicy
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.replicas.code.definition import imported, split_import_path
+from shoal.replicas.code.instance import is_async
 from shoal.replicas.contract import Placement
 from shoal.replicas.placements import PlacementKeywords
 
@@ -251,3 +253,61 @@ def check_remote(given: Mapping[str, Any]) -> None:
                 f'{name} has no effect with placement="remote": the model server decides it; set '
                 "it there, and leave it out here, or set it to its default"
             )
+
+
+class Converters(NamedTuple):
+    decode: Callable[[Any], Any] | None
+    encode: Callable[[Any, Any], Any] | None
+
+
+def checked_converter(name: str, value: Any) -> Any:
+    """Checks a function or an import path, which is not imported yet."""
+    if isinstance(value, str):
+        try:
+            split_import_path(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        return value
+    if not callable(value):
+        raise TypeError(
+            f"{name} must be a function or its import path, not {value!r}; write {name}=a_function"
+        )
+    if name == "encode" and is_async(value):
+        raise TypeError(f"encode must be a plain function, and {value!r} is async")
+    takes = (1,) if name == "decode" else (1, 2)
+    if not any(_takes(value, count) for count in takes):
+        wanted = "a Request" if name == "decode" else "a result, or a result and its Request"
+        raise TypeError(f"{name} must take {wanted}, and {value!r} does not")
+    return value
+
+
+def loaded_converters(decode: Any, encode: Any) -> Converters | None:
+    if decode is None and encode is None:
+        return None
+    decode, encode = _loaded("decode", decode), _loaded("encode", encode)
+    return Converters(decode, None if encode is None else _of_both(encode))
+
+
+def _loaded(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    found = imported(value)
+    if not callable(found):
+        raise TypeError(f"{name}={value!r} must name a function, not {found!r}")
+    return checked_converter(name, found)
+
+
+def _of_both(encode: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    if _takes(encode, 2):
+        return lambda request, result: encode(result, request)
+    return lambda _request, result: encode(result)
+
+
+def _takes(function: Any, count: int) -> bool:
+    try:
+        read_signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # some functions that are written in C have no signature
+        return True
+    return True

@@ -22,7 +22,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.core.policy import BatchPolicy, Dispatch, Pressure, Wait
-from shoal.core.request import DispatchReason, Request, RequestOptions, State
+from shoal.core.request import DispatchReason, Request, RequestOptions, State, request_of_nobody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -337,11 +337,5 @@ def make_request(
     Returns:
         The request, to be passed to a policy's `add`.
     """
-    request = Request()
-    request.item = item
-    request.arrived_at = arrived_at
-    request.context = Context()
-    request.options = RequestOptions(deadline, metadata or {}, priority, cost, key)
-    request.state = State.QUEUED
-    request.waiter = request.batch = request.value = request.error = None
-    return request
+    options = RequestOptions(deadline, metadata or {}, priority, cost, key)
+    return request_of_nobody(item, arrived_at, State.QUEUED, options, Context())

@@ -149,11 +149,18 @@ class Entry:
     ) -> Coroutine[Any, Any, list[Any]] | None:
         """Makes the calls of lists at once; returns None if queue and slots can't hold them."""
         options = self.options
-        bound = options.max_queued_requests
-        if bound is not None and options.overload != "wait" and columns:
-            most = bound + options.slots * options.batch_limit.requests
-            if len(columns[0]) > most:
-                return None
+        at_once: float = 0
+        if options.batch_size_fn is None:  # else slots may take fewer
+            at_once = options.slots * options.batch_limit.requests
+        most, bound = math.inf, options.max_queued_requests
+        if bound is not None and options.overload != "wait":
+            most = bound + at_once
+        priority = None if call_options is None else call_options.priority
+        level = options.queue_policy(options.usual_priority if priority is None else priority)
+        if level is not None and level.max_queued_requests is not None:
+            most = min(most, max(level.max_queued_requests, at_once))
+        if columns and len(columns[0]) > most:
+            return None
         return self._map_columns(columns, call_options, return_exceptions=return_exceptions)
 
     async def _map_columns(

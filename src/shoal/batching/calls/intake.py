@@ -88,9 +88,12 @@ class Intake:
         """Makes a request and adds it to the queue; the caller must `park` at once."""
         if self._batches and running_batch.get(None) is not None:
             self.refusals.refuse_blocked()
-        request = self.new_request(item, options, waiter, self._now())
+        now = self._now()
+        request = self.new_request(item, options, waiter, now)
         former = self.former
-        if options is not None or former.live >= former.free_room:  # else nothing is to be checked
+        if former.live >= former.free_room or (
+            options is not None and options.deadline is not None and options.deadline <= now
+        ):  # else nothing is to be checked
             self._prepare(request)
         admission = former.admit(request)
         if admission is RINGING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Sized
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypedDict, TypeVar
 
@@ -132,8 +132,9 @@ class MapCall(DelegatingCoroutine["list[R]"], AsyncIterator[R], Generic[R]):
 
     async def _all_results(self) -> list[R]:
         is_plain = self._size is None and not self._as_completed and self._progress is False
-        if is_plain and all(isinstance(column, Sized) for column in self._columns):
-            self._awaited = _length(self._columns)
+        lists = not any(isinstance(column, AsyncIterable) for column in self._columns)
+        if is_plain and lists and None not in map(_length, self._columns):
+            self._awaited = _length(*self._columns[:1])
             at_once = self._at_once(self._returns)
             if at_once is not None:
                 return await at_once
@@ -209,7 +210,7 @@ class MapCall(DelegatingCoroutine["list[R]"], AsyncIterator[R], Generic[R]):
         )
         await window.open()
         self._window = window
-        self._report = reporter(self._progress, _length(self._columns), plan.name)
+        self._report = reporter(self._progress, _length(*self._columns[:1]), plan.name)
         return window
 
     async def exchanged(
@@ -261,10 +262,10 @@ def map_in_thread(
     name: str,
 ) -> Generator[Any]:
     """Makes the calls of `map` for plain code: reads the iterables and yields in its thread."""
-    report = reporter(checked_progress(options.get("progress", False)), _length(columns), name)
+    report = reporter(checked_progress(options.get("progress", False)), _length(*columns[:1]), name)
     own: MapKeywords = {**options, "progress": False}
-    call = make(*columns, **own)
     source = PlainSource(_rows(columns))
+    call = make(*columns, **own)
     done, items = 0, list[Any]()
     try:
         while (got := run(partial(call.exchanged, items, is_last=source.is_ended))) is not None:
@@ -308,5 +309,8 @@ def _rows(columns: tuple[Any, ...]) -> Iterable[Any]:
     return columns[0] if len(columns) == 1 else zip(*columns, strict=True)
 
 
-def _length(columns: tuple[Any, ...]) -> int | None:
-    return len(columns[0]) if columns and isinstance(columns[0], Sized) else None
+def _length(column: Any = None) -> int | None:
+    try:
+        return len(column)
+    except Exception:  # such as that of tqdm's bar around a generator
+        return None

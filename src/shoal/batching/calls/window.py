@@ -259,17 +259,24 @@ class MapWindow:
         outcomes = await self._called(items, deadline)
         left = _refused(range(len(items)), outcomes)
         delay_s, give_up_at = _FIRST_DELAY_S, anyio.current_time() + _MAX_REFUSED_S
+        size = len(left)
         while left and self._retries and anyio.current_time() < give_up_at:
             is_worth_it = anyio.Event()
             self._refused.append(is_worth_it)
             with anyio.move_on_after(delay_s):
                 await is_worth_it.wait()
             is_worth_it.set()
-            delay_s = min(2 * delay_s, _MAX_DELAY_S)
-            again = await self._called([items[number] for number in left], deadline)
-            for number, outcome in zip(left, again, strict=True):
+            some, rest = left[:size], left[size:]
+            again = await self._called([items[number] for number in some], deadline)
+            for number, outcome in zip(some, again, strict=True):
                 outcomes[number] = outcome
-            left = _refused(left, outcomes)
+            left = _refused(some, outcomes)
+            if len(left) < len(some):
+                size, delay_s, give_up_at = 2 * size, 0, anyio.current_time() + _MAX_REFUSED_S
+            else:  # together they may be more than the queue ever holds
+                size = max(1, size // 2)
+                delay_s = min(max(2 * delay_s, _FIRST_DELAY_S), _MAX_DELAY_S)
+            left += rest
         return outcomes
 
     async def _called(self, items: list[Any], deadline: float) -> list[Any]:

@@ -30,8 +30,7 @@ from typing import (
 
 from typing_extensions import ReadOnly, Unpack
 
-from shoal.batching.handlers.annotations import record_fields
-from shoal.batching.handlers.list_types import bare, choices
+from shoal.batching.handlers.annotations import bare, choices, record_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -32,13 +32,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from shoal.batching.handlers.annotations import Annotations, read_signature
-from shoal.batching.handlers.list_types import (
+from shoal.batching.handlers.annotations import (
+    Annotations,
     Holds,
     bare,
     held_by,
     holds_no_batch,
     holds_no_results,
+    read_signature,
 )
 
 if TYPE_CHECKING:

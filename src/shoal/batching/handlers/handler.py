@@ -33,13 +33,12 @@ from types import coroutine
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 import anyio
-import anyio.to_thread
 
 from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import Binding, signature_of_call
 from shoal.core.options.checks import one_of, yes_or_no
 from shoal.errors import WrongResultType
-from shoal.loops.unlimited import UNLIMITED
+from shoal.loops.unlimited import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
@@ -136,7 +135,8 @@ class Handler:
             return await self.function(items)
         args, kwargs = self.binding.columns(items)
         if self.threaded:
-            results = await self._in_thread(partial(self.function, *args, **kwargs))
+            # The slots limit how many threads run at once.
+            results = await in_thread(partial(self.function, *args, **kwargs))
             self._check_not_awaitable(results)
         else:
             results = await self.function(*args, **kwargs)
@@ -154,24 +154,6 @@ class Handler:
                 f"the handler {self.name} is a plain function but returned an awaitable; "
                 "make it an async function"
             )
-
-    async def _in_thread(self, function: Callable[[], Any]) -> Any:
-        # A tuple, since trio rejects an awaitable that a thread returns, and asyncio futures don't
-        # accept every class of exception.
-        def call() -> tuple[Any, BaseException | None]:
-            try:
-                return function(), None
-            except BaseException as error:
-                return None, error
-
-        # The slots limit how many threads run at once.
-        result, error = await anyio.to_thread.run_sync(call, limiter=UNLIMITED)
-        if error is None:
-            return result
-        try:
-            raise error
-        finally:
-            del error  # its traceback holds this frame
 
     def steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
         """Runs a generator handler; cancellation reaches an async one, and waits for a step."""
@@ -195,13 +177,13 @@ class Handler:
 
         try:
             while True:
-                step = await self._in_thread(next_step)
+                step = await in_thread(next_step)
                 if step is _DONE:
                     return
                 yield step
         finally:
             with anyio.CancelScope(shield=True):
-                await self._in_thread(close)
+                await in_thread(close)
 
 
 async def _of_one(steps: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:

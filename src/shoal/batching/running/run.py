@@ -20,11 +20,11 @@ from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from shoal.batching.current import running_batch
+from shoal.batching.current import running_batch, setting
 from shoal.batching.handlers.batch_results import check_results, not_results
 from shoal.batching.handlers.handler import in_own_context
-from shoal.core.amount import cost_of
 from shoal.core.policies.sizing import padded
+from shoal.core.queue import cost_of
 from shoal.core.request import Batch, State, is_declined
 from shoal.core.timers import Timers
 from shoal.errors import (
@@ -202,14 +202,12 @@ class Run(ABC):
                 part_batch = Batch(batch.id, batch.reason, part, draining=batch.draining)
                 part_batch.trace = batch.trace
                 batch.on_overdue = part_batch.set_overdue
-                token = running_batch.set(part_batch)
                 try:
-                    with self.parking.new_scope() as part_scope:
+                    with setting(running_batch, part_batch), self.parking.new_scope() as part_scope:
                         await self._run_requests(batch, part, part_scope)
                     if part_scope.cancel_called:
                         self._fail_all(part, self._timed_out)
                 finally:
-                    running_batch.reset(token)
                     batch.on_overdue = None
                     part_batch.members = []
 

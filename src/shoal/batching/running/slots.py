@@ -35,9 +35,9 @@ import anyio
 
 from shoal.batching.current import calls_from_thread
 from shoal.batching.running.run import Run
-from shoal.core.amount import NOTHING, Amount
 from shoal.core.events import BatchRecord, Outcomes
 from shoal.core.policies.sizing import load_of
+from shoal.core.queue import NOTHING, Amount
 from shoal.core.request import Batch, DispatchReason, Request, State
 from shoal.errors import RetryLater
 from shoal.failures.exceptions import is_cancellation

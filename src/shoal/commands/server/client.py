@@ -29,10 +29,10 @@ from shoal.commands.support.arguments import (
     token_of,
 )
 from shoal.commands.support.output import CommandError, as_mistakes, confirm, in_one_line, say
+from shoal.core.addresses import admin_socket_directory
 from shoal.errors import ShoalError
 from shoal.failures.exceptions import ungrouped
 from shoal.serving.clients.remote_client import RemoteClient
-from shoal.serving.local_servers import admin_socket_directory
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -7,7 +7,7 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from shoal.asgi.http_options import FLAGGED, HTTP_OPTIONS, HttpOptions
 from shoal.commands.server.stderr import LOG_FORMATS
@@ -117,7 +117,7 @@ def _add_flag(parser: ArgumentParser, name: str, one: Option, summary: str) -> N
     if isinstance(default, tuple):
         flag = flag.replace("allowed", "allow").removesuffix("s")
         noun = flag.rpartition("-")[2].upper()
-        shown = ", ".join(map(str, default)) or "none"
+        shown = ", ".join(map(str, cast("tuple[object, ...]", default))) or "none"
 
         def entry(text: str) -> Any:
             return _checked(name, one, (text,))[0]

@@ -26,7 +26,6 @@ import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.core.amount import NOTHING, Amount, cost_of
 from shoal.core.forming.admission import QUIET, RINGING, Admission, AdmissionControl
 from shoal.core.forming.deadlines import Overdue, PressureTracker
 from shoal.core.forming.limiter import Limiter
@@ -35,7 +34,7 @@ from shoal.core.latency_model import LatencyModel
 from shoal.core.policies.factory import adaptive_of, distinguishes_requests, policy_of
 from shoal.core.policies.rule import SizeOrWait
 from shoal.core.policy import Dispatch, Wait
-from shoal.core.queue import ArrivalQueue, is_worth_a_sweep
+from shoal.core.queue import NOTHING, Amount, ArrivalQueue, cost_of, is_worth_a_sweep
 from shoal.core.replicas.members import NO_MEMBERS
 from shoal.core.request import DispatchReason, Request, State
 

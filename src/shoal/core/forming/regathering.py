@@ -34,9 +34,9 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shoal.core.amount import NOTHING
 from shoal.core.policies.factory import regathers
 from shoal.core.policy import Dispatch, Wait
+from shoal.core.queue import NOTHING
 from shoal.core.request import DispatchReason, State
 
 if TYPE_CHECKING:

@@ -72,6 +72,11 @@ def option(default: Any, check: Check, *, may_be_none: bool = False, **says: Any
     return field(default=default, metadata={_KEY: found})
 
 
+def required(check: Check) -> Mapping[str, Option]:
+    # Of a field without a default.
+    return {_KEY: Option(check)}
+
+
 def table(check: Check, **says: Any) -> Any:
     return field(default_factory=dict[Any, Any], hash=False, metadata={_KEY: Option(check, **says)})
 

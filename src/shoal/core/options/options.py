@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal, Self, TypedDict, cast
 
-from shoal.core.amount import Amount
 from shoal.core.options.checks import (
     above_0,
     factor,
@@ -37,6 +36,7 @@ from shoal.core.options.option import (
 )
 from shoal.core.options.records import Cache, LatencyTarget, Limit, Models, QueuePolicy
 from shoal.core.policy import BatchPolicy
+from shoal.core.queue import Amount
 
 Overload = Literal["reject", "wait", "shed_oldest", "shed_lowest"]
 Order = Literal["arrival", "deadline"]

@@ -7,15 +7,17 @@ target a batcher chooses its batch sizes and waits by itself.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.core.options.checks import above_0, number, seconds, whole
-from shoal.core.options.option import SAME, Same, check_options, choice, option
+from shoal.core.options.option import SAME, Same, check_options, choice, option, required
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_rate = partial(above_0, wanted="a number, such as 100")
 
 TimeoutAction = Literal["reject", "delay"]
 
@@ -75,16 +77,15 @@ class Cache:
         ttl_s: How long each may be used after it was made, in seconds, above 0.
     """
 
-    max_size: int
-    ttl_s: float
+    max_size: int = field(metadata=required(partial(whole, least=1)))
+    ttl_s: float = field(
+        metadata=required(
+            partial(above_0, wanted="a number of seconds, such as 60", unit=" seconds")
+        )
+    )
 
     def __post_init__(self) -> None:
-        put = object.__setattr__  # the record is frozen
-        put(self, "max_size", whole("max_size", self.max_size, least=1))
-        ttl_s = above_0(
-            "ttl_s", self.ttl_s, wanted="a number of seconds, such as 60", unit=" seconds"
-        )
-        put(self, "ttl_s", ttl_s)
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,17 +135,12 @@ class Limit:
             enforce a rate a minute within seconds.
     """
 
-    batches_per_s: float | None = None
-    cost_per_min: float | None = None
-    burst_s: float = 0.0
+    batches_per_s: float | None = option(None, _rate)
+    cost_per_min: float | None = option(None, _rate)
+    burst_s: float = option(0.0, seconds)
 
     def __post_init__(self) -> None:
-        put = object.__setattr__  # the record is frozen
-        for name in ("batches_per_s", "cost_per_min"):
-            rate = getattr(self, name)
-            if rate is not None:
-                put(self, name, above_0(name, rate, wanted="a number, such as 100"))
-        put(self, "burst_s", seconds("burst_s", self.burst_s))
+        check_options(self)
         if math.isinf(self.burst_s):
             raise ValueError("burst_s must be finite, or all that is unused is saved for ever")
         if self.batches_per_s is None and self.cost_per_min is None:
@@ -167,18 +163,16 @@ class LatencyTarget:
             batcher starts with a batch of one, and reaches large ones in a few steps.
     """
 
-    p99_s: float
-    headroom: float = 0.9
-    growth: float = 4.0
+    p99_s: float = field(
+        metadata=required(
+            partial(above_0, wanted="a number of seconds, such as 0.1", unit=" seconds")
+        )
+    )
+    headroom: float = option(0.9, partial(number, wanted="a number, such as 0.9"))
+    growth: float = option(4.0, partial(number, wanted="a number, such as 4"))
 
     def __post_init__(self) -> None:
-        put = object.__setattr__  # the record is frozen
-        p99_s = above_0(
-            "p99_s", self.p99_s, wanted="a number of seconds, such as 0.1", unit=" seconds"
-        )
-        put(self, "p99_s", p99_s)
-        put(self, "headroom", number("headroom", self.headroom, "a number, such as 0.9"))
-        put(self, "growth", number("growth", self.growth, "a number, such as 4"))
+        check_options(self)
         if not 0 < self.headroom <= 1:
             raise ValueError(f"headroom must be above 0 and at most 1, not {self.headroom!r}")
         if not 1 < self.growth < math.inf:

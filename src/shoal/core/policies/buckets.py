@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.core.policies.ranked import NOBODY_WAITS
 from shoal.core.policies.rule import Rule
 from shoal.core.policy import Dispatch, Wait
+from shoal.core.timers import Timers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -34,17 +35,19 @@ if TYPE_CHECKING:
     from shoal.core.policies.ranked import Rank, Ranked
     from shoal.core.policy import Pressure
     from shoal.core.request import Request, RequestOptions
+    from shoal.core.timers import Timer
 
 _OLD_ENTRIES_WORTH_A_SWEEP: Final = 64
 
 
 class _Bucket:
-    __slots__ = ("due_at", "head", "key", "rule")
+    __slots__ = ("due_at", "head", "key", "rule", "timer")
 
     def __init__(self, key: Hashable, rule: Ranked) -> None:
         self.key = key
         self.rule = rule
-        # The time of its valid entry in the agenda; infinity for none.
+        # Its entry in the agenda, and the time of that; infinity for none.
+        self.timer: Timer | None = None
         self.due_at = math.inf
         # The sort key of its valid entry in `ready`; None for none.
         self.head: Any = None
@@ -66,7 +69,7 @@ class Buckets(Rule):
         self._isolates = isolates
         self._rank = rank
         self._buckets: dict[Hashable, _Bucket] = {}
-        self._agenda: list[tuple[float, int, _Bucket]] = []
+        self._agenda = Timers()
         self._ready: list[tuple[Any, int, _Bucket]] = []
         self._number = 0
         self._chosen: _Bucket | None = None
@@ -137,13 +140,12 @@ class Buckets(Rule):
             decision = self._ask_ready_ones(now, pressure)
         if decision is not None:
             return decision
-        while self._next_due() < math.inf:
-            bucket = self._agenda[0][2]
-            due_at = bucket.rule.due_at(now)
-            if due_at <= bucket.due_at:
+        while (first := self._agenda.first()) is not None:
+            due_at = first.rule.due_at(now)
+            if due_at <= first.due_at:
                 break
-            self._plan_at(bucket, due_at)  # the request that made it due has left, or may wait on
-        self._asleep_until = min(self._next_due(), self._held_until)
+            self._plan_at(first, due_at)  # the request that made it due has left, or may wait on
+        self._asleep_until = min(self._agenda.next_at(), self._held_until)
         return Wait(None if self._asleep_until == math.inf else self._asleep_until)
 
     def take(self, dispatch: Dispatch) -> list[Request]:
@@ -192,12 +194,13 @@ class Buckets(Rule):
     def _key(self, asked: RequestOptions | None) -> Hashable:
         assert asked is not None
         key = (asked.key, asked.priority) if self._isolates else asked.key
-        return key if self._homes is None else (key, self._homes.part_of_key(asked))
+        return key if self._homes is None else (key, self._homes.preferred(asked))
 
     def _refile(self, homes: Preferences) -> None:
         waiting = self.by_arrival()
-        for held in (self._buckets, self._agenda, self._ready):
-            held.clear()
+        self._buckets.clear()
+        self._ready.clear()
+        self._agenda = Timers()
         homes.forget_counts()
         self.cost = 0
         for request in waiting:
@@ -246,8 +249,7 @@ class Buckets(Rule):
         return None
 
     def _move_due_ones(self, now: float) -> None:
-        while self._next_due() <= now:
-            _at, _number, bucket = heapq.heappop(self._agenda)
+        for bucket in self._agenda.due(now):
             bucket.due_at = math.inf
             if bucket.head is None:
                 self._make_ready(bucket)
@@ -273,23 +275,14 @@ class Buckets(Rule):
 
     def _plan_at(self, bucket: _Bucket, at: float) -> None:
         bucket.due_at = at
-        if at < math.inf:
-            self._number += 1
-            heapq.heappush(self._agenda, (at, self._number, bucket))
-        if len(self._agenda) > 2 * len(self._buckets) + _OLD_ENTRIES_WORTH_A_SWEEP:
-            self._agenda = [entry for entry in self._agenda if _is_valid(entry)]
-            heapq.heapify(self._agenda)
-
-    def _next_due(self) -> float:
-        agenda = self._agenda
-        while agenda and not _is_valid(agenda[0]):
-            heapq.heappop(agenda)
-        return agenda[0][0] if agenda else math.inf
+        if bucket.timer is not None:
+            self._agenda.forget(bucket.timer)
+        bucket.timer = self._agenda.add(at, bucket) if at < math.inf else None
 
     def _forget_if_empty(self, bucket: _Bucket) -> None:
         if not bucket.rule.count:
             bucket.head = None
-            bucket.due_at = math.inf
+            self._plan_at(bucket, math.inf)
             del self._buckets[bucket.key]
             if not self._buckets:
                 self.cost = 0  # sums of fractions accumulate rounding errors
@@ -297,8 +290,3 @@ class Buckets(Rule):
     def _order_of(self, request: Request) -> Any:
         rank = request.arrived_at if self._rank is None else self._rank(request)
         return rank, request.options.number if request.options is not None else 0
-
-
-def _is_valid(entry: tuple[float, int, _Bucket]) -> bool:
-    at, _number, bucket = entry
-    return bucket.due_at == at

@@ -25,10 +25,9 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shoal.core.amount import Amount, cost_of
 from shoal.core.policies.rule import Rule
 from shoal.core.policy import Dispatch, Wait
-from shoal.core.queue import ArrivalQueue, RankedQueue, is_worth_a_sweep, take_from
+from shoal.core.queue import Amount, ArrivalQueue, RankedQueue, cost_of, is_worth_a_sweep, take_from
 from shoal.core.request import DispatchReason, State
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from abc import abstractmethod
 from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Final
 
-from shoal.core.amount import Amount
 from shoal.core.policy import BatchPolicy, Dispatch, Wait
-from shoal.core.queue import ArrivalQueue, is_worth_a_sweep
+from shoal.core.queue import Amount, ArrivalQueue, is_worth_a_sweep
 from shoal.core.request import DispatchReason, State
 
 if TYPE_CHECKING:

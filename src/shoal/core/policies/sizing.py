@@ -9,19 +9,17 @@ import math
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
-from shoal.core.amount import cost_of
 from shoal.core.options.option import Same
-from shoal.core.queue import ArrivalQueue, RankedQueue
+from shoal.core.queue import ArrivalQueue, RankedQueue, cost_of
 from shoal.core.request import DispatchReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shoal.core.amount import Amount
     from shoal.core.latency_model import LatencyModel
     from shoal.core.options.options import BatchOptions
     from shoal.core.policies.adaptive import AdaptiveRule
-    from shoal.core.queue import Queue
+    from shoal.core.queue import Amount, Queue
     from shoal.core.request import Request
 
     Costs = Callable[[float], Sequence[float]]

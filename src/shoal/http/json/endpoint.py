@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.protocol import StreamForm
+    from shoal.serving.backend_options import Converters
     from shoal.serving.backends.method_batcher import MethodBatcher
-    from shoal.serving.converters import Converters
     from shoal.serving.endpoint import Endpoint
 
 

@@ -38,8 +38,8 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from typing_extensions import TypedDict
 
+from shoal.batching.handlers.annotations import choices
 from shoal.batching.handlers.array_types import has_arrays, is_array
-from shoal.batching.handlers.list_types import choices
 from shoal.http.json.arrays import NPY, read_npy
 from shoal.http.json.content_coding import decoded
 from shoal.http.json.msgpack import MSGPACK_NAMES, has_msgpack, read_msgpack

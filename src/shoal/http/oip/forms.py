@@ -9,9 +9,8 @@ from typing import Any, Final, Literal, NamedTuple, Union, get_args, get_origin
 
 from typing_extensions import is_typeddict
 
-from shoal.batching.handlers.annotations import record_fields
+from shoal.batching.handlers.annotations import bare, is_unannotated, record_fields
 from shoal.batching.handlers.array_types import is_array, unmarked
-from shoal.batching.handlers.list_types import bare, is_unannotated
 from shoal.http.oip.tensor import BYTES, DATATYPES
 
 # The datatype in metadata if an annotation allows several.

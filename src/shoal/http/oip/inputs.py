@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 from pydantic import ValidationError
 from starlette.requests import Request
 
+from shoal.batching.handlers.annotations import is_unannotated
 from shoal.batching.handlers.array_types import ArrayType, is_array
-from shoal.batching.handlers.list_types import is_unannotated
 from shoal.http.json.validation import adapter_of, ending_early_validator, first_error, keys_of
 from shoal.http.oip.forms import fields_of, form_of
 from shoal.http.oip.tensor import BF16, BYTES, Tensor, malformed, not_fitting, widened

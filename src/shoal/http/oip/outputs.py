@@ -17,7 +17,7 @@ import orjson
 from pydantic import BaseModel
 from pydantic_core import from_json
 
-from shoal.batching.handlers.list_types import is_unannotated
+from shoal.batching.handlers.annotations import is_unannotated
 from shoal.http.oip.forms import TensorForm, datatype_of_dtype, fields_of, form_of, is_mapping
 from shoal.http.oip.tensor import BYTES, DATATYPES, not_fitting
 from shoal.http.requests.plain import encoded, whole_text

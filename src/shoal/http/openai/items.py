@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args, get_origin
 from pydantic import ValidationError
 from typing_extensions import is_typeddict
 
-from shoal.batching.handlers.annotations import record_fields
+from shoal.batching.handlers.annotations import bare, choices, record_fields
 from shoal.batching.handlers.array_types import unmarked
-from shoal.batching.handlers.list_types import bare, choices
 from shoal.http.json.payload import fields_adapter
 from shoal.http.json.validation import adapter_of, as_written, errors_of, finite_validator
 from shoal.http.openai.errors import refused

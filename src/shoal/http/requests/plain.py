@@ -97,10 +97,11 @@ def packable(value: Any) -> Any:
         return value
     if _is_of_numpy(kind):
         return _packable_of_numpy(value)
-    if kind in (tuple, set, frozenset):
-        value = list(value)
-    if isinstance(value, list) and set(map(type, value)) <= _ALWAYS_PLAIN:
-        return list(value)  # pyright: ignore[reportUnknownVariableType]
+    if kind in (tuple, set, frozenset) or isinstance(value, list):
+        elements: list[Any] = list(value)  # pyright: ignore[reportUnknownArgumentType]
+        if set(map(type, elements)) <= _ALWAYS_PLAIN:
+            return elements
+        value = elements
     if (built := _rebuilt(value, packable)) is not None:
         return built
     if kind is memoryview:

@@ -202,6 +202,8 @@ def problem_of(error: Exception, settings: HttpOptions) -> Problem:
         case ItemTooLarge():
             detail = error.limit_exceeded or "It does not fit into any batch."
             return Problem.of("item-too-large", detail)
+        case _:
+            pass
     for cls, kind, detail in _ERRORS:
         if isinstance(error, cls):
             return Problem.of(kind, detail, retry if KINDS[kind][0] == 503 else ())

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 
 from shoal.batching.current import running_replica, setting
 from shoal.batching.decorator.block import BatcherBlock
@@ -31,7 +30,7 @@ from shoal.failures.held import held, shown
 from shoal.failures.hints import constructor_hint
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.loops.unlimited import UNLIMITED
+from shoal.loops.unlimited import in_thread
 from shoal.replicas.code.instance import Description, Instance, is_async, is_async_class
 from shoal.replicas.code.jobs import DONE, Job, PlainSteps, plain_results
 from shoal.replicas.contract import Blueprint, Replica
@@ -169,7 +168,10 @@ class LocalReplica(Replica):
             await anyio.lowlevel.checkpoint()
             return
         with self._work.within_scope() as scope:
-            check = self._awaited("health()", hook) if is_async(hook) else _abandonable(hook)
+            if is_async(hook):
+                check = self._awaited("health()", hook)
+            else:  # its thread is abandoned if it hangs when cancelled
+                check = in_thread(hook, abandon_on_cancel=True)
             healthy = await self._work.run(check, scope, "health()")
         if healthy is False:
             raise RuntimeError(f"health() of {self.tag} returned False")
@@ -352,21 +354,6 @@ async def _results(handler: Handler, items: list[Any]) -> Any:
 
 async def _step(steps: AsyncGenerator[Any, None]) -> Any:
     return _as_plain(await anext(steps, DONE))
-
-
-async def _abandonable(hook: Callable[[], Any]) -> Any:
-    """Calls a plain hook in a thread of its own, which is abandoned if it hangs when cancelled."""
-    # Exceptions are returned as values: asyncio drops a coroutine when a GeneratorExit is thrown
-    # into it.
-    value, error = await anyio.to_thread.run_sync(
-        Job(hook).run, abandon_on_cancel=True, limiter=UNLIMITED
-    )
-    try:
-        if error is not None:
-            raise error
-        return value
-    finally:
-        del error  # its traceback holds this frame
 
 
 async def _instantiated(definition: Definition) -> Instance:

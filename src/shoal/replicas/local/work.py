@@ -21,14 +21,14 @@ from shoal.batching.decorator.block import BatcherBlock, own_block
 from shoal.errors import ReplicaDied
 from shoal.failures.exceptions import ends_the_program, goes_on, own_copy
 from shoal.failures.held import holding, shown
+from shoal.loops.event_loop import EventLoop
 from shoal.replicas.code.jobs import HANDLER, Job
-from shoal.replicas.threads import InnerCalls, inner_calls, loop_of_caller
+from shoal.replicas.threads import InnerCalls, inner_calls
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
     from shoal.loops.parking import Parking, Scope
-    from shoal.replicas.threads import Soon
 
     Answered = Callable[[Job, Any, BaseException | None], object]
 
@@ -167,8 +167,7 @@ class JobThread:
 
     async def run(self) -> None:
         """Returns after `release` or `abandon`, not when cancelled. Without a thread, jobs fail."""
-        _, soon = loop_of_caller()
-        work = partial(self._do_jobs, soon, copy_context())
+        work = partial(self._do_jobs, EventLoop.here(), copy_context())
         try:
             with self._waiting:
                 await anyio.to_thread.run_sync(
@@ -182,7 +181,7 @@ class JobThread:
         finally:
             self.release()  # its jobs may end after the event loop, which then releases nothing
 
-    def _do_jobs(self, soon: Soon, loop_context: Context) -> None:
+    def _do_jobs(self, loop: EventLoop, loop_context: Context) -> None:
         # Callers' contexts say that an event loop runs; restore this thread's own values.
         differences: list[tuple[ContextVar[Any], Any]] = [
             (variable, value)
@@ -200,6 +199,6 @@ class JobThread:
                 outcome = context.run(job.run)
                 following = job.next_job() if self._queue.empty() else None
                 # Does not wait: an event loop that has ended would never call it.
-                soon(answered, job, *outcome)
+                loop.soon(answered, job, *outcome)
                 del outcome
             del job, context, answered  # or they would stay alive until the next job

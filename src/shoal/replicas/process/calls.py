@@ -16,15 +16,15 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
-import anyio.to_thread
 
 from shoal.batching.current import continued
 from shoal.failures.exceptions import ungrouped
 from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
-from shoal.loops.unlimited import UNLIMITED
+from shoal.loops.unlimited import in_thread
 from shoal.replicas.code.jobs import HANDLER
 from shoal.replicas.process.replies import PendingCall, Replies
+from shoal.replicas.process.wire.connection import AnsweredCall
 from shoal.replicas.process.wire.errors import ErrorAsData, as_data, slots_as_exceptions
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Frame, FrameKind
 from shoal.replicas.process.wire.messages import (
@@ -272,9 +272,7 @@ class Conversation:
                 self.codec.write(message)
             else:
                 try:
-                    await anyio.to_thread.run_sync(
-                        lambda: self.codec.write(message, pause=True), limiter=UNLIMITED
-                    )
+                    await in_thread(lambda: self.codec.write(message, pause=True))
                 except BaseException:
                     self.codec.unreserve(message)
                     raise
@@ -328,11 +326,7 @@ class Conversation:
             ) from error
         if frame.kind is FrameKind.ERROR:
             assert isinstance(content, ErrorAsData)
-            raised = content.as_exception(self._where, name)
-            try:
-                raise raised
-            finally:
-                del raised  # its traceback holds this frame
+            raise content.as_exception(self._where, name)
         return slots_as_exceptions(content, self._where)
 
     async def _copy(self, frame: Frame) -> None:
@@ -341,9 +335,7 @@ class Conversation:
             self.codec.copied(frame, pause=False)
         elif places:
             try:
-                await anyio.to_thread.run_sync(
-                    lambda: self.codec.copied(frame, pause=True), limiter=UNLIMITED
-                )
+                await in_thread(lambda: self.codec.copied(frame, pause=True))
             except BaseException:
                 self.codec.drop(frame)
                 raise
@@ -357,35 +349,25 @@ def _send_on(control: FrameConnection, kind: FrameKind, id_: int, message: Messa
 FROM_CODE: Final = frozenset({FrameKind.CALL_OUT, FrameKind.CREDIT, FrameKind.CANCEL})
 
 
-class _Job:
-    """One call under way; `credit` is the number of steps that its reader has room for."""
-
-    def __init__(self) -> None:
-        self.scope = anyio.CancelScope()
-        self.credit = STEPS_AHEAD
-        self.has_credit = anyio.Event()
-
-
 class CallOutRunner:
     """Makes the calls of a worker's code to endpoints, each in a task of its own."""
 
     def __init__(self, send: Callable[[FrameKind, int, Message], object]) -> None:
         self._send = send
-        self._jobs: dict[int, _Job] = {}
+        self._calls: dict[int, AnsweredCall] = {}
         self._asked: deque[Frame] = deque()
         self._has_some = anyio.Event()
 
     def handle(self, frame: Frame) -> None:
         if frame.kind is FrameKind.CALL_OUT:
-            self._jobs[frame.id] = _Job()
+            self._calls[frame.id] = AnsweredCall()
             self._asked.append(frame)
             self._has_some.set()
-        elif (job := self._jobs.get(frame.id)) is not None:
+        elif (call := self._calls.get(frame.id)) is not None:
             if frame.kind is FrameKind.CREDIT:
-                job.credit += unpickled(frame.body)
-                job.has_credit.set()
+                call.add_credit(unpickled(frame.body))
             else:
-                job.scope.cancel()
+                call.scope.cancel()
 
     async def run(self, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
         """Makes and answers calls until it is cancelled; `make` is None to refuse them."""
@@ -398,31 +380,28 @@ class CallOutRunner:
 
     @holds_ctrl_c
     async def _answer(self, frame: Frame, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
-        job = self._jobs[frame.id]
+        answered = self._calls[frame.id]
         try:
-            with job.scope, holding():
+            with answered.scope, holding():
                 if make is None:
                     raise RuntimeError("code in this process can't call endpoints")
                 call: CallOut = unpickled(frame.body, frame.buffers)
                 with continued(call.trace):
                     if call.stream:
-                        await self._stream(frame.id, job, await make(call))
+                        await self._stream(frame.id, answered, await make(call))
                         self._send(FrameKind.END, frame.id, EMPTY)
                     else:
                         self._send(FrameKind.RESULT, frame.id, _packed(call, await make(call)))
         except Exception as error:
             self._send(FrameKind.ERROR, frame.id, packed(as_data(error)))
         finally:
-            del self._jobs[frame.id]
+            del self._calls[frame.id]
 
-    async def _stream(self, id_: int, job: _Job, opened: Any) -> None:
+    async def _stream(self, id_: int, answered: AnsweredCall, opened: Any) -> None:
         async with opened as steps:
             async for step in steps:
                 self._send(FrameKind.PART, id_, _packed(None, step))
-                job.credit -= 1
-                while job.credit == 0:
-                    job.has_credit = anyio.Event()
-                    await job.has_credit.wait()
+                await answered.sent_step()
 
 
 def _packed(call: CallOut | None, result: Any) -> Message:

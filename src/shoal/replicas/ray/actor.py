@@ -31,34 +31,39 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import anyio
 from anyio.from_thread import start_blocking_portal
 
-from shoal.batching.current import Identity, continued, running_batch, running_replica
+from shoal.batching.current import Identity, running_replica, setting
 from shoal.batching.decorator.block import BatcherBlock
-from shoal.batching.handlers.batch_results import check_results
 from shoal.failures.exceptions import ends_the_program
 from shoal.failures.held import shown
+from shoal.loops.event_loop import EventLoop
 from shoal.replicas.code.endpoint_call import parent_channel
-from shoal.replicas.code.instance import Instance, is_async_class, takes_no_open_batch
+from shoal.replicas.code.instance import Instance, is_async_class
 from shoal.replicas.code.jobs import DONE, PlainSteps, plain_results
+from shoal.replicas.process.child.calls import CalledMethods, code_is_running, sent_slots
 from shoal.replicas.process.child.control import ThreadsafeDraining
-from shoal.replicas.process.child.endpoints import ParentChannel, current_cancel_token
-from shoal.replicas.process.wire.errors import ErrorAsData, as_data, check_may_leave, slots_as_data
+from shoal.replicas.process.child.endpoints import ParentChannel
+from shoal.replicas.process.wire.batch import BatchAsData
+from shoal.replicas.process.wire.errors import ErrorAsData, as_data
 from shoal.replicas.process.wire.frames import Frame, FrameKind, FrameReader, encoded, frames_in
 from shoal.replicas.process.wire.messages import EMPTY, Message
-from shoal.replicas.process.wire.start import Defaults, sendable
-from shoal.replicas.ray.async_code import AsyncActorWork, AsyncSteps, CodeEnded, as_exceptions
-from shoal.replicas.ray.open_batches import ABOUT_OPEN, OpenBatches
+from shoal.replicas.process.wire.start import sendable
+from shoal.replicas.ray.async_code import (
+    ABOUT_OPEN,
+    AsyncActorWork,
+    AsyncSteps,
+    CodeEnded,
+    OpenBatches,
+    as_exceptions,
+)
 from shoal.replicas.ray.shards import Shards
-from shoal.replicas.threads import loop_of_caller
+from shoal.replicas.threads import InnerCalls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
 
-    from shoal.batching.handlers.handler import Handler
     from shoal.core.request import Batch
     from shoal.replicas.code.definition import Definition
-    from shoal.replicas.code.instance import Description, Method
-    from shoal.replicas.process.child.open_batch import OpenWork
-    from shoal.replicas.process.wire.batch import BatchAsData
+    from shoal.replicas.code.instance import Description
 
 CONTROL: Final = "control"
 HOOKS: Final = "hooks"
@@ -68,7 +73,7 @@ GROUPS: Final = {CONTROL: 6, HOOKS: 8}
 WORK_THREADS: Final = 256
 # A call's number, its method, the items, and their batch. They are one object since the last two
 # share the items, and since Ray takes longer for several arguments.
-Load: TypeAlias = "tuple[int, str, list[Any], BatchAsData | None]"
+Load: TypeAlias = "tuple[int, str, list[Any], tuple[Any, ...] | None]"
 # What the code returned, or what it raised.
 Answer: TypeAlias = "tuple[Any, ErrorAsData | Ending | None]"
 
@@ -91,7 +96,7 @@ class ReplicaActor:
         self._channel = ParentChannel(self)
         self._loop = start_blocking_portal(loop)  # until the process ends
         self._portal = self._loop.__enter__()
-        self._soon = self._portal.call(loop_of_caller)[1]
+        self._soon = self._portal.call(EventLoop.here).soon
         self._end: Future[Ending] = Future()
         self._tasks = self._portal.wrap_async_context_manager(self._run_tasks())
         with self._code_context():
@@ -99,7 +104,7 @@ class ReplicaActor:
         # Deadlines are on the clock of that loop, but threads can't read it.
         self._clock_offset = self._portal.call(anyio.current_time) - time.monotonic()
         self._channel.clock_offset = self._clock_offset
-        self._methods: dict[str, _Method] = {}
+        self._methods: CalledMethods
         self._instance: Any = None
         self._shards: Shards | None = None
         self._lock = threading.Lock()
@@ -155,8 +160,7 @@ class ReplicaActor:
                     self._instance = instance = self._portal.call(_instantiated, definition)
                 else:
                     self._instance = instance = Instance(definition)
-                for name, method in instance.description.methods.items():
-                    self._methods[name] = _Method(instance.handlers[name], method)
+                self._methods = CalledMethods(instance)
                 if user_config is not None:
                     self._reconfigure(user_config)
                 self._call_hook("warm_up")
@@ -169,32 +173,34 @@ class ReplicaActor:
     def run(self, load: Load) -> Answer:
         """Runs a unary method; returns None as the results if it was cancelled."""
         try:
-            found, items = self._found(load)
+            handler, items = self._methods.found(*load[1:3])
             with self._at_work(load[0]) as work, self._code_context(self._batch_of(load), work):
                 if work.is_cancelled:
                     return None, None
-                if found.handler.threaded:
-                    results = plain_results(found.handler, items)
+                if handler.threaded:
+                    results = plain_results(handler, items)
                 else:
-                    results = self._portal.call(work.results, found.handler, items)
-                return found.slots_of(items, results), None
+                    results = self._portal.call(work.results, handler, items)
+                if results is None:  # as work that was cancelled returns
+                    return None, None
+                return sent_slots(handler, items, results), None
         except BaseException as error:
             return None, self._convert_error(error)
 
     def steps(self, load: Load) -> Generator[Answer]:
         """Runs a generator method, until its end or until it is cancelled."""
         try:
-            found, items = self._found(load)
+            handler, items = self._methods.found(*load[1:3])
             with self._at_work(load[0]) as work:
                 with self._code_context(self._batch_of(load), work):
-                    if found.handler.threaded:
-                        steps: Any = PlainSteps(found.handler, items)
+                    if handler.threaded:
+                        steps: Any = PlainSteps(handler, items)
                     else:
-                        steps = AsyncSteps(self._portal, found.handler, items, work)
+                        steps = AsyncSteps(self._portal, handler, items, work)
                     step = DONE if work.is_cancelled else steps.next()
                 try:
                     while step is not DONE:
-                        yield found.slots_of(items, step), None
+                        yield sent_slots(handler, items, step), None
                         step = DONE if work.is_cancelled else steps.next()
                 finally:
                     steps.close()
@@ -211,7 +217,7 @@ class ReplicaActor:
                 self._cancelled_early.append(call)
                 return
             work.is_cancelled = True
-        work.cancel_token.cancel()
+        work.inner.cancel()
         self._portal.start_task_soon(work.cancel_scope_if_cancelled)
 
     def reconfigure(self, user_config: Any) -> Answer:
@@ -239,13 +245,7 @@ class ReplicaActor:
     def _batch_of(self, load: Load) -> Batch | None:
         data = load[-1]
         now = time.monotonic() + self._clock_offset
-        return None if data is None else data.as_batch(now, self._draining)
-
-    def _found(self, load: Load) -> tuple[_Method, list[Any]]:
-        _, name, items, _ = load
-        self._instance.description.method(name)  # raises an error if there is no such method
-        found = self._methods[name]
-        return found, found.defaults.put_into(items)
+        return None if data is None else BatchAsData(*data).as_batch(now, self._draining)
 
     def _reconfigure(self, user_config: Any) -> None:
         # Raises TypeError if the code has no such hook.
@@ -269,22 +269,13 @@ class ReplicaActor:
         ):
             yield OpenBatches(
                 tasks,
-                self._open_code,
+                lambda opened: self._methods.found_for(opened).function,
                 self._code_context,
                 self._convert_open_error,
                 self.send,
                 self._draining,
                 dumps,
             )
-
-    def _open_code(self, opened: OpenWork) -> Callable[..., Any]:
-        method = self._instance.description.method(opened.method)  # raises NoSuchName
-        found = self._methods[opened.method]
-        if found.open_defaults is None:
-            raise takes_no_open_batch(method.name, self._identity.replica)
-        opened.name = found.handler.name
-        opened.prepare = found.open_defaults.put_into
-        return found.handler.function
 
     def _convert_batch_error(self, error: BaseException) -> Exception:
         # Any call may wait for the batch, and may not pass the error on.
@@ -319,20 +310,13 @@ class ReplicaActor:
     def _code_context(
         self, batch: Batch | None = None, work: AsyncActorWork | None = None
     ) -> Generator[None]:
-        replica_token = running_replica.set(self._identity)
-        channel_token = parent_channel.set(self._channel)
-        work_token = None if work is None else current_cancel_token.set(work.cancel_token)
-        batch_token = None if batch is None else running_batch.set(batch)
-        try:
-            with continued(None if batch is None else batch.trace):
-                yield
-        finally:
-            if batch_token is not None:
-                running_batch.reset(batch_token)
-            if work_token is not None:
-                current_cancel_token.reset(work_token)
-            parent_channel.reset(channel_token)
-            running_replica.reset(replica_token)
+        inner = InnerCalls() if work is None else work.inner
+        with (
+            setting(running_replica, self._identity),
+            setting(parent_channel, self._channel),
+            code_is_running(batch, inner),
+        ):
+            yield
 
     @contextmanager
     def _at_work(self, call: int) -> Generator[AsyncActorWork]:
@@ -340,30 +324,13 @@ class ReplicaActor:
         with self._lock:
             if call in self._cancelled_early:
                 work.is_cancelled = True
-                work.cancel_token.cancel()
+                work.inner.cancel()
             self._works[call] = work
         try:
             yield work
         finally:
             with self._lock:
                 del self._works[call]
-
-
-class _Method:
-    def __init__(self, handler: Handler, method: Method) -> None:
-        self.handler = handler
-        self.defaults = Defaults(method.signature)
-        # None for code that takes no open batch.
-        opened = method.open_signature
-        self.open_defaults = None if opened is None else Defaults(opened)
-
-    def slots_of(self, items: list[Any], results: Any) -> Any:
-        """Checks the results of a batch, and converts the exceptions among them to data."""
-        if results is not None:  # as work that was cancelled returns
-            is_step = self.handler.streams
-            check_results(self.handler.name, len(items), results, is_step=is_step)
-        check_may_leave(results)
-        return slots_as_data(results)
 
 
 async def _instantiated(definition: Definition) -> Instance:

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from shoal.replicas.ray.actor import Answer
     from shoal.replicas.ray.placing import NewActor
-    from shoal.replicas.threads import Soon
 
 # How many steps of a stream an actor runs before they are fetched.
 _STEPS_AHEAD: Final = 4
@@ -61,7 +60,11 @@ class Pump:
     """The steps of one of Ray's generators. Only the fetching happens in a thread."""
 
     def __init__(
-        self, references: Iterator[Any], get: Callable[[Any], Any], soon: Soon, name: str
+        self,
+        references: Iterator[Any],
+        get: Callable[[Any], Any],
+        soon: Callable[..., object],
+        name: str,
     ) -> None:
         # Fetched, and not taken yet.
         self.steps: deque[Any] = deque()
@@ -129,11 +132,11 @@ class Link:
         self._tag = tag
         self._grace_s = cancel_grace_s
         self._actor: Any = None
-        self._soon: Soon | None = None
+        self._soon: Callable[..., object] | None = None
         self._is_gone = anyio.Event()
         self._waiting: set[anyio.Event] = set()
 
-    async def attach(self, actor: NewActor, soon: Soon) -> str:
+    async def attach(self, actor: NewActor, soon: Callable[..., object]) -> str:
         """Connects to an actor, waits until Ray has placed it, and returns the id of its node."""
         self._actor, self._soon = actor.handle, soon
         actor.lifeline.add_done_callback(partial(soon, self._has_gone))

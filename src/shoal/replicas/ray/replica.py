@@ -28,6 +28,8 @@ from shoal.batching.open_relay import OpenRelay
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.failures.exceptions import ungrouped
 from shoal.failures.hints import constructor_hint
+from shoal.loops.event_loop import EventLoop
+from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Replica
 from shoal.replicas.placements import RayOptions
@@ -55,7 +57,6 @@ from shoal.replicas.ray.placing import (
     new_actor,
 )
 from shoal.replicas.scopes import Beside
-from shoal.replicas.threads import loop_of_caller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -191,7 +192,6 @@ class RayReplica(Replica):
 
     async def _begin(self, tasks: TaskGroup) -> Description:
         blueprint = self.blueprint
-        loop, soon = loop_of_caller()
         self._doing = "Ray could not be joined"
         self._limit("start_timeout_s", blueprint.options.start_timeout_s)
         await anyio.to_thread.run_sync(join, self._link, abandon_on_cancel=True)
@@ -200,11 +200,11 @@ class RayReplica(Replica):
         self._pending = asked
         place_timeout_s = RayOptions(**blueprint.placement_options).place_timeout_s
         self._limit("place_timeout_s", place_timeout_s)
-        make = partial(new_actor, blueprint, loop, self._group)
+        make = partial(new_actor, blueprint, parking_of_this_loop().name, self._group)
         tasks.start_soon(self._beside.run, self._watch_wait)
         # If this is abandoned, nothing refers to the handle, and Ray ends such an actor.
         actor = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
-        node = await self._link.attach(actor, soon)
+        node = await self._link.attach(actor, EventLoop.here().soon)
         self._pending = None
         tasks.start_soon(self._beside.run, self._link.watch)
         tasks.start_soon(self._beside.run, self._watch_nodes, node)

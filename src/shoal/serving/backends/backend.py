@@ -26,13 +26,12 @@ from shoal.core.replicas.autoscaling import Autoscaler, AutoscalingOptions
 from shoal.errors import BatcherClosed, NoSuchName
 from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.placements import placement_name, placement_of
-from shoal.serving.backend_options import unset_batch_options
+from shoal.serving.backend_options import loaded_converters, unset_batch_options
 from shoal.serving.backends.membership import Membership
 from shoal.serving.backends.method_batcher import BatchDispatcher, MethodBatcher, open_handler
 from shoal.serving.backends.models import LOAD, UNLOAD, ModelLoader, model_states
 from shoal.serving.backends.pool import Pool
 from shoal.serving.backends.supervisor import Supervisor
-from shoal.serving.converters import loaded_converters
 from shoal.serving.status import BackendState, BackendStatus, ReplicaStatus
 
 if TYPE_CHECKING:

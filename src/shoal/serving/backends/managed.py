@@ -18,8 +18,7 @@ import anyio.lowlevel
 from anyio.abc import TaskStatus
 
 from shoal.core.histogram import TIME_BOUNDS_S, Histogram
-from shoal.core.replicas.life import LifeState, ReplicaLife
-from shoal.core.replicas.restarts import LONGEST_S, Restarts
+from shoal.core.replicas.life import LONGEST_S, LifeState, ReplicaLife, Restarts
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.failures.exceptions import goes_on
 from shoal.failures.held import held, shown

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from shoal.core.events import Observers
     from shoal.core.request import Request
     from shoal.replicas.code.instance import Method
+    from shoal.serving.backend_options import Converters
     from shoal.serving.backends.models import ModelLoader
-    from shoal.serving.converters import Converters
 
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from shoal.batching.current import running_batch
-from shoal.core.request import Batch, DispatchReason, Request, RequestOptions, State
+from shoal.batching.current import running_batch, setting
+from shoal.core.request import Batch, DispatchReason, RequestOptions, State, request_of_nobody
 from shoal.errors import HandlerTimeout, ReplicaDied
 from shoal.failures.exceptions import goes_on, own_copy
 from shoal.loops.this_loop import parking_of_this_loop
@@ -130,13 +130,7 @@ def model_states(member: PoolMember) -> dict[str, ModelState]:
 
 
 async def _run(member: PoolMember, method: str, model: str) -> None:
-    request = Request()
-    request.item, request.context, request.state = model, Context(), State.RUNNING
-    request.arrived_at = anyio.current_time()
-    request.options = RequestOptions(metadata={"model": model})
-    request.batch = request.waiter = request.value = request.error = None
-    token = running_batch.set(Batch(0, DispatchReason.FULL, [request]))
-    try:
+    options, now = RequestOptions(metadata={"model": model}), anyio.current_time()
+    request = request_of_nobody(model, now, State.RUNNING, options, Context())
+    with setting(running_batch, Batch(0, DispatchReason.FULL, [request])):
         await member.replica.run(method, [model])
-    finally:
-        running_batch.reset(token)

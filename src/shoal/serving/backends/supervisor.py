@@ -2,7 +2,7 @@
 
 After every event (a replica became ready or died, the wanted number changed, all are to be
 replaced) it passes the state of all replicas to `core.replicas.life`, which decides which to
-start and which to drain. `core.replicas.restarts` decides when to try again after a failure. The
+start and which to drain. `Restarts` decides when to try again after a failure. The
 supervisor carries these decisions out. Callers can wait for the first replica, any, or all.
 """
 

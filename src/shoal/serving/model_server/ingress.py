@@ -26,7 +26,7 @@ from shoal.errors import (
 )
 from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
-from shoal.replicas.process.wire.connection import FrameConnection
+from shoal.replicas.process.wire.connection import AnsweredCall, FrameConnection
 from shoal.replicas.process.wire.errors import as_data, check_may_leave, slots_as_data
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, FrameReader
 from shoal.replicas.process.wire.messages import EMPTY, MessageCodec, packed, unpickled
@@ -73,16 +73,12 @@ class IngressTraffic(NamedTuple):
     sent_bytes: int = 0
 
 
-class _Call:
-    """A call under way; `credit` is the number of steps that its reader has room for."""
-
+class _Call(AnsweredCall):
     def __init__(self) -> None:
-        self.scope = anyio.CancelScope()
+        super().__init__()
         # Ends the request at a place in the message, and the places before that is known.
         self._leave: Callable[[int], object] | None = None
         self._left: list[int] = []
-        self.credit = STEPS_AHEAD
-        self.has_credit = anyio.Event()
 
     def leave(self, place: int) -> None:
         if self._leave is None:
@@ -178,8 +174,7 @@ class Ingress:
             elif kind is FrameKind.CANCEL:
                 known.scope.cancel()
             else:
-                known.credit += int(unpickled(frame.body))
-                known.has_credit.set()
+                known.add_credit(int(unpickled(frame.body)))
         elif kind is not FrameKind.PING:
             raise ValueError(f"an unexpected {kind.name}")
 
@@ -293,10 +288,7 @@ class Ingress:
                             FrameKind.PART, frame.id, _packed(calls.method, step)
                         )
                         self._connection.send_soon(part)  # with those of other streams
-                        call.credit -= 1
-                        while call.credit <= 0:
-                            call.has_credit = anyio.Event()
-                            await call.has_credit.wait()
+                        await call.sent_step()
 
     async def _opened(self, frame: Frame, *, streams: bool) -> tuple[MethodBatcher, CallsAsData]:
         backend = self._found()

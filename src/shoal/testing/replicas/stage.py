@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import anyio
 
-from shoal.batching.current import Identity, running_batch
+from shoal.batching.current import Identity, running_batch, setting
 from shoal.core.request import Batch, DispatchReason, State
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, Placement, Replica, ReplicaOptions
@@ -186,11 +186,10 @@ def a_batch_of(items: list[Any]) -> Generator[None]:
     batch = Batch(7, DispatchReason.FULL, [])
     requests = [make_request(item, metadata={"place": n}) for n, item in enumerate(items)]
     batch.admit(requests)
-    token = running_batch.set(batch)
     try:
-        yield
+        with setting(running_batch, batch):
+            yield
     finally:
-        running_batch.reset(token)
         for request in requests:
             request.state = State.FINISHED
             request.batch = None

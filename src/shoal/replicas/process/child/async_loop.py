@@ -13,24 +13,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 
 from shoal.batching.current import running_replica
 from shoal.batching.handlers.handler import HoldLog, HoldLogs, in_own_context
 from shoal.batching.open_batch import OpenBatch
 from shoal.failures.exceptions import goes_on, own_copy
+from shoal.loops.event_loop import EventLoop
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.loops.unlimited import UNLIMITED
+from shoal.loops.unlimited import in_thread
 from shoal.replicas.code.instance import is_async
-from shoal.replicas.code.jobs import DONE, HANDLER, Job, PlainSteps
-from shoal.replicas.process.child.endpoints import CancelToken
+from shoal.replicas.code.jobs import DONE, HANDLER, PlainSteps
 from shoal.replicas.process.child.open_batch import OpenWork
-from shoal.replicas.process.wire.connection import FrameConnection
+from shoal.replicas.process.wire.connection import AnsweredCall, FrameConnection
 from shoal.replicas.process.wire.errors import as_data
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, Frame, FrameKind, FrameReader
+from shoal.replicas.process.wire.frames import Frame, FrameKind, FrameReader
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
 from shoal.replicas.process.wire.open_batch import OpenStart
-from shoal.replicas.threads import loop_of_caller
+from shoal.replicas.threads import InnerCalls
 
 if TYPE_CHECKING:
     import socket
@@ -45,14 +44,10 @@ if TYPE_CHECKING:
 _BEGINNINGS: Final = (FrameKind.RUN, FrameKind.STREAM, FrameKind.OPEN, FrameKind.RECONFIGURE)
 
 
-class _Call:
-    """A call under way; `credit` is the number of steps that its reader has room for."""
-
+class _Call(AnsweredCall):
     def __init__(self) -> None:
-        self.scope = anyio.CancelScope()
-        self.cancel_token = CancelToken()
-        self.credit = STEPS_AHEAD
-        self.has_credit = anyio.Event()
+        super().__init__()
+        self.inner = InnerCalls()
         # None unless its code takes an open batch.
         self.open: OpenWork | None = None
 
@@ -75,7 +70,7 @@ class AsyncWork:
         self._parking = parking_of_this_loop()
         self._tag = running_replica.get().replica
         self._hold_logs = HoldLogs()
-        self._soon = loop_of_caller()[1]
+        self._soon = EventLoop.here().soon
         self._checks: deque[int] = deque()  # ids of pending health checks
         self._has_checks = anyio.Event()
         self._is_closing = anyio.CancelScope()
@@ -109,7 +104,7 @@ class AsyncWork:
         if is_async(hook):
             name = getattr(hook, "__name__", "a hook")
             return await in_own_context(hook(*args), self._hold_logs[f"{name}() of {self._tag}"])
-        return await self._in_thread(partial(hook, *args))
+        return await in_thread(partial(hook, *args))
 
     def _handle(self, frame: Frame) -> None:
         self._answers.codec.take_back(frame)
@@ -126,14 +121,13 @@ class AsyncWork:
             self._is_closing.cancel()
         elif (call := self._calls.get(frame.id)) is not None:
             if frame.kind is FrameKind.CREDIT:
-                call.credit += unpickled(frame.body)
-                call.has_credit.set()
+                call.add_credit(unpickled(frame.body))
             elif frame.kind is FrameKind.NEWS:
                 assert call.open is not None
                 call.open.take(*self._answers.codec.parts_here(frame))
             else:
                 call.scope.cancel()
-                call.cancel_token.cancel()
+                call.inner.cancel()
         else:
             self._answers.codec.drop(frame)  # its call has ended
 
@@ -160,11 +154,11 @@ class AsyncWork:
             if frame.kind is FrameKind.RUN:
                 return FrameKind.RESULT, await self._call(frame, call)
             if frame.kind is FrameKind.STREAM:
-                work = self._answers.opened(frame, anyio.current_time(), call.cancel_token)
+                work = self._answers.opened(frame, anyio.current_time(), call.inner)
                 await in_own_context(self._stream(frame, call, work), self._hold_log_of(work))
                 return FrameKind.END, EMPTY
             if call.open is not None:
-                work = self._answers.opened_batch(call.open, call.cancel_token)
+                work = self._answers.opened_batch(call.open, call.inner)
                 await in_own_context(self._run_open(work, call.open), self._hold_log_of(work))
                 return FrameKind.END, EMPTY
             user_config = self._answers.codec.opened_here(frame)
@@ -179,9 +173,10 @@ class AsyncWork:
             return FrameKind.ERROR, packed(as_data(own_copy(error, name)))
 
     async def _call(self, frame: Frame, call: _Call) -> Message:
-        work = self._answers.opened(frame, anyio.current_time(), call.cancel_token)
+        work = self._answers.opened(frame, anyio.current_time(), call.inner)
         if work.handler.threaded:
-            results = await self._in_thread(work.plain_results)
+            # It sets its batch in the thread: an idle one keeps the context that it was given.
+            results = await in_thread(work.plain_results)
         else:
             with work.is_running():
                 results = await in_own_context(
@@ -201,10 +196,7 @@ class AsyncWork:
             async with aclosing(self._steps(work)) as steps:
                 async for step in steps:
                     self.send(FrameKind.PART, frame.id, self._answers.packed(work, step))
-                    call.credit -= 1
-                    while call.credit == 0:
-                        call.has_credit = anyio.Event()
-                        await call.has_credit.wait()
+                    await call.sent_step()
                     # An async generator may yield its next step without a checkpoint.
                     await anyio.lowlevel.checkpoint()
 
@@ -214,26 +206,11 @@ class AsyncWork:
     async def _plain_steps(self, work: Work) -> AsyncGenerator[Any, None]:
         steps = PlainSteps(work.handler, work.items)
         try:
-            while (step := await self._in_thread(partial(work.next_of, steps))) is not DONE:
+            while (step := await in_thread(partial(work.next_of, steps))) is not DONE:
                 yield step
         finally:
             with anyio.CancelScope(shield=True):
-                await self._in_thread(steps.close)
-
-    async def _in_thread(self, function: Callable[[], Any]) -> Any:
-        """Calls a function in a thread, which keeps no reference to it."""
-        # An idle thread may keep its last job and that job's context alive. The job is therefore an
-        # empty box, and the context is one without a batch. Exceptions are returned as values:
-        # asyncio drops a coroutine when a GeneratorExit is thrown into it.
-        box = [Job(function)]
-        del function
-        answer, error = await anyio.to_thread.run_sync(lambda: box.pop().run(), limiter=UNLIMITED)
-        if error is None:
-            return answer
-        try:
-            raise error
-        finally:
-            del error  # its traceback holds this frame
+                await in_thread(steps.close)
 
     async def _start_checks(self, health: Callable[[], Awaitable[object]]) -> None:
         while True:

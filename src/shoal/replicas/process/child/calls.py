@@ -10,17 +10,19 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from shoal.batching.current import continued, running_batch, running_replica
+from shoal.batching.current import continued, running_batch, running_replica, setting
 from shoal.batching.handlers.batch_results import check_results
 from shoal.replicas.code.instance import Instance, takes_no_open_batch
 from shoal.replicas.code.jobs import PlainSteps, plain_results
-from shoal.replicas.process.child.endpoints import CancelToken, current_cancel_token
+from shoal.replicas.process.wire.batch import BatchAsData
 from shoal.replicas.process.wire.errors import check_may_leave, slots_as_data
 from shoal.replicas.process.wire.messages import Message, MessageCodec, packed, places_of
 from shoal.replicas.process.wire.start import Defaults, why_unsendable
+from shoal.replicas.threads import InnerCalls, inner_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
+    from contextlib import AbstractContextManager
 
     from shoal.batching.handlers.handler import Handler
     from shoal.core.request import Batch, Draining
@@ -66,13 +68,13 @@ class Work:
         handler: Handler,
         items: list[Any],
         batch: Batch | None,
-        cancel_token: CancelToken,
+        inner: InnerCalls,
     ) -> None:
         self.method = method
         self.handler = handler
         self.items = items
         self._batch = batch
-        self._cancel_token = cancel_token
+        self._inner = inner
 
     def plain_results(self) -> Any:
         with self.is_running():
@@ -83,28 +85,27 @@ class Work:
         with self.is_running():
             return steps.next()
 
-    @contextmanager
-    def is_running(self) -> Generator[None]:
-        """Sets the code's batch (`shoal.current_batch`), its trace, and its calls' cancel token."""
-        cancel_token = current_cancel_token.set(self._cancel_token)
-        batch = None if self._batch is None else running_batch.set(self._batch)
-        try:
-            if self._batch is None or self._batch.trace is None:
-                yield
-            else:
-                with continued(self._batch.trace):
-                    yield
-        finally:
-            current_cancel_token.reset(cancel_token)
-            if batch is not None:
-                running_batch.reset(batch)
+    def is_running(self) -> AbstractContextManager[None]:
+        return code_is_running(self._batch, self._inner)
 
 
-class CallAnswers:
-    def __init__(self, codec: MessageCodec, instance: Instance, draining: Draining) -> None:
-        self._draining = draining
-        self.codec = codec
-        self.instance = instance
+@contextmanager
+def code_is_running(batch: Batch | None, inner: InnerCalls) -> Generator[None]:
+    """Sets the code's batch (`shoal.current_batch`), its trace, and its own calls."""
+    with setting(inner_calls, inner):
+        if batch is None:
+            yield
+            return
+        with setting(running_batch, batch), continued(batch.trace):
+            yield
+
+
+class CalledMethods:
+    """The methods of an instance, for calls from another process."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._handlers = instance.handlers
+        self._description = instance.description
         methods = instance.description.methods
         self._defaults = {name: Defaults(method.signature) for name, method in methods.items()}
         self._defaults_of_open = {
@@ -113,37 +114,58 @@ class CallAnswers:
             if method.open_signature is not None
         }
 
-    def opened(self, frame: Frame, now: float, cancel_token: CancelToken) -> Work:
+    def found(self, name: str, items: list[Any]) -> tuple[Handler, list[Any]]:
+        self._description.method(name)  # raises NoSuchName
+        return self._handlers[name], self._defaults[name].put_into(items)
+
+    def found_for(self, opened: OpenWork) -> Handler:
+        """Returns the handler of an open batch, which it prepares."""
+        method = self._description.method(opened.method)  # raises NoSuchName
+        if method.open_signature is None:
+            raise takes_no_open_batch(method.name, running_replica.get().replica)
+        handler = self._handlers[method.name]
+        opened.name = handler.name
+        opened.prepare = self._defaults_of_open[method.name].put_into
+        return handler
+
+
+def sent_slots(handler: Handler, items: list[Any], results: Any) -> Any:
+    """Checks the results of a batch, or a step, and converts the exceptions in them to data."""
+    check_results(handler.name, len(items), results, is_step=handler.streams)
+    check_may_leave(results)
+    return slots_as_data(results)
+
+
+class CallAnswers:
+    def __init__(self, codec: MessageCodec, instance: Instance, draining: Draining) -> None:
+        self._draining = draining
+        self.codec = codec
+        self.instance = instance
+        self._methods = CalledMethods(instance)
+
+    def opened(self, frame: Frame, now: float, inner: InnerCalls) -> Work:
         """Decodes a call; `now` is the time on the clock that its code uses."""
         try:
             name, items, batch = self.codec.opened_here(frame)
         except Exception as error:
             raise TypeError(f"the batch can't be unpickled in the process: {error}") from error
-        self.instance.description.method(name)  # raises NoSuchName
+        handler, items = self._methods.found(name, items)
         return Work(
             name,
-            self.instance.handlers[name],
-            stacked(self._defaults[name].put_into(items), places_of(frame)[: len(frame.buffers)]),
-            None if batch is None else batch.as_batch(now, self._draining),
-            cancel_token,
+            handler,
+            stacked(items, places_of(frame)[: len(frame.buffers)]),
+            None if batch is None else BatchAsData(*batch).as_batch(now, self._draining),
+            inner,
         )
 
-    def opened_batch(self, opened: OpenWork, cancel_token: CancelToken) -> Work:
-        method = self.instance.description.method(opened.method)  # raises NoSuchName
-        if method.open_signature is None:
-            raise takes_no_open_batch(method.name, running_replica.get().replica)
-        opened.name = self.instance.handlers[method.name].name
-        opened.prepare = self._defaults_of_open[method.name].put_into
-        handler = self.instance.handlers[method.name]
-        return Work(method.name, handler, [], opened.batch, cancel_token)
+    def opened_batch(self, opened: OpenWork, inner: InnerCalls) -> Work:
+        return Work(opened.method, self._methods.found_for(opened), [], opened.batch, inner)
 
     def packed(self, work: Work, results: Any) -> Message:
         """Checks the results and packs them; uses shared memory if there is room."""
-        is_step = work.handler.streams
-        check_results(work.handler.name, len(work.items), results, is_step=is_step)
-        check_may_leave(results)
+        slots = sent_slots(work.handler, work.items, results)
         try:
-            message = packed(slots_as_data(results))
+            message = packed(slots)
         except Exception as error:
             listed: list[Any] = [results]
             if isinstance(results, (list, tuple)):

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
+from shoal.loops.event_loop import EventLoop
 from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import Frame, FrameKind, FrameReader, encoded, receive, send
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed
-from shoal.replicas.threads import loop_of_caller
 
 if TYPE_CHECKING:
     import socket
@@ -43,7 +43,7 @@ class ThreadsafeDraining:
 
     async def wait(self) -> None:
         is_set = anyio.Event()
-        notify = partial(loop_of_caller()[1], is_set.set)
+        notify = partial(EventLoop.here().soon, is_set.set)
         self._listeners.add(notify)
         try:
             if self._is_set:

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from contextvars import ContextVar
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 import anyio.lowlevel
 
+from shoal.loops.event_loop import EventLoop
 from shoal.replicas.process.wire.errors import ErrorAsData
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Frame, FrameKind
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
-from shoal.replicas.threads import WorkCancelled, loop_of_caller, runs_a_loop
+from shoal.replicas.threads import (
+    InnerCalls,
+    WorkCancelled,
+    inner_calls,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Iterable
@@ -28,30 +33,6 @@ if TYPE_CHECKING:
     from shoal.replicas.code.endpoint_call import CallOut
 
 _WHERE: Final = "the process that the call was made by"
-
-
-class CancelToken:
-    def __init__(self) -> None:
-        self._is_cancelled = False
-        self._waits: set[queue.SimpleQueue[Frame | None]] = set()
-
-    def cancel(self) -> None:
-        """Makes all current and later calls raise `WorkCancelled`; from any thread."""
-        self._is_cancelled = True
-        for wait in list(self._waits):
-            wait.put(None)
-
-    def add(self, wait: queue.SimpleQueue[Frame | None]) -> None:
-        self._waits.add(wait)
-        if self._is_cancelled:
-            wait.put(None)
-
-    def discard(self, wait: queue.SimpleQueue[Frame | None]) -> None:
-        self._waits.discard(wait)
-
-
-# The token of the work that the calling code does; threads that it starts do not inherit it.
-current_cancel_token: Final[ContextVar[CancelToken]] = ContextVar("shoal.current_cancel_token")
 
 
 class FrameTransport(Protocol):
@@ -192,23 +173,18 @@ class _Answers:
 class _BlockingAnswers(_Answers):
     def __init__(self, channel: ParentChannel, call: CallOut) -> None:
         super().__init__(channel)
-        if runs_a_loop():
+        if EventLoop.is_in_thread():
             raise RuntimeError(
                 f"a call to {call.endpoint!r} would block this event loop; await it instead"
             )
         self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
-        self._cancel_token = current_cancel_token.get(None)
+        # Threads that the code starts are in no work's context.
+        self._inner = inner_calls.get(InnerCalls())
         self.id = channel.begin(call, self._frames.put)
-        if self._cancel_token is not None:
-            self._cancel_token.add(self._frames)
 
     def next(self) -> Any:
-        return self.opened(self._frames.get())
-
-    def leave(self) -> None:
-        if self._cancel_token is not None:
-            self._cancel_token.discard(self._frames)
-        super().leave()
+        with self._inner.waiting(partial(self._frames.put, None)):
+            return self.opened(self._frames.get())
 
 
 class _Awaiting(_Answers):
@@ -216,7 +192,7 @@ class _Awaiting(_Answers):
         super().__init__(channel)
         self._frames: deque[Frame] = deque()
         self._has_frames = anyio.Event()
-        self._soon = loop_of_caller()[1]
+        self._soon = EventLoop.here().soon
         self.id = channel.begin(call, self._take)
 
     async def next(self) -> Any:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
-from shoal.batching.current import Identity, running_replica
+from shoal.batching.current import Identity, running_replica, setting
 from shoal.replicas.code.endpoint_call import parent_channel
 from shoal.replicas.code.instance import HOOKS, Instance, is_async, is_async_class
 from shoal.replicas.process.child.calls import CallAnswers
@@ -234,14 +234,11 @@ def _run_main_again(script: MainScript) -> None:
     # This is the name that `multiprocessing` uses, so ``if __name__ == "__main__":`` skips the
     # parts that only the parent should run.
     main = types.ModuleType("__mp_main__")
-    token = running_main_again.set(True)
-    try:
+    with setting(running_main_again, True):
         if script.is_module:
             variables = runpy.run_module(script.found_at, run_name="__mp_main__", alter_sys=True)
         else:
             variables = runpy.run_path(script.found_at, run_name="__mp_main__")
-    finally:
-        running_main_again.reset(token)
     main.__dict__.update(variables)
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
 

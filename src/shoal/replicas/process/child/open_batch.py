@@ -20,9 +20,10 @@ from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.errors import as_data, check_may_leave
 from shoal.replicas.process.wire.messages import PLAIN, Dumps, Message, packed, sealed
 from shoal.replicas.process.wire.open_batch import (
-    AnswerKind,
+    CHUNK,
+    ERROR,
+    RESULT,
     NewsReader,
-    OpenProgress,
     OpenStart,
     unsendable,
 )
@@ -118,7 +119,7 @@ class OpenWork:
             self._requests[number] = request
             self._held[number] = request
         for number, error in failed:
-            self._answer(AnswerKind.ERROR, number, as_data(error))
+            self._answer(ERROR, number, as_data(error))
         for number in news.gone:
             if (gone := self._requests.get(number)) is not None:
                 self._held.pop(number, None)  # else a busy handler would keep their items
@@ -178,18 +179,16 @@ class OpenWork:
         for request, chunk in chunks:
             if request.state is RUNNING:
                 request.waiter.room -= 1
-                self._answer_with(AnswerKind.CHUNK, request, chunk, "an item of the stream")
+                self._answer_with(CHUNK, request, chunk, "an item of the stream")
 
     def finish(self, request: Request, value: Any) -> None:
-        if request.state is RUNNING and self._answer_with(
-            AnswerKind.RESULT, request, value, "the result"
-        ):
+        if request.state is RUNNING and self._answer_with(RESULT, request, value, "the result"):
             self._end(request, State.FINISHED)
 
     def fail(self, request: Request, error: BaseException) -> None:
         if request.state is RUNNING:
             data = as_data(error, self._dumps)
-            self._answer(AnswerKind.ERROR, request.waiter.number, data)
+            self._answer(ERROR, request.waiter.number, data)
             self._end(request, State.FAILED)
 
     def end(self) -> None:
@@ -218,7 +217,8 @@ class OpenWork:
         ):
             return
         self._reported = self._saw
-        answers = OpenProgress(
+        # An `OpenProgress` as a plain tuple: pickling a class by its name doubles the time.
+        progress = (
             self._saw,
             self._begun,
             self._steps,
@@ -230,8 +230,7 @@ class OpenWork:
         buffers = self._buffers
         self._steps, self._answers, self._buffers = [], [], []
         self._waits, self._ended_waits, self._leaves = [], [], False
-        # A plain tuple, because pickling a class by its name doubles the time.
-        self._send_message(packed(tuple(answers), buffers))
+        self._send_message(packed(progress, buffers))
 
     async def _wait_for_readers(self, full: list[Request]) -> None:
         wait = next(self._wait_ids)
@@ -250,7 +249,7 @@ class OpenWork:
             self._ended_waits.append(wait)
             self._gather()
 
-    def _answer_with(self, kind: AnswerKind, request: Request, value: Any, name: str) -> bool:
+    def _answer_with(self, kind: int, request: Request, value: Any, name: str) -> bool:
         """Adds a value to the next message; fails the request if it can't be sent."""
         if type(value) in PLAIN:
             self._answer(kind, request.waiter.number, value)
@@ -271,9 +270,10 @@ class OpenWork:
             self.flush()  # the code may use the memory again
         return True
 
-    def _answer(self, kind: AnswerKind, number: int, content: Any) -> None:
-        self._answers.append((int(kind), number, content))
-        self._gather()
+    def _answer(self, kind: int, number: int, content: Any) -> None:
+        self._answers.append((kind, number, content))
+        if not self._is_due:
+            self._gather()
 
     def _gather(self) -> None:
         """Lets `flush` be called in the next pass, when more may have gathered."""

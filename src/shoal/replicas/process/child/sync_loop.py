@@ -18,7 +18,6 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING
 
 from shoal.replicas.code.jobs import DONE, PlainSteps
-from shoal.replicas.process.child.endpoints import CancelToken
 from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import (
     STEPS_AHEAD,
@@ -29,6 +28,7 @@ from shoal.replicas.process.wire.frames import (
     send,
 )
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
+from shoal.replicas.threads import InnerCalls
 
 if TYPE_CHECKING:
     import socket
@@ -48,10 +48,10 @@ class SyncWork:
         self._put_aside: deque[Frame] = deque()
         self._lock = threading.Lock()
         # Guarded by the lock: the id of the call that was begun last, whether it was cancelled, the
-        # cancel token of its own calls, and the ids of calls that will not be begun.
+        # calls that it makes itself, and the ids of calls that will not be begun.
         self._begun = 0
         self._is_cancelled = False
-        self._cancel_token = CancelToken()
+        self._inner_calls = InnerCalls()
         self._dropped: set[int] = set()
 
     def cancel(self, id_: int) -> None:
@@ -60,7 +60,7 @@ class SyncWork:
                 return
             if id_ == self._begun:
                 self._is_cancelled = True
-                self._cancel_token.cancel()
+                self._inner_calls.cancel()
                 return
             self._dropped.add(id_)
         self._control.send(FrameKind.END, id_)
@@ -96,7 +96,7 @@ class SyncWork:
 
     def _call(self, frame: Frame) -> tuple[FrameKind, Message]:
         try:
-            work = self._answers.opened(frame, time.monotonic(), self._cancel_token)
+            work = self._answers.opened(frame, time.monotonic(), self._inner_calls)
             return FrameKind.RESULT, self._answers.packed(work, work.plain_results())
         except BaseException as error:
             return self._failed(error)
@@ -104,7 +104,7 @@ class SyncWork:
     def _stream(self, frame: Frame) -> tuple[FrameKind, Message]:
         credit = STEPS_AHEAD
         try:
-            work = self._answers.opened(frame, time.monotonic(), self._cancel_token)
+            work = self._answers.opened(frame, time.monotonic(), self._inner_calls)
             steps = PlainSteps(work.handler, work.items)
             try:
                 while not self._is_cancelled:
@@ -172,5 +172,5 @@ class SyncWork:
                 return False
             self._begun = frame.id
             self._is_cancelled = False
-            self._cancel_token = CancelToken()
+            self._inner_calls = InnerCalls()
             return True

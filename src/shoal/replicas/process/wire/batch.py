@@ -9,31 +9,38 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
-from typing import Any, NamedTuple, TypeAlias
+from itertools import count
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from shoal.core.request import (
     NEVER,
-    NOTHING,
     Batch,
     DispatchReason,
     Draining,
     Request,
     RequestOptions,
     State,
+    request_of_nobody,
 )
 from shoal.replicas.process.wire.messages import PLAIN, unpickled
 
-# The time until its deadline, since the two processes' clocks differ; its priority, cost and
-# metadata. A plain tuple: pickling a class for each request takes ten times as long.
-Extras: TypeAlias = (
-    "tuple[float | None, int, float, dict[str, Any], dict[str, bytes], tuple[str, ...]]"
-)
+# Plain values, values that are pickled one by one, and the names of values that can't be sent.
+MetadataParts: TypeAlias = "tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]]"
+
+
+# The options of a request that has none.
+USUAL: Final = RequestOptions()
 
 
 class SentMetadata(dict[str, Any]):
     """The metadata of a request, in another process; `lost` names values that could not be sent."""
 
     lost: frozenset[str] = frozenset()
+
+    def with_model(self, model: str) -> SentMetadata:
+        copy = SentMetadata(self, model=model)
+        copy.lost = self.lost
+        return copy
 
     def __missing__(self, name: str) -> Any:
         if name in self.lost:
@@ -44,79 +51,123 @@ class SentMetadata(dict[str, Any]):
         raise KeyError(name)
 
 
+class OptionsAsData(NamedTuple):
+    # A column is None if all requests have the usual value.
+    deadlines: list[float | None] | None  # on the sender's clock
+    priorities: list[int] | None
+    costs: list[float] | None
+    models: list[str | None] | None
+    metadata: list[MetadataParts]
+    places: list[int] | None  # of each request's metadata; None if all have the only one
+
+    def received(self, count: int, later_s: float) -> list[RequestOptions]:
+        known = [received_metadata(*parts) for parts in self.metadata]
+        metadata = [known[place] for place in self.places or [0] * count]
+        if self.models is not None:
+            metadata = [
+                one if model is None else one.with_model(model)
+                for one, model in zip(metadata, self.models, strict=True)
+            ]
+        deadlines = self.deadlines or [None] * count
+        priorities, costs = self.priorities or [1] * count, self.costs or [1] * count
+        return [
+            RequestOptions(None if deadline is None else deadline + later_s, one, priority, cost)
+            for deadline, one, priority, cost in zip(
+                deadlines, metadata, priorities, costs, strict=True
+            )
+        ]
+
+
 class BatchAsData(NamedTuple):
     id: int
     reason: str
     load: float
     items: list[Any]
-    ages_s: list[float]
-    extras: Sequence[Extras | None] | None  # None where no request has any
+    sent_at: float  # on the sender's clock, as all times
+    arrived_at: list[float]
+    options: Sequence[Any] | None  # `OptionsAsData`; None where no request has any
     trace: Mapping[str, str] | None = None
 
     def as_batch(self, now: float, draining: Draining = NEVER) -> Batch:
         """Rebuilds the batch on this process's clock, with empty contexts of its requests."""
-        extras = self.extras or [None] * len(self.items)
+        later_s = now - self.sent_at
+        options = received_options(self.options, len(self.items), later_s)
         context = Context()
         requests = [
-            received_request(item, now - age_s, extra, context, now)
-            for item, age_s, extra in zip(self.items, self.ages_s, extras, strict=True)
+            received_request(item, arrived_at + later_s, one, context)
+            for item, arrived_at, one in zip(self.items, self.arrived_at, options, strict=True)
         ]
         batch = Batch(self.id, DispatchReason(self.reason), requests, self.load, draining)
         batch.trace = self.trace
         return batch
 
 
+def received_options(
+    data: Sequence[Any] | None, count: int, later_s: float
+) -> Sequence[RequestOptions | None]:
+    return [None] * count if data is None else OptionsAsData(*data).received(count, later_s)
+
+
 def received_request(
-    item: Any, arrived_at: float, extra: Extras | None, context: Context, now: float
+    item: Any, arrived_at: float, options: RequestOptions | None, context: Context
 ) -> Request:
-    request = Request()
-    request.item = item
-    request.arrived_at = arrived_at
-    request.context = context
-    request.options = None if extra is None else _options(extra, now)
-    request.state = State.RUNNING
-    # No reference to the batch: a cycle would keep shared memory until a collection.
-    request.batch = request.waiter = request.value = request.error = None
-    return request
+    # It does not refer to its batch: a cycle would keep shared memory until a collection.
+    return request_of_nobody(item, arrived_at, State.RUNNING, options, context)
 
 
-def batch_as_data(batch: Batch, now: float) -> BatchAsData:
+def batch_as_data(batch: Batch, now: float) -> tuple[Any, ...]:
+    # A `BatchAsData` as a plain tuple: pickling a class takes ten times as long.
     requests = batch.members
-    return BatchAsData(
+    return (
         batch.id,
         batch.reason.value,
         batch.load,
         [request.item for request in requests],
-        [now - request.arrived_at for request in requests],
-        all_extras(requests, now),
+        now,
+        [request.arrived_at for request in requests],
+        options_as_data(requests),
         batch.trace,
     )
 
 
-def all_extras(requests: Sequence[Request], now: float) -> list[Extras | None] | None:
-    """Converts the options of the requests to data; None if no request has any."""
-    extras: list[Extras | None] = []
-    shared: Mapping[str, Any] = NOTHING
-    parts = metadata_parts(NOTHING)
-    for request in requests:
-        options = request.options
-        if options is None:
-            extras.append(None)
-            continue
-        # Calls through one handle share their metadata, which is converted once.
-        if options.metadata is not shared:
-            shared, parts = options.metadata, metadata_parts(options.metadata)
-        plain, pickled, lost = parts
-        if (model := getattr(options, "model", None)) is not None:
-            plain = {**plain, "model": model}
-        left_s = None if options.deadline is None else options.deadline - now
-        extras.append((left_s, options.priority, options.cost, plain, pickled, lost))
-    return extras if any(extras) else None
+def options_as_data(requests: Sequence[Request]) -> tuple[Any, ...] | None:
+    # An `OptionsAsData` as a plain tuple; None if no request has options.
+    options = options_of(requests)
+    if options.count(USUAL) == len(options):
+        return None
+    return (
+        column([one.deadline for one in options], None),
+        column([one.priority for one in options], 1),
+        column([one.cost for one in options], 1),
+        column([getattr(one, "model", None) for one in options], None),
+        *metadata_as_data(options),
+    )
 
 
-def metadata_parts(
-    metadata: Mapping[str, Any],
-) -> tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]]:
+def options_of(requests: Sequence[Request]) -> list[RequestOptions]:
+    return [request.options or USUAL for request in requests]
+
+
+def column(values: list[Any], usual: Any) -> list[Any] | None:
+    """Returns an option of each request; None if all have the usual value."""
+    return None if values.count(usual) == len(values) else values
+
+
+def metadata_as_data(
+    options: Sequence[RequestOptions],
+) -> tuple[list[MetadataParts], list[int] | None]:
+    """Returns the different metadata, and the place of each request's; None if all have one."""
+    given = [one.metadata for one in options]
+    # Calls through one handle share their metadata, which is converted once.
+    known = {id(one): one for one in given}
+    parts = [metadata_parts(one) for one in known.values()]
+    if len(known) < 2:
+        return parts, None
+    places = dict(zip(known, count()))
+    return parts, [places[id(one)] for one in given]
+
+
+def metadata_parts(metadata: Mapping[str, Any]) -> MetadataParts:
     """Splits metadata into plain values, values that are pickled one by one, and lost ones."""
     # The metadata of an HTTP request knows which of its values are plain.
     to_send: Callable[[], tuple[dict[str, Any], Mapping[str, Any]]] | None
@@ -143,12 +194,6 @@ def _pickled(value: Any) -> bytes | None:
         return pickle.dumps(value, 5)
     except Exception:
         return None
-
-
-def _options(extra: Extras, now: float) -> RequestOptions:
-    left_s, priority, cost, plain, pickled, lost = extra
-    deadline = None if left_s is None else now + left_s
-    return RequestOptions(deadline, received_metadata(plain, pickled, lost), priority, cost)
 
 
 def received_metadata(

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Final, Generic
 import anyio
 
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.replicas.process.wire.frames import Buffer, Frame, FrameReader, K, rest_of
+from shoal.replicas.process.wire.frames import (
+    STEPS_AHEAD,
+    Buffer,
+    Frame,
+    FrameReader,
+    K,
+    rest_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -210,6 +217,26 @@ class FrameConnection(Generic[K]):
                 self._waiting[0] = rest
             else:
                 self._waiting.popleft()
+
+
+class AnsweredCall:
+    """A call under way, where it is answered; the reader of its steps has room for a few."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        self._credit = STEPS_AHEAD
+        self._has_credit = anyio.Event()
+
+    def add_credit(self, steps: int) -> None:
+        self._credit += steps
+        self._has_credit.set()
+
+    async def sent_step(self) -> None:
+        """Waits until the reader has room for another step."""
+        self._credit -= 1
+        while self._credit <= 0:
+            self._has_credit = anyio.Event()
+            await self._has_credit.wait()
 
 
 def _nothing() -> None:

@@ -19,6 +19,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias
 
 from typing_extensions import TypeVar
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
 # The version of the protocol; both ends must have the same one.
-PROTOCOL: Final = 8
+PROTOCOL: Final = 9
 Buffer: TypeAlias = bytes | bytearray | memoryview
 # Kind, blocks given back, whether the last place is the pickle's, places, id, bytes of pickle.
 _HEADER: Final = struct.Struct("<BB?xIQQ")
@@ -124,14 +125,13 @@ def encoded(
     # Without `parts`, the last of the `places` is the pickle's.
     places = places or [(_INLINE, memoryview(buffer).nbytes) for buffer in buffers]
     size = sum(map(len, parts))
-    head = [
-        _HEADER.pack(kind, len(given_back), bool(places) and not parts, len(places), id_, size),
-        *map(_NUMBER.pack, given_back),
-        *(_PLACE.pack(offset, length) for offset, length in places),
-    ]
+    head = _HEADER.pack(kind, len(given_back), bool(places) and not parts, len(places), id_, size)
+    if given_back or places:
+        numbers = [*given_back, *chain.from_iterable(places)]
+        head += struct.pack(f"<{len(numbers)}Q", *numbers)
     if size <= _JOINED:
-        return [b"".join((*head, *parts)), *buffers]
-    return [b"".join(head), *parts, *buffers]
+        return [b"".join((head, *parts)), *buffers]
+    return [head, *parts, *buffers]
 
 
 class FrameReader(Generic[K]):
@@ -154,7 +154,9 @@ class FrameReader(Generic[K]):
         """Returns the memory for the next bytes; it is never empty."""
         if self._target is not None:
             return self._target[self._filled :]
-        if self._start:
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._start:
             rest = bytes(self._chunk[self._start : self._end])
             self._chunk[: len(rest)] = rest
             self._start, self._end = 0, len(rest)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import pickle
 from contextvars import Context
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shoal.batching.current import running_batch
 from shoal.core.request import Batch, DispatchReason, Draining, Request
-from shoal.replicas.process.wire.batch import Extras, all_extras, received_request
+from shoal.replicas.process.wire.batch import options_as_data, received_options, received_request
 from shoal.replicas.process.wire.errors import ErrorAsData
 from shoal.replicas.process.wire.messages import Dumps, Message, Unsealer, packed, sealed, unpickled
 
@@ -42,27 +41,22 @@ class OpenStart(NamedTuple):
         return batch
 
 
-class _Join(NamedTuple):
-    number: int
-    room: int
-    item: Any
-    age_s: float
-    extra: Extras | None
-
-
 class News(NamedTuple):
     """What has happened to an open batch, as it is sent."""
 
-    joined: list[_Join]
+    # Of each request its number, its room, its item, and when it arrived.
+    joined: list[tuple[int, int, Any, float]]
+    options: tuple[Any, ...] | None  # `OptionsAsData` of these requests
+    sent_at: float  # on the sender's clock, as all times
     gone: list[int]
     room: dict[int, int]
     closed: str | None
 
 
-class AnswerKind(IntEnum):
-    CHUNK = 0
-    RESULT = 1
-    ERROR = 2
+# The kinds of answers: plain numbers, since an enum's members take longer to pickle.
+CHUNK: Final = 0
+RESULT: Final = 1
+ERROR: Final = 2
 
 
 class OpenProgress(NamedTuple):
@@ -73,7 +67,7 @@ class OpenProgress(NamedTuple):
     begun: int
     # How many requests were active in each step.
     steps: Sequence[int]
-    # An `AnswerKind`, the number of its request, and its value.
+    # The kind of each answer, the number of its request, and its value.
     answers: Sequence[tuple[int, int, Any]]
     # The waits for readers that have begun, with their numbers and streams; and the ended ones.
     waits: Sequence[tuple[int, Sequence[int]]]
@@ -86,16 +80,18 @@ def packed_news(
 ) -> Message:
     """Packs what has happened; requests with items that can't be sent fail, and are left out."""
     buffers: list[memoryview] = []
-    joined: list[_Join] = []
-    extras = all_extras([each.request for each in news.joined], now) or [None] * len(news.joined)
-    for (number, request, room), extra in zip(news.joined, extras, strict=True):
+    joined: list[tuple[int, int, Any, float]] = []
+    requests: list[Request] = []
+    for number, request, room in news.joined:
         try:
             item = sealed(request.item, buffers, dumps)
         except Exception as error:
             relay.fail(number, unsendable("the item", request.item, error))
         else:
-            joined.append(_Join(number, room, item, now - request.arrived_at, extra))
-    return packed((joined, news.gone, news.room, news.closed), buffers)
+            joined.append((number, room, item, request.arrived_at))
+            requests.append(request)
+    options = options_as_data(requests)
+    return packed((joined, options, now, news.gone, news.room, news.closed), buffers)
 
 
 def take_answers(frame: Frame, relay: OpenRelay, where: str) -> None:
@@ -105,7 +101,7 @@ def take_answers(frame: Frame, relay: OpenRelay, where: str) -> None:
     relay.saw(message.saw, message.begun)
     relay.stepped(message.steps)
     for kind, number, value in message.answers:
-        if kind == AnswerKind.ERROR:
+        if kind == ERROR:
             assert isinstance(value, ErrorAsData)
             relay.fail(number, value.as_exception(where))
             continue
@@ -115,7 +111,7 @@ def take_answers(frame: Frame, relay: OpenRelay, where: str) -> None:
             text = f"the answer of {where} can't be unpickled here: {error}"
             relay.fail(number, caused(TypeError(text), error))
             continue
-        if kind == AnswerKind.CHUNK:
+        if kind == CHUNK:
             relay.put(number, content)
         else:
             relay.finish(number, content)
@@ -141,16 +137,17 @@ class NewsReader:
         unsealer = Unsealer(buffers)
         requests: list[tuple[int, int, Request]] = []
         failed: list[tuple[int, Exception]] = []
-        for join in news.joined:
+        later_s = now - news.sent_at
+        options = received_options(news.options, len(news.joined), later_s)
+        for (number, room, value, arrived_at), one in zip(news.joined, options, strict=True):
             try:
-                item = unsealer.open(join.item)
+                item = unsealer.open(value)
             except Exception as error:
                 text = f"the item can't be unpickled in the process: {error}"
-                failed.append((join.number, caused(TypeError(text), error)))
+                failed.append((number, caused(TypeError(text), error)))
                 continue
-            arrived_at = now - join.age_s
-            request = received_request(item, arrived_at, join.extra, self._context, now)
-            requests.append((join.number, join.room, request))
+            request = received_request(item, arrived_at + later_s, one, self._context)
+            requests.append((number, room, request))
         return news, requests, failed
 
 
