@@ -139,12 +139,7 @@ class RemoteReplica(Replica):
                 self._ended_one()
 
     async def reconfigure(self, user_config: Any) -> None:
-        conversation = self._working()
-        try:
-            message = packed(user_config)
-        except Exception as error:
-            raise TypeError(f"the user_config can't be sent: {error}") from error
-        await conversation.ask(FrameKind.RECONFIGURE, message)
+        await self._working().reconfigure(user_config)
 
     async def check_health(self) -> None:
         await self._working().ask_beside(FrameKind.HEALTH)
