@@ -25,9 +25,9 @@ import anyio.to_thread
 from benchmarks.report import Panel, Report, parser, print_table, verdict
 from shoal.batching.current import Identity, running_batch, setting
 from shoal.core.request import Batch, DispatchReason
+from shoal.loops.event_loop import EventLoop
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, ReplicaOptions
-from shoal.replicas.threads import loop_of_caller
 from shoal.testing.policies import make_request
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ async def measure(rounds: int, calls: int) -> dict[str, list[tuple[float, float]
             placement_options={"ray_options": {"num_cpus": 0.1}},
         )
     )
-    _, soon = loop_of_caller()
+    soon = EventLoop.here().soon
 
     async def bare(actor: Any, items: list[Any]) -> None:
         future = actor.__call__.remote(items).future()
