@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -147,12 +148,9 @@ class ProcessReplica(Replica):
 
     async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
         conversation = self._working()
-        steps = conversation.ask_steps(_packed(method, items))
-        try:
+        async with aclosing(conversation.ask_steps(_packed(method, items))) as steps:
             async for step in steps:
                 yield step
-        finally:
-            await steps.aclose()
 
     async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
         await self._working().ask_open(method, batch)

@@ -11,6 +11,7 @@ finishes.
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -128,15 +129,12 @@ class RemoteReplica(Replica):
     async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
         conversation = self._working()
         self._under_way += 1
-        steps = conversation.ask_steps(packed_calls(method, items))
         try:
-            async for step in steps:
-                yield step
+            async with aclosing(conversation.ask_steps(packed_calls(method, items))) as steps:
+                async for step in steps:
+                    yield step
         finally:
-            try:
-                await steps.aclose()
-            finally:
-                self._ended_one()
+            self._ended_one()
 
     async def reconfigure(self, user_config: Any) -> None:
         await self._working().reconfigure(user_config)
