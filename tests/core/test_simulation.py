@@ -238,42 +238,36 @@ def test_a_simulation_loads_the_models_that_the_engine_loads(scene, backend):
     assert simulation.loads > 5
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    st.sampled_from([*SCENES]),
-    st.builds(
-        Models, most=st.integers(1, 4), max_switch_wait_s=st.sampled_from([0, 0.0503, 0.2003])
-    ),
-    st.integers(1, 4),
-    st.integers(0, 10_000),
+_MODELS = st.builds(
+    Models, most=st.integers(1, 4), max_switch_wait_s=st.sampled_from([0, 0.0503, 0.2003])
 )
-def test_a_simulation_loads_the_models_that_the_engine_loads_at_random(
-    scene, models, replicas, seed
-):
-    options = {**SCENES[scene], "models": models}
-    assume(options.get("max_queued_requests") != 0 and "policy" not in options)
-    assume(options.get("max_concurrent_batches", 1) is not None)
-    asked = {"priority": (None, 1, 2, 3)} if "priority_levels" in options else {}
-    trace = some_trace(rate=60.0 * replicas, requests=80, seed=seed, model=MODELS, **asked)
-    compared("trio", trace, options, replicas=replicas)
+_FACTORS = st.sampled_from([1, 1.2, 2, 1000])
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from([*SCENES]),
-    st.sampled_from([1, 1.2, 2, 1000]),
+    st.one_of(
+        st.tuples(st.just("models"), _MODELS, st.just({"model": MODELS, "rate": 60.0})),
+        st.tuples(
+            st.just("sticky_load_factor"), _FACTORS, st.just({"shard_key": KEYS, "rate": 80.0})
+        ),
+    ),
     st.integers(1, 5),
     st.integers(0, 10_000),
 )
-def test_a_simulation_chooses_the_replica_that_the_engine_chooses_at_random(
-    scene, factor, replicas, seed
+def test_a_simulation_chooses_the_replicas_and_models_that_the_engine_chooses_at_random(
+    scene, preference, replicas, seed
 ):
-    options = {**SCENES[scene], "sticky_load_factor": factor}
+    name, value, traffic = preference
+    options = {**SCENES[scene], name: value}
     assume(options.get("max_queued_requests") != 0 and "policy" not in options)
     assume(options.get("max_concurrent_batches", 1) is not None)
     asked = {"priority": (None, 1, 2, 3)} if "priority_levels" in options else {}
-    trace = some_trace(rate=80.0 * replicas, requests=80, seed=seed, shard_key=KEYS, **asked)
-    compared("trio", trace, options, replicas=replicas)
+    traffic = {**traffic, "rate": traffic["rate"] * replicas}
+    compared(
+        "trio", some_trace(requests=80, seed=seed, **traffic, **asked), options, replicas=replicas
+    )
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])

@@ -209,25 +209,21 @@ async def test_a_module_that_was_not_allowed_is_not_allowed(fake):
             await client.create_backend("a", "os:system")
 
 
-async def test_an_api_that_is_off_is_said_to_be(fake):
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (404, b"Not Found", "no admin API at http://localhost"),
+        (200, b"<html>", "not Shoal's admin API"),
+        (200, b"[" * 100_000, "not Shoal's admin API"),
+    ],
+)
+async def test_an_answer_that_is_not_of_the_api_is_explained(status, body, said):
     async def app(scope, receive, send):
-        await send({"type": "http.response.start", "status": 404, "headers": []})
-        await send({"type": "http.response.body", "body": b"Not Found"})
-
-    client = RemoteClient("http://localhost", transport=httpx.ASGITransport(app=app))
-    with pytest.raises(ConnectionError, match="no admin API at http://localhost"):
-        await client.status()
-    await client.aclose()
-
-
-@pytest.mark.parametrize("body", [b"<html>", b"[" * 100_000])
-async def test_an_answer_that_is_no_json_is_of_no_shoal(body):
-    async def app(scope, receive, send):
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": body})
 
     client = RemoteClient("http://localhost", transport=httpx.ASGITransport(app=app))
-    with pytest.raises(ConnectionError, match="not Shoal's admin API"):
+    with pytest.raises(ConnectionError, match=said):
         await client.status()
     await client.aclose()
 

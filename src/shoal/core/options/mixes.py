@@ -29,6 +29,13 @@ def _without(first: str, second: str, why: str) -> Mix:
     return first, second, why, lambda o: is_set(o, first) and not is_set(o, second)
 
 
+def _with_no_places(name: str, why: str) -> Mix:
+    def meets(options: Options) -> bool:
+        return options.max_queued_requests == 0 and is_set(options, name)
+
+    return "max_queued_requests", name, why, meets
+
+
 def is_set(options: Options, name: str) -> bool:
     field, value = options.__dataclass_fields__[name], getattr(options, name)
     if field.default is MISSING:  # a table
@@ -116,36 +123,26 @@ _REFUSED: Final[tuple[Mix, ...]] = (
         "a queue without places has no request to shed; pass max_queued_requests=1 or more",
         lambda o: _sheds(o) and o.max_queued_requests == 0,
     ),
-    (
-        "max_queued_requests",
+    _with_no_places(
         "bucket_by",
         "an idle slot takes one key's requests, so how many can start now depends on their keys",
-        lambda o: o.max_queued_requests == 0 and is_set(o, "bucket_by"),
     ),
-    (
-        "max_queued_requests",
+    _with_no_places(
         "priority_mixing",
         "an idle slot takes one level's requests, so what can start now depends on their levels",
-        lambda o: o.max_queued_requests == 0 and is_set(o, "priority_mixing"),
     ),
     _with("models", "sticky_load_factor", "both choose the replica of a request"),
-    (
-        "max_queued_requests",
+    _with_no_places(
         "models",
         "a replica takes one model's requests, so how many can start now depends on their models",
-        lambda o: o.max_queued_requests == 0 and is_set(o, "models"),
     ),
-    (
-        "max_queued_requests",
+    _with_no_places(
         "sticky_load_factor",
         "a replica takes its own keys' requests, so how many can start now depends on their keys",
-        lambda o: o.max_queued_requests == 0 and is_set(o, "sticky_load_factor"),
     ),
-    (
-        "max_queued_requests",
+    _with_no_places(
         "limit",
         "a batch that waits for the limit waits in the queue; pass max_queued_requests=1 or more",
-        lambda o: o.max_queued_requests == 0 and is_set(o, "limit"),
     ),
     _with(
         "isolate_errors",

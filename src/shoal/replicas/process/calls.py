@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import anyio
 
 from shoal.batching.current import continued
+from shoal.batching.open_relay import OpenRelay
 from shoal.failures.exceptions import ungrouped
 from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
@@ -37,13 +38,14 @@ from shoal.replicas.process.wire.messages import (
     places_of,
     unpickled,
 )
-from shoal.replicas.process.wire.open_batch import packed_news, take_answers
+from shoal.replicas.process.wire.open_batch import OpenStart, packed_news, take_answers
 from shoal.replicas.scopes import until_overdue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
-    from shoal.batching.open_relay import OpenNews, OpenRelay
+    from shoal.batching.open_batch import OpenBatch
+    from shoal.batching.open_relay import OpenNews
     from shoal.core.request import Batch, Request
     from shoal.errors import ReplicaDied
     from shoal.replicas.code.endpoint_call import CallOut
@@ -167,9 +169,11 @@ class Conversation:
         finally:
             await self._leave(call, FrameKind.STREAM)
 
-    async def ask_open(self, message: Message, relay: OpenRelay) -> None:
+    async def ask_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
         """Makes a call on an open batch; returns when its handler has returned."""
-        call = await self._begin(FrameKind.OPEN, message)
+        relay = OpenRelay(batch)
+        start = OpenStart.of(method, relay.streams, batch)
+        call = await self._begin(FrameKind.OPEN, packed(start))
         try:
             async with ungrouped() as tasks:
                 try:
@@ -203,6 +207,13 @@ class Conversation:
             take_answers(frame, relay, self._where)
         except Exception as error:
             self._worker.kill(f"it sent an invalid message: {type(error).__name__}: {error}")
+
+    async def reconfigure(self, user_config: Any) -> None:
+        try:
+            message = packed(user_config)
+        except Exception as error:
+            raise TypeError(f"the user_config can't be sent to {self._where}: {error}") from error
+        await self.ask(FrameKind.RECONFIGURE, message)
 
     async def ask_beside(self, kind: FrameKind) -> Any:
         """Makes a call over the control channel, which does not wait behind work."""

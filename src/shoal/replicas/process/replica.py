@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import anyio
 
 from shoal.batching.current import running_batch
-from shoal.batching.open_relay import OpenRelay
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.failures.exceptions import ungrouped
 from shoal.failures.hints import constructor_hint
@@ -42,7 +42,6 @@ from shoal.replicas.process.calls import Conversation
 from shoal.replicas.process.wire.batch import batch_as_data
 from shoal.replicas.process.wire.frames import FrameKind
 from shoal.replicas.process.wire.messages import Message, packed
-from shoal.replicas.process.wire.open_batch import OpenStart
 from shoal.replicas.process.wire.start import (
     StartMessage,
     main_script,
@@ -149,30 +148,19 @@ class ProcessReplica(Replica):
 
     async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
         conversation = self._working()
-        steps = conversation.ask_steps(_packed(method, items))
-        try:
+        async with aclosing(conversation.ask_steps(_packed(method, items))) as steps:
             async for step in steps:
                 yield step
-        finally:
-            await steps.aclose()
 
     async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
-        conversation = self._working()
-        relay = OpenRelay(batch)
-        start = OpenStart.of(method, relay.streams, batch)
-        await conversation.ask_open(packed(start), relay)
+        await self._working().ask_open(method, batch)
 
     def open_binding(self, method: str) -> Binding:
         assert self._description is not None
         return self._description.open_binding(method, self.tag)
 
     async def reconfigure(self, user_config: Any) -> None:
-        conversation = self._working()
-        try:
-            message = packed(user_config)
-        except Exception as error:
-            raise TypeError(f"the user_config can't be sent to a process: {error}") from error
-        await conversation.ask(FrameKind.RECONFIGURE, message)
+        await self._working().reconfigure(user_config)
 
     async def check_health(self) -> None:
         conversation = self._working()

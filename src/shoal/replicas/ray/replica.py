@@ -24,7 +24,6 @@ import anyio
 import anyio.to_thread
 
 from shoal.batching.current import running_batch
-from shoal.batching.open_relay import OpenRelay
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.failures.exceptions import ungrouped
 from shoal.failures.hints import constructor_hint
@@ -35,8 +34,6 @@ from shoal.replicas.contract import Replica
 from shoal.replicas.placements import RayOptions
 from shoal.replicas.process.wire.batch import batch_as_data
 from shoal.replicas.process.wire.errors import slots_as_exceptions
-from shoal.replicas.process.wire.messages import packed
-from shoal.replicas.process.wire.open_batch import OpenStart
 from shoal.replicas.process.wire.start import received
 from shoal.replicas.ray.actor import HOOKS
 from shoal.replicas.ray.channel import ActorChannel, conversation_with, converse
@@ -146,9 +143,7 @@ class RayReplica(Replica):
     async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
         self._check_ready()
         assert self._conversation is not None
-        relay = OpenRelay(batch)
-        start = OpenStart.of(method, relay.streams, batch)
-        await self._conversation.ask_open(packed(start), relay)
+        await self._conversation.ask_open(method, batch)
 
     def open_binding(self, method: str) -> Binding:
         assert self._description is not None

@@ -11,6 +11,7 @@ finishes.
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -128,23 +129,15 @@ class RemoteReplica(Replica):
     async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
         conversation = self._working()
         self._under_way += 1
-        steps = conversation.ask_steps(packed_calls(method, items))
         try:
-            async for step in steps:
-                yield step
+            async with aclosing(conversation.ask_steps(packed_calls(method, items))) as steps:
+                async for step in steps:
+                    yield step
         finally:
-            try:
-                await steps.aclose()
-            finally:
-                self._ended_one()
+            self._ended_one()
 
     async def reconfigure(self, user_config: Any) -> None:
-        conversation = self._working()
-        try:
-            message = packed(user_config)
-        except Exception as error:
-            raise TypeError(f"the user_config can't be sent: {error}") from error
-        await conversation.ask(FrameKind.RECONFIGURE, message)
+        await self._working().reconfigure(user_config)
 
     async def check_health(self) -> None:
         await self._working().ask_beside(FrameKind.HEALTH)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import random
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -29,7 +28,7 @@ from shoal.replicas.scopes import Beside
 from shoal.serving.backends.pool import PoolMember, wait_idle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from shoal.batching.current import Identity
     from shoal.replicas.code.instance import Description
@@ -159,16 +158,17 @@ class ManagedReplica:
         return None
 
     def kill(self, reason: str) -> None:
-        with noted("%s: kill() raised", self.replica.tag):
-            held(self.replica.kill)(reason)
-
-    def _stop(self) -> None:
-        with noted("%s: stop() raised", self.replica.tag):
-            held(self.replica.stop)()
+        self._tell(self.replica.kill, reason)
 
     def notify_draining(self) -> None:
-        with noted("%s: drain() raised", self.replica.tag):
-            held(self.replica.drain)()
+        self._tell(self.replica.drain)
+
+    def _tell(self, method: Callable[..., object], *args: Any) -> None:
+        """Calls a method of a placement; an exception of it must not end other replicas."""
+        try:
+            held(method)(*args)
+        except Exception:
+            logger.exception("%s: %s() raised", self.replica.tag, method.__name__)
 
     def abandon(self) -> None:
         self._scope.cancel()
@@ -191,7 +191,7 @@ class ManagedReplica:
         if waiting.cancelled_caught:
             self.kill(f"its work did not end within {grace_s:g} s")
         else:
-            self._stop()
+            self._tell(self.replica.stop)
         await self.give_up()
 
     async def give_up(self) -> None:
@@ -204,15 +204,6 @@ class ManagedReplica:
         self._scope.cancel()
         with anyio.move_on_after(_MARGIN_S):
             await self._ended.wait()
-
-
-@contextmanager
-def noted(message: str, *args: object) -> Generator[None]:
-    """Logs an exception of a placement instead of raising it, as it must not end other replicas."""
-    try:
-        yield
-    except Exception:
-        logger.exception(message, *args)
 
 
 class _ReadyStatus(TaskStatus["Description"]):
