@@ -5,6 +5,7 @@ import math
 import random
 import traceback
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any, Self
 
 import anyio
@@ -36,6 +37,17 @@ class Slotted(Exception):
     def __init__(self, code: int) -> None:
         super().__init__("slotted")
         self.code = code
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+class WithoutArgs(Exception):
+    @property
+    def args(self) -> Any:  # type: ignore[override]
+        raise SystemExit("not here")
 
 
 class Uncopyable(Exception):
@@ -77,6 +89,7 @@ async def test_tracebacks_do_not_pile_up() -> None:
     [
         (lambda: Coded(7, where="here"), {"code": 7, "where": "here", "args": ("7 at here",)}),
         (lambda: Slotted(3), {"code": 3, "args": ("slotted",)}),
+        (lambda: Frozen(3), {"code": 3, "args": (3,)}),
         (lambda: FileNotFoundError(2, "gone", "file"), {"errno": 2, "filename": "file"}),
         (lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), {"object": b"\xff", "end": 1}),
         (lambda: KeyError("key"), {"args": ("key",)}),
@@ -111,6 +124,12 @@ async def test_an_exception_that_can_not_be_copied_is_the_cause_of_one_of_ours()
         assert type(error) is shoal.errors.HandlerFailed
         assert error.__cause__ is original
         assert "Uncopyable" in str(error)
+
+
+async def test_an_exception_whose_arguments_can_not_be_read_fails_its_batch_alone() -> None:
+    async with shoal.Batcher(raising(WithoutArgs)) as call:
+        for _ in range(2):
+            assert type(await outcome(call(1))) is WithoutArgs
 
 
 @pytest.mark.real_time

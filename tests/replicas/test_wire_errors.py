@@ -3,6 +3,7 @@
 import pickle
 import sys
 import threading
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -56,6 +57,16 @@ class Locked(Exception):
         self.lock = threading.Lock()
 
 
+@dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+class Unnoted(Exception):
+    def add_note(self, note: str) -> None:
+        raise SystemExit(note)
+
+
 class Group(ExceptionGroup[Exception]):
     tag = ""
 
@@ -100,6 +111,13 @@ def test_an_error_keeps_its_class_text_and_attributes(error: Exception) -> None:
     assert (type(again), str(again)) == (type(error), str(error))
     assert vars(again) == vars(error)
     assert again.args == error.args
+
+
+@pytest.mark.parametrize("error", [Frozen(3), Unnoted()])
+def test_an_error_that_takes_no_attributes_crosses_with_its_cause(error: Exception) -> None:
+    again = crossed(raised(error, KeyError(1)))
+    assert (type(again), vars(again)) == (type(error), vars(error))
+    assert repr(again.__cause__) == "KeyError(1)"
 
 
 def test_attributes_in_slots_cross() -> None:

@@ -39,6 +39,9 @@ _CALLERS: Final = frozenset(
     }
 )
 
+set_plainly: Final = object.__setattr__
+"""Sets an attribute of an exception, even if its class is a frozen dataclass."""
+
 
 @holds_ctrl_c
 def own_copy(error: BaseException, name: str = "the handler") -> Exception:
@@ -50,8 +53,8 @@ def own_copy(error: BaseException, name: str = "the handler") -> Exception:
             twin = _copied(error)
             if twin is not error:
                 assert type(twin) is type(error)
-                twin.__cause__ = error
-                twin.__traceback__ = None
+                set_plainly(twin, "__cause__", error)
+                set_plainly(twin, "__traceback__", None)
                 return twin
     said = ""
     with suppress(BaseException):  # user code may raise anything
@@ -139,14 +142,14 @@ def _copied(error: Exception) -> Exception:
     else:
         # A user-defined constructor could have any effect, so it is not called again.
         twin = cls.__new__(cls, *error.args)
-        twin.args = error.args
+        set_plainly(twin, "args", error.args)
         for name in slots_of(cls):
             if hasattr(error, name):
-                setattr(twin, name, getattr(error, name))
+                set_plainly(twin, name, getattr(error, name))
         twin.__dict__.update(error.__dict__)
     notes = getattr(error, "__notes__", None)
     if notes is not None:
-        twin.__notes__ = list(notes)
+        set_plainly(twin, "__notes__", list(notes))
     return twin
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 # Parts of the error messages of code for one loop that runs in the other, by the loop it is for.
 _SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -29,10 +29,12 @@ _ELSEWHERE: Final = (
 )
 _PAGE: Final = "see 'Where your code runs' on the page 'Replicas'"
 
+_args: Final[Callable[[BaseException], tuple[object, ...]]] = vars(BaseException)["args"].__get__
+
 
 def _message(error: BaseException) -> str:
-    args = error.args if isinstance(error, Exception) else ()
-    # Not str(error), which may be code of the user's.
+    # Not error.args or str(error), which may be code of the user's.
+    args: tuple[object, ...] = _args(error) if isinstance(error, Exception) else ()
     return args[0] if len(args) == 1 and type(args[0]) is str else ""
 
 
@@ -84,7 +86,7 @@ def with_hint(error: BaseException) -> BaseException:
     else:
         return error
     with suppress(Exception):  # its class may take other arguments
-        hinted = type(error)(f"{error.args[0]}; {hint}")
+        hinted = type(error)(f"{_message(error)}; {hint}")
         hinted.__cause__ = error
         return hinted
     return error

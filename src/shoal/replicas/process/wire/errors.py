@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal.batching.running.run import kinds_of
 from shoal.errors import HandlerFailed
-from shoal.failures.exceptions import class_name, slots_of, users_part
+from shoal.failures.exceptions import class_name, set_plainly, slots_of, users_part
+from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.code import jobs
 from shoal.replicas.process.wire.messages import Dumps, unpickled
 
@@ -40,20 +41,20 @@ class ErrorAsData(NamedTuple):
     cause: ErrorAsData | None = None
     is_raised_from: bool = False
 
+    @holds_ctrl_c
     def as_exception(self, where: str, name: str = jobs.HANDLER) -> Exception:
         """Returns the exception, or a `HandlerFailed` in its place, with a note on `where`."""
         error = self._loaded()
         if error is None:
             error = _failed(name, self.type_name, self.text)
         if self.traceback:
-            with suppress(TypeError):  # its notes are no list
+            with suppress(
+                BaseException
+            ):  # its notes are no list; or a foreign class raises anything
                 error.add_note(f"In {where}:\n{self.traceback}")
         if self.cause is not None:
             before = self.cause.as_exception(where, name)
-            if self.is_raised_from:
-                error.__cause__ = before
-            else:
-                error.__context__ = before
+            set_plainly(error, "__cause__" if self.is_raised_from else "__context__", before)
         return error
 
     def _loaded(self) -> Exception | None:
@@ -183,10 +184,10 @@ def _made_again(
     slots: dict[str, Any],
 ) -> BaseException:
     error = cls.__new__(cls, *args)
-    error.args = args
+    set_plainly(error, "args", args)
     error.__dict__.update(attributes)
     for name, value in slots.items():
-        setattr(error, name, value)
+        set_plainly(error, name, value)
     return error
 
 
