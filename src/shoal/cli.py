@@ -10,7 +10,12 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING, Final, cast
 
 from shoal.commands.support.arguments import CommandParser
-from shoal.commands.support.output import CommandError, drop_unread_output, say
+from shoal.commands.support.output import (
+    CommandError,
+    drop_unread_output,
+    open_closed_streams,
+    say,
+)
 from shoal.version import __version__
 
 if TYPE_CHECKING:
@@ -58,6 +63,7 @@ first steps:
 
 def main(argv: Sequence[str] | None = None) -> int:
     # 1 is a failure, or that no options meet the target of `tune`; 2 a mistake in the command.
+    open_closed_streams()
     if isinstance(stdout := sys.stdout, TextIOWrapper):
         # As Python does for stderr. The cast: isinstance leaves its type parameter unknown.
         cast("TextIOWrapper", stdout).reconfigure(errors="backslashreplace")

@@ -121,6 +121,7 @@ def directory(terminal):
         "broken": "def load():\n    raise LookupError('bad day')\n\nload()\n",
         "slow_import": SLOW_IMPORT,
         "slow_start": SLOW_START,
+        "script": "def main():\n    pass\n\nraise SystemExit(main())\n",
         "needy": "import a_module_that_nobody_has\n",
         "unfinished": "def load(:\n",
         "held": HELD_HANDLER,
@@ -371,6 +372,7 @@ def test_no_command_shows_how_to_give_one(capsys):
         ("broken", "Traceback (most recent call last):", "LookupError: bad day"),
         ("needy", "Traceback (most recent call last):", "a_module_that_nobody_has"),
         ("unfinished", '  File "', "SyntaxError"),
+        ("script", "Traceback (most recent call last):", "raise SystemExit(main())"),
     ],
 )
 def test_a_module_that_fails_to_import_has_a_traceback(terminal, directory, module, begins, error):

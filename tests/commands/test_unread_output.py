@@ -41,3 +41,20 @@ def test_output_that_can_not_be_written_is_told_in_one_line():
     with open("/dev/full", "w") as full:
         code, said = run(SIMULATE, full)
     assert (code, said) == (1, "shoal: can't write the result: No space left on device\n")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_the_null_device(closed, tmp_path):
+    (tmp_path / "seen.py").write_text(
+        "import os, pathlib\n"
+        "null = os.stat(os.devnull).st_rdev\n"
+        "found = [os.fstat(n).st_rdev == null for n in range(3)]\n"
+        "pathlib.Path('seen').write_text(str(found))\n"
+    )
+    shell = f"exec {sys.executable} -m shoal serve seen:app {closed}"
+    command = ["sh", "-c", shell]
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    ended = subprocess.run(command, cwd=tmp_path, timeout=HANG_S, check=False, **streams)
+    assert ended.returncode == 2  # the module has no `app`
+    expected = {">&-": [False, True, False], "2>&-": [False, False, True]}
+    assert (tmp_path / "seen").read_text() == str(expected.get(closed, [True] * 3))

@@ -63,6 +63,16 @@ def say(line: str) -> None:
         sys.stderr.flush()
 
 
+def open_closed_streams() -> None:
+    """Opens the null device for standard streams that are closed, as by ``2>&-``."""
+    # Otherwise a socket or a file would get the stream's number, and its output.
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
 def drop_unread_output() -> None:
     """Drops output for a reader that is gone, which would fail the interpreter's exit."""
     for stream in (sys.stdout, sys.stderr):
