@@ -158,11 +158,11 @@ class OpenRelay:
         room = self._room[number] = self._room[number] - 1
         if room < 0:
             raise ValueError("it sent more items than a stream has room for")
+        buffer = request.waiter
         # Reported once half of the buffer was used.
-        if room <= request.waiter.capacity // 2:
-            more = request.waiter.capacity - len(request.waiter.items) - 1 - room
-            if more > 0 and not self._reports_room:
-                self._reports_room = True
+        if room <= buffer.capacity // 2 and not self._reports_room:
+            self._reports_room = buffer.capacity - len(buffer.items) - 1 > room
+            if self._reports_room:
                 self._joining.look_again()
         self._run.put(request, chunk)
 
