@@ -6,6 +6,7 @@ giving the event loop a turn. Twice as many readers as places read texts in loop
 installed, the model is measured in a Ray actor on this machine as well. "Busy" is
 the same while the server answers 2,000 other requests a second over HTTP. The time to the first
 token is that of four readers, once with random pauses and once without: these ask when a step ends.
+It begins when a pause is over, although a model in the server's process may hold the loop then.
 """
 
 from __future__ import annotations
@@ -98,9 +99,11 @@ class _Seen:
 
 async def _read(handle: Any, lengths: Iterator[int], seen: _Seen, pause_s: float) -> None:
     for length in lengths:
-        if pause_s:
-            await anyio.sleep(random.uniform(0, pause_s))
         asked_at = anyio.current_time()
+        if pause_s:
+            # Also if the model holds the event loop then: a client would wait for that, too.
+            asked_at += random.uniform(0, pause_s)
+            await anyio.sleep_until(asked_at)
         async with handle.stream(length) as stream:
             is_first = True
             async for _ in stream:

@@ -82,8 +82,8 @@ class OpenRelay:
         self._requests: dict[int, Request] = {}
         # For how many items the handler's side knows each stream to have room.
         self._room: dict[int, int] = {}
-        # Streams that got items and may have room that was not reported.
-        self._to_report: set[int] = set()
+        # Whether a stream has used half of its room, or a wait for readers has ended.
+        self._reports_room = False
         self._sent = self._seen = 0
         self._has_reported_end = False
         # The waits for readers, by their numbers and by their streams.
@@ -128,13 +128,15 @@ class OpenRelay:
                     room = self._room[number] = request.waiter.capacity
                 news.joined.append(Joined(number, request, room))
         joining.joined.clear()
-        for number in self._to_report:
-            buffer = requests[number].waiter
-            more = buffer.capacity - len(buffer.items) - self._room[number]
-            if more > 0:
-                news.room[number] = more
-                self._room[number] += more
-        self._to_report.clear()
+        if self._reports_room:
+            self._reports_room = False
+            # Of all streams: those that began at different times share a message from then on.
+            for number, room in self._room.items():
+                buffer = requests[number].waiter
+                more = buffer.capacity - len(buffer.items) - room
+                if more > 0:
+                    news.room[number] = more
+                    self._room[number] = room + more
         if joining.is_closed and not self._has_reported_end:
             self._has_reported_end = True
             news.closed = joining.batch.reason.value
@@ -156,11 +158,11 @@ class OpenRelay:
         room = self._room[number] = self._room[number] - 1
         if room < 0:
             raise ValueError("it sent more items than a stream has room for")
-        # Reported once half of the buffer was used, so that streams share a message.
-        if room <= request.waiter.capacity // 2:
-            more = request.waiter.capacity - len(request.waiter.items) - 1 - room
-            if more > 0 and number not in self._to_report:
-                self._to_report.add(number)
+        buffer = request.waiter
+        # Reported once half of the buffer was used.
+        if room <= buffer.capacity // 2 and not self._reports_room:
+            self._reports_room = buffer.capacity - len(buffer.items) - 1 > room
+            if self._reports_room:
                 self._joining.look_again()
         self._run.put(request, chunk)
 
@@ -210,7 +212,7 @@ class OpenRelay:
             mine = [number for number in requests if self._awaited.get(number) is own]
             for number in mine:
                 del self._awaited[number]
-        self._to_report.update(number for number in mine if number in self._requests)
+        self._reports_room = True
         self._joining.look_again()
 
     def queue_again(self) -> None:
@@ -228,5 +230,4 @@ class OpenRelay:
 
     def _forget(self, number: int) -> Request | None:
         self._room.pop(number, None)
-        self._to_report.discard(number)
         return self._requests.pop(number, None)
