@@ -412,3 +412,12 @@ async def test_a_continuous_handler_ends_with_the_block() -> None:
 
     async with shoal.open_batchers():
         assert await outcomes(echo(1), echo(2)) == [2, 3]
+
+
+async def test_calls_of_a_function_that_it_decorates_may_overlap() -> None:
+    @shoal.open_batchers()
+    async def work(number: int) -> int:
+        await anyio.sleep(number)
+        return await increment(number)
+
+    assert await outcomes(*map(work, (3, 1, 2))) == [4, 2, 3]

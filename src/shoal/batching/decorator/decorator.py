@@ -234,6 +234,9 @@ class _OpenBatchers(AbstractAsyncContextManager[None], AsyncContextDecorator):
     def __init__(self, batched: tuple[Any, ...]) -> None:
         self._batched = batched
 
+    def _recreate_cm(self) -> _OpenBatchers:
+        return _OpenBatchers(self._batched)  # calls of a decorated function may overlap
+
     async def __aenter__(self) -> None:
         faces = [face for one in self._batched for face in _faces_of(one)]
         async with AsyncExitStack() as stack:
