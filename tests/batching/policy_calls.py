@@ -40,13 +40,13 @@ class LimitOf:
     def __init__(self) -> None:
         self.paused_until = -math.inf
         self._levels = [0.0, 0.0]
-        self._at = -math.inf
+        self._spent_at = [-math.inf, -math.inf]
 
     def opens_at(self, options: BatchOptions) -> float:
         opens_at = self.paused_until
-        for level, rate in zip(self._levels, rates_of(options), strict=True):
+        for level, rate, at in zip(self._levels, rates_of(options), self._spent_at, strict=True):
             if rate is not None and level < 0:
-                opens_at = max(opens_at, self._at - level / rate)
+                opens_at = max(opens_at, at - level / rate)
         return opens_at
 
     def spend(self, options: BatchOptions, cost: float, now: float) -> None:
@@ -55,9 +55,9 @@ class LimitOf:
             if rate is None:
                 continue
             saved = rate * burst_s
-            level = min(saved, self._levels[place] + rate * (now - self._at))
+            level = min(saved, self._levels[place] + rate * (now - self._spent_at[place]))
             self._levels[place] = level - (1, cost)[place]
-        self._at = now
+            self._spent_at[place] = now
 
 
 def rates_of(options: BatchOptions) -> tuple[float | None, float | None]:

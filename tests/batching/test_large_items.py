@@ -219,3 +219,12 @@ async def test_streams_are_not_divided() -> None:
 
     with pytest.raises(ValueError, match="split is for calls with one result"):
         shoal.Batcher(steps, **SPLIT)
+
+
+async def test_a_map_is_joined_by_the_options_that_divided_it() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, **SPLIT)
+    async with plugged(held, batcher) as (call, tasks):
+        (caller,) = await line_up(tasks, call.map(["abcdef", "gh"]))
+        batcher.configure(split=None, join=None)
+    assert caller.outcome == ["abcdef", "gh"]

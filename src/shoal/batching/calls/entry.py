@@ -311,6 +311,7 @@ class Entry:
         self.intake.check_loop()
         self.intake.adopt()
         divided = self._divided_or_error if return_exceptions else self._divided
+        splitting = self._splitting  # others may come while it waits
         now, entering = self.now(), dict[Hashable, float]()
         # A call that can't be made has its error in place of its parts.
         calls: list[list[Part] | Exception] = []
@@ -331,7 +332,7 @@ class Entry:
             await self._wait_for(requests)
             rest = iter(requests)
             outcomes = [
-                self._splitting.outcome(list(islice(rest, len(one))))
+                splitting.outcome(list(islice(rest, len(one))))
                 if isinstance(one, list)
                 else (None, one)
                 for one in calls
