@@ -297,7 +297,11 @@ class OpenBatch(Generic[T, R]):
 
     def _drop_ended(self) -> None:
         # In each step for each request: a call of `ended` would double the time.
-        self._active = [each for each in self._active if each._request.state is RUNNING]
+        self._active = [
+            each
+            for each in self._active
+            if each._request.state is RUNNING  # pyright: ignore[reportPrivateUsage]
+        ]
 
     async def join(self) -> list[OpenRequest[T, R]]:
         """Waits until requests join, and returns them; an empty list if no more will join.
@@ -351,7 +355,7 @@ class _Steps(Generic[T, R]):
         batch = self._batch
         await self._joining.pause()
         joined = batch.join_nowait()
-        if not joined and not batch._active:
+        if not joined and not self._joining.batch.active:
             joined = await batch.join()
             if not joined:
                 raise StopAsyncIteration
