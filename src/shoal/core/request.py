@@ -129,7 +129,9 @@ class RequestOptions:
         cost: float = 1,
         key: Hashable = None,
     ) -> None:
-        self.deadline = self.due = deadline
+        self.deadline = deadline
+        # Its deadline, or that of its caller's scopes if it is earlier: batches are formed for it.
+        self.due = deadline
         self.metadata = metadata
         self.priority = priority
         self.cost = cost

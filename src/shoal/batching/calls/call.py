@@ -104,7 +104,7 @@ class UnaryCall(Generic[P, R]):
             if not await intake.drop(request, error):
                 raise
         else:
-            if request.options is not None:  # the options have changed since
+            if request.options is not None:  # `configure` has given it some meanwhile
                 intake.former.overdue.forget(request)
             result = request.value if request.error is None else result_of(request)
             return result

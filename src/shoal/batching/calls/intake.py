@@ -91,7 +91,7 @@ class Intake:
         now = self._now()
         request = self.new_request(item, options, waiter, now)
         former = self.former
-        if former.live >= former.free_room or (
+        if former.live >= former.unchecked_below or (
             options is not None and options.deadline is not None and options.deadline <= now
         ):  # else nothing is to be checked
             self._prepare(request)
@@ -134,7 +134,7 @@ class Intake:
         self.refusals.refuse_blocked()
         waiter = GroupWaiter(self.parking, len(items))
         former = self.former
-        if options is None and former.live + len(items) <= former.free_room:
+        if options is None and former.live + len(items) <= former.unchecked_below:
             return self._enter_alike(items, waiter)
         self.adopt()
         now = self._now()
@@ -239,7 +239,7 @@ class Intake:
             raise self.refusals.elsewhere()
 
     def abandon(self, request: Request, why: Unserved = "cancelled") -> None:
-        """Drops a request that its caller has left; does nothing if it has ended already."""
+        """Drops a request that its caller has left; only its error if it has ended already."""
         state = request.state
         if state is RUNNING:
             batch, request.batch = request.batch, None

@@ -211,6 +211,8 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
     Raises: as `UnaryCall`.
     """
 
+    # `Decorated` replaces the constructor of `UnaryCall`, and how it finds an open batcher.
+
 
 class BatchedGenerator(Decorated, StreamCall[P, R]):
     """A function of one item with a stream of results; `shoal.batch` of a generator handler.

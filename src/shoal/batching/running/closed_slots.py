@@ -66,7 +66,7 @@ class ClosedSlots(Slots[Run]):
                 self._report_idle()
                 return True
             in_a_row += 1
-            if former.calls != calls:  # its caller had a turn
+            if former.calls != calls:  # other tasks had a turn, and made calls
                 in_a_row, turn_at = 0, ended_at
             if in_a_row < IN_A_ROW_MOST and ended_at - turn_at < HELD_MOST_S:
                 if former.parked:

@@ -331,8 +331,9 @@ class UnaryRun(Run):
             values = values[: len(requests)]  # the results of padding are dropped
         for kind in kinds_of(values):
             if issubclass(kind, BaseException):
-                self._fail_slots(requests, values)
-            elif kind is CoroutineType and self.handler.threaded:
+                self._fail_places(requests, values)
+                break
+            if kind is CoroutineType and self.handler.threaded:
                 raise self._not_awaited(values)
         running = requests
         if batch.active < batch.size or len(requests) < batch.size:
@@ -353,7 +354,7 @@ class UnaryRun(Run):
             "of another async function by anyio.from_thread.run"
         )
 
-    def _fail_slots(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
+    def _fail_places(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
         paired = [*zip(requests, values, strict=True)]
         again = [r for r, v in paired if type(v) is RunsAgain and r.state is RUNNING]
         if again:

@@ -67,8 +67,9 @@ class Former:
         self._decided_at = -math.inf
         self.batches = batches
         self.closed = False
-        # The option `max_queued_requests`; infinity for None, 0 once it is `closed`.
-        self.bound = self.free_room = self._idle_slots = 0.0
+        # The option `max_queued_requests`; infinity for None, 0 once it is `closed`. While fewer
+        # requests than `unchecked_below` are queued, another one needs no check.
+        self.bound = self.unchecked_below = self._idle_slots = 0.0
         self._open_room = NOTHING
         self.overdue = Overdue(lambda request: self._policy.demote(request), options)
         self.live = self.parked = self.wake_at = 0
@@ -83,9 +84,9 @@ class Former:
         self.append: Callable[[Request], object]
         self._take_in(options)
 
-    def admit(self, request: Request, *, has_room: bool = False) -> Admission:
-        """Queues, parks or refuses a request; may shed another. `has_room`: already QUEUED."""
-        if not has_room:
+    def admit(self, request: Request, *, is_queued: bool = False) -> Admission:
+        """Queues, parks or refuses a request; may shed another."""
+        if not is_queued:
             if self._control is not None or self.parked or self.live >= self.bound:
                 return self._checked(request)
             request.state = QUEUED
@@ -122,7 +123,7 @@ class Former:
             if victim is None:
                 return Admission(self._fullness())
         request.state = QUEUED
-        admission = self.admit(request, has_room=True)  # first, since a user's rule may raise
+        admission = self.admit(request, is_queued=True)  # first, since a user's rule may raise
         if control is not None:
             control.note_added(request, self.live)
         if victim is not None:
@@ -243,9 +244,8 @@ class Former:
         self.live += len(waiting)
         self._left -= len(waiting)
         if self._control is not None:
-            for request in requests:
-                if request.state is QUEUED:
-                    self._control.note_returned(request)
+            for request in waiting:
+                self._control.note_returned(request)
 
     def insert(self, request: Request) -> None:
         """Queues a request of an earlier batch again, at its place; it does not wait for others."""
@@ -295,7 +295,7 @@ class Former:
 
     def await_change(self, *, is_pending: bool) -> None:
         self.awaits_change = is_pending
-        self.free_room = self.bound if self.takes_anyone and not is_pending else -math.inf
+        self.unchecked_below = self.bound if self.takes_anyone and not is_pending else -math.inf
 
     def change(
         self, options: BatchOptions, describe: Callable[[Request], Exception | None]
@@ -325,7 +325,7 @@ class Former:
         try:
             self._admit_parked()
         finally:
-            self.bound = self.free_room = 0
+            self.bound = self.unchecked_below = 0
 
     def clear(self) -> Iterator[Request]:
         """Empties the queue for good; yields parked requests last."""
@@ -403,7 +403,7 @@ class Former:
         while (request := self._parked.first()) is not None and self._fits(1, request.cost):
             request.state = QUEUED
             try:
-                woken = self.admit(request, has_room=True).ring or woken
+                woken = self.admit(request, is_queued=True).ring or woken
             except BaseException:
                 request.state = PARKED  # so that it is found, and failed, later
                 raise
@@ -420,7 +420,7 @@ class Former:
         try:
             refusal = describe(request)
             if refusal is None and request.state is QUEUED:
-                self.admit(request, has_room=True)
+                self.admit(request, is_queued=True)
         except BaseException as error:  # the requests after it must still be added
             return error
         return refusal

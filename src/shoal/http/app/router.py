@@ -299,7 +299,6 @@ _NEEDED_LATER: Final = (
     "shoal.replicas.local.task",
     "shoal.http.json.endpoint",
     "shoal.observe.collector",
-    "shoal.observe.collector",
     "shoal.http.openapi.document",
     "shoal.http.openapi.pages",
     "shoal.http.dashboard.feed",
@@ -307,7 +306,8 @@ _NEEDED_LATER: Final = (
 
 
 def load_the_rest() -> None:
-    """Takes about half as long as the start of an application without endpoints."""
+    """Imports what the first requests need."""
+    # It takes about half as long as the start of an application without endpoints.
     # A server calls it in a thread, once clients can connect, so that no request waits for it.
     for module in _NEEDED_LATER:
         import_module(module)

@@ -23,7 +23,6 @@ A result that can't be written as ``Accept`` asks is sent as JSON: ``Accept`` is
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator
 from copy import copy
 from dataclasses import dataclass
@@ -50,7 +49,7 @@ from shoal.http.json.queries import WITH_BODY, QueryReader, takes_body
 from shoal.http.json.stream_forms import VARIES, form_for, prefers, weights
 from shoal.http.json.validation import problem_of_validation
 from shoal.http.json.whole_request import WholeRequest
-from shoal.http.requests.call import NO_CALL_HEADERS, CallHeaders, EndpointCall, EndpointCalls
+from shoal.http.requests.call import EndpointCall, EndpointCalls, call_headers
 from shoal.http.requests.dispatch import Route
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.plain import encoded, is_large_array, of_memoryview
@@ -59,7 +58,7 @@ from shoal.http.requests.protocol import Codec
 from shoal.http.requests.streaming import answer_with_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from inspect import Signature
 
     from starlette.types import Message
@@ -72,13 +71,6 @@ if TYPE_CHECKING:
     from shoal.serving.endpoint import Endpoint
 
 
-_SECONDS: Final = re.compile(rb"[0-9]{1,15}(\.[0-9]{1,15})?")
-_OF_CALLS: Final = frozenset(
-    {
-        *(b"x-serve-call-method", b"x-serve-shard-key", b"x-priority", b"cache-control"),
-        b"x-request-timeout",
-    }
-)
 # Nearly all requests and results are these, and need no closer look.
 _ALWAYS_JSON: Final = frozenset({dict, list, tuple, str, int, float, bool, NoneType})
 _ASKS_FOR_NOTHING: Final = frozenset({None, b"", b"*/*", JSON})
@@ -224,31 +216,6 @@ def _check_count(item: Any, count: int) -> None:
             f"decode must return a tuple of {count} values, one for each parameter of the code, "
             f"not {given}"
         )
-
-
-def call_headers(headers: Mapping[bytes, bytes]) -> CallHeaders:
-    if headers.keys().isdisjoint(_OF_CALLS):
-        return NO_CALL_HEADERS
-    method = headers.get(b"x-serve-call-method")
-    key = headers.get(b"x-serve-shard-key")
-    timeout = headers.get(b"x-request-timeout")
-    return CallHeaders(
-        "__call__" if method is None else method.decode("latin-1"),
-        None if key is None else key.decode("latin-1"),
-        headers.get(b"x-priority"),
-        headers.get(b"cache-control"),
-        None if timeout is None else _timeout_s(timeout),
-    )
-
-
-def _timeout_s(given: bytes) -> float:
-    if not _SECONDS.fullmatch(given):
-        raise Refused.of(
-            "invalid-timeout",
-            "X-Request-Timeout must be a number of seconds, such as 2.5: digits, with at most one "
-            "dot.",
-        )
-    return float(given)
 
 
 @dataclass(frozen=True, slots=True)

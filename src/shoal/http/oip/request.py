@@ -15,10 +15,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from shoal.http.json.content_coding import decoded
-from shoal.http.json.endpoint import call_headers
 from shoal.http.json.scan import Costs, check_cost, check_json, encoding_flaw
 from shoal.http.json.validation import first_error
 from shoal.http.oip.tensor import Tensor, check_supported, malformed
+from shoal.http.requests.call import call_headers
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.problem import Refused
 

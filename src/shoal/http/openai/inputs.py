@@ -25,11 +25,10 @@ from typing import (
 from pydantic import Field, with_config
 
 from shoal.errors import ItemTooLarge
-from shoal.http.json.endpoint import call_headers
 from shoal.http.openai.errors import OPEN, Body, read_body, refused, too_long
 from shoal.http.openai.items import ItemMaker, PairMaker, Prompt, TextMaker, prompts_of
 from shoal.http.openai.models import OpenAIModel, OpenAIModels, OpenAIRoute
-from shoal.http.requests.call import EndpointCall
+from shoal.http.requests.call import EndpointCall, call_headers
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.plain import encoded
 

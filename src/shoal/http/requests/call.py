@@ -15,6 +15,7 @@ shadow.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Hashable, Iterator, Mapping
@@ -174,6 +175,38 @@ class CallHeaders(NamedTuple):
 
 
 NO_CALL_HEADERS: Final = CallHeaders()
+_SECONDS: Final = re.compile(rb"[0-9]{1,15}(\.[0-9]{1,15})?")
+_OF_CALLS: Final = frozenset(
+    {
+        *(b"x-serve-call-method", b"x-serve-shard-key", b"x-priority", b"cache-control"),
+        b"x-request-timeout",
+    }
+)
+
+
+def call_headers(headers: Mapping[bytes, bytes]) -> CallHeaders:
+    if headers.keys().isdisjoint(_OF_CALLS):
+        return NO_CALL_HEADERS
+    method = headers.get(b"x-serve-call-method")
+    key = headers.get(b"x-serve-shard-key")
+    timeout = headers.get(b"x-request-timeout")
+    return CallHeaders(
+        "__call__" if method is None else method.decode("latin-1"),
+        None if key is None else key.decode("latin-1"),
+        headers.get(b"x-priority"),
+        headers.get(b"cache-control"),
+        None if timeout is None else _timeout_s(timeout),
+    )
+
+
+def _timeout_s(given: bytes) -> float:
+    if not _SECONDS.fullmatch(given):
+        raise Refused.of(
+            "invalid-timeout",
+            "X-Request-Timeout must be a number of seconds, such as 2.5: digits, with at most one "
+            "dot.",
+        )
+    return float(given)
 
 
 class EndpointCalls:

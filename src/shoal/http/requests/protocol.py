@@ -1,10 +1,9 @@
-"""The contract of a protocol: its codec, and its routes beside Shoal's own at each endpoint's path.
+"""The contract of a protocol: its routes beside Shoal's own at each endpoint's path.
 
 An `App` speaks the protocols in its option ``protocols``, as names or as objects. Each protocol of
-this package has a folder of its own, with a codec and its routes.
-
-A codec reads the item of a request, writes a response, writes the messages of a stream and its end,
-and writes a problem, all in the form of one protocol. The rest of a call, such as routing,
+this package has a folder of its own. Its routes make calls with an `EndpointCall`. A protocol whose
+requests have one item each needs only a `Codec`, for an `EndpointRoute`: it reads the item, writes
+the response, and writes the messages of a stream and its end. The rest of a call, such as routing,
 deadlines and cancellation, is the same for all protocols and lives in `shoal.http.requests.call`.
 """
 

@@ -28,8 +28,8 @@ from shoal.batching.calls.stream import ResultStream
 from shoal.errors import ShutDown
 from shoal.failures.held import holding
 from shoal.http.json.arrays import NPY
-from shoal.http.json.endpoint import JsonCodec, call_headers
-from shoal.http.requests.call import CallHeaders, EndpointCall, EndpointCalls
+from shoal.http.json.endpoint import JsonCodec
+from shoal.http.requests.call import CallHeaders, EndpointCall, EndpointCalls, call_headers
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Problem, Refused, explained

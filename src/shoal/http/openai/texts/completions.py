@@ -15,12 +15,11 @@ import anyio
 
 from shoal.batching.calls.leaving import run_unless_left
 from shoal.errors import DeadlineExceeded, ItemTooLarge
-from shoal.http.json.endpoint import call_headers
 from shoal.http.openai.errors import refused, too_long
 from shoal.http.openai.models import OpenAIRoute
 from shoal.http.openai.texts.messages import AnswerForms, ChoiceMessages, MessageForm, SeveralTexts
 from shoal.http.openai.texts.results import NotText, TextOutput
-from shoal.http.requests.call import EndpointCall, unwatched
+from shoal.http.requests.call import EndpointCall, call_headers, unwatched
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.problem import Problem, explained
 from shoal.http.requests.streaming import ItemStream, answer_with_stream
