@@ -355,11 +355,7 @@ class _Steps(Generic[T, R]):
         batch = self._batch
         await self._joining.pause()
         joined = batch.join_nowait()
-<<<<<<< HEAD
-        if not joined and not batch._active:  # pyright: ignore[reportPrivateUsage]
-=======
         if not joined and not self._joining.batch.active:
->>>>>>> wire46
             joined = await batch.join()
             if not joined:
                 raise StopAsyncIteration
