@@ -10,8 +10,10 @@ WebSockets and unsafe methods from other origins. At other addresses, the operat
 from __future__ import annotations
 
 import ipaddress
+import json
 import logging
 import re
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
 
 
+PROBLEM_JSON: Final = b"application/problem+json"
 _LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 _ALL: Final = frozenset("*")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -122,3 +125,10 @@ class BadRequest(Exception):
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
         self.status = status
+
+    @property
+    def body(self) -> bytes:
+        """The body of its response: a problem of RFC 9457, without an id."""
+        title = HTTPStatus(self.status).phrase
+        problem = {"type": "about:blank", "title": title, "status": self.status}
+        return json.dumps({**problem, "detail": str(self)}).encode()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio.lowlevel
 
-from shoal.asgi.guard import BadRequest
+from shoal.asgi.guard import PROBLEM_JSON, BadRequest
 from shoal.asgi.header_check import FRAMING, WRONG_LENGTH, is_sendable, is_value, not_sendable
 from shoal.server.http1.body import ChunkedBody, SizedBody
 from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall
@@ -400,10 +400,9 @@ def status_line(status: int) -> bytes:
     return b"HTTP/1.1 %d " % status
 
 
-def error_answer(status: int, text: str) -> bytes:
-    """Returns a whole response, after which the connection ends."""
-    body = f"{text}\n".encode() if text else b""
-    headers = [(b"content-type", b"text/plain; charset=utf-8")] if text else []
+def error_answer(status: int, body: bytes = b"") -> bytes:
+    """Returns a whole response, after which the connection ends; its body is a problem."""
+    headers = [(b"content-type", PROBLEM_JSON)] if body else []
     lines, _, _ = answer_head(status, headers)
     return lines + b"\r\ncontent-length: %d\r\nconnection: close" % len(body) + END + body
 
