@@ -123,6 +123,7 @@ def directory(terminal):
         "slow_start": SLOW_START,
         "needy": "import a_module_that_nobody_has\n",
         "unfinished": "def load(:\n",
+        "script": "import sys\n\nsys.exit()\n",
         "held": HELD_HANDLER,
     }.items():
         (terminal.directory / f"{name}.py").write_text(text)
@@ -371,6 +372,7 @@ def test_no_command_shows_how_to_give_one(capsys):
         ("broken", "Traceback (most recent call last):", "LookupError: bad day"),
         ("needy", "Traceback (most recent call last):", "a_module_that_nobody_has"),
         ("unfinished", '  File "', "SyntaxError"),
+        ("script", "Traceback (most recent call last):", "SystemExit"),
     ],
 )
 def test_a_module_that_fails_to_import_has_a_traceback(terminal, directory, module, begins, error):

@@ -107,14 +107,14 @@ def _flag_of(name: str) -> str:
 
 def _add_flag(parser: ArgumentParser, name: str, one: Option) -> None:
     flag = _flag_of(name)
+    noun = flag.rpartition("-")[2].upper()
     default: Any = getattr(HttpOptions, name)
     if isinstance(default, bool):
         parser.add_argument(flag, action="store_const", const=True, help=one.flag)
         return
 
     if isinstance(default, tuple):
-        flag = flag.replace("allowed", "allow").removesuffix("s")
-        noun = flag.rpartition("-")[2].upper()
+        flag, noun = flag.replace("allowed", "allow").removesuffix("s"), noun.removesuffix("S")
 
         def entry(text: str) -> Any:
             return _checked(name, one, (text,))[0]
@@ -132,7 +132,7 @@ def _add_flag(parser: ArgumentParser, name: str, one: Option) -> None:
         flag,
         dest=name,
         type=read,
-        metavar=None if is_text else "N" if isinstance(default, int) else "SECONDS",
+        metavar=noun if is_text else "N" if isinstance(default, int) else "SECONDS",
         help=one.flag if default in (None, "") else f"{one.flag} ({_shown(default)})",
     )
 

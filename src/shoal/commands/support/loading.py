@@ -50,7 +50,7 @@ def named(spec: str, example: str) -> Any:
         spec = f"{_module_of(module)}:{attribute}"
     try:
         return imported_unheld(spec)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end with `sys.exit()`
         # An error before any code ran, such as a SyntaxError, has no frames of user code.
         shown = users_part(error.__traceback__)
         if shown is None and isinstance(error, ValueError):
