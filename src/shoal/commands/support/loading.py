@@ -50,7 +50,9 @@ def named(spec: str, example: str) -> Any:
         spec = f"{_module_of(module)}:{attribute}"
     try:
         return imported_unheld(spec)
-    except (Exception, SystemExit) as error:  # a script may end with `sys.exit()`
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and isinstance(error.code, str):
+            raise  # it says why
         # An error before any code ran, such as a SyntaxError, has no frames of user code.
         shown = users_part(error.__traceback__)
         if shown is None and isinstance(error, ValueError):
