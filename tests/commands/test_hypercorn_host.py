@@ -177,7 +177,13 @@ def test_a_client_that_leaves_a_websocket_ends_its_call(served):
 
 def test_pages_of_strangers_are_refused_at_a_loopback_address(served, http2):
     def status(client, **headers):
-        return client.post("/double", json=1, headers=headers).status_code
+        response = client.post("/double", json=1, headers=headers)
+        if not response.is_success:
+            assert response.headers["content-type"] == "application/problem+json"
+            problem = response.json()
+            assert list(problem) == ["type", "title", "status", "detail"]
+            assert problem["status"] == response.status_code
+        return response.status_code
 
     with httpx.Client(base_url=served.url, timeout=HANG_S) as http1:
         for client in (http1, http2):
@@ -187,6 +193,7 @@ def test_pages_of_strangers_are_refused_at_a_loopback_address(served, http2):
     with pytest.raises(InvalidStatus) as refused, served.websocket("/steps", origin="http://e"):
         pass
     assert refused.value.response.status_code == 403
+    assert refused.value.response.headers["content-type"] == "application/problem+json"
 
 
 def test_a_signal_lets_running_requests_finish(served):

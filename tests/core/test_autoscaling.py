@@ -89,6 +89,16 @@ def test_the_first_request_gets_replicas_without_a_delay(factor: float, wanted: 
     assert autoscaler.decide(95, 0) == wanted
 
 
+@pytest.mark.parametrize(("factor", "replicas"), [(1, 2), (2, 1)])
+def test_the_last_replica_stays_while_there_is_a_request(factor: float, replicas: int) -> None:
+    options = AutoscalingOptions(min_replicas=0, downscaling_factor=factor, **AT_ONCE)
+    autoscaler = Autoscaler(options)
+    for now, ongoing, wanted in [(0, 1, 1), (100, 1, 1), (200, 1, 1)]:
+        autoscaler.observe(now, 0, ongoing)
+        replicas = autoscaler.decide(now, replicas)
+        assert replicas == wanted
+
+
 # The average
 
 

@@ -498,9 +498,11 @@ def test_an_answer_without_content_says_no_length_but_one_that_is_not_modified_m
 
 
 def test_a_refusal_says_why_and_ends_the_connection():
-    assert error_answer(431, "too long") == (
+    problem = b"""{"type": "about:blank", "title": "Request Header Fields Too Large", \
+"status": 431, "detail": "too \\"long\\""}"""
+    assert error_answer(431, BadRequest(431, 'too "long"').body) == (
         b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-        b"content-type: text/plain; charset=utf-8" + DATE + b"\r\n"
-        b"content-length: 9\r\nconnection: close\r\n\r\ntoo long\n"
+        b"content-type: application/problem+json" + DATE + b"\r\n"
+        b"content-length: %d\r\nconnection: close\r\n\r\n" % len(problem) + problem
     )
-    assert b"\r\ncontent-length: 0\r\n" in error_answer(500, "")
+    assert b"\r\ncontent-length: 0\r\n" in error_answer(500)

@@ -1,5 +1,6 @@
 """Each request that is answered is counted once and logged once, whoever has answered it."""
 
+import json
 from collections import Counter
 
 import anyio
@@ -150,10 +151,12 @@ async def test_what_is_refused_over_http2_is_counted(app, logged, workers):
     ):
         stream = client.ask(b"/double")
         await client.flush()
-        await client.wait_for(h2.events.StreamEnded, stream)
+        data = (await client.wait_for(h2.events.DataReceived, stream)).data
         await counted_once(app)
     [line] = logged()
     assert shown(line) == ("HTTP/2", "GET", "/double", 421)
+    assert line["bytes"] == len(data)
+    assert json.loads(data)["title"] == "Misdirected Request"
 
 
 @pytest.mark.parametrize("raises", [True, False])

@@ -157,6 +157,23 @@ async def test_methods_share_the_replicas_and_none_starves() -> None:
         tasks.cancel_scope.cancel()
 
 
+async def test_a_method_is_next_in_line_also_while_its_own_batch_has_the_replica() -> None:
+    class Code:
+        async def __call__(self, items: list[int]) -> list[int]:
+            await anyio.sleep(1)
+            return items
+
+        async def other(self, items: list[int]) -> list[int]:
+            return await self(items)
+
+    async with serving_tasks(Code, max_batch_size=1) as (_, handle, stage, tasks):
+        other = handle.options(method_name="other")
+        await other.call(0)
+        await under_way(tasks, handle.call(1), handle.call(2), other.call(3), handle.call(4))
+        await anyio.sleep(10)
+        assert [items for _, items in stage.calls] == [[0], [1], [2], [3], [4]]
+
+
 async def test_a_method_of_lists_does_not_starve_beside_one_of_items() -> None:
     class Code:
         async def __call__(self, item: float) -> float:

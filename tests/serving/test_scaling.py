@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from batching.scenes import PENDING, line_up, outcome, settle
-from serving.scenes import Stage, echo, failing, in_turn, serving, serving_tasks, slowly
+from serving.scenes import Stage, echo, failing, in_turn, serving, serving_tasks, slowly, under_way
 from shoal.serving.controller.controller import Controller
 
 QUICK: Any = {
@@ -131,6 +131,16 @@ async def test_the_first_request_wakes_it_at_once() -> None:
         begun = anyio.current_time()
         assert await handle.call(1) == 1
         assert anyio.current_time() - begun < 1
+
+
+async def test_the_last_replica_stays_while_it_has_work() -> None:
+    code = serving_tasks(slowly, autoscaling=FROM_ZERO, num_replicas=2)
+    async with code as (controller, handle, _, tasks):
+        await anyio.sleep(59)
+        [long] = await under_way(tasks, handle.call(200.0))
+        await anyio.sleep(2)
+        assert wanted(controller) == 1
+    assert long.outcome == 200.0
 
 
 async def test_a_backend_that_went_down_to_none_while_it_failed_comes_back() -> None:

@@ -12,8 +12,10 @@ The headers of an application are checked against header injection.
 from __future__ import annotations
 
 import ipaddress
+import json
 import logging
 import re
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -22,9 +24,23 @@ if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
 
 
+PROBLEM_JSON: Final = b"application/problem+json"
 _LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 _ALL: Final = frozenset("*")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_LONGEST_SHOWN: Final = 64
+WRONG_LENGTH: Final = "the length of the body differs from the Content-Length"
+is_value: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*").fullmatch
+# Only the server decides where a message and its connection end.
+FRAMING: Final = frozenset(
+    {
+        *(b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer"),
+        *(b"transfer-encoding", b"upgrade"),
+    }
+)
+_OF_THE_SERVER: Final = FRAMING | {b"content-length", b"x-request-id"}
+_http_log: Final = logging.getLogger("shoal.http")
 _MOST_KNOWN: Final = 256
 _MOST_SHOWN: Final = 253
 
@@ -125,20 +141,12 @@ class BadRequest(Exception):
         super().__init__(reason)
         self.status = status
 
-
-_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_LONGEST_SHOWN: Final = 64
-WRONG_LENGTH: Final = "the length of the body differs from the Content-Length"
-is_value: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*").fullmatch
-# Only the server decides where a message and its connection end.
-FRAMING: Final = frozenset(
-    {
-        *(b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer"),
-        *(b"transfer-encoding", b"upgrade"),
-    }
-)
-_OF_THE_SERVER: Final = FRAMING | {b"content-length", b"x-request-id"}
-_http_log: Final = logging.getLogger("shoal.http")
+    @property
+    def body(self) -> bytes:
+        """The body of its response: a problem of RFC 9457, without an id."""
+        title = HTTPStatus(self.status).phrase
+        problem = {"type": "about:blank", "title": title, "status": self.status}
+        return json.dumps({**problem, "detail": str(self)}).encode()
 
 
 def headers_of_code(

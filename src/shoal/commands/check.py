@@ -53,7 +53,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     describe(
         parser,
         _run,
-        "Show what an application would run, or report its mistakes, each with its line in the "
+        "Show what an application would run, or report its mistakes, each with its line in the\n"
         "file. The application's code is imported but not run.",
         _EXAMPLE,
     )

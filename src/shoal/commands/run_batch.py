@@ -97,8 +97,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "a function of a list, decorated or not, a class whose instance is called, or an "
         "application, also as FILE.toml, for OpenAI's batch lines",
     )
-    add(parser, "input input", "JSON lines, a .parquet file, or - for stdin", Path)
-    add(parser, "output output", "JSON lines, or a .parquet file", Path)
+    add(parser, "input INPUT", "JSON lines, a .parquet file, or - for stdin", Path)
+    add(parser, "output OUTPUT", "JSON lines, or a .parquet file", Path)
     add_init_arguments(parser)
     files = parser.add_argument_group("files")
     add(files, "--errors FILE", "the lines that failed (OUTPUT.errors.jsonl)", Path)

@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add(
         parser,
         "target ENDPOINT|BACKEND",
-        "look at this backend, or at those of this endpoint; by default at all",
+        "look at this backend, or at those of this endpoint; by default, at all backends",
         nargs="?",
     )
     add(parser, "--seconds SECONDS", "for how long to watch", more_than_0_seconds, 10.0)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.asgi.extensions import DISCONNECT, ConnectionTotals
+from shoal.asgi.headers import PROBLEM_JSON
 from shoal.front_ends.wire import MOST_TAUGHT, WINDOW, Channel, Head, PassedMessage, size_of
-from shoal.http.requests.problem import PROBLEM_JSON, ended
+from shoal.http.requests.problem import ended
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.messages import unpickled
 

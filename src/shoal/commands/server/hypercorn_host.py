@@ -30,7 +30,7 @@ from anyio import TASK_STATUS_IGNORED
 from hypercorn.config import Config
 
 from shoal.asgi.extensions import GUARDED
-from shoal.asgi.headers import BadRequest, RequestGuard
+from shoal.asgi.headers import PROBLEM_JSON, BadRequest, RequestGuard
 from shoal.asgi.http_options import HttpOptions
 from shoal.asgi.lifespan import AppLifespan
 from shoal.server.access_log import AccessLog
@@ -241,7 +241,7 @@ class _Host:
         try:
             guard.check_headers(scope.get("method", ""), scope["headers"])
         except BadRequest as refused:
-            app = partial(_answer, refused.status, str(refused))
+            app = partial(_answer, refused)
         if self._options.access_log:
             app = AccessLog(app, is_answered_for=True)
         extensions: dict[str, Any] = {**scope["extensions"], GUARDED: {}}
@@ -261,7 +261,8 @@ class _Host:
                 self._finished += 1
         if call.cancelled_caught:
             if not messages.has_begun:
-                await _answer(503, "The server is shutting down.", scope, receive, send)
+                error = BadRequest(503, "The server is shutting down.")
+                await _answer(error, scope, receive, send)
             elif scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": _SERVICE_RESTART})
 
@@ -304,11 +305,11 @@ def _first(error: Exception) -> Exception:
     return error
 
 
-async def _answer(status: int, text: str, scope: Scope, _receive: Receive, send: Send) -> None:
-    body = text.encode()
+async def _answer(error: BadRequest, scope: Scope, _receive: Receive, send: Send) -> None:
+    body = error.body
     kind = "websocket.http" if scope["type"] == "websocket" else "http"
-    headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(body))]
+    headers = [(b"content-type", PROBLEM_JSON), (b"content-length", b"%d" % len(body))]
     if scope["http_version"] == "1.1":  # the connection ends, since the body was not read
         headers.append((b"connection", b"close"))
-    await send({"type": f"{kind}.response.start", "status": status, "headers": headers})
+    await send({"type": f"{kind}.response.start", "status": error.status, "headers": headers})
     await send({"type": f"{kind}.response.body", "body": body})

@@ -108,6 +108,7 @@ def _flag_of(name: str) -> str:
 
 def _add_flag(parser: ArgumentParser, name: str, one: Option, summary: str) -> None:
     flag = _flag_of(name)
+    noun = flag.rpartition("-")[2].upper()
     default: Any = getattr(HttpOptions, name)
     summary = summary.replace("%", "%%")
     if isinstance(default, bool):
@@ -115,8 +116,7 @@ def _add_flag(parser: ArgumentParser, name: str, one: Option, summary: str) -> N
         return
 
     if isinstance(default, tuple):
-        flag = flag.replace("allowed", "allow").removesuffix("s")
-        noun = flag.rpartition("-")[2].upper()
+        flag, noun = flag.replace("allowed", "allow").removesuffix("s"), noun.removesuffix("S")
         shown = ", ".join(map(str, cast("tuple[object, ...]", default))) or "none"
 
         def entry(text: str) -> Any:
@@ -134,7 +134,7 @@ def _add_flag(parser: ArgumentParser, name: str, one: Option, summary: str) -> N
         flag,
         dest=name,
         type=read,
-        metavar=None if is_text else "N" if isinstance(default, int) else "SECONDS",
+        metavar=noun if is_text else "N" if isinstance(default, int) else "SECONDS",
         help=summary if default in (None, "") else f"{summary} ({_shown(default)})",
     )
 

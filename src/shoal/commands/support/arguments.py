@@ -111,7 +111,7 @@ def tag(text: str) -> str:
 
 def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"want a whole number from 1 on, got {text!r}")
+        raise ArgumentTypeError(f"must be a whole number from 1 on, not {text!r}")
     return int(text)
 
 
@@ -120,7 +120,7 @@ def _number(wanted: str, is_allowed: Callable[[float], bool]) -> Callable[[str],
         with suppress(ValueError):
             if is_allowed(number := float(text)):
                 return number
-        raise ArgumentTypeError(f"want {wanted}, got {text!r}")
+        raise ArgumentTypeError(f"must be {wanted}, not {text!r}")
 
     return parse
 

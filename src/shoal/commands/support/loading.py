@@ -52,6 +52,8 @@ def named(spec: str, example: str) -> Any:
     try:
         return imported_unheld(spec)
     except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code:
+            raise  # it says why
         # An error before any code ran, such as a SyntaxError, has no frames of user code.
         shown = users_part(error.__traceback__)
         if shown is None and isinstance(error, ValueError):

@@ -66,6 +66,8 @@ def say(line: str) -> None:
 def open_closed_streams() -> None:
     """Opens the null device for standard streams that are closed, as by ``2>&-``."""
     # Otherwise a socket or a file would get the stream's number, and its output.
+    if None not in (sys.stdin, sys.stdout, sys.stderr):
+        return
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)

@@ -151,7 +151,7 @@ class Autoscaler:
         ):
             return replicas
         self._direction = 0
-        return wanted
+        return max(wanted, int(last > 0))  # the last replica must not end during a request
 
     def _average(self, now: float) -> float:
         begin = max(now - self._options.look_back_period_s, self._seen[0][0])

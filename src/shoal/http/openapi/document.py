@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
+from shoal.asgi.headers import PROBLEM_JSON
 from shoal.batching.handlers.array_types import is_array
 from shoal.http.json.arrays import NPY
 from shoal.http.json.endpoint import BYTES, BYTES_TYPES, media_type_of
@@ -20,7 +21,7 @@ from shoal.http.json.stream_forms import JsonLinesForm, ServerSentEvents
 from shoal.http.openapi.inputs import BINARY, JSON, ItemForms, path_of, path_parameters
 from shoal.http.openapi.schemas import Schema, Schemas, is_response, results_of
 from shoal.http.requests.plain import encoded
-from shoal.http.requests.problem import KINDS, PROBLEM_JSON
+from shoal.http.requests.problem import KINDS
 from shoal.serving.names import without_names
 
 if TYPE_CHECKING:

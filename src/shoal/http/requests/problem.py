@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from shoal.asgi.headers import headers_of_code
+from shoal.asgi.headers import PROBLEM_JSON, headers_of_code
 from shoal.core.request import chosen_status, is_declined, is_of_template
 from shoal.errors import (
     BackendUnavailable,
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from starlette.exceptions import HTTPException
 
     from shoal.asgi.http_options import HttpOptions
-
-PROBLEM_JSON: Final = b"application/problem+json"
 
 _MOST_DIGITS: Final = 9
 _OF_THE_BODY: Final = frozenset({b"content-type", b"content-encoding"})

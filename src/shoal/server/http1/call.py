@@ -17,6 +17,7 @@ import anyio.lowlevel
 
 from shoal.asgi.headers import (
     FRAMING,
+    PROBLEM_JSON,
     WRONG_LENGTH,
     BadRequest,
     is_sendable,
@@ -406,10 +407,9 @@ def status_line(status: int) -> bytes:
     return b"HTTP/1.1 %d " % status
 
 
-def error_answer(status: int, text: str) -> bytes:
-    """Returns a whole response, after which the connection ends."""
-    body = f"{text}\n".encode() if text else b""
-    headers = [(b"content-type", b"text/plain; charset=utf-8")] if text else []
+def error_answer(status: int, body: bytes = b"") -> bytes:
+    """Returns a whole response, after which the connection ends; its body is a problem."""
+    headers = [(b"content-type", PROBLEM_JSON)] if body else []
     lines, _, _ = answer_head(status, headers)
     return lines + b"\r\ncontent-length: %d\r\nconnection: close" % len(body) + END + body
 

@@ -161,7 +161,7 @@ class Http1Connection(Receiver):
         if self._call is not None and self._call.has_begun:
             self.abort()
         else:
-            self._answer_with_error(error.status, str(error))
+            self._answer_with_error(error.status, error.body)
 
     async def continue_without(self, call: Http1Call) -> None:
         await self.shared.parking.checkpoint()  # most applications have returned after it
@@ -320,16 +320,15 @@ class Http1Connection(Receiver):
 
     # Ends.
 
-    def _answer_with_error(self, status: int, text: str = "") -> None:
+    def _answer_with_error(self, status: int, body: bytes = b"") -> None:
         call, self._call = self._call, None
-        self.send(error_answer(status, text))
-        size = len(text) + 1 if text else 0
+        self.send(error_answer(status, body))
         if call is not None:
-            call.refuse(status, size)
+            call.refuse(status, len(body))
         else:
             took_s = self.shared.timeouts.now() - self._began_at
             scope = scope_of_refused(self._parser, self._peer)
-            self.shared.refusals.note(scope, status, size, took_s)
+            self.shared.refusals.note(scope, status, len(body), took_s)
         is_client_done = call is not None and not call.reads_body
         if not self._is_ending:
             self._is_ending = True

@@ -49,9 +49,8 @@ class WebSocketConnection(StreamConnection):
             check_handshake(parser)
         except BadRequest as error:
             scope = {**scope_of_refused(parser, self.peer), "type": "websocket"}
-            text = str(error)
-            self.write(error_answer(error.status, text))
-            self.shared.refusals.note(scope, error.status, len(text) + 1, 0.0)
+            self.write(error_answer(error.status, error.body))
+            self.shared.refusals.note(scope, error.status, len(error.body), 0.0)
             self.finish()
             return
         self._call = call = WebSocketCall(self, parser, key)

@@ -32,7 +32,7 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
-from shoal.asgi.headers import BadRequest
+from shoal.asgi.headers import PROBLEM_JSON, BadRequest
 from shoal.server.http1.head import HeadParser, scope_of_refused
 from shoal.server.streams.call import scope_of
 from shoal.server.streams.connection import StreamConnection
@@ -222,11 +222,8 @@ class Http2Connection(StreamConnection):
 
     def _refuse(self, stream_id: int, error: BadRequest, *, has_body: bool) -> None:
         """Answers a request that the application does not see."""
-        body = f"{error}\n".encode()
-        fields = [
-            (b":status", b"%d" % error.status),
-            (b"content-type", b"text/plain; charset=utf-8"),
-        ]
+        body = error.body
+        fields = [(b":status", b"%d" % error.status), (b"content-type", PROBLEM_JSON)]
         has_room = False
         with suppress(ProtocolError):  # the client has reset it, or has ended its body since
             has_room = self._h2.local_flow_control_window(stream_id) >= len(body)

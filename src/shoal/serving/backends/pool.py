@@ -148,9 +148,12 @@ class Pool:
         if self._change is not None:
             self._change.set()
             self._change = None
+        # With several batchers, each has one slot more than fit. While the others are busy, it
+        # notices that the next batch is due, and enqueues the batcher.
+        spare = len(self._capacities) > 1
         for capacity in tuple(self._capacities):
             room = self.members.room(capacity.size)
-            capacity.slots = self._running + room
+            capacity.slots = self._running + room + spare
             if self.failure is not None and not self.members:
                 room = 1
             elif self._run_again or (self.queue and next(iter(self.queue)) is not capacity):
