@@ -161,6 +161,7 @@ class PolicyWorld(Promises):
 
     async def _map_all(self, op: ops.Map, calls: list[Call], made: Any) -> None:
         scope = calls[0].scope
+        self.has_mapped = True
         for call in calls:
             call.scope = scope
             self._enter(call)

@@ -83,3 +83,16 @@ async def test_another_method_waits_for_a_replica_that_is_started_again() -> Non
             assert caller.outcome is PENDING
             gate.set()
         assert caller.outcome == -2
+
+
+async def test_code_with_two_methods_of_continuous_batches_is_refused() -> None:
+    class Code:
+        async def __call__(self, batch: shoal.OpenBatch[int, int]) -> None:
+            raise AssertionError
+
+        async def other(self, batch: shoal.OpenBatch[int, int]) -> None:
+            raise AssertionError
+
+    async with Controller() as controller:
+        with pytest.raises(TypeError, match="__call__, other take open batches.*backend of its own"):
+            await deployed(controller, "b", Code(), config={"fill": "continuous"}, endpoint="e")

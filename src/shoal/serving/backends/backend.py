@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from shoal.core.events import Observers
     from shoal.core.options.records import Models
     from shoal.replicas.code.definition import Definition
-    from shoal.replicas.code.instance import Method
+    from shoal.replicas.code.instance import Description, Method
     from shoal.serving.backend_config import BackendConfig
     from shoal.serving.devices import Devices
 
@@ -238,6 +238,8 @@ class Backend:
                     self.tag, described, self.pool, retries, self.models
                 ).handler
             else:
+                if self.config.fill == "continuous":
+                    self._check_continuous(await self.supervisor.described())
                 managed = await self.supervisor.any_ready()
                 binding = managed.replica.open_binding(method)
                 fill, streams = self.config.fill, self.config.streams
@@ -258,6 +260,15 @@ class Backend:
                     loaded_converters(self.config.decode, self.config.encode)
                 )
             return method_batcher
+
+    def _check_continuous(self, description: Description) -> None:
+        """Raises `TypeError` if methods would wait for ever for a replica that another one keeps."""
+        names = [one.name for one in description.methods.values() if one.open_signature is not None]
+        if len(names) > 1:
+            raise TypeError(
+                f"{self.tag}: {', '.join(sorted(names))} take open batches, and with "
+                "fill='continuous' a batch keeps its replica; give each a backend of its own"
+            )
 
     def _code_unloads(self) -> bool:
         description = self.supervisor.description
