@@ -523,6 +523,8 @@ class Opened:
             await anyio.sleep(1)
             request.finish(-request.item)
 
+
+class OpenedTwice(Opened):
     async def other(self, batch: shoal.OpenBatch[int, int]) -> None:
         async for request in batch:
             request.finish(request.item)
@@ -537,7 +539,7 @@ async def test_code_takes_open_batches(fill: str, controller: Controller) -> Non
 
 
 async def test_a_second_method_of_open_batches_waits_for_its_turn(controller: Controller) -> None:
-    handle = await deployed(controller, "b", Opened(), config={"fill": "open"}, endpoint="e")
+    handle = await deployed(controller, "b", OpenedTwice(), config={"fill": "open"}, endpoint="e")
     async with anyio.create_task_group() as tasks:
         [caller] = await under_way(tasks, handle.call(1))
         assert await handle.options(method_name="other").call(2) == 2
