@@ -84,6 +84,7 @@ class Call(Item):
     place: int = -1  # in the order in which calls entered the queue
     refusals: int = 0  # how often its run raised `RetryLater`
     went_back: bool = False  # whether it went back into the queue
+    is_repeated: bool = False  # a map may call it again, if it was refused
     made_at: int = 0  # which options were in force when it was made
 
     @property

@@ -161,9 +161,13 @@ class PolicyWorld(Promises):
 
     async def _map_all(self, op: ops.Map, calls: list[Call], made: Any) -> None:
         scope = calls[0].scope
-        self.has_mapped = True
+        options = self.options
+        policies = [*options.queue_policies.values(), options.default_queue_policy]
+        bounds = [one.max_queued_requests for one in (options, *policies) if one is not None]
+        is_bounded = any(bound is not None for bound in bounds)
+        self.has_repeated = self.has_repeated or is_bounded
         for call in calls:
-            call.scope = scope
+            call.scope, call.is_repeated = scope, is_bounded
             self._enter(call)
         with scope:
             try:

@@ -95,6 +95,6 @@ async def test_code_with_two_methods_of_continuous_batches_is_refused() -> None:
 
     async with Controller() as controller:
         with pytest.raises(
-            TypeError, match="__call__, other take open batches.*backend of its own"
+            TypeError, match=r"__call__, other take open batches.*backend of its own"
         ):
             await deployed(controller, "b", Code(), config={"fill": "continuous"}, endpoint="e")
