@@ -75,6 +75,7 @@ TRANSITIONS: Final[Mapping[State | None, frozenset[State]]] = {
     State.CANCELLED: frozenset(),
 }
 
+UNDER_WAY: Final = (State.PARKED, State.QUEUED, State.RUNNING)
 _WITHOUT_RESULT: Final = _ENDS - {State.FINISHED}
 
 

@@ -20,7 +20,7 @@ from shoal.batching.current import running_batch
 from shoal.batching.stream_buffer import StreamBuffer
 from shoal.core.forming.admission import QUIET, RINGING
 from shoal.core.forming.call_options import RequestOptionsFactory
-from shoal.core.request import Request, State
+from shoal.core.request import UNDER_WAY, Request, State
 from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded, ShoalError, WouldDeadlock
 from shoal.failures.held import shown
 from shoal.loops.event_loop import Home, not_open_here
@@ -230,7 +230,7 @@ class Intake:
                 for other in requests[:index]:
                     if other.state in (QUEUED, PARKED):
                         self.former.leave(other, State.FAILED)
-                self.refusals.not_admitted("", [one for one in requests if one is not request])
+                self.refusals.count_rejected([one for one in requests if one is not request])
                 raise
 
     def check_loop(self) -> None:
@@ -240,29 +240,29 @@ class Intake:
 
     def abandon(self, request: Request, why: Unserved = "cancelled") -> None:
         """Drops a request that its caller has left; only its error if it has ended already."""
-        state = request.state
-        if state is RUNNING:
+        if request.state not in UNDER_WAY:
+            request.error = None  # it will not be raised, and its traceback keeps the request
+            return
+        if why == "expired":
+            self._counters.expired += 1
+        else:
+            self._counters.cancelled += 1
+        if request.state is RUNNING:
             batch, request.batch = request.batch, None
             assert batch is not None
             request.state = State.CANCELLED
-            self._counters.cancelled += 1
             batch.active -= 1
             if batch.on_left is not None:
                 batch.on_left(request)
-        elif state is QUEUED or state is PARKED:
-            self._counters.cancelled += 1
+        else:
             self.refusals.notify_left((request,), why, self._now())
             if self.former.leave(request):
                 self.ring()
-        else:
-            request.error = None  # it will not be raised, and its traceback keeps the request
 
     def expire(self, request: Request, what_it_did: str) -> None:
-        if request.state not in (PARKED, QUEUED, RUNNING):
+        if request.state not in UNDER_WAY:
             return
         self.abandon(request, "expired")
-        self._counters.cancelled -= 1
-        self._counters.expired += 1
         request.error = DeadlineExceeded(f"a call to {self.name} {what_it_did}")
         if isinstance(request.waiter, StreamBuffer):
             request.waiter.release()
@@ -335,11 +335,15 @@ class CallErrors:
         return error
 
     def not_admitted(self, why: str, requests: Sequence[Request]) -> ShoalError:
+        self.count_rejected(requests)
         if self.closed:
             return self.stopped()
-        self._counters.rejected += len(requests)
-        self.notify_left(requests, "rejected")
         return Overloaded(f"{self._name} is overloaded: {why}")
+
+    def count_rejected(self, requests: Sequence[Request]) -> None:
+        if not self.closed:
+            self._counters.rejected += len(requests)
+            self.notify_left(requests, "rejected")
 
     def shed(self, request: Request, now: float) -> Overloaded:
         self._counters.shed += 1

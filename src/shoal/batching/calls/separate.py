@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from anyio.lowlevel import checkpoint
 
 from shoal.batching.calls.groups import GroupWaiter, clear_errors
-from shoal.core.request import Request, State
+from shoal.core.request import UNDER_WAY, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shoal.batching.calls.intake import Intake
     from shoal.core.request import RequestOptions
-
-_UNDER_WAY: Final = (State.PARKED, State.QUEUED, State.RUNNING)
 
 
 class SeparateCalls:
@@ -42,7 +40,7 @@ class SeparateCalls:
     def leave(self, place: int) -> None:
         """Ends the call at a place, which gets None as its result."""
         request = self._made[place]
-        if isinstance(request, Request) and request.state in _UNDER_WAY:
+        if isinstance(request, Request) and request.state in UNDER_WAY:
             self._intake.abandon(request)
             request.value = None
             self._waiter.wake()
@@ -56,7 +54,7 @@ class SeparateCalls:
                 self._drop(requests)
                 await checkpoint()
                 raise next(one for one in made if isinstance(one, Exception))
-            self._waiter.left = sum([request.state in _UNDER_WAY for request in requests])
+            self._waiter.left = sum([request.state in UNDER_WAY for request in requests])
             try:
                 await (self._waiter if self._waiter.left else checkpoint())
             except BaseException:

@@ -144,7 +144,7 @@ class Slots(ABC, Generic[RunT]):
         self.draining = anyio.Event()
         self.coroutines: list[object] = []
         # One scope per slot; cancelling them does not cancel the task that waits for the slots.
-        self._lives: set[Any] = set()
+        self._slot_scopes: set[Any] = set()
         self._are_cancelled = False
         # Set when the last slot has ended.
         self.ended = anyio.Event()
@@ -162,8 +162,8 @@ class Slots(ABC, Generic[RunT]):
         self._are_cancelled = True
         for batch in self.batches:
             batch.set_overdue()
-        for life in tuple(self._lives):
-            life.cancel()
+        for scope in tuple(self._slot_scopes):
+            scope.cancel()
 
     def flush(self) -> None:
         self._former.flush()
@@ -233,12 +233,12 @@ class Slots(ABC, Generic[RunT]):
         begun = self._last_id
         # What was raised inside of a slot's scope; another error may leave it (`_is_unusable`).
         failure: BaseException | None = None
-        life = self._parking.new_scope()
-        self._lives.add(life)
+        slot_scope = self._parking.new_scope()
+        self._slot_scopes.add(slot_scope)
         try:
             # A scope can be cancelled only once. Entering one per batch would cost more than the
             # rest of the slot's work, so it is replaced only after a handler was interrupted.
-            with life:
+            with slot_scope:
                 is_needed = not self._are_cancelled
                 while is_needed:
                     with self._parking.new_scope() as scope:
@@ -258,7 +258,7 @@ class Slots(ABC, Generic[RunT]):
             self._start_slot()
         finally:
             del failure  # its traceback holds this frame
-            self._lives.discard(life)
+            self._slot_scopes.discard(slot_scope)
             self.coroutines.remove(coroutine)
             self._count -= 1
             if self._count == 0:

@@ -10,6 +10,7 @@ import heapq
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shoal.core.queue import LEFTOVERS_WORTH_A_SWEEP
 from shoal.core.request import State
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from shoal.core.request import Batch, Request
 
 QUEUED = State.QUEUED
-_LEFTOVERS_WORTH_A_SWEEP: Final = 64
 
 
 class Shedding:
@@ -34,7 +34,7 @@ class Shedding:
 
     def add(self, request: Request, live: int) -> None:
         heapq.heappush(self._heap, (-request.priority, next(self._numbers), request))
-        if len(self._heap) - live > max(live, _LEFTOVERS_WORTH_A_SWEEP):
+        if len(self._heap) - live > max(live, LEFTOVERS_WORTH_A_SWEEP):
             self._heap = [entry for entry in self._heap if entry[2].state is QUEUED]
             heapq.heapify(self._heap)
 

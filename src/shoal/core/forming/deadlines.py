@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.core.policies.factory import may_wait
 from shoal.core.policy import Pressure, Wait
+from shoal.core.queue import LEFTOVERS_WORTH_A_SWEEP
 from shoal.core.request import DispatchReason, State
 from shoal.core.timers import Timers
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _FLUSH = Pressure(DispatchReason.FLUSH)
 _DRAIN = Pressure(DispatchReason.DRAIN)
-_LEFTOVERS_WORTH_A_SWEEP = 64
 # Only the handler's time is measured; dispatching the batch and returning results takes some, too.
 _MARGIN = 1.05
 _MARGIN_S = 0.001
@@ -83,7 +83,7 @@ class PressureTracker:
         self.unseen.append(request)
         if due < self._earliest_unseen:
             self._earliest_unseen = due
-        if len(self.unseen) > 2 * live + _LEFTOVERS_WORTH_A_SWEEP:
+        if len(self.unseen) > 2 * live + LEFTOVERS_WORTH_A_SWEEP:
             self.unseen = [other for other in self.unseen if _is_queued(other)]
         return False
 
@@ -158,7 +158,7 @@ class PressureTracker:
         if leave_by < math.inf:
             self.has_times = True
             self._leave_by.add(leave_by, request)
-            if len(self._leave_by) > 2 * live + _LEFTOVERS_WORTH_A_SWEEP:
+            if len(self._leave_by) > 2 * live + LEFTOVERS_WORTH_A_SWEEP:
                 self._leave_by.keep(_is_queued)
         return leave_by
 

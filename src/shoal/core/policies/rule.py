@@ -55,7 +55,7 @@ class Rule(BatchPolicy):
         return must_decide
 
     def hold(self) -> None:
-        """Makes `add` report a full batch until the next `decide`, though one is due already."""
+        """Makes `add` report a full batch while a due one waits, until the next `decide`."""
         # Not needed where the number of requests shows that a batch is full.
 
     def insert(self, request: Request) -> None:
