@@ -56,7 +56,7 @@ nitpick_ignore_regex = [
     # The default of an option that is the batcher's own unless given.
     (r"py:.*", r"shoal\.core\.options\.option\.Same"),
     # Requests and their cost: of a property that the engine reads.
-    (r"py:.*", r"shoal\.core\.amount\.Amount"),
+    (r"py:.*", r"shoal\.core\.queue\.Amount"),
 ]
 
 
