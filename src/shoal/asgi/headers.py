@@ -143,7 +143,7 @@ class BadRequest(Exception):
 
     @property
     def body(self) -> bytes:
-        """The body of its response: a problem of RFC 9457, without an id."""
+        # A problem of RFC 9457, without an id.
         title = HTTPStatus(self.status).phrase
         problem = {"type": "about:blank", "title": title, "status": self.status}
         return json.dumps({**problem, "detail": str(self)}).encode()

@@ -262,7 +262,7 @@ class Backend:
             return method_batcher
 
     def _check_continuous(self, description: Description) -> None:
-        """Raises `TypeError` if a method would wait for ever for the replica that another keeps."""
+        # Or a method would wait for ever for the replica that another one keeps.
         names = [one.name for one in description.methods.values() if one.open_signature is not None]
         if len(names) > 1:
             raise TypeError(
