@@ -306,7 +306,7 @@ _NEEDED_LATER: Final = (
 
 
 def load_the_rest() -> None:
-    # What the first requests need. It takes about half as long as the start of an empty application.
+    # What the first requests need; takes half as long as the start of an empty application.
     # A server calls it in a thread, once clients can connect, so that no request waits for it.
     for module in _NEEDED_LATER:
         import_module(module)
