@@ -92,6 +92,18 @@ async def test_from_thread_is_not_for_the_event_loop_itself() -> None:
             double.from_thread(1)
 
 
+async def test_a_coroutine_of_a_plain_handler_is_refused_beside_errors_of_other_items() -> None:
+    errors = [ValueError(), KeyError(), OSError(), EOFError(), ArithmeticError(), LookupError()]
+
+    def handler(items: list[int]) -> list[Any]:
+        return [*errors, settle()]
+
+    async with shoal.Batcher(handler, max_batch_size=7, batch_wait_timeout_s=None) as call:
+        found = await call.map(range(7), return_exceptions=True)
+    assert [type(one) for one in found[:6]] == [type(one) for one in errors]
+    assert isinstance(found[6], shoal.errors.WrongResultType)
+
+
 async def test_a_plain_handler_that_forgets_to_wait_for_a_call_is_told_how() -> None:
     async def other(item: int) -> int:
         return item

@@ -45,7 +45,8 @@ from shoal.serving.names import DEFAULT_METHODS, not_there
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Awaitable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
+    from typing import Any
 
     from shoal.serving.clients.remote_client import RemoteClient
     from shoal.serving.status import EndpointStatus
@@ -242,16 +243,14 @@ def add_endpoint_arguments(parser: ArgumentParser) -> None:
     )
 
 
+def _add_show(commands: Any, family: str, run: Callable[[Namespace], int], about: str) -> None:
+    example = f"  shoal {family} show\n  shoal {family} show classify --json\n"
+    add(add_verb(commands, "show", run, about, example), *_ANY_NAME, nargs="?")
+
+
 def add_traffic_arguments(parser: ArgumentParser) -> None:
     commands = add_family(parser, _TRAFFIC, _TRAFFIC_EXAMPLE)
-    show_traffic = add_verb(
-        commands,
-        "show",
-        _show_traffic,
-        "Show the share of each backend, by endpoint.",
-        "  shoal traffic show\n  shoal traffic show classify --json\n",
-    )
-    add(show_traffic, *_ANY_NAME, nargs="?")
+    _add_show(commands, "traffic", _show_traffic, "Show the share of each backend, by endpoint.")
     set_traffic = add_verb(
         commands,
         "set",
@@ -270,14 +269,8 @@ def add_traffic_arguments(parser: ArgumentParser) -> None:
 
 def add_shadow_arguments(parser: ArgumentParser) -> None:
     commands = add_family(parser, _SHADOW, _SHADOW_EXAMPLE)
-    show_shadows = add_verb(
-        commands,
-        "show",
-        _show_shadows,
-        "Show how many copies were sent, dropped, failed and compared.",
-        "  shoal shadow show\n  shoal shadow show classify --json\n",
-    )
-    add(show_shadows, *_ANY_NAME, nargs="?")
+    about = "Show how many copies were sent, dropped, failed and compared."
+    _add_show(commands, "shadow", _show_shadows, about)
     add_verb(
         commands,
         "set",

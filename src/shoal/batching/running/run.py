@@ -329,12 +329,14 @@ class UnaryRun(Run):
             values = self._listed(results, width, _WRONG_SIZE, is_step=False)
         if width > len(requests):
             values = values[: len(requests)]  # the results of padding are dropped
+        has_errors = has_coroutines = False
         for kind in kinds_of(values):
-            if issubclass(kind, BaseException):
-                self._fail_places(requests, values)
-                break
-            if kind is CoroutineType and self.handler.threaded:
-                raise self._not_awaited(values)
+            has_errors = has_errors or issubclass(kind, BaseException)
+            has_coroutines = has_coroutines or kind is CoroutineType
+        if has_errors:
+            self._fail_places(requests, values)
+        if has_coroutines and self.handler.threaded:
+            raise self._not_awaited(values)
         running = requests
         if batch.active < batch.size or len(requests) < batch.size:
             values = [v for r, v in zip(requests, values, strict=True) if r.state is RUNNING]
