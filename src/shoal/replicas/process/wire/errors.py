@@ -48,9 +48,8 @@ class ErrorAsData(NamedTuple):
         if error is None:
             error = _failed(name, self.type_name, self.text)
         if self.traceback:
-            with suppress(
-                BaseException
-            ):  # its notes are no list; or a foreign class raises anything
+            # Its notes may be no list, and a foreign class may raise anything.
+            with suppress(BaseException):
                 error.add_note(f"In {where}:\n{self.traceback}")
         if self.cause is not None:
             before = self.cause.as_exception(where, name)
