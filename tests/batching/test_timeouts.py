@@ -279,3 +279,24 @@ async def test_a_call_that_expires_before_its_slot_has_run_never_reaches_the_han
                 tasks.start_soon(holds_the_loop, number)
     assert outcomes == [*range(held[0]), None]
     assert seen == list(range(held[0]))
+
+
+@pytest.mark.parametrize("fill", ["closed", "open", "continuous"])
+async def test_a_call_that_is_late_when_it_is_made_fails_before_it_waits(fill: Any) -> None:
+    seen: list[int] = []
+
+    async def closed(items: list[int]) -> list[int]:
+        seen.extend(items)
+        return items
+
+    async def opened(batch: shoal.OpenBatch[int, int]) -> None:
+        async for request in batch:
+            seen.append(request.item)
+            request.finish(request.item)
+
+    async with shoal.Batcher(closed if fill == "closed" else opened, fill=fill) as call:
+        assert await call(1) == 1
+        with pytest.raises(shoal.errors.DeadlineExceeded):
+            await call.options(timeout_s=0)(2)
+        assert await call(3) == 3
+    assert seen == [1, 3]

@@ -88,12 +88,9 @@ class Intake:
         """Makes a request and adds it to the queue; the caller must `park` at once."""
         if self._batches and running_batch.get(None) is not None:
             self.refusals.refuse_blocked()
-        now = self._now()
-        request = self.new_request(item, options, waiter, now)
+        request = self.new_request(item, options, waiter, self._now())
         former = self.former
-        if former.live >= former.unchecked_below or (
-            options is not None and options.deadline is not None and options.deadline <= now
-        ):  # else nothing is to be checked
+        if former.live >= former.unchecked_below:  # else nothing is to be checked
             self._prepare(request)
         admission = former.admit(request)
         if admission is RINGING:
