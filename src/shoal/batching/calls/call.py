@@ -108,8 +108,8 @@ class UnaryCall(Generic[P, R]):
                 intake.former.overdue.forget(request)
             result = request.value if request.error is None else result_of(request)
             return result
-        # Two event loops run in this thread, and it was made in the other one. Here, as the error
-        # above must not be the context of errors below.
+        # Two event loops run in this thread, and it was made in the other one. Not in the block
+        # above, whose error would become the context of later errors.
         result = await self._elsewhere(intake).call(item, None)
         return result
 

@@ -6,8 +6,8 @@ the turn looks at the queue, so batches are formed one at a time and only for a 
 ``max_concurrent_batches=1`` a request involves only its caller's task and the slot's.
 
 Slots are created on demand: a slot that has taken a batch creates the next one, if none waits for
-the turn and the limit allows it. So opening creates one slot, whatever the limit, which may also be
-none. Of the idle slots, `IDLE_SLOTS_KEPT` wait for the next burst behind the one that has the
+the turn and the limit allows it. So opening creates one slot, even without a limit. Of the idle
+slots, `IDLE_SLOTS_KEPT` wait for the next burst behind the one that has the
 turn; the others end.
 
 The alternative, one task that forms batches and starts another task for each, costs a task and a

@@ -276,7 +276,7 @@ def _repaired(value: Any) -> Any:
 
 
 def _rebuilt(value: Any, convert: Callable[[Any], Any]) -> Any:
-    # None for what is no text, container or record.
+    # Returns None for other values than texts, containers and records.
     if isinstance(value, Enum):
         return convert(value.value)
     if isinstance(value, str):
