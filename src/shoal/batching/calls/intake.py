@@ -90,9 +90,12 @@ class Intake:
             self.refusals.refuse_blocked()
         request = self.new_request(item, options, waiter, self._now())
         former = self.former
-        if former.live >= former.unchecked_below:  # else nothing is to be checked
+        if former.live < former.unchecked_below and not former.parked:
+            request.state = QUEUED
+            admission = former.add(request)
+        else:
             self._prepare(request)
-        admission = former.admit(request)
+            admission = former.admit(request)
         if admission is RINGING:
             self.ring()
         elif admission is not QUIET:

@@ -84,12 +84,8 @@ class Former:
         self.append: Callable[[Request], object]
         self._take_in(options)
 
-    def admit(self, request: Request, *, is_queued: bool = False) -> Admission:
-        """Queues, parks or refuses a request; may shed another."""
-        if not is_queued:
-            if self._control is not None or self.parked or self.live >= self.bound:
-                return self._checked(request)
-            request.state = QUEUED
+    def add(self, request: Request) -> Admission:
+        """Adds a QUEUED request, for which there is room, to the queue."""
         live = self.live + 1
         if self.append(request):
             self.wake_at = live
@@ -103,9 +99,12 @@ class Former:
         self.live = live
         return RINGING if live == self.wake_at else QUIET
 
-    def _checked(self, request: Request) -> Admission:
-        """Admits a request for which there may be no room."""
+    def admit(self, request: Request) -> Admission:
+        """Queues, parks or refuses a request; may shed another."""
         control = self._control
+        if control is None and not self.parked and self.live < self.bound:
+            request.state = QUEUED
+            return self.add(request)
         if control is not None and not self.closed:
             refusal = control.full_level(request)
             if refusal is None or self._start_at_once(1, request.cost):
@@ -123,7 +122,7 @@ class Former:
             if victim is None:
                 return Admission(self._fullness())
         request.state = QUEUED
-        admission = self.admit(request, is_queued=True)  # first, since a user's rule may raise
+        admission = self.add(request)  # first, since a user's rule may raise
         if control is not None:
             control.note_added(request, self.live)
         if victim is not None:
@@ -403,7 +402,7 @@ class Former:
         while (request := self._parked.first()) is not None and self._fits(1, request.cost):
             request.state = QUEUED
             try:
-                woken = self.admit(request, is_queued=True).ring or woken
+                woken = self.add(request).ring or woken
             except BaseException:
                 request.state = PARKED  # so that it is found, and failed, later
                 raise
@@ -420,7 +419,7 @@ class Former:
         try:
             refusal = describe(request)
             if refusal is None and request.state is QUEUED:
-                self.admit(request, is_queued=True)
+                self.add(request)
         except BaseException as error:  # the requests after it must still be added
             return error
         return refusal
