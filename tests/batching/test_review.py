@@ -26,7 +26,7 @@ from batching.scenes import (
     using,
 )
 from shoal.batching.stream_buffer import StreamBuffer
-from shoal.core.forming.deadlines import Overdue
+from shoal.core.timers import Overdue
 from time_limits import HANG_S
 
 

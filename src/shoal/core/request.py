@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from contextvars import Context
 
-    from shoal.core.timers import Timer
-
 
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 """The metadata of a call that has none."""
@@ -151,8 +149,9 @@ class RequestOptions:
         self.asked_priority: int | None = None
         # The factory of this record; admission checks whether it is still the current one.
         self.options_factory: object = None
-        self.timer: Timer | None = None
-        self.queue_timer: Timer | None = None
+        # Entries of the batcher's `Timers`, for its deadline and for its time in the queue.
+        self.timer: list[Any] | None = None
+        self.queue_timer: list[Any] | None = None
         # Whether it waits for a place in a full queue, whatever `overload` says.
         self.waits_for_room = False
 

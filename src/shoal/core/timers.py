@@ -1,4 +1,4 @@
-"""A set of timers, most of which are cancelled before they expire.
+"""A set of timers, most of which are cancelled before they expire; and those of requests.
 
 Most timers have the same duration, so most are added in the order in which they expire. Those go
 into a queue, which is cheaper than a heap; only the others go into a heap. A cancelled entry is
@@ -13,8 +13,13 @@ from collections import deque
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from shoal.core.request import State
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from shoal.core.options.options import BatchOptions
+    from shoal.core.request import Request, RequestOptions
 
 Timer: TypeAlias = "list[Any]"
 """One entry: its time, its number, and its subject, which is None once it is cancelled."""
@@ -100,3 +105,91 @@ class Timers:
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._heap) - self.forgotten
+
+
+_QUEUED_OR_PARKED: Final = (State.PARKED, State.QUEUED)
+
+
+class Overdue:
+    """The timers of a batcher's requests: their deadlines, and their timeouts in the queue."""
+
+    def __init__(self, demote: Callable[[Request], object], options: BatchOptions) -> None:
+        self._demote = demote
+        self._options = options
+        # Whether the time in the queue is limited for some priority level.
+        self.limits_queue = False
+        self.timers = Timers()
+
+    def change(self, options: BatchOptions) -> None:
+        self._options = options
+        policies = [*options.queue_policies.values(), options.default_queue_policy]
+        self.limits_queue = any(p is not None and p.timeout_s is not None for p in policies)
+
+    def watch(self, request: Request) -> float:
+        """Starts the timers of an admitted request; returns when the first ends, or infinity."""
+        asked = request.options
+        if asked is None:
+            return math.inf
+        until = math.inf
+        if asked.deadline is not None:
+            until = asked.deadline
+            asked.timer = self.timers.add(until, request)
+        if self.limits_queue or asked.queue_timeout_s is not None:
+            return min(until, self._watch_queued(request, asked))
+        return until
+
+    def watch_again(self, request: Request) -> float:
+        """Starts a timer again that ended while a request was in the handler; returns its time."""
+        asked = request.options
+        timer = None if asked is None else asked.queue_timer
+        if asked is None or timer is None or timer[2] is not None or asked.delayed_at is not None:
+            return math.inf
+        policy = self._options.queue_policy(asked.priority)
+        delays = policy is not None and policy.timeout_action == "delay"
+        asked.queue_timer = self.timers.add(timer[0], (request, delays))
+        return float(timer[0])
+
+    def forget(self, request: Request) -> None:
+        asked = request.options
+        if asked is None:
+            return
+        if (timer := asked.timer) is not None:
+            self.timers.forget(timer)
+            asked.timer = None
+        if asked.queue_timer is not None:
+            self.timers.forget(asked.queue_timer)
+            asked.queue_timer = None
+
+    def _watch_queued(self, request: Request, asked: RequestOptions) -> float:
+        limit_s, delays = asked.queue_timeout_s, False
+        policy = self._options.queue_policy(asked.priority)
+        if policy is not None:
+            delays = policy.timeout_action == "delay"
+            if policy.timeout_s is not None:
+                limit_s = policy.timeout_s if limit_s is None else min(limit_s, policy.timeout_s)
+        if limit_s is None:
+            return math.inf
+        until = request.arrived_at + limit_s
+        asked.queue_timer = self.timers.add(until, (request, delays))
+        return until
+
+    def pop(self, now: float) -> Iterator[tuple[Request, str]]:
+        """Yields the requests that have timed out, with the reason for the error message."""
+        what: Request | tuple[Request, bool]
+        for what in self.timers.due(now):
+            if not isinstance(what, tuple):
+                yield what, "was not answered by its deadline"
+                continue
+            request, delays = what
+            if not (
+                request.state in _QUEUED_OR_PARKED
+                or (request.batch is not None and request.batch.waits)
+            ):
+                continue
+            if not delays:
+                yield request, "waited in the queue for longer than its timeout"
+                continue
+            assert request.options is not None
+            request.options.delayed_at = now
+            if request.state is State.QUEUED:
+                self._demote(request)

@@ -51,7 +51,7 @@ class Endpoint:
         self.errors = 0
         self.held = 0  # requests that wait for traffic or a replica
         self._backends: Mapping[str, Backend] = {}
-        self._only: Backend | None = None
+        self.only: Backend | None = None  # the one to which all requests go
         self._start_task = start_task
         # Woken one by one, to keep their order: tasks that are woken together run in any order.
         self._waiting: deque[anyio.Event] = deque()
@@ -60,7 +60,7 @@ class Endpoint:
     def set_traffic(self, traffic: Traffic, backends: Mapping[str, Backend]) -> None:
         self.traffic = traffic
         self._backends = backends
-        self._only = None if traffic.only is None else backends[traffic.only]
+        self.only = None if traffic.only is None else backends[traffic.only]
         self._wake_next()
 
     def backends(self) -> list[Backend]:
@@ -73,7 +73,7 @@ class Endpoint:
     def close(self, gone: Exception) -> None:
         """Fails waiting and further requests with copies of `gone`."""
         self._gone = gone
-        self._only = None
+        self.only = None
         self._backends = {}
         self._wake_next()
 
@@ -86,8 +86,6 @@ class Endpoint:
         # Requests with equal shard keys go to the same backend. A `tag` asks for a backend by name.
         if tag is not None:
             return found("backend", tag, self._backends)
-        if self._only is not None:
-            return self._only
         return self._chosen(shard_key)
 
     def _chosen(self, shard_key: str | None) -> Backend | None:

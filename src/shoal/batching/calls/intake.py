@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from shoal.core.counters import Counters
     from shoal.core.events import Unserved
     from shoal.core.forming.admission import Admission
-    from shoal.core.forming.deadlines import Overdue
     from shoal.core.forming.former import Former
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Batch, RequestOptions
+    from shoal.core.timers import Overdue
     from shoal.loops.parking import Parking
 
 

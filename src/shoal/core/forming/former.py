@@ -27,8 +27,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.core.forming.admission import QUIET, RINGING, Admission, AdmissionControl
-from shoal.core.forming.deadlines import Overdue, PressureTracker
 from shoal.core.forming.limiter import Limiter
+from shoal.core.forming.pressure import PressureTracker
 from shoal.core.forming.regathering import WORTH_S, Regathering
 from shoal.core.latency_model import LatencyModel
 from shoal.core.policies.factory import adaptive_of, distinguishes_requests, policy_of
@@ -37,6 +37,7 @@ from shoal.core.policy import Dispatch, Wait
 from shoal.core.queue import NOTHING, Amount, ArrivalQueue, cost_of, is_worth_a_sweep
 from shoal.core.replicas.members import NO_MEMBERS
 from shoal.core.request import DispatchReason, Request, State
+from shoal.core.timers import Overdue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

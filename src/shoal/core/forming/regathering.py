@@ -42,11 +42,12 @@ from shoal.core.request import DispatchReason, State
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shoal.core.forming.deadlines import Overdue, PressureTracker
+    from shoal.core.forming.pressure import PressureTracker
     from shoal.core.latency_model import LatencyModel
     from shoal.core.options.options import BatchOptions
     from shoal.core.policies.rule import Rule
     from shoal.core.request import Request
+    from shoal.core.timers import Overdue
 
 WORTH_S: Final = 0.0005
 """Batches that run for less, in seconds, are not worth any wait: a loop's pass may take as long."""

@@ -269,7 +269,8 @@ class EndpointCall:
         """Finds the batcher of the call; waits for traffic, or for a first replica."""
         endpoint = self._calls.endpoint
         try:
-            backend = endpoint.backend_for(headers.shard_key, headers.backend)
+            backend = endpoint.only if headers.backend is None else None
+            backend = backend or endpoint.backend_for(headers.shard_key, headers.backend)
         except NoSuchName:  # the endpoint was deleted just now, or its traffic names no such tag
             raise Refused(not_found()) from None
         method_batcher = None if backend is None else backend.method_batchers.get(headers.method)
