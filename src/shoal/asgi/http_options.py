@@ -25,9 +25,18 @@ from shoal.asgi.option_checks import (
     checked_schemes,
 )
 from shoal.core.addresses import checked_listening, model_server_address
-from shoal.core.options.checks import finite_seconds, more_than_0, whole, yes_or_no
 from shoal.core.options.names import unknown_option
-from shoal.core.options.option import check_options, choice, option, options_of, table
+from shoal.core.options.option import (
+    check_options,
+    choice,
+    finite_seconds,
+    more_than_0,
+    option,
+    options_of,
+    table,
+    whole,
+    yes_or_no,
+)
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from shoal.core.forming.admission import QUIET
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions, RequestOptionsFactory
 from shoal.core.forming.former import Former
-from shoal.core.options.checks import whole
+from shoal.core.options.option import whole
 from shoal.core.policies.sizing import load_of
 from shoal.core.policy import Dispatch
 from shoal.core.replicas.members import LoadedModel, Member, Members, home_and_model_of

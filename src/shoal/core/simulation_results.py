@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from shoal.core.options.checks import whole
+from shoal.core.options.option import whole
 from shoal.core.request import DispatchReason
 
 if TYPE_CHECKING:

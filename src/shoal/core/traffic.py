@@ -27,7 +27,7 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.core.options.checks import number
+from shoal.core.options.option import number
 from shoal.errors import NoSuchName
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import anyio.lowlevel
 from shoal.batching.calls.mapping import Items, MapCall, MapKeywords, map_blocking
 from shoal.batching.calls.window import MapPlan
 from shoal.batching.current import trace_headers
-from shoal.core.options.checks import checked_token, one_of, seconds, whole
+from shoal.core.options.option import checked_token, one_of, seconds, whole
 from shoal.errors import DeadlineExceeded, ShutDown
 from shoal.failures.exceptions import own_copy
 from shoal.http_client.bodies import (

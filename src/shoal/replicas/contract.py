@@ -20,8 +20,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from shoal.core.options.checks import finite_seconds, more_than_0
-from shoal.core.options.option import check_options, option
+from shoal.core.options.option import check_options, finite_seconds, more_than_0, option
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus

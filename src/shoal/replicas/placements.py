@@ -13,8 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, cast
 
 from shoal.core.addresses import checked_model_servers
-from shoal.core.options.checks import mapping, more_than_0, one_of, whole
-from shoal.core.options.option import check_options, option, options_of, record_of, table
+from shoal.core.options.option import (
+    check_options,
+    mapping,
+    more_than_0,
+    one_of,
+    option,
+    options_of,
+    record_of,
+    table,
+    whole,
+)
 from shoal.failures.held import held
 from shoal.replicas.code.definition import imported, qualified_name, split_import_path
 from shoal.replicas.ray_options import check_fits_bundle, checked_ray_options, with_defaults

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, cast
 
-from shoal.core.options.checks import mapping, named_values, number, one_of, text, yes_or_no
+from shoal.core.options.option import mapping, named_values, number, one_of, text, yes_or_no
 
 # Shoal's supervisor restarts replicas and retries work, all replicas share their options, and an
 # actor ends with the program.

@@ -15,8 +15,19 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 from shoal.batching.handlers.handler import Fill
 from shoal.core.json_text import exact_json
-from shoal.core.options.checks import mapping, more_than_0, named_values, whole, yes_or_no
-from shoal.core.options.option import choice, defaults_of, option, options_of, plain_record, table
+from shoal.core.options.option import (
+    choice,
+    defaults_of,
+    mapping,
+    more_than_0,
+    named_values,
+    option,
+    options_of,
+    plain_record,
+    table,
+    whole,
+    yes_or_no,
+)
 from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.errors import NotDurable

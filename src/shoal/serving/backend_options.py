@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple, cast
 
 from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.handler import Fill
-from shoal.core.options.checks import function
 from shoal.core.options.mixes import refused_fill
 from shoal.core.options.names import suggested
+from shoal.core.options.option import function
 from shoal.core.options.options import OPTIONS, BatchOptions, Opens, ValueKeywords
 from shoal.core.options.records import Cache, LatencyTarget, Limit, Models, QueuePolicy
 from shoal.core.policy import BatchPolicy

@@ -27,7 +27,7 @@ from shoal.batching.calls.mapping import MapCall, map_in_thread
 from shoal.batching.calls.stream import ResultStream
 from shoal.batching.calls.threads import LoopOfThread, ThreadStream
 from shoal.core.forming.call_options import NO_CALL_OPTIONS
-from shoal.core.options.checks import seconds
+from shoal.core.options.option import seconds
 from shoal.errors import Overloaded
 
 if TYPE_CHECKING:

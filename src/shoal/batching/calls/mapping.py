@@ -18,7 +18,7 @@ import anyio.lowlevel
 
 from shoal.batching.calls.progress import checked_progress, reporter
 from shoal.batching.calls.window import FedSource, MapPlan, MapWindow, PlainSource
-from shoal.core.options.checks import whole, yes_or_no
+from shoal.core.options.option import whole, yes_or_no
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable

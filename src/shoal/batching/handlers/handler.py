@@ -36,7 +36,7 @@ import anyio
 
 from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import Binding, signature_of_call
-from shoal.core.options.checks import one_of, yes_or_no
+from shoal.core.options.option import one_of, yes_or_no
 from shoal.errors import WrongResultType
 from shoal.loops.unlimited import in_thread
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from shoal.commands.support.output import CommandError
-from shoal.core.options.checks import checked_token
 from shoal.core.options.names import nearest
+from shoal.core.options.option import checked_token
 from shoal.serving.names import TAG_FORM, is_tag
 
 if TYPE_CHECKING:

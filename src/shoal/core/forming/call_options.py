@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, cast
 
-from shoal.core.options.checks import seconds, whole, yes_or_no
 from shoal.core.options.names import unknown_option
+from shoal.core.options.option import seconds, whole, yes_or_no
 from shoal.core.policies.factory import distinguishes_requests
 from shoal.core.request import NOTHING, RequestOptions
 from shoal.errors import ItemTooLarge, NoSuchModel

@@ -13,26 +13,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal, Self, TypedDict, cast
 
-from shoal.core.options.checks import (
-    above_0,
-    factor,
-    function,
-    seconds,
-    sizes_in_order,
-    whole,
-    yes_or_no,
-)
 from shoal.core.options.mixes import refused_mix
 from shoal.core.options.names import unknown_option
 from shoal.core.options.option import (
     Check,
+    above_0,
     callback,
     check_options,
     choice,
+    factor,
+    function,
     option,
     options_of,
     record,
     records_by_level,
+    seconds,
+    sizes_in_order,
+    whole,
+    yes_or_no,
 )
 from shoal.core.options.records import Cache, LatencyTarget, Limit, Models, QueuePolicy
 from shoal.core.policy import BatchPolicy

@@ -11,8 +11,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from shoal.core.options.checks import above_0, number, seconds, whole
-from shoal.core.options.option import SAME, Same, check_options, choice, option, required
+from shoal.core.options.option import (
+    SAME,
+    Same,
+    above_0,
+    check_options,
+    choice,
+    number,
+    option,
+    required,
+    seconds,
+    whole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,9 +20,8 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Final, Self
 
-from shoal.core.options.checks import above_0, seconds, whole
 from shoal.core.options.names import unknown_option
-from shoal.core.options.option import check_options, option
+from shoal.core.options.option import above_0, check_options, option, seconds, whole
 
 # Rounding errors of the quotients below; they must not cost a replica.
 _TINY: Final = 1e-9

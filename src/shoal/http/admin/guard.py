@@ -19,7 +19,7 @@ import ipaddress
 from typing import TYPE_CHECKING, Final
 
 from shoal.asgi.headers import host_of
-from shoal.core.options.checks import checked_token
+from shoal.core.options.option import checked_token
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ import orjson
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.core.events import BatchObserver, BatchRecord, Unserved
 from shoal.core.forming.call_options import RequestOptionsFactory
-from shoal.core.options.checks import seconds, whole
+from shoal.core.options.option import seconds, whole
 from shoal.core.options.options import OPTIONS
 from shoal.core.request import Batch, Request, RequestOptions, State
 from shoal.http.requests.plain import one_line_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shoal.core.options.checks import whole
+from shoal.core.options.option import whole
 from shoal.http.openai.errors import PREFIX, no_such_path
 from shoal.http.openai.inputs import ClassifyRoute, EmbeddingsRoute, RerankRoute, ScoreRoute
 from shoal.http.openai.models import ModelsPage, OpenAIModels, OpenAIRoute, Tokens

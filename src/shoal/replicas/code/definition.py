@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import MARK, signature_of_call
-from shoal.core.options.checks import named_values
+from shoal.core.options.option import named_values
 from shoal.errors import NotAllowed
 from shoal.failures.held import held
 

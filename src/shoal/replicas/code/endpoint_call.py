@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any, Final, TypedDict, cast
 
 from shoal.batching.current import trace_headers
-from shoal.core.options.checks import seconds, text, whole
 from shoal.core.options.names import unknown_option
-from shoal.core.options.option import Option, option, options_of
+from shoal.core.options.option import Option, option, options_of, seconds, text, whole
 
 
 def _mapping(name: str, value: Any) -> Mapping[str, Any]:

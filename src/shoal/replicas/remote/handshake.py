@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 
-from shoal.core.options.checks import checked_token
+from shoal.core.options.option import checked_token
 from shoal.errors import NotAllowed
 from shoal.replicas.process.wire.frames import PROTOCOL
 from shoal.version import __version__

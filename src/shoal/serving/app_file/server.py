@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from shoal.asgi.http_options import FILE_OPTIONS
 from shoal.asgi.option_checks import check_known
-from shoal.core.options.checks import one_of, whole
-from shoal.core.options.option import Option
+from shoal.core.options.option import Option, one_of, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import anyio
 
 from shoal.batching.current import trace_headers
-from shoal.core.options.checks import checked_token, seconds
+from shoal.core.options.option import checked_token, seconds
 from shoal.errors import ItemTooLarge, NotAllowed
 from shoal.http_client.bodies import JSON, JSON_LINES, PROBLEM
 from shoal.http_client.connection import SILENCE_S, Connection, StreamingAnswer, server_of

@@ -21,7 +21,7 @@ from inspect import BoundArguments, Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_type_hints
 
 from shoal.core.json_text import check_keys
-from shoal.core.options.checks import yes_or_no
+from shoal.core.options.option import yes_or_no
 from shoal.core.traffic import Shadow, Traffic
 from shoal.errors import NoSuchName
 from shoal.replicas.code.definition import named_arguments

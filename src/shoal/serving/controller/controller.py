@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import anyio
 
 from shoal.core.events import Observers
-from shoal.core.options.checks import yes_or_no
+from shoal.core.options.option import yes_or_no
 from shoal.core.traffic import Traffic
 from shoal.errors import InUse
 from shoal.replicas.code.definition import Definition, named_arguments
