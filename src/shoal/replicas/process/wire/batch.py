@@ -24,8 +24,12 @@ from shoal.core.request import (
 )
 from shoal.replicas.process.wire.messages import PLAIN, unpickled
 
-# Plain values, values that are pickled one by one, and the names of values that can't be sent.
-MetadataParts: TypeAlias = "tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]]"
+Headers: TypeAlias = "list[tuple[bytes, bytes]]"
+# Plain values, values that are pickled one by one, the names of values that can't be sent, and the
+# headers of an HTTP request. The other process decodes these, which has more time for it.
+MetadataParts: TypeAlias = (
+    "tuple[dict[str, Any], dict[str, bytes], tuple[str, ...], Headers | None]"
+)
 
 
 # The options of a request that has none.
@@ -170,9 +174,9 @@ def metadata_as_data(
 def metadata_parts(metadata: Mapping[str, Any]) -> MetadataParts:
     """Splits metadata into plain values, values that are pickled one by one, and lost ones."""
     # The metadata of an HTTP request knows which of its values are plain.
-    to_send: Callable[[], tuple[dict[str, Any], Mapping[str, Any]]] | None
+    to_send: Callable[[], tuple[dict[str, Any], Mapping[str, Any], Headers | None]] | None
     to_send = getattr(metadata, "to_send", None)
-    plain, others = ({}, metadata) if to_send is None else to_send()
+    plain, others, headers = ({}, metadata, None) if to_send is None else to_send()
     pickled: dict[str, bytes] = {}
     for name, value in others.items():
         if type(value) in PLAIN:
@@ -183,7 +187,7 @@ def metadata_parts(metadata: Mapping[str, Any]) -> MetadataParts:
             if data is not None:
                 pickled[name] = data
     lost = tuple([name for name in others if name not in plain and name not in pickled])
-    return plain, pickled, lost
+    return plain, pickled, lost, headers
 
 
 def _pickled(value: Any) -> bytes | None:
@@ -197,9 +201,16 @@ def _pickled(value: Any) -> bytes | None:
 
 
 def received_metadata(
-    plain: dict[str, Any], pickled: dict[str, bytes], lost: Sequence[str]
+    plain: dict[str, Any],
+    pickled: dict[str, bytes],
+    lost: Sequence[str],
+    headers: Headers | None,
 ) -> SentMetadata:
     metadata = SentMetadata(plain)
+    if headers is not None:
+        metadata["headers"] = texts = dict[str, str]()
+        for key, value in headers:  # of several with one name the first, as by Starlette
+            texts.setdefault(key.decode("latin-1"), value.decode("latin-1"))
     all_lost = set(lost)
     for name, data in pickled.items():
         try:
