@@ -77,9 +77,9 @@ class Promises(World):
             self.batches[batch.id] = run
             assert len(self.running) < run.options.max_concurrent_batches
             self._check_calls(calls, run)
-            assert run.started_at > self.limit.opens_at(self.options) - EPSILON, "beyond its limit"
+            assert run.started_at > self.limit.opens_at(run.options) - EPSILON, "beyond its limit"
             costs = [call.cost if run.options.batch_size_fn else 1 for call in calls]
-            self.limit.spend(self.options, sum(costs), run.started_at)
+            self.limit.spend(run.options, sum(costs), run.started_at)
             self._check_order(batch.requests, run.options)
         self._check_size(calls, run.options)
 
@@ -87,8 +87,10 @@ class Promises(World):
         now, options = run.started_at, run.options
         for call in calls:
             whole = call.whole or call
-            assert not whole.gone, "the handler was given a request whose caller had left"
             assert not whole.ends, "the handler was given a request that had ended"
+            if whole.is_repeated:  # at other times, and its tasks leave a turn later
+                continue
+            assert not whole.gone, "the handler was given a request whose caller had left"
             assert now <= max(whole.dues) + EPSILON, "the handler was given an expired request"
             ends = whole.queue_ends()
             if not whole.went_back and all(action == "reject" for _until, action in ends):
@@ -282,7 +284,7 @@ class Promises(World):
             case AssertionError():
                 return True  # it is raised at the end
             case shoal.errors.DeadlineExceeded():
-                return self._is_out_of_time(call, now)
+                return (call.whole or call).is_repeated or self._is_out_of_time(call, now)
             case shoal.errors.Overloaded():
                 return self._is_overload(call, error, now)
             case ops.Broken(args=("join", call.number)):
