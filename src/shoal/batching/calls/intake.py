@@ -90,7 +90,7 @@ class Intake:
             self.refusals.refuse_blocked()
         request = self.new_request(item, options, waiter, self._now())
         former = self.former
-        if former.live < former.unchecked_below and not former.parked:
+        if former.live < former.unchecked_below:  # none is parked
             request.state = QUEUED
             admission = former.add(request)
         else:

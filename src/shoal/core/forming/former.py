@@ -103,7 +103,7 @@ class Former:
     def admit(self, request: Request) -> Admission:
         """Queues, parks or refuses a request; may shed another."""
         control = self._control
-        if control is None and not self.parked and self.live < self.bound:
+        if control is None and self.live < self.bound:  # none is parked
             request.state = QUEUED
             return self.add(request)
         if control is not None and not self.closed:
