@@ -670,6 +670,22 @@ async def test_a_client_that_is_silent_gets_heartbeats():
         assert text_of(events(call.body))[0] == {0: "a b "}
 
 
+@pytest.mark.parametrize("more", [{}, {"n": 2}])
+async def test_heartbeats_do_not_end_the_call_of_a_model_that_does_not_stream(more):
+    app = shoal.App(protocols=["openai"], heartbeat_s=3)
+
+    @app.endpoint("/slow", name="slow")
+    async def slow(prompts: list[str]) -> list[str]:
+        await anyio.sleep(7)
+        return [prompt.upper() for prompt in prompts]
+
+    async with app.lifespan():
+        asked = {"model": "slow", "prompt": "a", "stream": True, **more}
+        answer = await ask(app, COMPLETIONS, asked)
+    assert answer.body.startswith(b":\n" * 2 + b"data: ")
+    assert text_of(events(answer.body))[0] == dict.fromkeys(range(more.get("n", 1)), "A")
+
+
 def test_wrong_options_are_refused():
     with pytest.raises(TypeError, match="chat_template must be a function, not 'x'"):
         OpenAI(chat_template="x")
