@@ -54,11 +54,11 @@ class TextCall:
         return TaskStream(1, self._send_result)
 
     async def _send_result(self, _nth: int, send: Sender) -> None:
-        await send(await self.call.result(self.item))
+        await send(self.output.whole(await self.call.result(self.item)))
 
     async def collected(self) -> TextOutput:
         if not self.call.streams:
-            self.output.whole(await self.call.result(self.item))
+            self.output.keep(self.output.whole(await self.call.result(self.item)))
             return self.output
         limit_s = self.job.exchange.settings.answer_timeout_s
         if self.batcher.batcher.options.request_timeout_s is not None:
