@@ -959,6 +959,14 @@ async def test_the_inputs_of_a_request_have_one_limit_for_python_objects(
             assert only(answer) == [shape[1]]
 
 
+async def test_a_shape_that_no_array_can_have_is_refused():
+    async with Served(NDArray[np.uint8]) as served:
+        answer = await infer_binary(served.app, b"", [1, 0, 2**62, 3], "UINT8")
+    assert answer.status == 400
+    assert "The input 'x' is not accepted: " in error(answer)
+    assert not error(answer).endswith("..")
+
+
 async def test_large_tensors_are_taken_as_arrays():
     data = bytes(range(256)) * 3 * 2**9
     async with Served(NDArray[np.uint8]) as served:

@@ -572,6 +572,14 @@ async def test_what_is_refused(app):
 
 
 @pytest.mark.one_loop
+async def test_a_body_that_is_no_object_is_told_without_advice_for_other_protocols(app):
+    for path, asked in (completion(), chat(), embedding()):
+        status, error = await refused(app, [asked, asked], path)
+        assert (status, error["param"]) == (400, None)
+        assert error["message"] == "Input should be an object"
+
+
+@pytest.mark.one_loop
 async def test_what_changes_nothing_is_accepted(app):
     nothing = {
         "tools": [],
