@@ -351,7 +351,7 @@ def test_a_crash_of_hypercorn_is_told(terminal):
         with pytest.raises(httpx.RemoteProtocolError):
             answer.result()
     assert code == 1
-    assert ", 1 cut off\nshoal: Hypercorn has ended: " in said
+    assert ": 0 finished, 1 cut off\nshoal: Hypercorn has ended: " in said
 
 
 @pytest.mark.parametrize("name", NOT_ON_HYPERCORN)

@@ -932,6 +932,41 @@ async def test_binary_data_of_another_shape_is_refused(anything, shape, datatype
     assert anything.items == []
 
 
+@pytest.mark.one_loop
+@pytest.mark.parametrize(
+    ("shape", "datatype", "data", "text"),
+    [
+        ([1, 600], "BYTES", bytes(4 * 600), "more than 1000 elements"),
+        ([1, 600], "UINT8", bytes(600), "more than 1000 elements"),
+        ([1, 599, 0], "UINT8", b"", "more than 1000 lists"),
+    ],
+)
+async def test_the_inputs_of_a_request_have_one_limit_for_python_objects(
+    shape, datatype, data, text
+):
+    def both(a: list[Any], b: list[Any]) -> list[int]:
+        return [len(one) for one in a]
+
+    async with Served(handler=both, settings={"max_json_elements": 1000}) as served:
+        one, other = (described(data, shape, datatype, name) for name in "ab")
+        path = "/v2/models/m/infer"
+        answer = await ask(served.app, path, **binary({"inputs": [one, other]}, data, data))
+        assert answer.status == 400, answer.body
+        assert text in error(answer)
+        other = tensor([1], [1], name="b")
+        for _ in range(2):
+            answer = await ask(served.app, path, **binary({"inputs": [one, other]}, data))
+            assert only(answer) == [shape[1]]
+
+
+async def test_a_shape_that_no_array_can_have_is_refused():
+    async with Served(NDArray[np.uint8]) as served:
+        answer = await infer_binary(served.app, b"", [1, 0, 2**62, 3], "UINT8")
+    assert answer.status == 400
+    assert "The input 'x' is not accepted: " in error(answer)
+    assert not error(answer).endswith("..")
+
+
 async def test_large_tensors_are_taken_as_arrays():
     data = bytes(range(256)) * 3 * 2**9
     async with Served(NDArray[np.uint8]) as served:

@@ -572,6 +572,14 @@ async def test_what_is_refused(app):
 
 
 @pytest.mark.one_loop
+async def test_a_body_that_is_no_object_is_told_without_advice_for_other_protocols(app):
+    for path, asked in (completion(), chat(), embedding()):
+        status, error = await refused(app, [asked, asked], path)
+        assert (status, error["param"]) == (400, None)
+        assert error["message"] == "Input should be an object"
+
+
+@pytest.mark.one_loop
 async def test_what_changes_nothing_is_accepted(app):
     nothing = {
         "tools": [],
@@ -668,6 +676,22 @@ async def test_a_client_that_is_silent_gets_heartbeats():
             app.writer.step()
             await call.returned.wait()
         assert text_of(events(call.body))[0] == {0: "a b "}
+
+
+@pytest.mark.parametrize("more", [{}, {"n": 2}])
+async def test_heartbeats_do_not_end_the_call_of_a_model_that_does_not_stream(more):
+    app = shoal.App(protocols=["openai"], heartbeat_s=3)
+
+    @app.endpoint("/slow", name="slow")
+    async def slow(prompts: list[str]) -> list[str]:
+        await anyio.sleep(7)
+        return [prompt.upper() for prompt in prompts]
+
+    async with app.lifespan():
+        asked = {"model": "slow", "prompt": "a", "stream": True, **more}
+        answer = await ask(app, COMPLETIONS, asked)
+    assert answer.body.startswith(b":\n" * 2 + b"data: ")
+    assert text_of(events(answer.body))[0] == dict.fromkeys(range(more.get("n", 1)), "A")
 
 
 def test_wrong_options_are_refused():

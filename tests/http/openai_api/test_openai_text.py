@@ -1,10 +1,13 @@
 """Where a text ends, however the model divides it into pieces."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai_app import events, openai_app, text_of
 
 from shoal.http.openai.texts.messages import AnswerForms, OneText, TextAsked
 from shoal.http.openai.texts.results import TextEnd, TextOutput
+from shoal.testing.asgi import ask
 
 TEXTS = st.text("abc", max_size=6)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
@@ -73,3 +76,31 @@ def test_a_function_that_counts_tokens_is_not_called_in_the_task_of_the_handler(
         asked = TextAsked(b"1", lambda: 0, False)
         text = OneText(form, TextOutput(TextEnd((), None, count)), asked)
         assert text.runs_users_code is runs_users_code
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"model": "upper", "prompt": "a b c", "stop": "B"}, "stop"),
+        ({"model": "upper", "prompt": "a b c", "max_tokens": 2}, "length"),
+        ({"model": "records", "prompt": "a", "tools": [{"type": "function"}]}, "tool_calls"),
+        (
+            {"model": "records", "prompt": "a", "tools": [{"type": "function"}], "max_tokens": 1},
+            "tool_calls",
+        ),
+    ],
+)
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_whole_text_ends_as_the_stream_of_it(asked, reason, n):
+    app = openai_app(models=["upper", "records"])
+    more = {"stream": True, "stream_options": {"include_usage": True}}
+    async with app.lifespan():
+        whole = (await ask(app, "/v1/completions", {**asked, "n": n})).json()
+        stream = await ask(app, "/v1/completions", {**asked, "n": n, **more})
+    *pieces, usage, done = events(stream.body)
+    assert [one["finish_reason"] for one in whole["choices"]] == [reason] * n
+    assert text_of(pieces) == (
+        {one["index"]: one["text"] for one in whole["choices"]},
+        dict.fromkeys(range(n), reason),
+    )
+    assert (usage["usage"], done) == (whole["usage"], "[DONE]")

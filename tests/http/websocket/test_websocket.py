@@ -481,6 +481,7 @@ BAD_ITEMS = {
     "NaN": ("NaN", 400),
     "infinity": ("[-Infinity]", 400),
     "too large a number": ("1e999", 400),
+    "a number with more digits than an int may have": ("1" * 4301, 400),
     "a lone surrogate": ('"\\ud800"', 400),
     "a half of a pair": ('{"a":"\\ud800 and \\u0041"}', 400),
     "a lone surrogate as a key": ('{"\\udc00":1}', 400),

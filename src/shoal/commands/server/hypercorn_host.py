@@ -166,7 +166,7 @@ class _Host:
 
     async def _wait_for(self, shutdown: Callable[[], Awaitable[object]]) -> None:
         await shutdown()
-        self._outcome.finished_before = self._finished
+        self._outcome.finished_before = self._finished - self._lost
         self._draining.set()
         self._starting.cancel()
 

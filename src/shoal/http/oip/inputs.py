@@ -139,7 +139,7 @@ class _ArrayValues:
             elif not self._takes_text:
                 raise ValueError("it does not consist of numbers only")
         except (ValueError, OverflowError) as error:
-            detail = " ".join(str(error).split())
+            detail = " ".join(str(error).split()).rstrip(".")
             raise not_fitting(f"The input {tensor.name!r} is not accepted: {detail}.") from None
         return [array[row, ...] for row in range(len(array))]
 

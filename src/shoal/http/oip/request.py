@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from shoal.http.json.content_coding import decoded
 from shoal.http.json.scan import Costs, check_cost, check_json, encoding_flaw
 from shoal.http.json.validation import first_error
-from shoal.http.oip.tensor import Tensor, check_supported, malformed
+from shoal.http.oip.tensor import Allowance, Tensor, check_supported, malformed
 from shoal.http.requests.call import call_headers
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.problem import Refused
@@ -100,8 +100,9 @@ class RequestHead:
 
     def __init__(self, parsed: Mapping[str, Any], most_elements: int) -> None:
         self.inputs: list[Tensor] = []
+        allowance = Allowance(most_elements)
         for one in parsed["inputs"]:
-            tensor = Tensor(one, most_elements)
+            tensor = Tensor(one, allowance)
             self.inputs.append(tensor)
             if tensor.size is not None:
                 self.has_binary = True
@@ -206,14 +207,15 @@ def read_tensors(
         described = heads.of(body[:end])
     tensors = described.inputs
     if declared is not None or described.has_binary:
-        tensors = _filled(tensors, memoryview(body)[end:])
+        allowance = Allowance(exchange.settings.max_json_elements)
+        tensors = _filled(tensors, memoryview(body)[end:], allowance)
     return described, tensors
 
 
-def _filled(inputs: list[Tensor], rest: memoryview) -> list[Tensor]:
+def _filled(inputs: list[Tensor], rest: memoryview, allowance: Allowance) -> list[Tensor]:
     """Returns inputs with the elements that follow the JSON."""
     if len(inputs) == 1 and inputs[0].size == rest.nbytes:
-        return [inputs[0].filled(rest)]
+        return [inputs[0].filled(rest, allowance)]
     tensors: list[Tensor] = []
     at = 0
     for tensor in inputs:
@@ -223,7 +225,7 @@ def _filled(inputs: list[Tensor], rest: memoryview) -> list[Tensor]:
         start, at = at, at + size
         if at > rest.nbytes:
             tensor.refuse(f"has {size} bytes, but only {rest.nbytes - start} are left")
-        tensors.append(tensor.filled(rest[start:at]))
+        tensors.append(tensor.filled(rest[start:at], allowance))
     if at < rest.nbytes:
         raise malformed(f"{rest.nbytes - at} bytes belong to no input.")
     return tensors

@@ -92,6 +92,22 @@ _ALL: Final = (
 DATATYPES: Final[Mapping[str, Datatype]] = {one.name: one for one in _ALL}
 
 
+class Allowance:
+    """How many elements, and lists of them, the inputs of one request may become in Python."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._made = {"elements": 0, "lists": 0}
+
+    def take(self, tensor: Tensor, count: int, kind: str) -> None:
+        self._made[kind] += count
+        if self._made[kind] > self._most:
+            tensor.refuse(
+                f"has more than {self._most} {kind}, with those of the inputs before it; inputs "
+                "of numbers that the model takes as arrays have no such limit"
+            )
+
+
 class Tensor:
     """The tensor of an input; raises `Refused` if it is malformed."""
 
@@ -102,7 +118,7 @@ class Tensor:
     # Of the bytes that follow the JSON; None if the elements are in it.
     size: int | None = None
 
-    def __init__(self, described: Mapping[str, Any], most_elements: int) -> None:
+    def __init__(self, described: Mapping[str, Any], allowance: Allowance) -> None:
         self.name: str = described["name"]
         if described.get("parameters") is not None or described.get("data") is None:
             self.size = self._size_in(described)
@@ -114,7 +130,7 @@ class Tensor:
         if not self.shape:
             self.refuse("has no dimension: the first is the number of rows")
         self._count = count = math.prod(self.shape)
-        self._most_elements = most_elements
+        self._allowance = allowance
         if self.size is None:
             self._flat = self._of_json(described["data"], count)
         elif datatype.size and self.size != count * datatype.size:
@@ -123,10 +139,10 @@ class Tensor:
                 f"{count * datatype.size}"
             )
 
-    def filled(self, data: memoryview) -> Tensor:
+    def filled(self, data: memoryview, allowance: Allowance) -> Tensor:
         made = Tensor.__new__(Tensor)
         made.name, made.datatype, made.shape = self.name, self.datatype, self.shape
-        made.size, made._count, made._most_elements = self.size, self._count, self._most_elements
+        made.size, made._count, made._allowance = self.size, self._count, allowance
         made.data = data
         if self.datatype.name == BYTES:
             made._flat = made._strings(data, self._count)
@@ -137,11 +153,7 @@ class Tensor:
         """Its elements as Python values, in row-major order; text of JSON as UTF-8."""
         if self._flat is None:
             assert self.data is not None
-            if self.data.nbytes // self.datatype.size > self._most_elements:
-                self.refuse(
-                    f"has more than {self._most_elements} elements, and the model does not take "
-                    "it as an array"
-                )
+            self._allowance.take(self, self._count, "elements")
             self._flat = list(self.datatype.values(self.data))
         return self._flat
 
@@ -153,8 +165,7 @@ class Tensor:
         for size in shape[:-1]:
             count *= size or 1
             lists += count
-        if lists > self._most_elements:
-            self.refuse(f"has a shape of {lists} lists, and {self._most_elements} are allowed")
+        self._allowance.take(self, lists, "lists")
         return nested(self.elements, shape)
 
     def refuse(self, what: str) -> NoReturn:
@@ -199,8 +210,7 @@ class Tensor:
 
     def _strings(self, data: memoryview, count: int) -> list[bytes]:
         """Returns the elements, each of which has its length in front, in four bytes."""
-        if count > self._most_elements:
-            self.refuse(f"has more than {self._most_elements} elements")
+        self._allowance.take(self, count, "elements")
         strings: list[bytes] = []
         at = 0
         for _ in range(count):

@@ -117,5 +117,8 @@ def read_body(kind: type[Mapping[str, Any]], exchange: Exchange, body: bytes) ->
         # A message may be one of several types; the rest of the path is about these.
         steps = errors[0]["loc"][:2] if errors else ()
         param = ".".join(map(str, steps)) or None
-        raise refused(problem.detail or problem.title, param=param) from None
+        message = problem.detail or problem.title
+        if errors and not steps:  # the detail has advice for endpoints of JSON
+            message = errors[0]["msg"]
+        raise refused(message, param=param) from None
     return params

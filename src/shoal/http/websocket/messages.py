@@ -173,7 +173,8 @@ def _unreadable(text: bytes, refused: Refused) -> NewRequest:
     is_complex = refused.problem.status == 413
     try:
         if not is_complex:
-            json.loads(text)  # which reads NaN, lone surrogates, and deeper nesting
+            # It reads NaN, lone surrogates, deeper nesting, and integers of any length.
+            json.loads(text, parse_int=str)
     except RecursionError:
         pass
     except ValueError:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from shoal.http.openai.texts.text_request import TextJob
     from shoal.serving.backends.method_batcher import MethodBatcher
 
+    Sender = Callable[[Any], Awaitable[None]]
     ReadJob = Callable[[Exchange, bytes], Awaitable[TextJob]]
 
 
@@ -49,11 +50,15 @@ class TextCall:
         """Returns the stream of its pieces; of one piece if the model does not stream."""
         if self.call.streams:
             return self.call.stream(self.item)
-        return _OneResult(self.call, self.item)
+        # A task of its own makes the call, since heartbeats interrupt a task that waits for items.
+        return TaskStream(1, self._send_result)
+
+    async def _send_result(self, _nth: int, send: Sender) -> None:
+        await send(self.output.whole(await self.call.result(self.item)))
 
     async def collected(self) -> TextOutput:
         if not self.call.streams:
-            self.output.whole(await self.call.result(self.item))
+            self.output.keep(self.output.whole(await self.call.result(self.item)))
             return self.output
         limit_s = self.job.exchange.settings.answer_timeout_s
         if self.batcher.batcher.options.request_timeout_s is not None:
@@ -95,31 +100,6 @@ class TextCall:
                 if end.reason is not None:
                     break
         texts.append(output.rest())
-
-
-class _OneResult:
-    def __init__(self, call: EndpointCall, item: Any) -> None:
-        self._call = call
-        self._item = item
-        self._is_read = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        return None
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        if self._is_read:
-            raise StopAsyncIteration
-        self._is_read = True
-        return await self._call.result(self._item)
-
-    def ready(self) -> list[Any]:
-        return []
 
 
 @contextmanager
@@ -172,23 +152,20 @@ async def gathered(job: TextJob) -> list[TextOutput]:
     return [texts[nth] for nth in range(job.texts)]
 
 
-class MergedTexts:
-    """The messages of the pieces of several texts, in their order of arrival."""
+class TaskStream:
+    """The items that several tasks send, in their order of arrival."""
 
-    def __init__(self, job: TextJob, form: MessageForm) -> None:
-        self.ends: list[TextEnd] = []
-        self._job = job
-        self.form = form
-        self._running = job.texts
+    def __init__(self, count: int, run: Callable[[int, Sender], Awaitable[None]]) -> None:
+        self._count = self._running = count
+        self._run_one = run
         self._failure: Exception | None = None  # that `ready` or `__anext__` has received
 
     async def __aenter__(self) -> Self:
-        # A text waits once the client has not taken enough of the others.
-        streams = anyio.create_memory_object_stream[bytes | Exception](self._job.texts)
-        self._send, self._messages = streams
+        # A task waits once the client has not taken enough of the others' items.
+        self._send, self._items = anyio.create_memory_object_stream[Any](self._count)
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
-        for nth in range(self._job.texts):
+        for nth in range(self._count):
             self._tasks.start_soon(self._run, nth)
         return self
 
@@ -198,51 +175,55 @@ class MergedTexts:
             await self._tasks.__aexit__(None, None, None)
         finally:
             self._send.close()
-            self._messages.close()
+            self._items.close()
             # The traceback of a failure, read or not, holds this object.
-            del self._send, self._messages, self._failure
+            del self._send, self._items, self._failure
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> bytes:
+    async def __anext__(self) -> Any:
         if self._failure is None:
-            message = await anext(self._messages, None)
-            if isinstance(message, bytes):
-                return message
-            self._failure = message
-            del message  # the traceback of a failure holds this frame
-        if self._failure is None:
-            raise StopAsyncIteration
+            item = await anext(self._items)
+            if not isinstance(item, Exception):
+                return item
+            self._failure = item
+            del item  # the traceback of a failure holds this frame
         try:
             raise self._failure
         finally:
             self._failure = None  # its traceback holds this frame
 
     def ready(self) -> list[Any]:
-        messages: list[bytes] = []
+        items: list[Any] = []
         with suppress(anyio.WouldBlock, anyio.EndOfStream):
-            while isinstance(message := self._messages.receive_nowait(), bytes):
-                messages.append(message)
-            self._failure = message
-        return messages
+            while not isinstance(item := self._items.receive_nowait(), Exception):
+                items.append(item)
+            self._failure = item
+        return items
+
+    async def _put(self, item: Any) -> None:
+        await self._send.send(item)
 
     async def _run(self, nth: int) -> None:
         try:
-            async with _one_of_several(self._job, nth) as text:
-                await self._pass_on(text, nth)
+            await self._run_one(nth, self._put)
         except Exception as error:
-            await self._send.send(error)
+            await self._put(error)
         self._running -= 1
         if not self._running:
             self._send.close()
 
-    async def _pass_on(self, text: TextCall, nth: int) -> None:
+
+async def _send_text(
+    job: TextJob, form: MessageForm, ends: list[TextEnd], nth: int, send: Sender
+) -> None:
+    """Sends the messages of the pieces of one of several texts."""
+    async with _one_of_several(job, nth) as text:
         end, stream = text.output.end, text.stream()
-        self.ends.append(end)
-        with_usage = self._job.asked.with_usage
-        messages = ChoiceMessages(self.form, nth, text.output, with_usage=with_usage)
-        tick = self._job.times.clock(parking_of_this_loop().now)
+        ends.append(end)
+        messages = ChoiceMessages(form, nth, text.output, with_usage=job.asked.with_usage)
+        tick = job.times.clock(parking_of_this_loop().now)
         async with stream:
             async for piece in stream:
                 message = messages.piece(piece)
@@ -250,11 +231,11 @@ class MergedTexts:
                 if end.reason is not None:
                     break  # the call ends first
                 if message:
-                    await self._send.send(message)
+                    await send(message)
             else:
                 message = messages.ended()
         if message:
-            await self._send.send(message)
+            await send(message)
 
 
 class TextRoute(OpenAIRoute):
@@ -293,8 +274,10 @@ class TextRoute(OpenAIRoute):
             await exchange.answer(200, JSON, job.whole(texts))
             return
         assert isinstance(job.forms, AnswerForms)  # other protocols have one text
-        merged = MergedTexts(job, job.forms.messages(exchange.id))
-        form = SeveralTexts(merged.form, merged.ends, job.asked)
+        messages = job.forms.messages(exchange.id)
+        ends: list[TextEnd] = []
+        merged = TaskStream(job.texts, partial(_send_text, job, messages, ends))
+        form = SeveralTexts(messages, ends, job.asked)
         name, request_id = job.model.endpoint.name, exchange.request_id
 
         def explain(error: Exception) -> Problem:

@@ -200,7 +200,9 @@ class TextOutput:
         self._pieces: list[Piece] = []
 
     def take(self, result: Any) -> Piece:
-        """Takes a piece of a stream; returns the part that is certain."""
+        """Takes a piece of a stream, or a `whole` result; returns the part that is certain."""
+        if isinstance(result, Piece):
+            return result
         if isinstance(result, str):
             return Piece(self.end.take(whole_text(result)), {}, None)
         given = _given(result, self._passes)
@@ -212,10 +214,10 @@ class TextOutput:
             text += end.rest()
         return Piece(text, fields, _logprobs(given))
 
-    def whole(self, result: Any) -> None:
+    def whole(self, result: Any) -> Piece:
+        """Takes the result of a model that does not stream; returns the part before its end."""
         if isinstance(result, str):
-            self.texts.append(self.end.whole(result))
-            return
+            return Piece(self.end.whole(whole_text(result)), {}, None)
         given = _given(result, self._passes)
         fields, text = self._fields_of(given), _text_of(given, result)
         taken = self.end.whole(text)
@@ -223,8 +225,8 @@ class TextOutput:
         reason = given.get("finish_reason")
         if reason and taken == text:  # no limit has ended it
             self.end.reason = str(reason)
-        self.keep(Piece(taken, fields, _logprobs(given)))
         self._end_with_calls(is_given=bool(reason))
+        return Piece(taken, fields, _logprobs(given))
 
     def rest(self) -> str:
         """Returns the text that was held back, since the model has ended the text."""
