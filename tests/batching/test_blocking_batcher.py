@@ -119,7 +119,14 @@ def test_an_error_in_the_block_closes_the_batcher(backend: str) -> None:
     assert not batcher.is_alive
 
 
-@pytest.mark.parametrize("given", [3, doubled])
+class HasMethod:
+    @shoal.batch
+    async def method(self, items: list[int]) -> list[int]:
+        return items
+
+
+@pytest.mark.parametrize("given", [3, doubled, HasMethod(), HasMethod])
 def test_what_is_not_batched_is_refused(backend: str, given: Any) -> None:
-    with pytest.raises(TypeError, match="decorated"), shoal.blocking(given, backend=backend):
+    told = r"with shoal.blocking\(shoal.Batcher\(handler\)\) as call:"
+    with pytest.raises(TypeError, match=told), shoal.blocking(given, backend=backend):
         pytest.fail("it was opened")

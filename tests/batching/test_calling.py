@@ -1,5 +1,6 @@
 """Calling: what a call takes, what it gives, and which functions can be handlers."""
 
+from collections.abc import Iterator
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -80,6 +81,34 @@ async def test_what_can_not_be_called_is_refused_as_a_handler(handler: Any) -> N
 async def test_a_class_is_refused_as_a_handler(handler: Any) -> None:
     with pytest.raises(TypeError, match="is a class"):
         shoal.Batcher(handler)
+
+
+class Batched:
+    @shoal.batch
+    async def __call__(self, items: list[int]) -> list[int]:
+        return items
+
+    @shoal.batch
+    async def method(self, items: list[int]) -> list[int]:
+        return items
+
+
+@shoal.batch
+def streamed(items: list[int]) -> Iterator[list[int]]:
+    yield items
+
+
+BATCHED: list[Any] = [
+    *(Batched(), Batched().method, Batched.method, streamed),
+    *(partial(streamed), streamed.options(priority=1), shoal.Batcher(double).call),
+]
+
+
+@pytest.mark.parametrize("handler", BATCHED)
+def test_what_is_batched_already_is_refused_as_a_handler(handler: Any) -> None:
+    for take in (shoal.Batcher, shoal.batch, shoal.batch(max_batch_size=2)):
+        with pytest.raises(TypeError, match=r"is batched already; open it with shoal.open_batch"):
+            take(handler)
 
 
 async def test_a_handler_without_parameters_batches_calls_without_arguments() -> None:

@@ -23,7 +23,14 @@ def no_patience(monkeypatch):
     monkeypatch.setattr(connecting, "_PATIENCE_S", 0.0)
 
 
-def test_on_a_terminal_a_slow_verb_tells_what_it_waits_for(arguments, monkeypatch):
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"waits_for": "a replica of b"}, "waiting for a replica of b ..."),
+        ({}, "waiting for the server to answer ..."),
+    ],
+)
+def test_on_a_terminal_a_slow_verb_tells_what_it_waits_for(arguments, monkeypatch, given, line):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     told = []
 
@@ -35,11 +42,12 @@ def test_on_a_terminal_a_slow_verb_tells_what_it_waits_for(arguments, monkeypatc
             is_told.set()
 
         monkeypatch.setattr(connecting, "say", say)
-        await is_told.wait()
+        with anyio.move_on_after(1):
+            await is_told.wait()
         return await client.list_backends()
 
-    assert connecting.ask(arguments, until_told, waits_for="a replica of b") == {}
-    assert told == ["waiting for a replica of b ..."]
+    assert connecting.ask(arguments, until_told, **given) == {}
+    assert told == [line]
 
 
 def test_elsewhere_nothing_is_told(arguments, monkeypatch):

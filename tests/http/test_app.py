@@ -358,6 +358,12 @@ async def test_the_options_of_a_batched_function_hold_under_those_of_its_endpoin
         (lambda app: app.endpoint("/taken", name="n")(double), ValueError, "declared already"),
         (lambda app: app.endpoint("/x", name="taken")(double), ValueError, "is named 'taken'"),
         (lambda app: app.endpoint("/x")(3), TypeError, "must be a function of a list"),
+        (
+            lambda app: app.get("/x")(functools.partial(shoal.batch(double))),
+            TypeError,
+            "is batched",
+        ),
+        (lambda app: app.endpoint("/x")(shoal.Batcher(double).call), TypeError, "is batched"),
         (lambda app: app.endpoint("/x", max_batch=3)(double), TypeError, "is not an option"),
         (lambda app: app.endpoint("/x", max_batch_size=0)(double), ValueError, "at least 1"),
         (lambda app: app.get("/x", max_batch=0)(shoal.batch(double)), TypeError, "not an option"),

@@ -513,6 +513,20 @@ async def test_a_replica_that_gets_ready_meanwhile_has_the_new_user_config() -> 
         assert len(stage.alive) == 2
 
 
+async def test_a_replica_that_was_starting_never_answers_with_the_old_user_config() -> None:
+    stage = Stage()
+    stage.start = gated = Gated(first=1)
+    config = {"num_replicas": 2, "user_config": 1, "max_batch_size": 1}
+    async with serving(Configured, stage, **config) as (controller, handle, _):
+        await change(controller, user_config=2)
+        gated.let(1)
+        await settle()
+        assert await outcomes(*[handle.call(0) for _ in range(4)]) == [2] * 4
+        gated.let(2)
+        await settle()
+        assert [replica.told for replica in stage.alive] == [[1, 2], [2]]
+
+
 async def test_a_user_config_for_code_that_takes_none_is_refused() -> None:
     async with serving(echo) as (controller, handle, _):
         with pytest.raises(ValueError, match="reconfigure"):

@@ -228,6 +228,25 @@ async def test_a_model_that_does_not_exist_is_a_404() -> None:
         assert (await ask(app, "/listed", 1, headers=[("X-Model", "a")])).json() == ["a", 1]
 
 
+async def test_a_model_is_loaded_again_only_once_it_is_unloaded() -> None:
+    class Reluctant(Models):
+        log: ClassVar[list[str]] = []
+
+        async def unload_model(self, model: str) -> None:
+            await anyio.sleep(5 if model == "a" else 0)
+            await super().unload_model(model)
+
+    config: Any = {"models": {"most": 2, "max_switch_wait_s": 0}, "max_concurrent_batches": 2}
+    async with serving_tasks(Reluctant, **config) as (_, handle, _, tasks):
+        await of(handle, "a")
+        await of(handle, "c")
+        callers = await under_way(tasks, of(handle, "b"), of(handle, "a"))
+        await anyio.sleep(7)
+        assert [caller.outcome for caller in callers] == [("b", 0), ("a", 0)]
+        assert await of(handle, "a") == ("a", 0)
+    assert Reluctant.log.index("unload a") < Reluctant.log.index("load a", 1)
+
+
 async def test_streams_load_their_model_as_well() -> None:
     class Code(Models):
         log: ClassVar[list[str]] = []

@@ -85,6 +85,22 @@ async def test_what_an_old_replica_still_makes_is_not_kept():
     assert slow.items == ["a", "a"]
 
 
+async def test_results_of_old_replicas_are_not_kept_while_a_change_is_recorded():
+    slow = Slow(1)
+    async with serving(slow) as (client, handle), anyio.create_task_group() as tasks:
+        async with client._declaring:
+            tasks.start_soon(client.update_backend_config, "1", {"cancel_grace_s": 2.0})
+            await settle()  # now the new replica is ready
+            assert await handle.call("a") == "a1"
+            (running,) = await line_up(tasks, handle.call("b"))
+            await anyio.sleep(0.5)
+            slow.version = 2
+        await settle()
+        assert [await handle.call("a"), await handle.call("b")] == ["a2", "b2"]
+        assert running.outcome == "b1"
+    assert slow.items == ["a", "b", "a", "b"]
+
+
 async def test_a_change_of_the_config_makes_new_results():
     slow = Slow(1)
     async with serving(slow) as (client, handle):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, cast,
 import anyio
 import anyio.lowlevel
 
-from shoal.batching.calls.call import StreamCall, UnaryCall
+from shoal.batching.calls.call import StreamCall, UnaryCall, refuse_batched
 from shoal.batching.current import refuse_own_handler
 from shoal.batching.handlers.binding import not_of_a_batch
 from shoal.batching.handlers.handler import Fill, Handler, model_handler, stack_of
@@ -140,6 +140,7 @@ class Batcher(Generic[C_co]):
         **options: Any,
     ) -> None:
         if not isinstance(handler, Handler):
+            refuse_batched(handler)
             handler = Handler(handler, signature, fill=fill, streams=streams)
         if handler.fill != "closed" and not (handler.binding.single or signature is not None):
             raise not_of_a_batch(handler.function)

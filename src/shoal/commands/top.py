@@ -71,7 +71,7 @@ def _run(arguments: Namespace) -> int:
     view = ServerView()
     is_live = sys.stdout.isatty() and os.environ.get("TERM") not in (None, "dumb", "unknown")
     if is_live and not (arguments.json or arguments.once):
-        ask(arguments, lambda client: _watch(client, view, source))
+        ask(arguments, lambda client: _watch(client, view, source), waits_for=None)
         return 0
     ask(arguments, lambda client: _look_once(client, view))
     width = shutil.get_terminal_size(_PIPED_SIZE).columns

@@ -65,7 +65,7 @@ def _run(arguments: Namespace) -> int:
         raise CommandError(f"{path} exists; name another file with -o, or delete it")
     recorded = Recorded(path)
     try:
-        ask(arguments, lambda client: _record(client, arguments, recorded))
+        ask(arguments, lambda client: _record(client, arguments, recorded), waits_for=None)
     except CommandError as error:
         if not recorded.has_begun:
             raise

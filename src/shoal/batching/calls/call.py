@@ -18,7 +18,7 @@ import inspect
 import sys
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, TypeVar, overload
 
 import anyio
 
@@ -26,6 +26,7 @@ from shoal.batching.calls.intake import result_of
 from shoal.batching.calls.mapping import MapCall, map_in_thread
 from shoal.batching.calls.stream import ResultStream
 from shoal.batching.calls.threads import LoopOfThread, ThreadStream
+from shoal.batching.handlers.handler import innermost
 from shoal.core.forming.call_options import NO_CALL_OPTIONS
 from shoal.core.options.option import seconds
 from shoal.errors import Overloaded
@@ -312,6 +313,18 @@ def mark_as_async(call: UnaryCall[Any, Any]) -> None:
     """Makes `inspect.iscoroutinefunction` true for a call, where Python supports that."""
     if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(call)
+
+
+def refuse_batched(handler: Any) -> None:
+    code: Any = innermost(handler)
+    if isinstance(code, _CALLS) or code in [each.__call__ for each in _CALLS]:
+        raise TypeError(
+            f"a handler must be a function of a list, but {handler!r} is batched already; open it "
+            "with shoal.open_batchers(), or pass the function without @shoal.batch"
+        )
+
+
+_CALLS: Final = (UnaryCall, StreamCall)
 
 
 def _name(call: object) -> str:

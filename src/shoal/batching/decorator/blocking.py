@@ -219,6 +219,12 @@ class _BlockingContext:
                 "    async with shoal.open_batchers(f):\n"
                 "        ...  # await f(item)"
             )
+        if not isinstance(self._call, (UnaryCall, StreamCall)):
+            raise TypeError(
+                "blocking() takes a function decorated with @shoal.batch, a method of an instance, "
+                f"or a Batcher, not {self._call!r}; for a handler that is not decorated, write\n"
+                "    with shoal.blocking(shoal.Batcher(handler)) as call:"
+            )
         self._kept = KeptBlock(_in_block(self._opened, self._batcher), self._backend)
         _, batcher = self._kept.value
         run = _PortalRun(self._kept.portal, self._kept.closing, self)

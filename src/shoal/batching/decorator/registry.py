@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import WeakKeyDictionary
 
 from shoal.batching.batcher import Batcher
+from shoal.batching.calls.call import refuse_batched
 from shoal.batching.decorator.block import OpenedBatcher, block_here, loops_of_context
 from shoal.batching.handlers.binding import signature_of, signature_of_batch
 from shoal.batching.handlers.handler import Handler
@@ -139,6 +140,7 @@ class Opening:
         self.is_class_method = isinstance(function, classmethod)
         if self.is_static or self.is_class_method:
             function = function.__func__
+        refuse_batched(function)
         # Unbound if it is a method.
         self.handler = Handler(function, fill=fill, streams=streams)
         checked_options(options, self.handler)

@@ -199,12 +199,14 @@ def add_verb(
 
 
 def change(
-    verb: Callable[[RemoteClient, Namespace], Awaitable[object]], done: str, waits_for: str = ""
+    verb: Callable[[RemoteClient, Namespace], Awaitable[object]],
+    done: str,
+    waits_for: str = "the server to answer",
 ) -> Callable[[Namespace], int]:
     """Returns a command that changes the server; its texts have names of its arguments."""
 
     def run(arguments: Namespace) -> int:
-        waits = waits_for.format_map(vars(arguments)) or None
+        waits = waits_for.format_map(vars(arguments))
         ask(arguments, lambda client: verb(client, arguments), waits_for=waits)
         return confirm(arguments, done.format_map(vars(arguments)))
 
@@ -215,7 +217,7 @@ def ask(
     arguments: Namespace,
     verb: Callable[[RemoteClient], Awaitable[T]],
     *,
-    waits_for: str | None = None,
+    waits_for: str | None = "the server to answer",
 ) -> T:
     """Connects to the server and runs a request; shows `waits_for` on a terminal after a second."""
     url = arguments.url or ServerLocation.of(arguments.name).url()

@@ -14,7 +14,7 @@ from functools import partial, partialmethod
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.batching.calls.call import StreamCall
+from shoal.batching.calls.call import StreamCall, refuse_batched
 from shoal.batching.decorator.batched import Decorated
 from shoal.batching.handlers.binding import Binding, annotations_of, takes_lists
 from shoal.batching.handlers.handler import Fill, Handler, innermost
@@ -298,6 +298,7 @@ def adapted(
     face = function.__call__ if isinstance(code, Decorated) else function
     if isinstance(face, Decorated):
         return Handler.of_one(_awaited(face)), False
+    refuse_batched(function)
     function = with_handles(function)
     if fill != "closed":
         return Handler(function, definition.signature, fill=fill, streams=streams), True

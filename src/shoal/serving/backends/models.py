@@ -54,6 +54,8 @@ class ModelLoader:
         self._start_task = start_task
         self._code_unloads = unloads
         self._options = options  # read at each load: they may change
+        # The unloads to come and under way; a model is loaded again only after them.
+        self._unloading: dict[tuple[PoolMember, str], anyio.Event] = {}
 
     async def loaded(self, member: PoolMember, model: str) -> LoadedModel:
         """Waits until a model is loaded; the caller calls `release`, however this ends."""
@@ -63,6 +65,7 @@ class ModelLoader:
         used = member.models[model]
         if victims is not None:
             used.flight = _Flight()
+            self._unloading |= {(member, victim): anyio.Event() for victim in victims}
             self._start_task(self._load, member, model, used, victims)
         flight: _Flight | None = used.flight
         try:
@@ -85,8 +88,11 @@ class ModelLoader:
         self.loads += 1
         try:
             with anyio.move_on_after(limit_s) as scope:
-                for victim in victims:
-                    await self._unload(member, victim)
+                while victims:
+                    await self._unload(member, victims[0])
+                    self._unloading.pop((member, victims.pop(0))).set()
+                if (unload := self._unloading.get((member, model))) is not None:
+                    await unload.wait()
                 await _run(member, LOAD, model)
             if scope.cancelled_caught:
                 flight.error = HandlerTimeout(
@@ -99,6 +105,8 @@ class ModelLoader:
                 raise
             flight.error = error
         finally:
+            for victim in victims:
+                self._unloading.pop((member, victim)).set()
             used.flight = None
             self.load_s += anyio.current_time() - began_at
             if flight.error is not None:

@@ -154,9 +154,11 @@ class Supervisor:
 
     def adopt(self, config: BackendConfig) -> None:
         self.config = config
-        for managed in self.ready():
-            self._compare(managed, config)
-            managed.config = config
+        for managed in self.managed:  # also those that are starting with another user config
+            if not same_user_config(managed.config, config):
+                managed.version = _STALE
+            if managed.life.takes_work:
+                managed.config = config
         self._reconcile()
 
     def drain(self) -> None:
@@ -287,11 +289,6 @@ class Supervisor:
         except Exception as error:  # the placement could not make the replica
             return NotMade(Identity(self._name, tag), number, error)
 
-    def _compare(self, managed: ManagedReplica, config: BackendConfig) -> None:
-        """Marks a replica for replacement if it was started with another user config."""
-        if not same_user_config(managed.config, config):
-            managed.version = _STALE
-
     def _drain(self, managed: ManagedReplica) -> None:
         managed.life.on("drain")
         managed.is_to_end = True
@@ -342,7 +339,6 @@ class Supervisor:
         if not managed.life.is_leaving:
             managed.life.on("ready")
             self.description = self.description or description
-            self._compare(managed, self.config)
             code = description.methods["__call__"]
             slots = self.config.slots(code.batched, gathers=code.gathers)
             managed.config = self.config

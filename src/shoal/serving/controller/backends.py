@@ -255,6 +255,7 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
             with anyio.move_on_after(_UNDO_S):
                 await supervisor.wait_restored(count)
         raise
+    backend.forget_results()  # of replicas that ran until now
     if is_replaced or is_scaled:
         await supervisor.wait_drained()
 
@@ -267,12 +268,13 @@ async def restart(backend: Backend) -> None:
         with supervisor.changing():
             supervisor.replace(backend.config, supervisor.wanted)
             await supervisor.settle()
-            backend.forget_results()
             await backend.mend_batchers()
     except Exception:
         with anyio.move_on_after(_UNDO_S):
             await supervisor.wait_restored(count)
         raise
+    finally:
+        backend.forget_results()  # of replicas that ran until now
     await supervisor.wait_drained()
 
 
