@@ -88,7 +88,7 @@ LONG_TO_LOAD = {
     # with httpx
     "shoal.http_client.upload",
     # with tracing, and with OpenTelemetry
-    *("shoal.http.app.traced", "shoal.observe.otel.instrument", "shoal.observe.otel.metrics"),
+    *("shoal.http.app.traced", "shoal.observe.otel.instrument"),
     "shoal.observe.otel.providers",
     # with the option for it
     "shoal.http.requests.timed",

@@ -106,10 +106,10 @@ class ServerProcess:
             raise CommandError(
                 f"{type(self.app).__name__} is not a shoal.App; leave out --otel, which needs one"
             )
-        with nullcontext() if app is None or not self.otel else _exported(app) as export_metrics:
+        with nullcontext() if app is None or not self.otel else _exported(app):
             if self.state is not None and app is not None:
                 _open_state(app, self.state, options)
-            return run_in(self.event_loop, partial(_serve, self, export_metrics))
+            return run_in(self.event_loop, partial(_serve, self))
 
 
 def run_in(event_loop: EventLoopName, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
@@ -138,9 +138,7 @@ def _open_state(app: App, path: Path, options: HttpOptions) -> None:
     app.allowed_modules = options.allowed_modules
 
 
-async def _serve(
-    run: ServerProcess, export_metrics: Callable[[], Coroutine[Any, Any, None]] | None
-) -> int:
+async def _serve(run: ServerProcess) -> int:
     from shoal.http.app.router import load_the_rest
     from shoal.server.config import WorkersFailed
     from shoal.server.server import serve
@@ -210,8 +208,6 @@ async def _serve(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(until_ending)
             tasks.start_soon(until_over)
-            if export_metrics is not None:
-                tasks.start_soon(export_metrics)
             await signals.shutdown.wait()
             _notify("STOPPING=1")
             tasks.cancel_scope.cancel()
@@ -330,18 +326,17 @@ def _notify(state: str) -> None:
 
 
 @contextmanager
-def _exported(app: App) -> Generator[Callable[[], Coroutine[Any, Any, None]] | None]:
-    """Exports an application's traces for this block; yields a function that exports metrics."""
+def _exported(app: App) -> Generator[None]:
+    """Exports an application's traces for this block."""
     with as_mistakes(), needing("--otel", "otel"):
         from shoal.observe.otel.instrument import instrument
-        from shoal.observe.otel.metrics import export_metrics
-        from shoal.observe.otel.providers import metric_exporter, set_up_traces
+        from shoal.observe.otel.providers import set_up_traces
 
-        provider, exporter = set_up_traces(), metric_exporter()
+        provider = set_up_traces()
     try:
         # An application may have turned tracing on itself.
         tracing = None if app.tracing.tracer is not None else instrument(app)
-        yield None if exporter is None else partial(export_metrics, app, exporter=exporter)
+        yield
         if tracing is not None:
             tracing.uninstrument()
     finally:
