@@ -38,7 +38,6 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "shadow": ("copy requests to a backend", "operate:add_shadow_arguments"),
     "scale": ("change the number of replicas", "operate:add_scale_arguments"),
     "call": ("call an endpoint", "operate:add_call_arguments"),
-    "top": ("watch a server in the terminal", "top:add_arguments"),
     "why": ("say why a server's batches are small", "why:add_arguments"),
     "trace": ("record a server's arrivals for a simulation", "trace:add_arguments"),
     "run-batch": ("call a handler with each line of a file", "run_batch:add_arguments"),

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from shoal.commands.server.client import add_server_arguments, ask, until_signalled
+import anyio
+from anyio import TASK_STATUS_IGNORED
+
+from shoal.commands.server.client import add_server_arguments, ask
 from shoal.commands.support.arguments import add, count, describe, more_than_0_seconds, tag
 from shoal.commands.support.output import CommandError, in_one_line, say, show
 from shoal.failures.exceptions import ungrouped
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable
+
+    from anyio.abc import TaskStatus
 
     from shoal.serving.clients.remote_client import RemoteClient
 
@@ -174,7 +181,7 @@ async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded
             recorded.interrupt()
             tasks.cancel_scope.cancel()
 
-        await tasks.start(until_signalled, interrupt)
+        await tasks.start(_until_signalled, interrupt)
         try:
             async with client.recording(
                 arguments.seconds,
@@ -186,3 +193,14 @@ async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded
                     recorded.add(line)
         finally:
             tasks.cancel_scope.cancel()
+
+
+async def _until_signalled(
+    end: Callable[[], object], *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED
+) -> None:
+    """Calls a function at the first Ctrl-C or SIGTERM."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        async for _ in signals:
+            end()
+            return
