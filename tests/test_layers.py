@@ -95,7 +95,7 @@ LONG_TO_LOAD = {
     # with a request for metrics
     "shoal.observe.collector",
     # with processes that speak HTTP for the server
-    "shoal.commands.server.workers",
+    "shoal.front_ends.listener",
     "shoal.http.json.decoder",
     # with a server for other Shoal servers, and with TLS between them
     *("shoal.serving.model_server.listener", "shoal.replicas.remote.tls"),

@@ -182,7 +182,7 @@ async def _serve(run: ServerProcess) -> int:
     else:
         start_front_ends: StartFrontEnds | None = None
         if run.workers is not None:
-            from shoal.commands.server.workers import front_ends
+            from shoal.front_ends.listener import front_ends
 
             start_front_ends = front_ends(
                 run.workers, run.options, run.event_loop, run.log_level, run.log_format
