@@ -51,7 +51,7 @@ EXTRAS_OF = {
     "shoal.integrations": {"serve"},
     "shoal.observe.collector": {"serve"},
     "shoal.observe.otel": {"otel"},
-    "shoal.planning.plots": {"plot"},
+    "shoal.planning.figures": {"plot"},
 }
 
 

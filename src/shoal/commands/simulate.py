@@ -32,8 +32,7 @@ from shoal.core.options.option import summaries_of
 from shoal.core.options.options import BatchOptions
 from shoal.core.simulation_results import Arrival, ClosedLoop, Linear, Simulation
 from shoal.planning import traces
-from shoal.planning.figures import duration, percent, percentiles, three_digits
-from shoal.planning.plots import plot
+from shoal.planning.figures import duration, percent, percentiles, plot, three_digits
 from shoal.planning.recordings import MeasuredRunTimes
 from shoal.planning.traces import COLUMNS, Recording, read_trace
 

@@ -14,7 +14,7 @@ from shoal.core.simulation_results import (
     SimulatedBatch,
     Simulation,
 )
-from shoal.planning.plots import plot
+from shoal.planning.figures import plot
 from shoal.planning.traces import Recording, bursty, constant, diurnal, poisson, read_trace
 
 __all__ = [
