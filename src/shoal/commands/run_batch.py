@@ -133,6 +133,7 @@ def run(arguments: Namespace) -> int:
     with as_mistakes():
         if is_table or arguments.input.suffix == _PARQUET:
             need("a Parquet file", "pyarrow", "parquet")
+        need("shoal run-batch", "pydantic", "serve")
         opening, is_app = _target(arguments)
         source = _source(arguments, is_app)
     with (

@@ -72,7 +72,6 @@ _TRAFFIC: Final[dict[str, Callable[..., Iterable[float]]]] = {
     "poisson": traces.poisson,
     "constant": traces.constant,
     "bursty": traces.bursty,
-    "diurnal": traces.diurnal,
 }
 
 _THINK_S: Final = 0.001
@@ -90,7 +89,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         traffic,
         "--traffic",
         "how they arrive: poisson (independent callers), constant (at equal intervals), "
-        "bursty (bursts of 1 s, pauses of 4 s), diurnal (one day in --duration)",
+        "bursty (bursts of 1 s, pauses of 4 s)",
         default="poisson",
         choices=_TRAFFIC,
     )
@@ -253,8 +252,6 @@ def _traffic(arguments: Namespace) -> SimulatedTraffic:
 def _made(arguments: Namespace) -> list[float]:
     make = _TRAFFIC[arguments.traffic]
     chance = {} if arguments.traffic == "constant" else {"seed": arguments.seed}
-    if arguments.traffic == "diurnal":
-        chance["period_s"] = arguments.duration
     return list(make(arguments.rate, arguments.duration, **chance))
 
 
