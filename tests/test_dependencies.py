@@ -39,7 +39,7 @@ EXTRAS_OF = {
     "shoal.commands.support.batch_lines": {"serve"},
     "shoal.commands.server.hypercorn_host": {"serve"},
     "shoal.commands.server.process": {"uvloop"},
-    "shoal.commands.server.reload": {"reload"},
+    "shoal.commands.serve": {"reload"},
     "shoal.http": {"serve"},
     "shoal.server": {"serve"},
     "shoal.asgi": {"serve"},
@@ -51,7 +51,7 @@ EXTRAS_OF = {
     "shoal.integrations": {"serve"},
     "shoal.observe.collector": {"serve"},
     "shoal.observe.otel": {"otel"},
-    "shoal.planning.plots": {"plot"},
+    "shoal.planning.figures": {"plot"},
 }
 
 

@@ -88,14 +88,14 @@ LONG_TO_LOAD = {
     # with httpx
     "shoal.http_client.upload",
     # with tracing, and with OpenTelemetry
-    *("shoal.http.app.traced", "shoal.observe.otel.instrument", "shoal.observe.otel.metrics"),
+    *("shoal.http.app.traced", "shoal.observe.otel.instrument"),
     "shoal.observe.otel.providers",
     # with the option for it
     "shoal.http.requests.timed",
     # with a request for metrics
     "shoal.observe.collector",
     # with processes that speak HTTP for the server
-    "shoal.commands.server.workers",
+    "shoal.front_ends.listener",
     "shoal.http.json.decoder",
     # with a server for other Shoal servers, and with TLS between them
     *("shoal.serving.model_server.listener", "shoal.replicas.remote.tls"),

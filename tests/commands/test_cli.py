@@ -417,7 +417,7 @@ def test_help_names_every_command(capsys):
     assert re.findall(r"^    ([\w-]+)", told, re.MULTILINE) == [
         *("serve", "check", "start", "stop", "status", "logs"),
         *("backends", "endpoints", "traffic", "shadow", "scale", "call"),
-        *("top", "why", "trace", "run-batch", "simulate", "tune"),
+        *("why", "trace", "run-batch", "simulate", "tune"),
     ]
 
 

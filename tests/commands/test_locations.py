@@ -44,7 +44,7 @@ def no_home(monkeypatch):
 @pytest.mark.parametrize(
     "command",
     [
-        *("start", "start --detach", "stop", "status", "logs", "top", "why", "trace"),
+        *("start", "start --detach", "stop", "status", "logs", "why", "trace"),
         *("backends list", "traffic show", "scale b 2", "call e 1"),
     ],
 )

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import main
 from time_limits import HANG_S
 
 COMMAND = "run-batch"
@@ -453,12 +452,13 @@ def test_parquet_without_its_package(told, monkeypatch):
     )
 
 
-def test_without_the_extra_serve_types_are_not_checked(job, monkeypatch):
+def test_without_the_extra_serve_it_is_named(told, monkeypatch):
+    Path("in.jsonl").write_text("1\n")
     monkeypatch.setattr("shoal.core.extras.find_spec", lambda _: None)
-    assert job("jobs:sums", [{"a": 1, "b": 2}, {"c": 1}, 3], code=1) == [{"sum": 3}, None, None]
-    Path("in.jsonl").write_text("1\nx\n")
-    assert main([COMMAND, "jobs:double", "in.jsonl", "out.jsonl", "--overwrite"]) == 1
-    assert lines("out.jsonl") == [2, None]
+    told("jobs:double", "in.jsonl", "out.jsonl", code=1)
+    assert "shoal run-batch needs pydantic, which is not installed: pip install 'shoal[serve]'" in (
+        told.err
+    )
 
 
 def request(custom_id, **body):

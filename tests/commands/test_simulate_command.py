@@ -74,7 +74,7 @@ def test_programs_get_the_same_as_data(told):
     assert data["busy_share"] == pytest.approx(0.4, rel=0.02)
 
 
-@pytest.mark.parametrize("traffic", ["poisson", "bursty", "diurnal"])
+@pytest.mark.parametrize("traffic", ["poisson", "bursty"])
 def test_traffic_that_is_drawn_depends_on_the_seed(traffic, told):
     arguments = [
         "--rate",

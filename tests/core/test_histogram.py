@@ -1,4 +1,4 @@
-"""Histograms, and those of requests: what is counted of each, and whose trace is shown."""
+"""Histograms, and those of requests: what is counted of each."""
 
 import math
 from bisect import bisect_left
@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shoal
-from shoal.core import histogram
 from shoal.core.histogram import (
     LEFT,
     MOST_NEW,
@@ -18,7 +17,6 @@ from shoal.core.histogram import (
     HistogramSnapshot,
     RequestTimes,
     outcome_of,
-    sampled_trace,
     status_of,
 )
 
@@ -60,23 +58,6 @@ def test_what_is_gathered_is_counted_as_if_it_was_observed(count):
     found, expected = gathered.snapshot(), observed.snapshot()
     assert found.counts == expected.counts
     assert found.sum == pytest.approx(expected.sum)
-
-
-TRACE = "0af7651916cd43dd8448eb211c80319c"
-PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-class Clock:
-    """Stands in for the clock of the module."""
-
-    def __init__(self, monkeypatch):
-        self.wall = 1e9
-        monkeypatch.setattr(histogram.time, "time", lambda: self.wall)
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    return Clock(monkeypatch)
 
 
 @pytest.mark.parametrize("count", [1, MOST_NEW - 1, MOST_NEW, MOST_NEW + 1, 3 * MOST_NEW])
@@ -127,45 +108,3 @@ def test_outcomes_by_status(statuses, outcome):
 )
 def test_outcomes_by_error(error, outcome):
     assert outcome_of(status_of(error)) == outcome
-
-
-def test_an_exemplar_is_replaced_at_most_once_a_second(clock):
-    times = RequestTimes()
-
-    def shown():
-        [one] = times
-        return [exemplar.trace_id for exemplar in one.exemplars.values()]
-
-    for wall, expected in ((0, "1"), (0.9, "1"), (1.1, "3"), (-3600, "4")):
-        number = {0: "1", 0.9: "2", 1.1: "3", -3600: "4"}[wall]
-        clock.wall = 1e9 + wall
-        parent = f"00-{number * 32}-b7ad6b7169203331-01".encode()
-        times.count("a", "json", 200, 0.2, {b"traceparent": parent})
-        assert shown() == [expected * 32]
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        b"",
-        b"00",
-        PARENT[:-1],
-        PARENT[:-2] + b"00",  # nobody has recorded it
-        PARENT[:-2] + b"02",  # it is random, and not recorded
-        PARENT + b"\n",
-        PARENT + b"-more",  # which the first version does not have
-        b"ff" + PARENT[2:],
-        PARENT.upper(),
-        b"00-" + 32 * b"0" + PARENT[35:],
-        b'00-"} 1 # {trace_id="12345678901234' + PARENT[35:],
-        PARENT.replace(b"0af", b"\xff\xff\xff"),
-        b"01" + PARENT[2:] + b"-" + 1000 * b"x",
-    ],
-)
-def test_what_is_no_recorded_trace_is_not_shown(given):
-    assert sampled_trace(given) is None
-
-
-@pytest.mark.parametrize("given", [PARENT, b"01" + PARENT[2:] + b"-more", PARENT[:-2] + b"03"])
-def test_a_recorded_trace_is_shown(given):
-    assert sampled_trace(given) == TRACE

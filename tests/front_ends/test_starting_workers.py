@@ -13,8 +13,7 @@ from held_app import statistics
 from live_server import LiveServer, request
 
 from shoal.asgi.http_options import HttpOptions
-from shoal.commands.server.workers import front_ends
-from shoal.front_ends.listener import FrontEnds
+from shoal.front_ends.listener import FrontEnds, front_ends
 from shoal.replicas.process import worker
 from shoal.server.config import WorkersFailed
 from shoal.server.server import serve

@@ -72,7 +72,7 @@ class LiveServer:
     def _front_ends(self, config):
         if self.workers is None:
             return None
-        from shoal.commands.server.workers import front_ends
+        from shoal.front_ends.listener import front_ends
 
         return front_ends(self.workers, config, sniffio.current_async_library(), "error")
 

@@ -7,8 +7,6 @@ import shoal
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
-PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
 
 def ended(app, endpoint="x"):
     times = [*app._shared.times, *([] if app.controller is None else app.controller.times)]
@@ -68,21 +66,6 @@ async def test_a_call_by_a_handle_is_counted_apart():
         async with streams.stream(1) as part:
             await anext(part)
         assert ended(app, "steps") == {("python", "ok"): 1, ("python", "left"): 1}
-
-
-async def test_the_trace_of_a_request_is_an_exemplar():
-    async def doubled(items: list[int]) -> list[int]:
-        return [2 * item for item in items]
-
-    app = shoal.App()
-    app.endpoint("/x", name="x")(doubled)
-    async with app.lifespan():
-        for parent in ("rubbish", PARENT):
-            await ask(app, "/x", 1, headers=[("traceparent", parent)])
-        [one] = [o for o in app._shared.times if o.endpoint == "x"]
-    shown = {exemplar.trace_id for exemplar in one.exemplars.values()}
-    assert shown == {"0af7651916cd43dd8448eb211c80319c"}
-    assert one.times.total == 2
 
 
 async def test_a_replica_of_a_continuous_batch_runs_its_requests_and_none_while_idle():

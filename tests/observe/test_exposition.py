@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from loaded_server import OPENMETRICS, TRACE, loaded_server
+from loaded_server import OPENMETRICS, loaded_server
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 from queries import ALERTS, FOLDER, OF_PROMETHEUS, Query, of_alerts, of_dashboard, of_variables
@@ -67,14 +67,12 @@ def test_promtool_finds_nothing_wrong(server):
         [PROMTOOL, "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
-    assert TRACE not in text, "exemplars are in OpenMetrics only"
 
 
-def test_a_strict_parser_reads_the_openmetrics_and_its_exemplars(server):
+def test_a_strict_parser_reads_the_openmetrics(server):
     samples = [s for f in openmetrics(server.scrape(OPENMETRICS)) for s in f.samples]
-    shown = [s for s in samples if s.exemplar is not None]
-    assert {s.labels["endpoint"] for s in shown} == {"lengths"}
-    assert {s.exemplar.labels["trace_id"] for s in shown} == {TRACE}
+    counted = [s for s in samples if s.name == "shoal_request_seconds_count"]
+    assert "lengths" in {s.labels["endpoint"] for s in counted}
 
 
 def test_requests_are_counted_by_endpoint_protocol_and_outcome(families):

@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 import yaml
-from loaded_server import TRACE, loaded_server
+from loaded_server import loaded_server
 from queries import ALERTS, of_alerts, of_dashboard
 
 from time_limits import HANG_S
@@ -42,8 +42,7 @@ def prometheus(tmp_path_factory):
         file.write_text(yaml.safe_dump(config), encoding="utf-8")
         command = [
             *(PROMETHEUS, f"--config.file={file}", f"--storage.tsdb.path={folder}/data"),
-            *(f"--web.listen-address={address}", "--enable-feature=exemplar-storage"),
-            "--log.level=warn",
+            *(f"--web.listen-address={address}", "--log.level=warn"),
         ]
         with (
             subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one,
@@ -118,14 +117,3 @@ def test_the_rules_are_healthy(prometheus):
     rules = [rule for group in groups for rule in group["rules"]]
     assert len(rules) == len(of_alerts())
     assert {rule["health"] for rule in rules} == {"ok"}
-
-
-def test_the_traces_are_stored_as_exemplars(prometheus):
-    params = {"query": "shoal_request_seconds_bucket", "start": 0, "end": time.time() + 60}
-    found = prometheus.get("/query_exemplars", params=params).json()["data"]
-    shown = {
-        (one["seriesLabels"]["endpoint"], exemplar["labels"]["trace_id"])
-        for one in found
-        for exemplar in one["exemplars"]
-    }
-    assert shown == {("lengths", TRACE)}

@@ -6,8 +6,8 @@ import anyio
 import pytest
 
 import shoal
-from shoal.planning.measuring import NotMeasured, measure, opened
 from shoal.planning.recordings import MeasuredRunTimes
+from shoal.planning.tuning import NotMeasured, measure, opened
 from shoal.testing import run_virtually
 
 SIZES = [1, 2, 4, 6]

@@ -6,9 +6,8 @@ import pytest
 
 from shoal.core.options.options import BatchOptions
 from shoal.planning import Arrival, Linear, plot, simulate
-from shoal.planning.plots import plot_tuning
 from shoal.planning.recordings import MeasuredRunTimes
-from shoal.planning.tuning import Search
+from shoal.planning.tuning import Search, plot_tuning
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 
 from shoal.core.simulation_results import Arrival
-from shoal.planning.traces import Item, bursty, constant, diurnal, poisson, read_trace
+from shoal.planning.traces import Item, bursty, constant, poisson, read_trace
 
-MAKERS = [constant, poisson, bursty, diurnal]
+MAKERS = [constant, poisson, bursty]
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -19,14 +19,12 @@ def test_a_trace_goes_forward_within_its_duration(make):
     assert times[-1] < 20
 
 
-@pytest.mark.parametrize(
-    ("make", "extra"), [(constant, {}), (poisson, {}), (bursty, {}), (diurnal, {"period_s": 20})]
-)
-def test_a_trace_has_its_rate_on_average(make, extra):
-    assert len(list(make(500, 100, **extra))) == pytest.approx(50_000, rel=0.02)
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_trace_has_its_rate_on_average(make):
+    assert len(list(make(500, 100))) == pytest.approx(50_000, rel=0.02)
 
 
-@pytest.mark.parametrize("make", [poisson, bursty, diurnal])
+@pytest.mark.parametrize("make", [poisson, bursty])
 def test_the_same_seed_gives_the_same_times(make):
     assert list(make(50, 10, seed=1)) == list(make(50, 10, seed=1))
     assert list(make(50, 10, seed=1)) != list(make(50, 10, seed=2))
@@ -42,13 +40,6 @@ def test_nothing_comes_between_bursts():
     assert {int(at // 2) for at in times} == set(range(15))
 
 
-def test_a_day_is_lowest_at_its_ends_and_highest_at_noon():
-    times = list(diurnal(1000, 24, period_s=24, swing=0.9))
-    hours = [sum(hour <= at < hour + 1 for at in times) for hour in range(24)]
-    assert hours[0] == pytest.approx(100, rel=0.3)
-    assert hours[12] == pytest.approx(1900, rel=0.1)
-
-
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("rate", [0, -1, math.nan, math.inf])
 def test_a_rate_that_is_none_is_refused(make, rate):
@@ -56,11 +47,9 @@ def test_a_rate_that_is_none_is_refused(make, rate):
         make(rate, 1)
 
 
-def test_pauses_and_swings_that_are_none_are_refused():
+def test_pauses_that_are_none_are_refused():
     with pytest.raises(ValueError, match="off_s must be at least 0"):
         bursty(1, 1, off_s=-1)
-    with pytest.raises(ValueError, match="swing must be from 0 to 1"):
-        diurnal(1, 1, swing=1.5)
 
 
 # Files

@@ -42,7 +42,7 @@ from shoal.commands.support.output import CommandError, as_mistakes, failed_code
 from shoal.commands.support.values import init_arguments_of, option_pairs
 from shoal.core.extras import need
 from shoal.failures.exceptions import ungrouped
-from shoal.planning.measuring import NotMeasured, instance_of, opened
+from shoal.planning.tuning import NotMeasured, instance_of, opened
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -133,6 +133,7 @@ def run(arguments: Namespace) -> int:
     with as_mistakes():
         if is_table or arguments.input.suffix == _PARQUET:
             need("a Parquet file", "pyarrow", "parquet")
+        need("shoal run-batch", "pydantic", "serve")
         opening, is_app = _target(arguments)
         source = _source(arguments, is_app)
     with (

@@ -32,8 +32,7 @@ from shoal.core.options.option import summaries_of
 from shoal.core.options.options import BatchOptions
 from shoal.core.simulation_results import Arrival, ClosedLoop, Linear, Simulation
 from shoal.planning import traces
-from shoal.planning.figures import duration, percent, percentiles, three_digits
-from shoal.planning.plots import plot
+from shoal.planning.figures import duration, percent, percentiles, plot, three_digits
 from shoal.planning.recordings import MeasuredRunTimes
 from shoal.planning.traces import COLUMNS, Recording, read_trace
 
@@ -73,7 +72,6 @@ _TRAFFIC: Final[dict[str, Callable[..., Iterable[float]]]] = {
     "poisson": traces.poisson,
     "constant": traces.constant,
     "bursty": traces.bursty,
-    "diurnal": traces.diurnal,
 }
 
 _THINK_S: Final = 0.001
@@ -91,7 +89,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         traffic,
         "--traffic",
         "how they arrive: poisson (independent callers), constant (at equal intervals), "
-        "bursty (bursts of 1 s, pauses of 4 s), diurnal (one day in --duration)",
+        "bursty (bursts of 1 s, pauses of 4 s)",
         default="poisson",
         choices=_TRAFFIC,
     )
@@ -254,8 +252,6 @@ def _traffic(arguments: Namespace) -> SimulatedTraffic:
 def _made(arguments: Namespace) -> list[float]:
     make = _TRAFFIC[arguments.traffic]
     chance = {} if arguments.traffic == "constant" else {"seed": arguments.seed}
-    if arguments.traffic == "diurnal":
-        chance["period_s"] = arguments.duration
     return list(make(arguments.rate, arguments.duration, **chance))
 
 

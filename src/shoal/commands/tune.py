@@ -40,9 +40,16 @@ from shoal.commands.support.output import (
 )
 from shoal.commands.support.values import init_arguments_of, json_of, option_pairs
 from shoal.planning.figures import duration, percent, percentiles, three_digits
-from shoal.planning.measuring import NotMeasured, instance_of, measure, opened
-from shoal.planning.plots import plot_tuning
-from shoal.planning.tuning import Candidate, Search, least_busy
+from shoal.planning.tuning import (
+    Candidate,
+    NotMeasured,
+    Search,
+    instance_of,
+    least_busy,
+    measure,
+    opened,
+    plot_tuning,
+)
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

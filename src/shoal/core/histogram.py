@@ -5,12 +5,9 @@ An observation costs an `append`. Many are counted together, and statuses become
 
 from __future__ import annotations
 
-import re
-import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import (
@@ -115,22 +112,6 @@ was overloaded, closed or without a replica; out of time; failed; or left by the
 LEFT: Final = 499
 """What is counted in place of a status if the client has left."""
 
-# How long an exemplar is kept before another request may replace it, in seconds: noting one costs
-# more than counting a request.
-_EXEMPLAR_AGE_S: Final = 1.0
-_TRACEPARENT: Final = re.compile(
-    rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})(-.{0,256})?"
-)
-_NO_TRACE: Final = "0" * 32
-_NO_HEADERS: Final[Mapping[bytes, bytes]] = MappingProxyType({})
-
-
-class Exemplar(NamedTuple):
-    trace_id: str
-    took_s: float
-    # In seconds since the epoch.
-    at: float
-
 
 class TimesOfOne(NamedTuple):
     """The times of requests to one endpoint with the same protocol and outcome."""
@@ -139,45 +120,25 @@ class TimesOfOne(NamedTuple):
     protocol: str
     outcome: str
     times: HistogramSnapshot
-    # By the bucket's number.
-    exemplars: Mapping[int, Exemplar]
-
-
-class _Series:
-    __slots__ = ("exemplars", "histogram")
-
-    def __init__(self) -> None:
-        self.histogram = Histogram(TIME_BOUNDS_S)
-        self.exemplars: dict[int, Exemplar] = {}
 
 
 class RequestTimes:
     def __init__(self) -> None:
-        self._series: dict[tuple[str, str, str], _Series] = {}
+        self._series: dict[tuple[str, str, str], Histogram] = {}
         # By endpoint, protocol and status.
         self._new: defaultdict[tuple[str, str, int], list[float]] = defaultdict(list)
 
-    def count(
-        self,
-        endpoint: str,
-        protocol: str,
-        status: int,
-        took_s: float,
-        headers: Mapping[bytes, bytes] = _NO_HEADERS,
-    ) -> None:
-        """Counts an ended request; `status` may be `LEFT`. Reads ``traceparent`` of the headers."""
+    def count(self, endpoint: str, protocol: str, status: int, took_s: float) -> None:
+        """Counts an ended request; `status` may be `LEFT`."""
         new = self._new[endpoint, protocol, status]
         new.append(took_s)
         if len(new) >= MOST_NEW:
             self.count_new()
-        if b"traceparent" in headers:
-            self._note(endpoint, protocol, status, took_s, headers[b"traceparent"])
 
     def __iter__(self) -> Iterator[TimesOfOne]:
         self.count_new()
         for (endpoint, protocol, outcome), series in self._series.items():
-            times = series.histogram.snapshot()
-            yield TimesOfOne(endpoint, protocol, outcome, times, dict(series.exemplars))
+            yield TimesOfOne(endpoint, protocol, outcome, series.snapshot())
 
     def keep(self, endpoints: Container[str]) -> None:
         for key in [key for key in self._series if key[0] not in endpoints]:
@@ -188,38 +149,15 @@ class RequestTimes:
     def count_new(self) -> None:
         for (endpoint, protocol, status), new in self._new.items():
             if new:
-                self._of(endpoint, protocol, status).histogram.observe_all(new)
+                self._of(endpoint, protocol, status).observe_all(new)
                 new.clear()
 
-    def _of(self, endpoint: str, protocol: str, status: int) -> _Series:
+    def _of(self, endpoint: str, protocol: str, status: int) -> Histogram:
         key = endpoint, protocol, outcome_of(status)
         series = self._series.get(key)
         if series is None:
-            series = self._series[key] = _Series()
+            series = self._series[key] = Histogram(TIME_BOUNDS_S)
         return series
-
-    def _note(
-        self, endpoint: str, protocol: str, status: int, took_s: float, traceparent: bytes
-    ) -> None:
-        exemplars = self._of(endpoint, protocol, status).exemplars
-        bucket, now = bisect_left(TIME_BOUNDS_S, took_s), time.time()
-        there = exemplars.get(bucket)
-        if there is not None and 0 <= now - there.at < _EXEMPLAR_AGE_S:
-            return
-        trace_id = sampled_trace(traceparent)
-        if trace_id is not None:
-            exemplars[bucket] = Exemplar(trace_id, took_s, now)
-
-
-def sampled_trace(traceparent: bytes) -> str | None:
-    """Returns the trace id in a ``traceparent`` header; None if malformed or not recorded."""
-    found = _TRACEPARENT.fullmatch(traceparent)
-    if found is None or traceparent.startswith(b"ff") or not int(found[2], 16) & 1:
-        return None
-    if found[3] is not None and traceparent.startswith(b"00"):
-        return None  # the first version has no further fields
-    trace_id = found[1].decode("ascii")
-    return None if trace_id == _NO_TRACE else trace_id
 
 
 def outcome_of(status: int) -> str:

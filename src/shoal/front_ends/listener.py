@@ -10,17 +10,22 @@ the others are cut off.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import signal
 import socket
 import subprocess
+import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from pickle import dumps
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import anyio
 
 from shoal.asgi.extensions import ConnectionTotals
+from shoal.asgi.http_options import HttpOptions, ServerKeywords
 from shoal.core.replicas.life import Restarts
 from shoal.front_ends.remote_call import RemoteCall, RemoteCalls
 from shoal.front_ends.wire import MEMORY, Channel, FrontKind, Head, PassedMessage
@@ -31,6 +36,7 @@ from shoal.replicas.process.worker import wait_ended
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from shoal.server.config import StartFrontEnds
     from shoal.server.connection_limit import LimitedListener
     from shoal.server.shared import Shared
 
@@ -410,3 +416,33 @@ def _sum(one: ConnectionTotals, other: ConnectionTotals) -> ConnectionTotals:
     # The bytes may be unknown.
     sums: Any = [None if a is None and b is None else (a or 0) + (b or 0) for a, b in pairs]
     return ConnectionTotals(*sums)
+
+
+# The server's process ends requests that take too long. A worker does so later, if that fails.
+_LATER_S: Final = 5.0
+
+
+class FrontEndStart(NamedTuple):
+    options: dict[str, Any]
+    event_loop: Literal["trio", "asyncio"]
+    log_level: str
+    log_format: str
+
+
+def front_ends(
+    count: int,
+    options: HttpOptions,
+    event_loop: Literal["trio", "asyncio"],
+    log_level: str,
+    log_format: str = "text",
+) -> StartFrontEnds:
+    server_options = {name: getattr(options, name) for name in ServerKeywords.__annotations__}
+    server_options |= {
+        "uds": None,
+        "max_connections": math.ceil(options.max_connections / count),
+        "graceful_timeout_s": options.graceful_timeout_s + _LATER_S,
+    }
+    # -P: modules in the current directory must not shadow the library's
+    command = [sys.executable, "-P", "-m", "shoal.commands.server.front_end"]
+    start = dumps(FrontEndStart(server_options, event_loop, log_level, log_format)._asdict())
+    return partial(FrontEnds, count, command, start)

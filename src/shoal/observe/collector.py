@@ -5,8 +5,7 @@ no work to the hot path. Updating prometheus_client's objects in place would tak
 look-up for every update. Only the times of requests are stored, and counted in bulk.
 
 Every label value is chosen by the operator or fixed: names of backends, methods and endpoints, and
-fixed words. None is sent by a caller, so the number of time series is bounded. A trace id that a
-caller sends is an exemplar: there is at most one a bucket.
+fixed words. None is sent by a caller, so the number of time series is bounded.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Exemplar
 
 from shoal.core.counters import REQUEST_OUTCOMES, BatcherStatistics, OccupancyStatistics
 from shoal.serving.status import (
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shoal.asgi.extensions import ConnectionTotals, CountedConnections
-    from shoal.core import histogram
     from shoal.core.histogram import (
         Histogram,
         HistogramSnapshot,
@@ -102,8 +99,8 @@ class ShoalCollector(Collector):
             labels=("endpoint", "protocol", "outcome"),
         )
         for times in self.times():
-            for endpoint, protocol, outcome, snapshot, exemplars in times:
-                _add(family, (endpoint, protocol, outcome), snapshot, exemplars)
+            for endpoint, protocol, outcome, snapshot in times:
+                _add(family, (endpoint, protocol, outcome), snapshot)
         return family
 
     def _of_batchers(self) -> Iterator[Metric]:
@@ -207,26 +204,14 @@ def _histogram(
 ) -> Metric:
     family = HistogramMetricFamily(f"shoal_{name}", help_, labels=labels)
     for where, histogram in found:
-        _add(family, where, histogram, {})
+        _add(family, where, histogram)
     return family
 
 
-def _add(
-    family: HistogramMetricFamily,
-    where: Sequence[str],
-    histogram: HistogramSnapshot,
-    exemplars: Mapping[int, histogram.Exemplar],
-) -> None:
+def _add(family: HistogramMetricFamily, where: Sequence[str], histogram: HistogramSnapshot) -> None:
     bounds = [*(str(bound) for bound in histogram.bounds), "+Inf"]
-    buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
-    for number, (bound, count) in enumerate(zip(bounds, accumulate(histogram.counts), strict=True)):
-        found = exemplars.get(number)
-        if found is None:
-            buckets.append((bound, count))
-        else:
-            shown = Exemplar({"trace_id": found.trace_id}, found.took_s, found.at)
-            buckets.append((bound, count, shown))
-    family.add_metric(where, buckets, histogram.sum)
+    buckets = zip(bounds, accumulate(histogram.counts), strict=True)
+    family.add_metric(where, [*buckets], histogram.sum)
 
 
 _OF_BATCHERS: Final[Rows[BatcherStatistics]] = (

@@ -14,8 +14,8 @@ from shoal.core.simulation_results import (
     SimulatedBatch,
     Simulation,
 )
-from shoal.planning.plots import plot
-from shoal.planning.traces import Recording, bursty, constant, diurnal, poisson, read_trace
+from shoal.planning.figures import plot
+from shoal.planning.traces import Recording, bursty, constant, poisson, read_trace
 
 __all__ = [
     "Arrival",
@@ -28,7 +28,6 @@ __all__ = [
     "Simulation",
     "bursty",
     "constant",
-    "diurnal",
     "plot",
     "poisson",
     "read_trace",

@@ -1,22 +1,25 @@
-"""Figures of results: percentiles, numbers as text, and options compared under the same traffic."""
+"""Figures of results: percentiles, numbers as text, and plots.
+
+Plots need ``pip install 'shoal[plot]'``.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from dataclasses import dataclass
-from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.core.request import DispatchReason
+from shoal.core.extras import needing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+    from os import PathLike
 
     from shoal.core.simulation_results import Simulation
-    from shoal.planning.recordings import RecordedBatcher
 
-
+_MOMENTS: Final = 60
+_BARS: Final = 40
+_SHARES: Final = (50, 99)
 _PERCENTILES: Final = (50, 90, 99, 99.9)
 
 
@@ -56,112 +59,95 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share == 0 or share >= 0.01 else f"{share:.1%}"
 
 
-@dataclass(frozen=True)
-class Case:
-    """The results of some options, recorded or simulated."""
+def plot(simulation: Simulation, path: str | PathLike[str]) -> None:
+    """Draws the latencies of requests, their course over time, and the sizes of batches.
 
-    name: str
-    options: str
-    outcomes: Mapping[str, int]  # number of requests
-    latency_s: Sequence[float]  # of each answered request, from its arrival
-    waits_s: Sequence[float]  # of each request that was in a batch
-    sizes: Sequence[int]  # of each batch
-    reasons: Mapping[DispatchReason, int]  # number of batches
-    busy_share: float  # the part of the time that slots were busy, 0 to 1; NaN if not known
+    Args:
+        simulation: The simulation to draw.
+        path: Where to save the image; its suffix selects the format: ``.png``, ``.svg``.
 
-    @classmethod
-    def simulated(cls, name: str, options: str, simulation: Simulation) -> Case:
-        return cls(
-            name,
-            options,
-            {str(outcome): count for outcome, count in simulation.count.items() if count},
-            [one for one in simulation.latency_s if one == one],
-            [one for one in simulation.waits_s() if one == one],
-            [len(batch.requests) for batch in simulation.batches],
-            {reason: count for reason, count in simulation.reasons.items() if count},
-            simulation.busy_share,
-        )
-
-    @classmethod
-    def recorded(cls, batcher: RecordedBatcher, options: str) -> Case:
-        batches = batcher.batches
-        counted = Counter(batch.reason for batch in batches)
-        busy_share = math.nan
-        slots = batcher.options.get("max_concurrent_batches")
-        if batches and slots and not batcher.is_open:
-            began_at = min(batch.at for batch in batches)
-            lasted_s = max(batch.at + batch.run_s for batch in batches) - began_at
-            busy_share = sum(batch.run_s for batch in batches) / lasted_s / slots
-        return cls(
-            "recorded",
-            options,
-            batcher.outcomes,
-            batcher.latency_s,
-            batcher.waits_s,
-            [batch.size for batch in batches],
-            {reason: counted[reason] for reason in DispatchReason if counted[reason]},
-            busy_share,
-        )
-
-    @property
-    def mean_batch(self) -> float:
-        return sum(self.sizes) / len(self.sizes) if self.sizes else math.nan
-
-    @cached_property
-    def latency(self) -> dict[str, float]:
-        return percentiles(self.latency_s)
-
-    @cached_property
-    def wait(self) -> dict[str, float]:
-        return percentiles(self.waits_s)
-
-    def count(self, *outcomes: str) -> int:
-        return sum(self.outcomes.get(one, 0) for one in outcomes)
-
-    def as_data(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "options": self.options,
-            "outcomes": dict(self.outcomes),
-            "latency_s": self.latency,
-            "wait_s": self.wait,
-            "batches": len(self.sizes),
-            "mean_batch": self.mean_batch if self.sizes else None,
-            "reasons": {str(reason): count for reason, count in self.reasons.items()},
-            "busy_share": None if math.isnan(self.busy_share) else self.busy_share,
-        }
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: No request was answered, or the path's suffix is no image format.
+    """
+    answered = sorted(latency for latency in simulation.latency_s if latency == latency)
+    if not answered:
+        raise ValueError("there is nothing to draw: no request was answered")
+    figure = new_figure(15)
+    times, course, sizes = figure.subplots(1, 3)
+    _draw_latencies(times, answered)
+    _draw_course(course, simulation)
+    _draw_sizes(sizes, simulation)
+    figure.savefig(path, dpi=110)
 
 
-def rows_of(cases: Sequence[Case]) -> list[tuple[str, list[str]]]:
-    """Returns a table of cases: the name of each figure, and its text for each case."""
-    rows = [
-        ("answered", [f"{case.count('finished'):,}" for case in cases]),
-        ("refused or shed", [f"{case.count('rejected', 'shed'):,}" for case in cases]),
-        ("out of time", [f"{case.count('expired'):,}" for case in cases]),
-    ]
-    if any(case.count("failed", "cancelled") for case in cases):
-        lost = [f"{case.count('failed', 'cancelled'):,}" for case in cases]
-        rows.append(("failed or cancelled", lost))
-    for name in ("p50", "p90", "p99", "max"):
-        times = [duration(case.latency.get(name, math.nan)) for case in cases]
-        rows.append((f"latency {name}", times))
-    for name in ("p50", "p99"):
-        times = [duration(case.wait.get(name, math.nan)) for case in cases]
-        rows.append((f"wait {name}", times))
-    rows += [
-        ("batches", [f"{len(case.sizes):,}" for case in cases]),
-        ("mean batch", [three_digits(case.mean_batch) for case in cases]),
-        ("handler busy", [_share(case.busy_share) for case in cases]),
-    ]
-    for reason in DispatchReason:
-        if any(case.reasons.get(reason) for case in cases):
-            shares = [
-                _share(case.reasons.get(reason, 0) / len(case.sizes) if case.sizes else math.nan)
-                for case in cases
-            ]
-            rows.append((f"because {reason}", shares))
-    return rows
+def new_figure(width: float) -> Any:
+    with needing("a plot", "plot"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    figure = Figure(figsize=(width, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
-def _share(share: float) -> str:
-    return "-" if math.isnan(share) else percent(share)
+def tidy(axes: Any) -> None:
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _draw_latencies(axes: Any, answered: Sequence[float]) -> None:
+    shares = [(index + 1) / len(answered) for index in range(len(answered))]
+    axes.plot([latency * 1e3 for latency in answered], shares)
+    for share, style in zip(_SHARES, (":", "--"), strict=True):
+        latency = percentile(answered, share)
+        label = f"p{share} {duration(latency)}"
+        axes.axvline(latency * 1e3, color="#444444", linestyle=style, linewidth=1, label=label)
+    axes.set(xlabel="milliseconds", ylabel="share of requests answered within", ylim=(0, 1.02))
+    if answered[-1] > 20 * answered[0] > 0:
+        axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_title("Latency")
+    tidy(axes)
+
+
+def _draw_course(axes: Any, simulation: Simulation) -> None:
+    """Draws the latencies by time of arrival. A curve that rises to the end shows overload."""
+    pairs = zip(simulation.arrived_at, simulation.latency_s, strict=True)
+    points = [(at, latency) for at, latency in pairs if latency == latency]
+    first_at, last_at = points[0][0], points[-1][0]
+    step_s = (last_at - first_at) / _MOMENTS or 1.0
+    moments: list[float] = []
+    drawn: dict[int, list[float]] = {share: [] for share in _SHARES}
+    for moment, group in groupby(points, key=lambda point: int((point[0] - first_at) / step_s)):
+        ordered = sorted(latency for _, latency in group)
+        moments.append(first_at + (moment + 0.5) * step_s)
+        for share in _SHARES:
+            drawn[share].append(percentile(ordered, share) * 1e3)
+    for share, heights in drawn.items():
+        axes.plot(moments, heights, label=f"p{share}")
+    axes.set(xlabel="time of arrival, seconds", ylabel="milliseconds", ylim=(0, None))
+    axes.set_title("Latency over time")
+    tidy(axes)
+
+
+def _draw_sizes(axes: Any, simulation: Simulation) -> None:
+    batches = simulation.batches
+    largest = max(batch.size for batch in batches)
+    width = max(1, math.ceil(largest / _BARS))
+    edges = [0.5 + width * at for at in range(math.ceil(largest / width) + 1)]
+    by_reason = {
+        reason: [batch.size for batch in batches if batch.reason is reason]
+        for reason, count in simulation.reasons.items()
+        if count
+    }
+    axes.hist(
+        list(by_reason.values()),
+        edges,
+        weights=[[1 / len(batches)] * len(sizes) for sizes in by_reason.values()],
+        stacked=True,
+        label=[f"{reason}: {len(sizes):,}" for reason, sizes in by_reason.items()],
+    )
+    axes.set(xlabel="size of a batch", ylabel="share of batches")
+    axes.set_title(f"Batches, of {simulation.mean_batch:.3g} requests on average")
+    tidy(axes)

@@ -292,7 +292,7 @@ def poisson(rate: float, duration_s: float, *, seed: int = 0) -> Iterator[float]
         seed: The seed of the random times.
     """
     _check(rate=rate, duration_s=duration_s)
-    return _thinned(rate, lambda _at: 1.0, duration_s, seed)
+    return _arrivals_at_random(rate, duration_s, seed)
 
 
 def bursty(
@@ -314,43 +314,16 @@ def bursty(
     # Times are drawn on a clock that runs during bursts only.
     whole, rest_s = divmod(duration_s, period_s)
     for_s = whole * on_s + min(rest_s, on_s)
-    busy = _thinned(rate * period_s / on_s, lambda _at: 1.0, for_s, seed)
+    busy = _arrivals_at_random(rate * period_s / on_s, for_s, seed)
     return (at // on_s * period_s + at % on_s for at in busy)
 
 
-def diurnal(
-    rate: float, duration_s: float, *, period_s: float = 86400.0, swing: float = 0.8, seed: int = 0
-) -> Iterator[float]:
-    """Generates a rate that rises and falls like over a day, from lowest to lowest.
-
-    Args:
-        rate: Requests a second, on average over a period.
-        duration_s: For how long requests arrive, in seconds.
-        period_s: How long a day lasts, in seconds.
-        swing: The difference of the highest and lowest rate from `rate`, as a share of it, 0 to 1.
-        seed: The seed of the random times.
-    """
-    _check(rate=rate, duration_s=duration_s, period_s=period_s)
-    if not 0 <= swing <= 1:
-        raise ValueError(f"swing must be from 0 to 1, not {swing!r}")
-    highest = 1 + swing
-
-    def share(at: float) -> float:
-        return (1 - swing * math.cos(2 * math.pi * at / period_s)) / highest
-
-    return _thinned(rate * highest, share, duration_s, seed)
-
-
-def _thinned(
-    rate: float, share: Callable[[float], float], duration_s: float, seed: int
-) -> Iterator[float]:
-    """Draws times of a Poisson process, and keeps a share of them, which varies by time."""
+def _arrivals_at_random(rate: float, duration_s: float, seed: int) -> Iterator[float]:
+    """Draws the times of a Poisson process."""
     chance = random.Random(seed)  # noqa: S311 - no secret is drawn
     at = chance.expovariate(rate)
     while at < duration_s:
-        probability = share(at)
-        if probability == 1 or chance.random() < probability:
-            yield at
+        yield at
         at += chance.expovariate(rate)
 
 

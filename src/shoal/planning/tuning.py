@@ -1,9 +1,14 @@
-"""Finds options that meet a target: simulates pairs of size and wait with measured run times.
+"""Measures how long a handler takes for batches of different sizes, and finds options for it.
 
-The best pair is the one that meets the target up to the highest rate: it leaves the largest margin
-for more traffic, and for a handler that is slower than measured. Of nearly equal pairs, the one
-with the shorter wait is best, then the one with the lower latency, then the smaller size: a longer
-wait or a larger batch must bring a gain.
+The handler runs in a batcher. A run is measured from the moment when a worker slot dispatches a
+batch until its results are delivered, including the way to a worker thread and back. Sizes are
+measured in rounds of one run each, so that a machine that slows down affects all sizes alike.
+
+Pairs of size and wait are simulated with the measured run times. The best pair is the one that
+meets the target up to the highest rate: it leaves the largest margin for more traffic, and for a
+handler that is slower than measured. Of nearly equal pairs, the one with the shorter wait is best,
+then the one with the lower latency, then the smaller size: a longer wait or a larger batch must
+bring a gain.
 
 The alternative was to choose the pair that keeps the handler least busy. That pair always waits as
 long as the target allows, which adds latency to save time on a device that nothing else uses. For a
@@ -12,20 +17,176 @@ shared device, the table shows how busy each pair keeps it.
 
 from __future__ import annotations
 
+import inspect
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+import time
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, fields, replace
+from itertools import groupby
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, cast
 
+import anyio
+
+from shoal.batching.batcher import Batcher
+from shoal.batching.decorator.batched import Decorated
+from shoal.batching.decorator.decorator import open_batchers
+from shoal.batching.handlers.annotations import read_signature
+from shoal.batching.handlers.binding import takes_lists
+from shoal.core.options.options import BatchOptions
 from shoal.core.simulation import simulate
-from shoal.planning.figures import percentile
+from shoal.planning.figures import duration, new_figure, percentile, tidy
+from shoal.planning.recordings import MeasuredRunTimes, measured_run_times
 from shoal.planning.traces import poisson
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from pathlib import Path
 
-    from shoal.core.options.options import BatchOptions
     from shoal.core.simulation_results import Simulation
-    from shoal.planning.recordings import MeasuredRunTimes
+
+
+_WARM_UP_ROUNDS: Final = 2
+_FEWEST_ROUNDS: Final = 5
+_PLAIN: Final[dict[str, Any]] = {
+    **{field.name: getattr(BatchOptions(), field.name) for field in fields(BatchOptions)},
+    "batch_wait_timeout_s": None,
+}
+
+
+class NotMeasured(Exception):
+    """A handler could not be measured; the error of its code, if there is one, is the cause."""
+
+
+def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Returns an instance if the handler is a class, else the handler itself."""
+    if not inspect.isclass(handler):
+        if args or kwargs:
+            raise TypeError("arguments are only for a class, and the handler is not one")
+        return handler
+    if "__call__" not in dir(handler):
+        raise TypeError(
+            f"the class {handler.__qualname__} has no __call__ to measure; name a class that has "
+            "one, or a function"
+        )
+    try:
+        read_signature(handler).bind(*args, **kwargs)
+    except ValueError:
+        pass  # no signature is available, as for some classes written in C
+    except TypeError as error:
+        raise TypeError(
+            f"{handler.__qualname__} can't be instantiated: {error}; give its arguments by "
+            "--arg VALUE and --kwarg KEY=VALUE"
+        ) from None
+    try:
+        return handler(*args, **kwargs)
+    except Exception as error:
+        raise NotMeasured(f"{handler.__qualname__} could not be instantiated") from error
+
+
+def opened(handler: Any, **options: Any) -> AbstractAsyncContextManager[Batcher[Any]]:
+    """Opens a batcher for a handler, decorated or not; options change those of the decorator."""
+    if isinstance(handler, Decorated):
+        handler.configure(**options)
+        return _opened_decorated(handler)
+    if callable(handler) and not inspect.isclass(handler) and not takes_lists(handler):
+        raise TypeError(
+            f"{handler!r:.100} takes one item at a time, and it is called with batches: annotate "
+            "its parameters as lists, mark it with @shoal.accept_batch, or decorate it with "
+            "@shoal.batch"
+        )
+    return _opened(Batcher(handler, **options))
+
+
+@asynccontextmanager
+async def _opened(batcher: Batcher[Any]) -> AsyncGenerator[Batcher[Any]]:
+    async with batcher:
+        yield batcher
+
+
+@asynccontextmanager
+async def _opened_decorated(handler: Decorated) -> AsyncGenerator[Batcher[Any]]:
+    async with open_batchers(handler):
+        yield handler.batcher
+
+
+async def measure(
+    batcher: Batcher[Any],
+    make_item: Callable[[], Any],
+    sizes: Sequence[int],
+    *,
+    rounds: int,
+    limit_s: float,
+    progress: Callable[[str], None],
+) -> MeasuredRunTimes:
+    """Runs a handler on batches of ascending sizes, and changes the batcher's options."""
+    # It stops after `limit_s`, but not before 5 rounds. `progress` is called with messages.
+    runs: list[tuple[float, float]] = []
+    began = reported = time.perf_counter()
+    for number in range(-_WARM_UP_ROUNDS, rounds):
+        now = time.perf_counter()
+        if now - began > limit_s and number >= _FEWEST_ROUNDS:
+            progress(
+                f"stopped after {number} of {rounds} rounds: reached the limit of {limit_s:g} s"
+            )
+            break
+        if now - reported > 2:
+            reported = now
+            progress(f"measured {max(0, number)} of {rounds} rounds")
+        for size in sizes:
+            run_s = await _one_run(batcher, [make_item() for _ in range(size)])
+            if number >= 0:
+                runs.append((size, run_s))
+    return measured_run_times(runs)
+
+
+async def _one_run(batcher: Batcher[Any], items: list[Any]) -> float:
+    if batcher.fill != "closed":
+        raise NotMeasured(
+            f"{batcher.name} fills its batches while they run (fill={batcher.fill!r}), so there is "
+            "no run time of a batch; tune is for handlers that answer a whole batch in one run"
+        )
+    plain: dict[str, Any] = {**_PLAIN, "max_batch_size": len(items)}
+    batcher.configure(**plain)
+    before = batcher.statistics().run_s
+    single = len(batcher.signature.parameters) == 1
+    errors: list[Exception] = []
+
+    async def call(item: Any) -> None:
+        args, kwargs = ((item,), {}) if single else _spread(item)
+        try:
+            if batcher.streams:
+                async with batcher.call(*args, **kwargs) as stream:
+                    async for _ in stream:
+                        pass
+            else:
+                await batcher.call(*args, **kwargs)
+        except Exception as error:  # the handler's, of any kind
+            errors.append(error)
+            batcher.flush()
+
+    async with anyio.create_task_group() as tasks:
+        for item in items:
+            tasks.start_soon(call, item)
+    if errors:
+        raise NotMeasured(f"a batch of {len(items)} failed") from errors[0].__cause__ or errors[0]
+    after = batcher.statistics().run_s
+    if after.total - before.total != 1:
+        raise ValueError(
+            f"{len(items)} requests made {after.total - before.total} runs of the handler; tune is "
+            "for handlers that answer a whole batch in one run"
+        )
+    return after.sum - before.sum
+
+
+def _spread(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Converts an item for a handler with several parameters into the arguments of a call."""
+    if isinstance(item, dict):
+        return (), cast("dict[str, Any]", item)
+    if isinstance(item, (list, tuple)):
+        return tuple(cast("Sequence[Any]", item)), {}
+    return (item,), {}
+
 
 _WAITS: Final = (0.0, 1 / 8, 1 / 4, 1 / 2)
 """The waits to try, as shares of the target."""
@@ -166,3 +327,57 @@ def _percentile_of_all_s(simulation: Simulation, percent: float) -> float:
     """Gives unanswered requests an infinite latency."""
     times = sorted(latency if latency == latency else math.inf for latency in simulation.latency_s)
     return percentile(times, percent)
+
+
+def plot_tuning(
+    measured: MeasuredRunTimes, search: Search, candidates: Sequence[Candidate], path: Path
+) -> None:
+    """Draws the run times with their fit, and the p99 of all candidates with the target."""
+    figure = new_figure(11)
+    times, found = figure.subplots(1, 2)
+    _draw_run_times(times, measured)
+    _draw_candidates(found, search, candidates)
+    figure.savefig(path, dpi=110)
+
+
+def _draw_run_times(axes: Any, measured: MeasuredRunTimes) -> None:
+    sizes = list(measured.runs_s)
+    for size, runs_s in measured.runs_s.items():
+        label = "runs" if size == sizes[0] else None
+        heights = [run_s * 1e3 for run_s in runs_s]
+        axes.plot([size] * len(runs_s), heights, ".", color="#0f7c8a", alpha=0.3, label=label)
+    usual_ms = [median(runs_s) * 1e3 for runs_s in measured.runs_s.values()]
+    axes.plot(sizes, usual_ms, "_", color="#0f7c8a", markersize=14, label="median")
+    fit = f"{duration(measured.fixed_s)} + {duration(measured.per_item_s)} an item"
+    line_ms = [(measured.fixed_s + measured.per_item_s * size) * 1e3 for size in sizes]
+    axes.plot(sizes, line_ms, color="#d9843b", label=fit)
+    axes.set(xlabel="size of a batch", ylabel="milliseconds", ylim=(0, None))
+    axes.set_title("Run time of the handler")
+    tidy(axes)
+
+
+def _draw_candidates(axes: Any, search: Search, candidates: Sequence[Candidate]) -> None:
+    """Draws a curve for each size. Values above 10 times the target are cut off."""
+    target_ms = search.p99_s * 1e3
+    top_ms = target_ms * 10
+    by_size = sorted(candidates, key=lambda one: (one.max_batch_size, one.batch_wait_timeout_s))
+    for size, group in groupby(by_size, key=lambda one: one.max_batch_size):
+        curve = list(group)
+        axes.plot(
+            [one.batch_wait_timeout_s * 1e3 for one in curve],
+            [min(one.p99_s * 1e3, top_ms) for one in curve],
+            ".-",
+            label=f"{size}",
+        )
+    axes.axhline(target_ms, color="black", linestyle=":", label="target")
+    if (best := candidates[0]).meets_target:
+        point = best.batch_wait_timeout_s * 1e3, best.p99_s * 1e3
+        label = f"best: {best.max_batch_size}, {duration(best.batch_wait_timeout_s)}"
+        axes.plot(*point, "*", color="#b8405e", markersize=14, label=label)
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, min(high, top_ms))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set(xlabel="batch_wait_timeout_s, milliseconds", ylabel="p99, milliseconds")
+    axes.set_title(f"p99 by max_batch_size at {search.rate:,g} requests a second")
+    tidy(axes)

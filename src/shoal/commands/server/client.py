@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import sys
 import time
 from contextlib import contextmanager, suppress
@@ -18,7 +17,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
-from anyio import TASK_STATUS_IGNORED
 
 from shoal.commands.support.arguments import (
     add,
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Awaitable, Callable, Generator
     from pathlib import Path
-
-    from anyio.abc import TaskStatus
 
 
 _PRIVATE_DIRECTORY: Final = 0o700
@@ -250,17 +246,6 @@ async def _asked(
     finally:
         with anyio.CancelScope(shield=True):
             await client.aclose()
-
-
-async def until_signalled(
-    end: Callable[[], object], *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED
-) -> None:
-    """Calls a function at the first Ctrl-C or SIGTERM."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        task_status.started()
-        async for _ in signals:
-            end()
-            return
 
 
 async def _show_wait(waits_for: str) -> None:

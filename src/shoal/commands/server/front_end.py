@@ -34,9 +34,9 @@ from shoal.commands.server.process import (
     skip_what_was_loaded,
 )
 from shoal.commands.server.stderr import write_logs
-from shoal.commands.server.workers import FrontEndStart
 from shoal.commands.support.output import say
 from shoal.front_ends.front_end import FrontEnd
+from shoal.front_ends.listener import FrontEndStart
 from shoal.front_ends.wire import MEMORY, Channel, FrontKind
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, receive
 from shoal.replicas.process.wire.messages import unpickled

@@ -71,8 +71,7 @@ def add_server_options(parser: ArgumentParser) -> None:
     add(
         parser,
         "--otel",
-        "export traces and metrics over OTLP, configured with OpenTelemetry's environment "
-        "variables (OTEL_...)",
+        "export traces over OTLP, configured with OpenTelemetry's environment variables (OTEL_...)",
     )
     operator = parser.add_argument_group("for the operator")
     add(

@@ -37,7 +37,7 @@ from shoal.server.log_errors import contained
 from shoal.serving.model_server import model_server
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+    from collections.abc import Callable, Coroutine, Generator, Sequence
     from pathlib import Path
     from types import FrameType
 
@@ -72,7 +72,6 @@ class ServerProcess:
     otel: bool = False
     state: Path | None = None  # the file that stores run-time changes
     started: Callable[[str], object] = lambda _: None  # called with the URL
-    wait_over: Callable[[], Awaitable[object]] = anyio.sleep_forever  # then the server drains
     passed: PassedSockets = NO_SOCKETS  # `options` has the first socket of the application
     workers: int | None = None  # processes that speak HTTP; None to do it here
     answers_early: bool = True  # a `shoal.App` reports that it is not ready while it starts
@@ -106,10 +105,10 @@ class ServerProcess:
             raise CommandError(
                 f"{type(self.app).__name__} is not a shoal.App; leave out --otel, which needs one"
             )
-        with nullcontext() if app is None or not self.otel else _exported(app) as export_metrics:
+        with nullcontext() if app is None or not self.otel else _exported(app):
             if self.state is not None and app is not None:
                 _open_state(app, self.state, options)
-            return run_in(self.event_loop, partial(_serve, self, export_metrics))
+            return run_in(self.event_loop, partial(_serve, self))
 
 
 def run_in(event_loop: EventLoopName, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
@@ -138,9 +137,7 @@ def _open_state(app: App, path: Path, options: HttpOptions) -> None:
     app.allowed_modules = options.allowed_modules
 
 
-async def _serve(
-    run: ServerProcess, export_metrics: Callable[[], Coroutine[Any, Any, None]] | None
-) -> int:
+async def _serve(run: ServerProcess) -> int:
     from shoal.http.app.router import load_the_rest
     from shoal.server.config import WorkersFailed
     from shoal.server.server import serve
@@ -162,10 +159,6 @@ async def _serve(
         if shoals is not None and shoals.controller is not None:
             await shoals.controller.wait_ending()
             signals.ask()
-
-    async def until_over() -> None:
-        await run.wait_over()
-        signals.ask()
 
     def started(url: str) -> None:
         loading.finish(f"loaded {run.spec}")
@@ -189,7 +182,7 @@ async def _serve(
     else:
         start_front_ends: StartFrontEnds | None = None
         if run.workers is not None:
-            from shoal.commands.server.workers import front_ends
+            from shoal.front_ends.listener import front_ends
 
             start_front_ends = front_ends(
                 run.workers, run.options, run.event_loop, run.log_level, run.log_format
@@ -209,9 +202,6 @@ async def _serve(
     async def shutdown() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(until_ending)
-            tasks.start_soon(until_over)
-            if export_metrics is not None:
-                tasks.start_soon(export_metrics)
             await signals.shutdown.wait()
             _notify("STOPPING=1")
             tasks.cancel_scope.cancel()
@@ -330,18 +320,17 @@ def _notify(state: str) -> None:
 
 
 @contextmanager
-def _exported(app: App) -> Generator[Callable[[], Coroutine[Any, Any, None]] | None]:
-    """Exports an application's traces for this block; yields a function that exports metrics."""
+def _exported(app: App) -> Generator[None]:
+    """Exports an application's traces for this block."""
     with as_mistakes(), needing("--otel", "otel"):
         from shoal.observe.otel.instrument import instrument
-        from shoal.observe.otel.metrics import export_metrics
-        from shoal.observe.otel.providers import metric_exporter, set_up_traces
+        from shoal.observe.otel.providers import set_up_traces
 
-        provider, exporter = set_up_traces(), metric_exporter()
+        provider = set_up_traces()
     try:
         # An application may have turned tracing on itself.
         tracing = None if app.tracing.tracer is not None else instrument(app)
-        yield None if exporter is None else partial(export_metrics, app, exporter=exporter)
+        yield
         if tracing is not None:
             tracing.uninstrument()
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import asynccontextmanager
-from functools import partial
 from importlib import import_module
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -13,7 +12,6 @@ from uuid import uuid4
 import anyio
 
 from shoal.batching.batcher import Batcher
-from shoal.core.extras import is_installed
 from shoal.core.json_text import json_bytes
 from shoal.failures.exceptions import in_one_line
 
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 _NULL: Final = b"null"
-_INVALID: Final = "urn:shoal:problem:invalid-json"
-_MISFIT: Final = "urn:shoal:problem:invalid-item"
 # Statuses of a request that is made again, for as long as `map` does with one that is refused.
 _REFUSED: Final = (429, 503)
 _MOST_REFUSED_S: Final = 60.0
@@ -45,14 +41,10 @@ class ItemLines:
     """Items for a handler: a line is decoded and checked as the body of a request would be."""
 
     def __init__(self, signature: Signature, *, are_values: bool) -> None:
-        checks = is_installed("pydantic") and is_installed("orjson")
-        self.item: Callable[[Any], Any] = partial(_plain if are_values else _plain_line, signature)
-        self._encoded: Callable[[Any], bytes] = _encoded_plainly
-        if checks:
-            from shoal.http.requests.plain import encoded, one_line_json
+        from shoal.http.requests.plain import encoded, one_line_json
 
-            self.item = _checked(signature, are_values=are_values)
-            self._encoded = lambda value: one_line_json(encoded(value))
+        self.item = _checked(signature, are_values=are_values)
+        self._encoded: Callable[[Any], bytes] = lambda value: one_line_json(encoded(value))
 
     def written(self, number: int, outcome: Any) -> tuple[bytes, bytes | None]:
         if not isinstance(outcome, Exception):
@@ -208,25 +200,3 @@ def _checked(signature: Signature, *, are_values: bool) -> Callable[[Any], Any]:
         return found if is_single else tuple(found.get(one.name, one.default) for one in parameters)
 
     return item
-
-
-def _plain(signature: Signature, value: Any) -> Any:
-    """Makes the item of a value without pydantic, which would check its type."""
-    if len(signature.parameters) == 1:
-        return value
-    try:
-        bound = signature.bind(**value)
-    except TypeError as error:
-        title = "The line does not fit the handler"
-        raise LineRefused({"type": _MISFIT, "title": title, "detail": str(error)}) from None
-    bound.apply_defaults()
-    return tuple(bound.arguments.values())
-
-
-def _plain_line(signature: Signature, line: bytes) -> Any:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        title = "The line is not JSON"
-        raise LineRefused({"type": _INVALID, "title": title, "detail": str(error)}) from None
-    return _plain(signature, value)

@@ -231,9 +231,7 @@ class RouteDispatcher:
                 counted = exchange.counted or route
                 shared = self.shared
                 took_s = shared.now() - exchange.began_at
-                shared.times.count(
-                    counted.name, counted.protocol, exchange.status, took_s, exchange.headers
-                )
+                shared.times.count(counted.name, counted.protocol, exchange.status, took_s)
 
     async def _answer_failure(self, exchange: Exchange, route: Route, error: Exception) -> None:
         """Raises `error` if it is too late for another response."""

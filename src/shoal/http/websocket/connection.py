@@ -285,7 +285,7 @@ class SocketConnection:
             return
         took_s = perf_counter() - request.began_at
         name = self._calls.endpoint.name
-        self._shared.times.count(name, "websocket", status, took_s, request.headers)
+        self._shared.times.count(name, "websocket", status, took_s)
         if self._requests.get(request.id) is request:
             del self._requests[request.id]
         self._put(request, kind, text)

@@ -1,23 +1,20 @@
-"""The exporters of a server, as OpenTelemetry's environment variables name them.
+"""The exporter of a server's spans, as OpenTelemetry's environment variables name it.
 
-A program sets its own providers, or is started by ``opentelemetry-instrument``. ``shoal serve
---otel`` makes those that are not set yet. Spans and metrics leave the process in threads, so that a
-slow or unreachable collector delays nothing: spans that it does not accept are dropped.
+A program sets its own provider, or is started by ``opentelemetry-instrument``. ``shoal serve
+--otel`` makes one if none is set yet. Spans leave the process in a thread, so that a slow or
+unreachable collector delays nothing: spans that it does not accept are dropped.
 """
 
 from __future__ import annotations
 
 import os
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.metrics.export import MetricExporter
 
 _PROTOCOL: Final = "http/protobuf"
 _KNOWN: Final = ("otlp", "console", "none")
@@ -56,22 +53,8 @@ def _provider(exporter: SpanExporter | None, *, shutdown_on_exit: bool = True) -
     return provider
 
 
-def metric_exporter() -> MetricExporter | None:
-    """Returns None to export no metrics."""
-    kind = _chosen("METRICS")
-    if kind == "none" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
-    if kind == "console":
-        from opentelemetry.sdk.metrics.export import ConsoleMetricExporter
-
-        return ConsoleMetricExporter()
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-
-    return OTLPMetricExporter()
-
-
 def _span_exporter() -> SpanExporter | None:
-    kind = _chosen("TRACES")
+    kind = _chosen()
     if kind == "none":
         return None
     if kind == "console":
@@ -81,12 +64,12 @@ def _span_exporter() -> SpanExporter | None:
     return OTLPSpanExporter()
 
 
-def _chosen(signal: str) -> str:
-    name = f"OTEL_{signal}_EXPORTER"
+def _chosen() -> str:
+    name = "OTEL_TRACES_EXPORTER"
     kind = os.environ.get(name, "").strip() or "otlp"
     if kind not in _KNOWN:
         raise ValueError(f"{name} must be otlp, console or none, not {kind!r}")
-    for protocol in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+    for protocol in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
         given = os.environ.get(protocol, "").strip() or _PROTOCOL
         if kind == "otlp" and given != _PROTOCOL:
             raise ValueError(f"{protocol} must be {_PROTOCOL}, not {given!r}")

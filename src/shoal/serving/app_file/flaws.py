@@ -1,7 +1,7 @@
 """The errors of an application file, each with its key and its line, which `tomllib` omits.
 
-The scanner for lines reads only files that `tomllib` has accepted, so it only has to tell keys,
-values and headers apart. It skips values, except for those that can contain keys.
+Lines are found for the keys that stand at the beginnings of lines. A value in an array or an inline
+table has the line of the nearest key above it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shoal.core.options.names import suggested
 from shoal.errors import NotDurable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 
 _MOST_LISTED: Final = 20
@@ -46,9 +46,6 @@ class Flaws:
         self._lines = lines
 
     def add(self, path: Path, text: str) -> None:
-        """Adds an error at a path, or at its nearest parent that the file has."""
-        while path and path not in self._lines:
-            path = path[:-1]
         self.found.append(Flaw(self.file, self.line(path), written(path), text))
 
     def checked(self, path: Path, check: Callable[..., Any], *arguments: Any) -> Any:
@@ -60,7 +57,9 @@ class Flaws:
             return None
 
     def line(self, path: Path) -> int:
-        """Returns 1 for the file as a whole."""
+        """Returns the line of a path, or of its nearest parent; 1 for the file as a whole."""
+        while path and path not in self._lines:
+            path = path[:-1]
         return self._lines.get(path, 1)
 
     def table(self, path: Path, value: Any, known: Collection[str] | None = None) -> dict[str, Any]:
@@ -104,146 +103,49 @@ def written(path: Path) -> str:
 Path: TypeAlias = "tuple[str | int, ...]"
 """The position of a value: keys, and indices in arrays."""
 
-_SPACE: Final = re.compile(r"[ \t]*")
-_BLANK: Final = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
-_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
-_SCALAR: Final = re.compile(r"[^,\]}\r\n#]*")
-_STRING: Final = re.compile(
-    r'"""(?:\\.|[^\\])*?"{3,5}'
-    r"|'''.*?'{3,5}"
-    r'|"(?:\\.|[^"\\])*"'
-    r"|'[^']*'",
-    re.DOTALL,
+_LONG_TEXT: Final = re.compile(r"(\"\"\"|''').*?\1", re.DOTALL)
+_PART: Final = r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|[^"'=\[\]{])+?"""
+_KEYS: Final = re.compile(
+    rf"\s*(?:(?P<bracket>\[\[?)\s*(?P<header>{_PART})\s*\]|(?P<key>{_PART})\s*=)"
 )
 
 
 def lines_of_keys(text: str) -> Mapping[Path, int]:
+    """Returns the lines of keys at the beginnings of lines, of headers, and of arrays' tables."""
     # A key that occurs several times, such as ``a`` in ``[a.b]`` and ``[a.c]``, has its first line.
-    return _Scanner(text).scanned()
-
-
-class _Scanner:
-    """One pass over a file; `_at` is the current position in the text."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
-        self._lines: dict[Path, int] = {}
-        self._counted = (0, 1)  # a position in the text, and its line
-        self._arrays: dict[Path, int] = {}  # arrays of tables, and their last indices
-
-    def scanned(self) -> Mapping[Path, int]:
-        table: Path = ()
-        while not self._skipped_to_end():
-            if self._next_is("["):
-                table = self._header()
-            else:
-                self._pair(table)
-        return self._lines
-
-    def _skipped_to_end(self) -> bool:
-        self._skip(_BLANK)
-        return self._at >= len(self._text)
-
-    def _header(self) -> Path:
-        """Reads ``[a.b]``, or ``[[a.b]]``, which appends a table to the array ``a.b``."""
-        line = self._line()
-        is_array = self._text.startswith("[[", self._at)
-        self._at += 2 if is_array else 1
-        *upper, last = self._key()
-        self._at += 2 if is_array else 1
-        path: Path = ()
-        for name in upper:
-            path = self._within((*path, name), line)
-        path = (*path, last)
-        if not is_array:
-            return self._within(path, line)
-        self._note(path, line)
-        self._arrays[path] = self._arrays.get(path, -1) + 1
-        path = (*path, self._arrays[path])
-        self._note(path, line)
-        return path
-
-    def _within(self, path: Path, line: int) -> Path:
-        """Records a table, and returns its path, or that of the last table of an array."""
-        self._note(path, line)
-        return (*path, self._arrays[path]) if path in self._arrays else path
-
-    def _pair(self, table: Path) -> None:
-        line = self._line()
-        path = table
-        for name in self._key():
+    lines: dict[Path, int] = {}
+    arrays: dict[Path, int] = {}  # arrays of tables, and their last indices
+    table: Path = ()
+    flat = _LONG_TEXT.sub(lambda found: "\n" * found[0].count("\n"), text)
+    for number, line in enumerate(flat.split("\n"), 1):
+        found = _KEYS.match(line)
+        names = () if found is None else _parts_of(found["header"] or found["key"])
+        if found is None or not names:
+            continue
+        is_array = found["bracket"] == "[["
+        path = () if found["bracket"] else table
+        for place, name in enumerate(names, 1):
             path = (*path, name)
-            self._note(path, line)
-        self._at += 1  # the "="
-        self._skip(_SPACE)
-        self._value(path)
+            lines.setdefault(path, number)
+            if is_array and place == len(names):
+                arrays[path] = arrays.get(path, -1) + 1
+            if path in arrays:
+                path = (*path, arrays[path])
+                lines.setdefault(path, number)
+        table = path if found["bracket"] else table
+    return lines
 
-    def _key(self) -> list[str]:
-        names: list[str] = []
-        while True:
-            self._skip(_SPACE)
-            names.append(self._key_part())
-            self._skip(_SPACE)
-            if not self._next_is("."):
-                return names
-            self._at += 1
 
-    def _key_part(self) -> str:
-        if self._next_is('"') or self._next_is("'"):
-            import tomllib  # `shoal serve` loads this module for applications of code, too
+def _parts_of(key: str) -> Sequence[str]:
+    """Returns the parts of a dotted key; none if it is no key."""
+    import tomllib  # `shoal serve` loads this module for applications of code, too
 
-            written = self._skip(_STRING)
-            return str(tomllib.loads(f"it = {written}")["it"])
-        return self._skip(_BARE_KEY)
-
-    def _value(self, path: Path) -> None:
-        if self._next_is("["):
-            self._array(path)
-        elif self._next_is("{"):
-            self._inline_table(path)
-        elif self._next_is('"') or self._next_is("'"):
-            self._skip(_STRING)
-        else:
-            self._skip(_SCALAR)
-
-    def _array(self, path: Path) -> None:
-        self._at += 1
-        place = 0
-        while not self._ends("]"):
-            self._note((*path, place), self._line())
-            self._value((*path, place))
-            place += 1
-
-    def _inline_table(self, path: Path) -> None:
-        self._at += 1
-        while not self._ends("}"):
-            self._pair(path)
-
-    def _ends(self, bracket: str) -> bool:
-        """Skips to the next element; returns whether the closing bracket is there instead."""
-        self._skip(_BLANK)
-        if self._next_is(","):
-            self._at += 1
-            self._skip(_BLANK)
-        if self._next_is(bracket):
-            self._at += 1
-            return True
-        return False
-
-    def _next_is(self, character: str) -> bool:
-        return self._text.startswith(character, self._at)
-
-    def _skip(self, what: re.Pattern[str]) -> str:
-        found = what.match(self._text, self._at)
-        assert found is not None, "tomllib has accepted this"
-        self._at = found.end()
-        return found[0]
-
-    def _note(self, path: Path, line: int) -> None:
-        self._lines.setdefault(path, line)
-
-    def _line(self) -> int:
-        before, line = self._counted
-        self._counted = (self._at, line + self._text.count("\n", before, self._at))
-        return self._counted[1]
+    parts: list[str] = []
+    try:
+        within: Any = tomllib.loads(f"{key} = 0")
+    except tomllib.TOMLDecodeError:
+        return ()
+    while within:
+        [(part, within)] = within.items()
+        parts.append(part)
+    return parts

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import anyio
 import anyio.lowlevel
 
+from shoal.batching.current import trace_headers
 from shoal.core.json_text import check_keys
-from shoal.errors import DeadlineExceeded
+from shoal.core.options.option import checked_token, seconds
+from shoal.errors import DeadlineExceeded, ItemTooLarge, NotAllowed
+from shoal.http_client.bodies import JSON, JSON_LINES, PROBLEM
+from shoal.http_client.connection import SILENCE_S, Connection, StreamingAnswer, server_of
 from shoal.http_client.stream import HttpStream
 from shoal.replicas.portal import PortalThread
 from shoal.serving.clients.handles import BridgedHandle, Handle
 from shoal.serving.clients.protocol import VERBS, BlockingClient, Client
-from shoal.serving.clients.remote_connection import AdminConnection
 from shoal.serving.clients.verbs import ENDPOINT, Verb
-from shoal.serving.clients.wire import from_json
+from shoal.serving.clients.wire import WireError, error_from_wire, from_json, written
 from shoal.serving.names import checked_tag
 
 if TYPE_CHECKING:
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from shoal.http_client.connection import StreamingAnswer
     from shoal.replicas.code.endpoint_call import HandleOptions
 
 
@@ -133,22 +135,6 @@ class RemoteClient(Client):
         finally:
             await answer.aclose()
 
-    @asynccontextmanager
-    async def watching(self) -> AsyncGenerator[AsyncIterator[dict[str, Any]]]:
-        """Watches the server as its dashboard does; yields the messages of its feed.
-
-        The messages are those of this version's dashboard page, and may change with it.
-
-        Raises:
-            ConnectionError: The server can't be reached, or has no dashboard.
-        """
-        answer = await self._connection.open_feed()
-        try:
-            async with aclosing(_messages(answer.lines)) as messages:
-                yield messages
-        finally:
-            await answer.aclose()
-
     async def get_handle(self, endpoint: str, missing_ok: bool = False) -> RemoteHandle:
         if missing_ok:
             checked_tag("an endpoint's name", endpoint)
@@ -240,13 +226,6 @@ class BlockingRemoteClient:
         return BridgedHandle(self._remote.handle(endpoint, handle_options), self._thread)
 
 
-async def _messages(lines: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any]]:
-    async for line in lines:
-        name, _, value = line.partition(b":")
-        if name == b"data":
-            yield json.loads(value)
-
-
 _SHUT_DOWN = "this client was shut down"
 _CLOSED = "this client is closed"
 
@@ -323,3 +302,109 @@ class RemoteHandle(Handle):
         if "http_headers" in options:
             options["http_headers"] = dict(options["http_headers"])
         return {"args": args, "kwargs": kwargs, "options": options}
+
+
+API: Final = "/-/api"
+
+# How much longer than its time limit the client waits for a call, since the server reports it.
+_MARGIN_S: Final = 10.0
+
+# Refusals by the admin API itself, for which `KINDS` has no class.
+_REFUSALS: Final[Mapping[str, type[Exception]]] = {
+    "wrong-token": NotAllowed,
+    "cross-origin": NotAllowed,
+    "misdirected": NotAllowed,
+    "body-too-large": ItemTooLarge,
+    "invalid-json": ValueError,
+}
+
+
+class AdminConnection:
+    """The HTTP of a client; requests are never retried: an operator should see a refusal."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        timeout_s: float | None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._timeout_s = None if timeout_s is None else seconds("timeout_s", timeout_s)
+        headers = {"accept": JSON}
+        if token is not None:
+            headers["authorization"] = f"Bearer {checked_token(token)}"
+        self._server = server_of(url)
+        self.pool = Connection([url], headers, transport=transport)
+
+    @property
+    def url(self) -> str:
+        return self.pool.url
+
+    async def ask(self, method: str, path: str, body: Any = None) -> Any:
+        return await self._ask(method, path, body, self._timeout_s)
+
+    async def call(self, path: str, body: Any, timeout_s: float | None) -> Any:
+        patience_s = None if timeout_s is None else timeout_s + _MARGIN_S
+        return await self._ask("POST", path, body, patience_s)
+
+    async def open_stream(self, path: str, body: Any) -> StreamingAnswer:
+        """Makes a call that returns a stream; the caller must close the answer."""
+        answer = await self._open("POST", path, body, SILENCE_S, {"accept": JSON_LINES})
+        if answer.is_success:
+            return answer
+        raise self.error_of(answer.status, _parsed(answer, await answer.read()))
+
+    def error_of(self, status: int, body: Any) -> Exception:
+        problem = cast("Mapping[str, Any]", body if isinstance(body, dict) else {})
+        kind = str(problem.get("type", "")).removeprefix(PROBLEM)
+        text = str(problem.get("detail") or problem.get("title") or f"status {status}")
+        if kind in _REFUSALS:
+            return _REFUSALS[kind](text)
+        error = error_from_wire(WireError(kind, text, problem))
+        if error is not None:
+            return error
+        if status == 404:
+            return ConnectionError(
+                f"there is no admin API at {self.url}: start the server with --admin-socket or "
+                "--token-file, or check that this is a Shoal server"
+            )
+        return RuntimeError(f"{self.url} answered {status}: {text}")
+
+    async def _ask(self, method: str, path: str, body: Any, patience_s: float | None) -> Any:
+        # httpx limits only the time in which nothing comes.
+        with anyio.move_on_after(patience_s):
+            answer = await self._open(method, path, body, patience_s, {})
+            parsed = _parsed(answer, await answer.read())
+            if answer.is_success:
+                return parsed
+            raise self.error_of(answer.status, parsed)
+        raise TimeoutError(f"{self.url} took too long; the request may still be carried out")
+
+    async def _open(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        patience_s: float | None,
+        headers: Mapping[str, str],
+    ) -> StreamingAnswer:
+        content = None
+        headers = {**trace_headers(), **headers}
+        if body is not None:
+            content = written(body)
+            headers = {**headers, "content-type": JSON}
+        path = f"{API}/{path}"
+        return await self.pool.open(self._server, method, path, headers, content, patience_s)
+
+
+def _parsed(answer: StreamingAnswer, body: bytes) -> Any:
+    """Returns an empty mapping for an error response without JSON."""
+    try:
+        parsed: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        if answer.is_success:
+            raise ConnectionError(
+                f"{answer.url} did not answer with JSON: it is not Shoal's admin API"
+            ) from None
+        return dict[str, Any]()
+    return parsed
