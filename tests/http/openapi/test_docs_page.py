@@ -69,7 +69,7 @@ def changes_with_the_scheme(browser, selector, name):
 def test_the_page_at_the_root_leads_to_the_document_where_a_call_is_made(browser, url):
     prefer(browser, "dark")
     browser.get(f"{url}/")
-    assert "POST /ml/blob" in find(browser, "pre").text
+    assert "curl" in find(browser, "pre").text
     assert changes_with_the_scheme(browser, "pre", "color")
     prefer(browser, "dark")
     find(browser, "nav a").click()

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import html
 import re
+import shlex
 from importlib.resources import files
 
 import pytest
@@ -51,7 +52,7 @@ async def get(app, path, *headers, **asked):
 
 
 async def landed(app, *headers, **asked):
-    """The links of the page at the root, by name, and its endpoints."""
+    """The links of the page at the root, by name, and its commands."""
     answer = await get(app, "/", *headers, **asked)
     assert answer.status == 200
     text = answer.body.decode()
@@ -68,17 +69,49 @@ def guard(_app):
     return guarding
 
 
-async def test_the_page_at_the_root_shows_what_is_served(app):
+async def test_the_page_at_the_root_shows_how_to_call_what_is_served(app):
     async with app.lifespan():
-        links, calls = await landed(app, root_path="/ml")
-    assert calls == [
-        "GET, POST /ml/double",
-        "PUT /ml/raw",
-        "POST /ml/steps/{id:int}",
-        "GET /ml/it's $(here)",
+        links, calls = await landed(app, ("host", "fish.test:8000"))
+    base = "http://fish.test:8000"
+    assert [shlex.split(one) for one in calls] == [
+        [
+            *("curl", "-H", "Content-Type: application/json", "--data", "@item.json"),
+            f"{base}/double",
+        ],
+        ["curl", "-X", "PUT", "--data-binary", "@item", f"{base}/raw"],
+        [
+            *("curl", "-N", "-H", "Content-Type: application/json", "--data", "@item.json"),
+            f"{base}/steps/ID",
+        ],
+        ["curl", f"{base}/it's%20$(here)"],
     ]
-    assert links["docs"] == "/ml/-/docs"
-    assert (await landed(app))[0]["docs"] == "./-/docs"
+    assert links["docs"] == "./-/docs"
+
+
+async def test_it_sends_a_file_to_an_endpoint_that_decodes_requests():
+    app = shoal.App()
+
+    @app.post("/files/{name}", decode=asked)
+    def files(file: str) -> str:
+        return file
+
+    async with app.lifespan():
+        _, [call] = await landed(app, ("host", "fish.test:8000"))
+    assert call == "curl --data-binary @item http://fish.test:8000/files/NAME"
+
+
+async def test_its_commands_have_what_a_call_requires_in_capitals():
+    app = shoal.App()
+
+    @app.get("/find")
+    async def find(text: str, most: int = 3) -> str:
+        return f"{text}{most}"
+
+    async with app.lifespan():
+        _, [call] = await landed(app, ("host", "fish.test"))
+        assert shlex.split(call) == ["curl", "http://fish.test/find?text=TEXT"]
+        answer = await get(app, "/find?text=TEXT")
+        assert (answer.status, answer.json()) == (200, "TEXT3")
 
 
 class Whispers:
@@ -133,6 +166,20 @@ async def test_a_page_may_load_nothing_from_elsewhere(app, path):
     assert not re.search(r'(src|href)="(https?:)?//', answer.body.decode())
 
 
+@pytest.mark.parametrize(
+    "host", ["a.b/<script>", "x y", "", "$(rm)", "a.b:x", "a" * 300, "[::1]; ls", "é"]
+)
+async def test_a_host_that_is_not_plain_is_not_shown(app, host):
+    _, calls = await landed(app, ("host", host))
+    assert calls[0].endswith("http://localhost/double")
+
+
+@pytest.mark.parametrize("host", ["[::1]:8000", "127.0.0.1", "my-host.example:80"])
+async def test_the_host_that_the_client_asked_is_shown(app, host):
+    _, calls = await landed(app, ("host", host))
+    assert shlex.split(calls[0])[-1] == f"http://{host}/double"
+
+
 async def test_an_endpoint_at_the_root_or_for_any_path_is_there_instead():
     app = shoal.App()
     app.endpoint("/", name="home", methods=("POST",))(double)
@@ -178,7 +225,7 @@ async def test_the_pages_work_below_a_prefix(app):
     page = (await get(site, "/ml/")).body.decode()
     links = dict(pair[::-1] for pair in LINK.findall(page))
     assert links["docs"] == "/ml/-/docs"
-    assert " /ml/double\n" in page
+    assert "http://localhost/ml/double" in page
     assert (await get(site, links["docs"])).status == 200
     assert (await get(site, links["openapi"])).json()["servers"] == [{"url": "/ml"}]
     viewer = (await get(site, "/ml/-/docs")).body.decode()

@@ -242,9 +242,15 @@ class Pages:
     async def _answer_landing(self, exchange: Exchange) -> None:
         from shoal.http.openapi.pages import landing_page
 
-        links = dict(self._links(exchange.scope))
-        root = root_of(exchange.scope)
-        page = landing_page(self._settings.title, links, self._routes(), root)
+        scope = exchange.scope
+        host = exchange.headers.get(b"host", b"")
+        page = landing_page(
+            self._settings.title,
+            dict(self._links(scope)),
+            self._routes(),
+            self.document()["paths"] if self._settings.openapi else {},
+            (scope.get("scheme", "http"), host, root_of(scope)),
+        )
         await exchange.answer(200, *page)
 
     def _links(self, scope: Scope) -> Iterator[tuple[str, str]]:

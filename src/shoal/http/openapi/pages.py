@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import re
+import shlex
 from functools import lru_cache
 from html import escape
 from importlib.resources import files
@@ -42,6 +44,15 @@ _VIEWER: Final = """\
 <script src="docs/swagger-ui-bundle.js"></script>
 <script src="docs/start.js"></script>
 """
+_HOST: Final = re.compile(
+    r"[A-Za-z0-9._-]{1,255}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?"
+)
+_PARAMETER: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
+_WITH_BODY: Final = ("POST", "PUT", "PATCH")
+_JSON: Final = ("-H", "Content-Type: application/json", "--data", "@item.json")
+_RAW: Final = ("--data-binary", "@item")
+# The options of curl that send each kind of item.
+_SENDING: Final = {"json": _JSON, "array": _JSON, "bytes": _RAW, "request": _RAW}
 _STYLE: Final = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
 body { max-width: 60rem; margin: 0 auto; padding: 1.5rem; }
@@ -80,20 +91,56 @@ def viewer_page(title: str, mounted: Mapping[str, ASGIApp], root: str) -> Conten
 
 
 def landing_page(
-    title: str, links: Mapping[str, str], routes: Iterable[Mapping[str, Any]], root: str
+    title: str,
+    links: Mapping[str, str],
+    routes: Iterable[Mapping[str, Any]],
+    operations: Mapping[str, Any],
+    base: tuple[str, bytes, str],
 ) -> Content:
-    """Returns the page at ``/``: links to paths, and the methods and the path of each endpoint."""
+    """Returns the page at ``/``, with links to paths, and a ``curl`` command for each endpoint."""
+    scheme, host, root = base
     start = quote(root) or "."
     anchors = [
         f'<a href="{escape(start + quote(path))}">{escape(name)}</a>'
         for name, path in links.items()
     ]
-    lines = [f"{', '.join(one['methods'])} {root}{one['path']}" for one in routes if one["path"]]
-    listed = escape("\n".join(lines))
+    url = f"{scheme}://{_plain(host)}{quote(root)}"
+    calls = escape("\n".join(_curl(one, operations, url) for one in routes if one["path"]))
     title = escape(title)
-    body = f"<h1>{title}</h1>\n<nav>{''.join(anchors)}</nav>\n<pre>\n{listed}\n</pre>"
+    body = f"<h1>{title}</h1>\n<nav>{''.join(anchors)}</nav>\n<pre>\n{calls}\n</pre>"
     text = _PAGE.format(title=title, style=f"<style>{_STYLE}</style>", body=body)
     return _page(text, f"style-src 'sha256-{_HASH}'; img-src data:")
+
+
+def _plain(host: bytes) -> str:
+    """Returns the host as the client wrote it, or ``localhost`` if a shell could misread it."""
+    text = host.decode("latin-1")
+    return text if _HOST.fullmatch(text) else "localhost"
+
+
+def _curl(route: Mapping[str, Any], operations: Mapping[str, Any], base: str) -> str:
+    """Returns a command that calls an endpoint; values that it requires are in CAPITALS."""
+    methods = route["methods"]
+    method = next((one for one in _WITH_BODY if one in methods), methods[0])
+    sending = _SENDING.get(route["takes"], ()) if method in _WITH_BODY else ()
+    usual = "POST" if sending else "GET"
+    operation = operations.get(_PARAMETER.sub(r"{\1}", route["path"]), {}).get(method.lower(), {})
+    query = "&".join(
+        [
+            f"{quote(one['name'])}={quote(one['name'].upper())}"
+            for one in operation.get("parameters", ())
+            if one.get("required") and one["in"] == "query"
+        ]
+    )
+    path = _PARAMETER.sub(lambda found: found[1].upper(), route["path"])
+    words = [
+        "curl",
+        *(("-N",) if route["streams"] else ()),
+        *(("--head",) if method == "HEAD" else () if method == usual else ("-X", method)),
+        *sending,
+        base + quote(path, safe="/:@!$&'()*+,;=~") + (query and f"?{query}"),
+    ]
+    return shlex.join(words)
 
 
 def index_page(package: str, title: str, policy: str) -> Content:
