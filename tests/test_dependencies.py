@@ -3,26 +3,21 @@
 A package that only another dependency installs is gone as soon as that one does without it.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator, Mapping
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from test_layers import parsed, shoal_modules
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -1,7 +1,5 @@
 """The page of errors by name has each exception, and each kind of problem."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`.ci/floors.py` pins the lowest versions that pyproject.toml allows."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The pages of the documentation: few at the top, none too long, each linked where it helps."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

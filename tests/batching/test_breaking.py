@@ -1,7 +1,7 @@
 """Breaking: what must not be swallowed goes on, and every caller that waits is told why."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import anyio
@@ -63,9 +63,7 @@ async def call_once(batcher: shoal.Batcher[Any], item: Any, ended: list[BaseExce
         (opened, "continuous"),
     ],
 )
-def test_what_ends_the_program_is_not_swallowed_and_no_caller_hangs(
-    backend: str, fatal: type[BaseException], handler: Callable[..., Any], fill: Any
-) -> None:
+def test_what_ends_the_program_is_not_swallowed_and_no_caller_hangs(backend, fatal, handler, fill):
     ended: list[BaseException] = []
     batchers: list[shoal.Batcher[Any]] = []
 
@@ -133,9 +131,7 @@ class _BrokenOnPurpose(Exception):
     pass
 
 
-async def test_a_bug_in_the_batcher_fails_every_caller_in_the_queue_parked_and_running(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_bug_in_the_batcher_fails_every_caller_in_the_queue_parked_and_running(monkeypatch):
     bug = _BrokenOnPurpose("a bug of ours")
 
     def broken_decide(*_: Any) -> Any:

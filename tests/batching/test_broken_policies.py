@@ -153,9 +153,7 @@ async def test_who_leaves_a_policy_that_panics_leaves_and_the_others_are_answere
 
 @pytest.mark.parametrize("how", [KeyError, Panic, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("option", ["policy", "bucket_by", "batch_size_fn"])
-async def test_new_options_that_break_for_one_request_forget_no_other(
-    option: str, how: Any
-) -> None:
+async def test_new_options_that_break_for_one_request_forget_no_other(option, how):
     class Refuses(InOrder):
         def add(self, request: shoal.Request) -> bool:
             return bool(value_of(request.item)) and super().add(request)

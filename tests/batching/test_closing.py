@@ -60,9 +60,7 @@ async def test_closing_refuses_further_calls() -> None:
 
 
 @pytest.mark.parametrize("grace_s", [0, 5])
-async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled(
-    grace_s: float, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled(grace_s, caplog):
     caplog.set_level(logging.INFO, logger="shoal")
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=2, graceful_shutdown_timeout_s=grace_s)
@@ -80,9 +78,7 @@ async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled(
     assert ["closed, having" in line for line in caplog.messages].count(True) == 1
 
 
-async def test_the_counts_say_what_became_of_the_requests_since_closing_began(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_the_counts_say_what_became_of_the_requests_since_closing_began(caplog):
     caplog.set_level(logging.INFO, logger="shoal")
     held = Held()
     batcher = shoal.Batcher(
@@ -194,9 +190,7 @@ async def test_streams_end_by_closing_as_well() -> None:
 
 
 @pytest.mark.real_time
-async def test_a_thread_can_not_be_cancelled_so_closing_waits_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_thread_can_not_be_cancelled_so_closing_waits_for_it(monkeypatch):
     monkeypatch.setattr("shoal.batching.session.LAST_ANSWERS_S", 0.0)
     gate, started = threading.Event(), threading.Event()
     ended: list[int] = []
@@ -256,9 +250,7 @@ async def test_callers_of_a_handler_that_never_ends_are_told_10_s_after_the_budg
     assert caller.ended_at == pytest.approx(began + 13)
 
 
-async def test_what_was_served_in_a_batchers_life_is_logged_at_its_end(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_what_was_served_in_a_batchers_life_is_logged_at_its_end(caplog):
     caplog.set_level(logging.INFO, "shoal")
     async with shoal.Batcher(Recorder(), name="embed") as call:
         await call.map(range(25))

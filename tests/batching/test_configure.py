@@ -82,9 +82,7 @@ class Sizes:
 @pytest.mark.real_time
 @pytest.mark.parametrize("opened", ["by name", "in a block"])
 @pytest.mark.parametrize("kind_of_thread", ["worker", "own"])
-async def test_setters_in_a_thread_reach_the_batcher_that_is_open(
-    opened: str, kind_of_thread: str
-) -> None:
+async def test_setters_in_a_thread_reach_the_batcher_that_is_open(opened, kind_of_thread):
     instance, other = Sizes(), Sizes()
     named = [instance, other] if opened == "by name" else []
     async with shoal.open_batchers(*named):
@@ -129,9 +127,7 @@ async def test_stream_options_change_for_later_streams() -> None:
     assert reader.items == list(range(10))
 
 
-async def test_a_queue_too_small_for_full_batches_is_warned_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_queue_too_small_for_full_batches_is_warned_of(caplog):
     def warnings() -> int:
         found = [r for r in caplog.records if r.levelno >= logging.WARNING]
         caplog.clear()

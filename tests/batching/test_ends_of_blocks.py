@@ -39,9 +39,7 @@ async def test_one_that_is_closed_by_hand_meanwhile_is_still_heard_of() -> None:
 
 
 @pytest.mark.real_time
-async def test_one_whose_thread_does_not_end_holds_up_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_one_whose_thread_does_not_end_holds_up_no_other(monkeypatch):
     monkeypatch.setattr("shoal.batching.session.LAST_ANSWERS_S", 0)
     begun, end = anyio.Event(), anyio.Event()
     other = shoal.batch(same)
@@ -86,9 +84,7 @@ async def test_a_block_and_one_that_names_a_function_of_it_may_end_at_once() -> 
             await batched(1)
 
 
-async def test_ending_a_block_asks_each_batcher_a_few_times(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_ending_a_block_asks_each_batcher_a_few_times(monkeypatch):
     asked = 0
     at_rest: Any = shoal.Batcher.is_at_rest
 

@@ -228,9 +228,7 @@ async def test_a_failure_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptu
         (shoal.errors.HandlerFailed, RuntimeError),
     ],
 )
-def test_our_errors_derive_from_ours_and_from_the_builtin_that_fits(
-    error: type[Exception], builtin: type[Exception]
-) -> None:
+def test_our_errors_derive_from_ours_and_from_the_builtin_that_fits(error, builtin):
     assert issubclass(error, shoal.errors.ShoalError)
     assert issubclass(error, builtin)
 

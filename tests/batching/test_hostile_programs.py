@@ -102,7 +102,5 @@ async def plays(handler: Any, programs: list[tuple[list[str], list[str], bool]])
 @pytest.mark.parametrize("handler", [unary, steps])
 @settings(max_examples=25)
 @given(programs=st.lists(st.tuples(OPS, OPS, st.booleans()), min_size=1, max_size=4))
-def test_a_batcher_outlives_whatever_its_handler_does(
-    backend: Any, handler: Any, programs: list[tuple[list[str], list[str], bool]]
-) -> None:
+def test_a_batcher_outlives_whatever_its_handler_does(backend, handler, programs):
     run_virtually(plays, handler, programs, backend=backend)

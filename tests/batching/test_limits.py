@@ -207,9 +207,7 @@ async def test_callers_that_wait_for_room_fill_the_batch_when_the_limit_allows_i
     assert busy.batches == [[0], [1, 2, 3, 4, 5]]
 
 
-async def test_arrivals_do_not_wake_a_slot_that_waits_for_the_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_arrivals_do_not_wake_a_slot_that_waits_for_the_limit(monkeypatch):
     busy, decisions = Busy(), 0
     decide = Former.decide
 

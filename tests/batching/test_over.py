@@ -77,9 +77,7 @@ class Adder:
         ((1, 2, 3), {}, "too many positional arguments"),
     ],
 )
-async def test_a_call_that_does_not_fit_run_is_refused_alone(
-    args: tuple[int, ...], kwargs: dict[str, int], said: str
-) -> None:
+async def test_a_call_that_does_not_fit_run_is_refused_alone(args, kwargs, said):
     async with shoal.Batcher.over(Adder(), max_batch_size=2, batch_wait_timeout_s=None) as call:
         async with anyio.create_task_group() as tasks:
             first = await line_up(tasks, call(left=1, right=2))

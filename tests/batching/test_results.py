@@ -69,9 +69,7 @@ async def test_code_of_a_result_that_changes_the_handlers_list_harms_nobody() ->
 
 @pytest.mark.parametrize("got", [0, 1, 2, 4, 9])
 @pytest.mark.parametrize("kind", [list, tuple, np.array])
-async def test_a_wrong_length_fails_every_caller_and_names_both_numbers(
-    got: int, kind: Any
-) -> None:
+async def test_a_wrong_length_fails_every_caller_and_names_both_numbers(got, kind):
     async with shoal.Batcher(returning(lambda _: kind([0] * got)), max_batch_size=3) as call:
         errors = await outcomes(call(1), call(2), call(3))
     assert len(set(map(id, errors))) == 3
@@ -85,9 +83,7 @@ async def test_a_wrong_length_fails_every_caller_and_names_both_numbers(
 @pytest.mark.parametrize(
     "results", [None, 3, "ab", b"ab", {1: 2, 3: 4}, {1, 2}, object(), iter([1, 2]), np.array(1)]
 )
-async def test_what_is_not_one_result_for_each_is_a_type_error_of_every_caller(
-    results: Any,
-) -> None:
+async def test_what_is_not_one_result_for_each_is_a_type_error_of_every_caller(results):
     async with shoal.Batcher(returning(lambda _: results)) as call:
         for error in await outcomes(call(1), call(2)):
             assert type(error) is shoal.errors.WrongResultType
@@ -198,9 +194,7 @@ async def test_anything_sized_and_indexable_holds_results(make: Any) -> None:
 
 
 @pytest.mark.parametrize(("results", "advice"), NOT_RESULTS)
-async def test_a_container_of_something_else_is_refused_with_advice(
-    results: Any, advice: str
-) -> None:
+async def test_a_container_of_something_else_is_refused_with_advice(results, advice):
     async def in_steps(items: list[Any]) -> Any:
         yield results
 

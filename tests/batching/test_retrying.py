@@ -31,9 +31,7 @@ class Stubborn:
 
 @pytest.mark.parametrize("needed", [1, 2])
 @pytest.mark.parametrize("budget", [1, 2, 3, 4])
-async def test_ts13_it_succeeds_if_the_time_has_room_for_as_many_tries_as_it_needs(
-    needed: int, budget: int
-) -> None:
+async def test_ts13_it_succeeds_if_the_time_has_room_for_as_many_tries_as_it_needs(needed, budget):
     stubborn = Stubborn(needed)
     got = await outcome(shoal.retrying(stubborn, max_time_s=budget, delay_s=1)("item"))
     if budget >= needed:

@@ -22,9 +22,7 @@ async def test_opening_makes_one_slot_whatever_the_bound(bound: int | None) -> N
 
 @pytest.mark.parametrize("bound", [MANY, None])
 @pytest.mark.parametrize("wait_s", [0, None])
-async def test_as_many_batches_run_at_once_as_there_are(
-    bound: int | None, wait_s: float | None
-) -> None:
+async def test_as_many_batches_run_at_once_as_there_are(bound, wait_s):
     held = Held()
     batcher = shoal.Batcher(
         held, max_batch_size=1, max_concurrent_batches=bound, batch_wait_timeout_s=wait_s

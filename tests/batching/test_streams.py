@@ -133,9 +133,7 @@ async def test_when_the_generator_raises_the_open_streams_fail_after_the_items_t
 
 
 @pytest.mark.parametrize("slots", [(), (1,), (1, 2, 3)])
-async def test_a_step_of_a_wrong_length_fails_the_open_streams_with_both_numbers(
-    slots: tuple[int, ...],
-) -> None:
+async def test_a_step_of_a_wrong_length_fails_the_open_streams_with_both_numbers(slots):
     readers = await readers_of([(1, 2), slots])
     for reader in readers:
         assert type(reader.outcome) is shoal.errors.WrongBatchSize
@@ -143,9 +141,7 @@ async def test_a_step_of_a_wrong_length_fails_the_open_streams_with_both_numbers
     assert [reader.items for reader in readers] == [[1], [2]]
 
 
-async def test_items_that_were_not_read_in_time_come_before_the_error_and_it_is_raised_once() -> (
-    None
-):
+async def test_items_that_were_not_read_in_time_come_before_the_error_and_it_is_raised_once():
     with Steps() as steps:
         async with shoal.Batcher(steps.handler) as call, call("a") as stream:
             steps.step(1)

@@ -219,9 +219,7 @@ def keepers() -> set[threading.Thread]:
 
 
 @BACKENDS
-def test_a_dropped_blocking_block_that_is_closed_in_an_event_loop_does_not_stop_that(
-    backend: str,
-) -> None:
+def test_a_dropped_blocking_block_that_is_closed_in_an_event_loop_does_not_stop_that(backend):
     """The garbage collector runs where it likes; closing a generator by hand does the same."""
     begun, gate = threading.Event(), threading.Event()
     waited: list[bool] = []

@@ -60,9 +60,7 @@ def test_an_item_that_is_too_large_is_told_the_bound(cost: float) -> None:
         (math.inf, math.inf, math.inf, None, None),
     ],
 )
-def test_the_earliest_end_counts(
-    limit_s: Any, timeout_s: Any, scope: float, deadline: Any, due: Any
-) -> None:
+def test_the_earliest_end_counts(limit_s, timeout_s, scope, deadline, due):
     made = options_factory(request_timeout_s=limit_s)
     asked = made.of("an item", CallOptions(timeout_s), 100.0, scope)
     assert (asked.deadline, asked.due) == (deadline, due)

@@ -177,9 +177,7 @@ def test_callers_that_arrive_and_leave_leave_nothing_behind(options: dict[str, A
 
 @pytest.mark.parametrize("deadline", [60.0, math.inf])
 @pytest.mark.parametrize("idle", [0, 1])
-def test_callers_with_deadlines_that_arrive_and_leave_leave_nothing_behind(
-    deadline: float, idle: int
-) -> None:
+def test_callers_with_deadlines_that_arrive_and_leave_leave_nothing_behind(deadline, idle):
     former = queue(new(deadline=1.0), idle=idle, batch_wait_timeout_s=9)
     if idle:
         former.decide(0.0)

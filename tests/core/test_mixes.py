@@ -136,9 +136,7 @@ NEVER_CLOSES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("fill", ["open", "continuous"])
 @pytest.mark.parametrize(("options", "why"), FILLS)
-def test_an_open_batch_refuses_what_needs_a_closed_one(
-    fill: str, options: dict[str, Any], why: str
-) -> None:
+def test_an_open_batch_refuses_what_needs_a_closed_one(fill, options, why):
     refusal = mixes.refused_fill(fill, BatchOptions(**options))
     assert refusal is not None
     assert fill in refusal
@@ -147,9 +145,7 @@ def test_an_open_batch_refuses_what_needs_a_closed_one(
 
 
 @pytest.mark.parametrize(("options", "why"), NEVER_CLOSES)
-def test_a_batch_that_never_closes_refuses_what_would_close_it(
-    options: dict[str, Any], why: str
-) -> None:
+def test_a_batch_that_never_closes_refuses_what_would_close_it(options, why):
     refusal = mixes.refused_fill("continuous", BatchOptions(**options))
     assert refusal is not None
     assert why in refusal

@@ -99,9 +99,7 @@ SIZES = ["allowed_batch_sizes", "preferred_batch_sizes"]
         (SIZES, [[], [4, 2, 10], [4, 4, 10]], ValueError, "{} must ascend"),
     ],
 )
-def test_a_wrong_value_is_refused_with_the_name_of_its_option(
-    names: list[str], values: list[Any], kind: type[Exception], says: str
-) -> None:
+def test_a_wrong_value_is_refused_with_the_name_of_its_option(names, values, kind, says):
     for name in names:
         for value in values:
             with pytest.raises(kind, match=says.format(name)):
@@ -267,9 +265,7 @@ def test_a_queue_policy_is_checked() -> None:
         ({"p99_s": 1, "growth": [2]}, TypeError, "growth must be a number, such as 4, not [2]"),
     ],
 )
-def test_what_is_no_target_is_refused_with_what_was_passed(
-    given: dict[str, Any], kind: type[Exception], says: str
-) -> None:
+def test_what_is_no_target_is_refused_with_what_was_passed(given, kind, says):
     with pytest.raises(kind, match=re.escape(says)):
         LatencyTarget(**given)
     assert LatencyTarget(p99_s=0.2, headroom=0.5).planned_s == pytest.approx(0.1)

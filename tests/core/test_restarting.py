@@ -104,9 +104,7 @@ EVENT = st.tuples(
 
 @EXAMPLES
 @given(events=st.lists(EVENT, max_size=40))
-def test_a_wait_ends_and_the_circuit_counts_what_is_in_a_row(
-    events: list[tuple[str, float, float]],
-) -> None:
+def test_a_wait_ends_and_the_circuit_counts_what_is_in_a_row(events):
     restarts, now, in_a_row = Restarts(), 0.0, 0
     for what, later_s, point in events:
         now += later_s

@@ -93,18 +93,14 @@ def test_any_other_version_is_to_be_replaced() -> None:
     ],
 )
 @pytest.mark.parametrize("keeps_ready", [False, True])
-def test_places_bound_what_is_started(
-    replicas: str, wanted: int, places: int, start: int, drain: str, keeps_ready: bool
-) -> None:
+def test_places_bound_what_is_started(replicas, wanted, places, start, drain, keeps_ready):
     decision = decide(scene(replicas), wanted, VERSION, keeps_ready=keeps_ready, places=places)
     assert decision == Decision(start, tuple(drain.split()))
 
 
 @pytest.mark.parametrize("keeps_ready", [False, True])
 @pytest.mark.parametrize(("wanted", "devices"), [(1, 1), (4, 4), (4, 5), (3, 6)])
-def test_an_update_ends_with_no_more_devices_than_there_are(
-    wanted: int, devices: int, keeps_ready: bool
-) -> None:
+def test_an_update_ends_with_no_more_devices_than_there_are(wanted, devices, keeps_ready):
     replicas = [Seen(number, VERSION - 1, LifeState.READY, 0) for number in range(wanted)]
     fewest, steps = wanted, 0
     while {seen.version for seen in replicas} != {VERSION} or len(replicas) != wanted:
