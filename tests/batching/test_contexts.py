@@ -36,21 +36,15 @@ async def test_each_request_keeps_its_callers_context(handler: Any) -> None:
     assert got == [("owner", "a"), ("owner", "b"), ("owner", "c")]
 
 
-async def test_a_stream_keeps_its_callers_context() -> None:
-    async def handler(items: list[Any]) -> AsyncIterator[list[Any]]:
-        yield [(user.get(), r.context[user]) for r in shoal.current_batch().requests]
+async def test_a_stream_and_a_map_keep_their_callers_context() -> None:
+    async def steps(items: list[Any]) -> AsyncIterator[list[Any]]:
+        yield await coroutine(items)
 
     user.set("owner")
-    async with shoal.Batcher(handler) as call:
-        user.set("reader")
-        assert [item async for item in call(1)] == [("owner", "reader")]
-
-
-async def test_a_map_keeps_its_callers_context() -> None:
-    user.set("owner")
-    async with shoal.Batcher(coroutine) as call:
-        user.set("mapper")
-        assert await call.map([1, 2]) == [("owner", "mapper")] * 2
+    async with shoal.Batcher(steps) as stream, shoal.Batcher(coroutine) as call:
+        user.set("caller")
+        assert [item async for item in stream(1)] == [("owner", "caller")]
+        assert await call.map([1, 2]) == [("owner", "caller")] * 2
 
 
 async def test_what_a_caller_changes_after_the_call_does_not_show() -> None:

@@ -87,15 +87,6 @@ async def test_a_call_that_does_not_fit_run_is_refused_alone(args, kwargs, said)
         assert [caller.outcome for caller in first + second] == [3, 70]
 
 
-async def test_a_handler_names_the_missing_arguments_as_well() -> None:
-    async def handler(left: list[int], right: list[int]) -> list[int]:
-        return left + right
-
-    async with shoal.Batcher(handler) as call:
-        with pytest.raises(TypeError, match=r"missing required arguments: 'left', 'right'$"):
-            await call()
-
-
 class OneParameter:
     def run(self, *, text: str = "nothing") -> str: ...
 
