@@ -1,7 +1,5 @@
 """What is no `Exception`, and may come out of user code all the same."""
 
-from __future__ import annotations
-
 import anyio
 import anyio.lowlevel
 import trio

@@ -1,14 +1,9 @@
 """A certificate for the tests of TLS."""
 
-from __future__ import annotations
-
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def new_certificate(folder: Path) -> dict[str, str]:

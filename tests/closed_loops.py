@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 import shoal
-from shoal.planning import traces
 
 if TYPE_CHECKING:
     from shoal.core.request import DispatchReason
@@ -55,17 +54,3 @@ class Sizes:
 async def think(number: int, nth: int, callers: int) -> None:
     """Waits as a caller does before its nth call, in the mean for `THINK_S`."""
     await anyio.sleep(THINK_S * (0.5 + (number * 7 + nth * 3) % callers / callers))
-
-
-def at_random(load: float, most: int, calls: int) -> list[float]:
-    """The times of about so many calls at random, as a part of what the handler can answer."""
-    rate = load * most / RUN_S
-    return list(traces.poisson(rate, calls / rate, seed=3))
-
-
-def assert_no_slower(these_s: list[float], those_s: list[float]) -> None:
-    """Checks that mean and 99% latency are at most 2% above those of others."""
-    assert len(these_s) == len(those_s) > 0
-    assert sum(these_s) <= 1.02 * sum(those_s)
-    p99 = len(these_s) * 99 // 100
-    assert sorted(these_s)[p99] <= 1.02 * sorted(those_s)[p99]

@@ -27,8 +27,6 @@
   the tests that use it.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import importlib.util
@@ -37,8 +35,9 @@ import signal
 import sys
 import zlib
 from collections import Counter, defaultdict
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
@@ -47,9 +46,6 @@ from hypothesis import settings
 
 from event_loops import backend_of
 from time_limits import SLOW_TEST_S, TEST_S
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 ONCE = "failed once"
 # A script's background job ignores Ctrl-C, and what `nohup` starts ignores the end of its terminal.

@@ -1,7 +1,5 @@
 """The event loops that tests run on, and one that all tests of a file share."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

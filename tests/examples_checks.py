@@ -1,7 +1,5 @@
 """Files of `examples/deploy` against their tools."""
 
-from __future__ import annotations
-
 import configparser
 import subprocess
 import sys

@@ -1,13 +1,9 @@
 """A handler and an application that many tests use."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import shoal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 async def double(items: list[int]) -> list[int]:

@@ -1,7 +1,5 @@
 """What a server says while it loads, which it does only where that takes longer than a second."""
 
-from __future__ import annotations
-
 import re
 
 PROGRESS = re.compile(r"^Shoal (is importing|is loading|imported|loaded) .*\n", re.MULTILINE)

@@ -1,11 +1,6 @@
 """Files against the schemas that come with check-jsonschema."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 
 def check_schema(name: str, *paths: Path) -> None:

@@ -1,7 +1,5 @@
 """The picture of the packages in the documentation is that of the code."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -3,26 +3,22 @@
 A package that only another dependency installs is gone as soon as that one does without it.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator, Mapping
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from test_layers import parsed, shoal_modules
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -147,3 +143,36 @@ def test_the_lines_that_install_need_no_published_version():
     )
     assert installs.returncode == 0, installs.stderr
     assert "Would install" not in installs.stdout
+
+
+# `.ci/floors.py` pins the lowest versions that pyproject.toml allows
+
+
+floors = runpy.run_path(str(Path(__file__).parents[1] / ".ci" / "floors.py"))["floors"]
+
+
+def test_each_requirement_is_pinned_to_its_floor():
+    requirements = [
+        "pyright[nodejs]>=1.1.390",
+        "anyio>=4.10",
+        "hypercorn>=0.18,<0.19",
+        "backports.zstd>=1.0; python_version < '3.14'",
+        "anyio>=4.10",
+    ]
+    assert floors(requirements) == [
+        "anyio==4.10",
+        "backports.zstd==1.0",
+        "hypercorn==0.18",
+        "pyright==1.1.390",
+    ]
+
+
+@pytest.mark.parametrize("requirement", ["h11", "h11==0.16", "h11<1", "h11>=0.16,!=0.17"])
+def test_a_requirement_without_a_floor_is_refused(requirement):
+    with pytest.raises(ValueError, match="wanted name>=floor, or name>=floor,<cap"):
+        floors([requirement])
+
+
+def test_two_floors_of_a_package_are_refused():
+    with pytest.raises(ValueError, match="two floors for h11"):
+        floors(["h11>=0.16", "h11>=0.17"])

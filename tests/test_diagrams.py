@@ -1,7 +1,5 @@
 """The pictures of the pages: what their scripts draw, legible on a telephone, each on a page."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from xml.etree import ElementTree as ET

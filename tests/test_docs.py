@@ -3,8 +3,6 @@
 A page's blocks are one module. A `text` block right after a `python` block is what it prints.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

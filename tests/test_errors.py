@@ -1,18 +1,13 @@
 """Errors travel: through `copy`, through `pickle`, and so through pools of processes."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from shoal import errors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MESSAGE = "embed was given 3 items and gave back 2 results"
 OWN_ARGUMENTS: dict[type[Exception], dict[str, Any]] = {
@@ -65,9 +60,7 @@ def test_each_argument_of_an_error_is_tried():
     "travel", [copy.copy, copy.deepcopy, unpickled, unpickled_by_the_oldest_protocol]
 )
 @pytest.mark.parametrize("kind", PUBLIC)
-def test_every_public_error_copies_and_pickles_whole(
-    kind: type[Exception], travel: Callable[[Exception], Exception]
-):
+def test_every_public_error_copies_and_pickles_whole(kind, travel):
     error = made(kind)
     twin = travel(error)
     assert type(twin) is kind

@@ -1,7 +1,5 @@
 """The public names: listed once, documented, and the same in `__all__`, the module and the docs."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import re

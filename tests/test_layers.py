@@ -3,20 +3,16 @@
 The rules are functions from sources to complaints, so that each is also run on a planted violation.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import graphlib
 import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "shoal"

@@ -1,7 +1,5 @@
 """The pages to migrate: each peer has a section, with code of the peer before and after."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

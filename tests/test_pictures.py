@@ -1,7 +1,5 @@
 """The pictures of the README are those that their script draws."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The list of platforms says what pyproject.toml requires and what CI runs."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

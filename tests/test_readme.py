@@ -1,7 +1,5 @@
 """The README and the page of features, run as a newcomer runs them: files written, lines typed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a release is made of. `make release-check` builds and installs one, which takes longer."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The built documentation: its links, and its pages in a real browser."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

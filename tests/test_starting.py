@@ -1,7 +1,5 @@
 """`shoal.start` and `shoal.connect`: how long a controller lives, and who may call it."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle

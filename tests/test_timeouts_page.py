@@ -1,7 +1,5 @@
 """The page of time-outs has each option that is one, with its default, and its picture."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from dataclasses import fields

@@ -5,8 +5,6 @@ The ways are `shoal.batch` and `shoal.Batcher`, whose code takes lists, and thos
 served: `app.endpoint`, `app.backend`, `create_backend`, an application's file.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 from dataclasses import dataclass
@@ -209,9 +207,7 @@ async def test_what_a_client_creates_gets_the_same(row: Row) -> None:
 
 
 @each_row
-async def test_what_a_file_declares_gets_the_same_and_is_told_by_check(
-    row: Row, tmp_path: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_what_a_file_declares_gets_the_same_and_is_told_by_check(row, tmp_path, capsys):
     file = tmp_path / "app.toml"
     file.write_text(
         f'[backends.code]\ncode = "ways_in_code:{row.code}"\n'

@@ -3,17 +3,13 @@
 Docs, docstrings, comments, messages and names are read alike. CONTRIBUTING has the glossary.
 """
 
-from __future__ import annotations
-
 import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
 READ = ("README.md", "CONTRIBUTING.md", "docs", "src", "examples", "benchmarks")

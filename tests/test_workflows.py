@@ -1,7 +1,5 @@
 """The workflows of public CI: they fit their schema, call what there is, and are pinned."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

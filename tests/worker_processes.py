@@ -1,7 +1,5 @@
 """The worker processes of a server that a test runs."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import suppress

@@ -1,13 +1,9 @@
 """A class with batched methods of every kind."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import shoal
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 class Model:

@@ -1,7 +1,5 @@
 """The fixtures of several files."""
 
-from __future__ import annotations
-
 import pytest
 
 from batching.open_scenes import Kind

@@ -1,7 +1,5 @@
 """What a random program may do on open and continuous batches, and how Hypothesis draws it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

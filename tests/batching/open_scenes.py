@@ -1,20 +1,13 @@
 """Scenes of batches that take requests while their handler runs, for both ways of answering."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable
+from typing import Any
 
 import anyio
+from anyio.abc import TaskGroup
 
+import shoal
 from batching.scenes import Caller, launch, line_up
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from anyio.abc import TaskGroup
-
-    import shoal
-
 
 # How often a scene is played whose tasks run in one tick: trio runs them in a random order.
 ORDERS = 30

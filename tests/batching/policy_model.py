@@ -4,28 +4,22 @@ What a batch may be made of, who may be ahead of whom, and which ends a call may
 `policy_promises`.
 """
 
-from __future__ import annotations
-
 import math
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
+from anyio.abc import TaskGroup
 
 import shoal
 from batching import policy_programs as ops
 from batching.policy_calls import Call, InSlot, Raised, Run
 from batching.policy_promises import Promises
+from batching.program_world import Watched
 from batching.programs import Configure, Op, Program
 from shoal.core.request import State
 from shoal.failures.retry_after import LEAST_PAUSE_S
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from anyio.abc import TaskGroup
-
-    from batching.program_world import Watched
 
 
 class PolicyWorld(Promises):

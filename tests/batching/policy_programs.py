@@ -4,8 +4,6 @@ Only a few of the options are drawn at a time, because a program in which everyt
 shows little; `Configure` goes from one such set to another.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random

@@ -4,30 +4,24 @@ It is the half of `policy_model` that checks. What it needs to know of a request
 state, its level, whether it was delayed) it reads off it; the rest it sees from outside.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
+from anyio.abc import TaskGroup
 
 import shoal
 from batching import policy_programs as ops
 from batching.policy_calls import Call, InSlot, LimitOf, Raised, Run
 from batching.program_world import EPSILON, Watched, World
+from batching.programs import Program
 from core.former_scenes import check
 from shoal.core.options.option import SAME
+from shoal.core.options.options import BatchOptions
 from shoal.core.request import Request, State
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from anyio.abc import TaskGroup
-
-    from batching.programs import Program
-    from shoal.core.options.options import BatchOptions
 
 
 class Promises(World):

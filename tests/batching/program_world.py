@@ -10,27 +10,21 @@ its cause in the program, so a caller for whose call there is no cause to fail m
 result.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
+from anyio.abc import TaskGroup
 
+import shoal
 from batching import programs as ops
+from shoal.core.options.options import BatchOptions
 from shoal.core.request import TRANSITIONS, Request, State
 from shoal.testing import settle
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from anyio.abc import TaskGroup
-
-    import shoal
-    from shoal.core.options.options import BatchOptions
 
 EPSILON = 1e-6  # virtual time on trio starts at some large number, so its fractions are rounded
 GRACE_S = 5.0

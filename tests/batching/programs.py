@@ -4,8 +4,6 @@ All times are multiples of a quarter of a second, so that in virtual time things
 to meet (a deadline, the end of a handler's run, the end of a window) meet all the time.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any

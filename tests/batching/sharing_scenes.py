@@ -1,16 +1,12 @@
 """A handler whose calls may be shared, and the readers of its streams."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
 import shoal
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 A_MINUTE = shoal.Cache(max_size=9, ttl_s=60)
 

@@ -119,9 +119,7 @@ async def test_what_stands_in_a_slot_is_no_end_of_a_caller(kind: Any) -> None:
 
 
 @ANY_CLASS
-async def test_what_a_generator_raises_when_it_is_closed_is_its_own(
-    make: Callable[[], BaseException],
-) -> None:
+async def test_what_a_generator_raises_when_it_is_closed_is_its_own(make):
     async def handler(items: list[Any]) -> AsyncIterator[list[Any]]:
         try:
             while True:
@@ -165,9 +163,7 @@ def raising_in_clean_up(make: Callable[[], BaseException]) -> Any:
 
 @ANY_CLASS
 @pytest.mark.parametrize("handler_timeout_s", [2, None], ids=["time is up", "all have left"])
-async def test_what_clean_up_raises_ends_the_batch_alone(
-    make: Callable[[], BaseException], handler_timeout_s: float | None
-) -> None:
+async def test_what_clean_up_raises_ends_the_batch_alone(make, handler_timeout_s):
     batcher = shoal.Batcher(raising_in_clean_up(make), handler_timeout_s=handler_timeout_s)
     async with batcher as call, anyio.create_task_group() as tasks:
         (caller,) = await launch(tasks, call("bad"))

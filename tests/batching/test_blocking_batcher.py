@@ -34,12 +34,23 @@ class Model:
         return [text * top_k for text, top_k in zip(lists["text"], lists["top_k"], strict=True)]
 
 
-def test_threads_call_a_handler(backend: str) -> None:
-    with shoal.blocking(shoal.Batcher(doubled), backend=backend) as call:
+def test_threads_call_a_handler_until_the_block_is_left(backend: str) -> None:
+    batcher = shoal.Batcher(doubled)
+    with shoal.blocking(batcher, backend=backend) as call:
         assert call(21) == 42
         assert call(items=4) == 8
         with pytest.raises(TypeError, match="missing required arguments: 'items'"):
             call()
+        assert batcher.is_alive
+        assert batcher.statistics().finished == 2
+    assert not batcher.is_alive
+    with pytest.raises(shoal.errors.BatcherClosed):
+        call(1)
+    with (
+        pytest.raises(RuntimeError, match="doubled is closed: a batcher is opened once"),
+        shoal.blocking(batcher, backend=backend),
+    ):
+        pytest.fail("it was opened")
 
 
 def test_calls_of_many_threads_with_different_keywords_share_a_batch(backend: str) -> None:
@@ -69,13 +80,6 @@ def test_an_error_of_the_handler_reaches_the_thread(backend: str) -> None:
         assert call(1) == 1
 
 
-def test_after_the_block_a_call_says_that_it_is_closed(backend: str) -> None:
-    with shoal.blocking(shoal.Batcher(doubled), backend=backend) as call:
-        pass
-    with pytest.raises(shoal.errors.BatcherClosed):
-        call(1)
-
-
 def test_leaving_the_block_answers_the_calls_under_way(backend: str) -> None:
     started, gate = threading.Event(), threading.Event()
 
@@ -90,26 +94,6 @@ def test_leaving_the_block_answers_the_calls_under_way(backend: str) -> None:
             assert started.wait(HANG_S)
             gate.set()
         assert future.result(10) == 5
-
-
-def test_a_batcher_is_opened_once(backend: str) -> None:
-    batcher = shoal.Batcher(doubled)
-    with shoal.blocking(batcher, backend=backend):
-        pass
-    with (
-        pytest.raises(RuntimeError, match="doubled is closed: a batcher is opened once"),
-        shoal.blocking(batcher, backend=backend),
-    ):
-        pytest.fail("it was opened")
-
-
-def test_the_batcher_of_a_blocking_call_answers_what_it_is_asked(backend: str) -> None:
-    batcher = shoal.Batcher(doubled)
-    with shoal.blocking(batcher, backend=backend) as call:
-        call(1)
-        assert batcher.is_alive
-        assert batcher.statistics().finished == 1
-    assert not batcher.is_alive
 
 
 def test_an_error_in_the_block_closes_the_batcher(backend: str) -> None:

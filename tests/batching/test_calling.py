@@ -1,5 +1,6 @@
 """Calling: what a call takes, what it gives, and which functions can be handlers."""
 
+import inspect
 from collections.abc import Iterator
 from functools import partial
 from threading import get_ident
@@ -12,6 +13,7 @@ import trio
 import shoal
 from batching.scenes import Recorder, line_up, outcomes, settle, using
 from handlers import double
+from shoal.batching.handlers.binding import Binding
 
 
 def double_in_thread(items: list[int]) -> list[int]:
@@ -28,11 +30,6 @@ class Doubler:
 
     def method(self, items: list[int]) -> list[int]:
         return [2 * item for item in items]
-
-
-async def test_each_caller_gets_the_result_of_its_own_item() -> None:
-    async with shoal.Batcher(double, max_batch_size=3) as call:
-        assert await outcomes(*map(call, range(8))) == [0, 2, 4, 6, 8, 10, 12, 14]
 
 
 @pytest.mark.real_time
@@ -71,15 +68,10 @@ async def test_a_plain_function_runs_in_a_thread_and_a_coroutine_function_in_the
         assert await in_loop(None) == get_ident()
 
 
-@pytest.mark.parametrize("handler", [3, None, "name", object()])
-async def test_what_can_not_be_called_is_refused_as_a_handler(handler: Any) -> None:
-    with pytest.raises(TypeError, match=r"must be a function of a list.*\n.*@shoal.batch"):
-        shoal.Batcher(handler)
-
-
-@pytest.mark.parametrize("handler", [Doubler, int])
-async def test_a_class_is_refused_as_a_handler(handler: Any) -> None:
-    with pytest.raises(TypeError, match="is a class"):
+@pytest.mark.parametrize("handler", [3, None, "name", object(), Doubler, int])
+async def test_what_can_not_be_called_and_a_class_are_refused_as_handlers(handler):
+    no_function = r"must be a function of a list.*\n.*@shoal.batch"
+    with pytest.raises(TypeError, match="is a class" if isinstance(handler, type) else no_function):
         shoal.Batcher(handler)
 
 
@@ -127,13 +119,6 @@ async def test_a_handler_without_parameters_batches_calls_without_arguments() ->
     dice: Any = Dice()
     async with shoal.open_batchers(dice.roll):
         assert await outcomes(dice.roll(), dice.roll()) == [6, 6]
-
-
-async def test_a_handler_of_open_batches_without_a_parameter_is_refused() -> None:
-    async def handler() -> None: ...
-
-    with pytest.raises(TypeError, match="takes the batch alone"):
-        shoal.Batcher(handler, fill="open")
 
 
 async def test_a_call_in_a_cancelled_scope_never_reaches_the_handler() -> None:
@@ -231,15 +216,12 @@ async def test_options_of_a_call_do_not_mix_with_parameters_of_the_handler() -> 
     assert got == ("a", "b", "c", {"user": 1})
 
 
-@pytest.mark.parametrize("timeout_s", [-1, float("nan")])
-async def test_a_deadline_out_of_range_is_a_value_error(timeout_s: float) -> None:
-    with pytest.raises(ValueError, match="timeout_s"):
-        shoal.Batcher(double).call.options(timeout_s=timeout_s)
-
-
-@pytest.mark.parametrize("timeout_s", ["1", True])
-async def test_a_deadline_that_is_no_number_is_a_type_error(timeout_s: Any) -> None:
-    with pytest.raises(TypeError, match="timeout_s"):
+@pytest.mark.parametrize(
+    ("timeout_s", "error"),
+    [(-1, ValueError), (float("nan"), ValueError), ("1", TypeError), (True, TypeError)],
+)
+async def test_a_deadline_that_is_no_time_is_refused(timeout_s, error):
+    with pytest.raises(error, match="timeout_s"):
         shoal.Batcher(double).call.options(timeout_s=timeout_s)
 
 
@@ -275,3 +257,80 @@ def test_a_batcher_can_be_made_before_there_is_an_event_loop() -> None:
             return await call(21)
 
     assert anyio.run(main, backend="trio") == 42
+
+
+# Calls that are bound by a signature alone, where the function is elsewhere or takes one item
+
+
+def of_one(item, /): ...
+def of_one_by_name(*, item): ...
+def with_default(item=7): ...
+def of_two(text, plus=1): ...
+def mixed(first, /, second, *, third=3): ...
+def of_none(): ...
+
+
+def called(binding, *args, **kwargs):
+    """What a function of one item gets for a call."""
+    return binding.columns([binding.item(args, kwargs)])
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "passed"),
+    [
+        (of_one, (5,), {}, ([5], {})),
+        (of_one_by_name, (), {"item": 5}, ([], {"item": 5})),
+        (with_default, (), {}, ([7], {})),
+        (with_default, (), {"item": 5}, ([5], {})),
+        (of_two, ("a",), {}, (["a", 1], {})),
+        (of_two, ("a",), {"plus": 2}, (["a", 2], {})),
+        (of_two, (), {"plus": 2, "text": "a"}, (["a", 2], {})),
+        (mixed, (1, 2), {}, ([1, 2], {"third": 3})),
+        (mixed, (1,), {"second": 2, "third": 4}, ([1, 2], {"third": 4})),
+        (of_none, (), {}, ([], {})),
+    ],
+)
+def test_a_function_of_one_item_gets_its_arguments_as_they_were_given(
+    function, args, kwargs, passed
+):
+    binding = Binding.of_items(inspect.signature(function), "arguments")
+    assert called(binding, *args, **kwargs) == passed
+    positional, keywords = passed
+    inspect.signature(function).bind(*positional, **keywords)
+
+
+@pytest.mark.parametrize("gives", ["items", "arguments"])
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs"),
+    [
+        (of_one, (), {}),
+        (of_one, (1, 2), {}),
+        (of_one, (), {"item": 1}),
+        (of_one_by_name, (1,), {}),
+        (of_two, ("a",), {"text": "b"}),
+        (of_two, ("a",), {"minus": 1}),
+        (of_none, (1,), {}),
+    ],
+)
+def test_a_call_that_does_not_fit_is_a_type_error(gives, function, args, kwargs):
+    with pytest.raises(TypeError):
+        Binding.of_items(inspect.signature(function), gives).item(args, kwargs)
+
+
+@pytest.mark.parametrize("function", [lambda *items: ..., lambda item, **more: ...])
+def test_an_item_of_any_number_of_arguments_has_no_form(function):
+    with pytest.raises(TypeError, match="must be named"):
+        Binding.of_items(inspect.signature(function), "items")
+
+
+def test_a_batch_is_handed_on_as_one_list():
+    binding = Binding.of_items(inspect.signature(of_two), "items")
+    items = [binding.item(("a",), {}), binding.item(("b", 2), {})]
+    assert binding.columns(items) == ([[("a", 1), ("b", 2)]], {})
+    of_single = Binding.of_items(inspect.signature(of_one), "items")
+    assert of_single.columns([1, 2]) == ([[1, 2]], {})
+
+
+def test_an_item_that_is_a_tuple_stays_one():
+    binding = Binding.of_items(inspect.signature(of_one), "arguments")
+    assert called(binding, (1, 2)) == ([(1, 2)], {})

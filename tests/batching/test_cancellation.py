@@ -91,9 +91,7 @@ async def test_when_all_callers_have_left_the_handler_is_cancelled_and_its_slot_
         assert await call(5) == 5
 
 
-async def test_without_cancel_abandoned_the_handler_finishes_for_nobody(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_without_cancel_abandoned_the_handler_finishes_for_nobody(caplog):
     held = Held()
     async with using(shoal.Batcher(held, cancel_abandoned=False)) as (call, tasks):
         (caller,) = await launch(tasks, call(0))
@@ -108,9 +106,7 @@ async def test_without_cancel_abandoned_the_handler_finishes_for_nobody(
 
 @pytest.mark.parametrize("leave_first", [True, False])
 @pytest.mark.parametrize("leavers", [1, 2])
-async def test_callers_may_leave_in_the_tick_in_which_their_results_are_ready(
-    leave_first: bool, leavers: int
-) -> None:
+async def test_callers_may_leave_in_the_tick_in_which_their_results_are_ready(leave_first, leavers):
     held = Held()
     batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:

@@ -70,9 +70,7 @@ def chained(call: Any) -> Any:
 @pytest.mark.parametrize("sharing", SHARINGS, ids=str)
 @pytest.mark.parametrize("form", ["Batcher", "function"])
 @pytest.mark.parametrize("way", ["call", "map", "stream"])
-async def test_options_keep_those_that_were_set_before(
-    sharing: dict[str, Any], form: str, way: str
-) -> None:
+async def test_options_keep_those_that_were_set_before(sharing, form, way):
     handler = steps if way == "stream" else answer
     if form == "Batcher":
         async with shoal.Batcher(handler, **LEVELS, **sharing) as call:

@@ -1,7 +1,5 @@
 """Options that change how batches are formed, while requests wait that came under others."""
 
-from typing import Any
-
 import anyio
 import pytest
 
@@ -38,9 +36,7 @@ from batching.scenes import PENDING, Held, Recorder, launch, line_up, outcome, p
         pytest.param({}, {"priority_levels": 3}, [[*range(6)]], id="levels"),
     ],
 )
-async def test_who_waits_is_served_by_the_new_options_in_order_of_arrival(
-    before: Any, after: Any, batches: list[list[int]]
-) -> None:
+async def test_who_waits_is_served_by_the_new_options_in_order_of_arrival(before, after, batches):
     held = Held()
     batcher = shoal.Batcher(held, **before)
     async with batcher as call, anyio.create_task_group() as tasks:

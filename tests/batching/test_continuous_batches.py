@@ -63,9 +63,7 @@ async def test_a_place_that_is_free_is_taken_before_the_next_step(kind: Kind, ho
 
 
 @pytest.mark.parametrize("lengths", [(1, 2, 3), (2, 2, 2), (3, 1, 1)], ids=str)
-async def test_callers_who_call_again_at_once_take_their_places_before_the_next_step(
-    kind: Kind, lengths: tuple[int, ...]
-) -> None:
+async def test_callers_who_call_again_at_once_take_their_places_before_the_next_step(kind, lengths):
     async def call_again(call: Any, length: int) -> None:
         for _ in range(12 // length):
             await kind.ask(call, ("again", length))
@@ -236,9 +234,7 @@ async def test_free_places_admit_requests_where_the_queue_has_no_room(kind: Kind
 # How handlers end
 
 
-async def test_a_crash_fails_who_is_active_and_the_next_request_starts_the_handler_again(
-    kind: Kind,
-) -> None:
+async def test_a_crash_fails_who_is_active_and_the_next_request_starts_the_handler_again(kind):
     handler = Server(kind)
     cause = ValueError("the handler's")
     batcher = of(handler, kind, max_batch_size=2)
@@ -273,9 +269,7 @@ async def test_when_all_have_left_the_handler_goes_on(kind: Kind) -> None:
 # Closing
 
 
-async def test_closing_serves_all_who_are_in_the_queue_and_then_ends_the_iteration(
-    kind: Kind,
-) -> None:
+async def test_closing_serves_all_who_are_in_the_queue_and_then_ends_the_iteration(kind):
     handler = Stepper(kind)
     batcher = of(handler, kind, max_batch_size=2)
     async with anyio.create_task_group() as tasks:

@@ -58,9 +58,7 @@ class Slow(Recorder):
         ),
     ],
 )
-async def test_the_earliest_deadline_goes_first(
-    options: dict[str, Any], dues: dict[str, float | None], expected: list[list[str]]
-) -> None:
+async def test_the_earliest_deadline_goes_first(options, dues, expected):
     held = Held()
     batcher = shoal.Batcher(held, order="deadline", **options)
     async with plugged(held, batcher) as (call, tasks):

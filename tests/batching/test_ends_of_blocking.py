@@ -54,9 +54,7 @@ class Interrupting(shoal.Batcher[Any]):
 
 @EACH_BACKEND
 @pytest.mark.parametrize("when", ["entering", "leaving"])
-def test_ctrl_c_ends_the_block_at_once(
-    backend: str, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_ends_the_block_at_once(backend, when, monkeypatch):
     async def handler(items: list[int]) -> list[int]:
         return items
 

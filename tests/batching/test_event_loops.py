@@ -126,9 +126,7 @@ def test_the_options_of_the_loop_in_which_a_call_is_awaited_apply() -> None:
 @pytest.mark.parametrize(
     "options", [{"max_queued_requests": 0, "max_batch_size": 1}, {"dedupe": True}]
 )
-def test_a_call_is_made_in_its_loop_if_the_batcher_of_the_other_can_not_take_it(
-    options: dict[str, Any],
-) -> None:
+def test_a_call_is_made_in_its_loop_if_the_batcher_of_the_other_can_not_take_it(options):
     """Not if its queue is full, and not if it shares results."""
     is_running, has_called = threading.Event(), threading.Event()
 
@@ -158,9 +156,7 @@ def test_a_call_is_made_in_its_loop_if_the_batcher_of_the_other_can_not_take_it(
 
 @pytest.mark.parametrize("opener", ["host", "guest"])
 @pytest.mark.parametrize("kind", ["decorated", "batcher"])
-def test_two_loops_by_turns_in_one_thread_do_not_see_each_others_batchers(
-    opener: str, kind: str
-) -> None:
+def test_two_loops_by_turns_in_one_thread_do_not_see_each_others_batchers(opener, kind):
     is_open, has_called = threading.Event(), threading.Event()
     calls: dict[str, Any] = {}
 
@@ -230,9 +226,7 @@ def test_two_loops_by_turns_in_one_thread_may_both_open_a_function(by_name: bool
 
 @pytest.mark.parametrize("opener", ["host", "guest"])
 @pytest.mark.parametrize("overload", ["reject", "shed_oldest", "wait"])
-def test_nobody_suffers_for_a_call_of_another_loop_that_finds_the_queue_full(
-    opener: str, overload: Any
-) -> None:
+def test_nobody_suffers_for_a_call_of_another_loop_that_finds_the_queue_full(opener, overload):
     is_full, has_called = threading.Event(), threading.Event()
     results: list[int] = []
 
@@ -366,9 +360,7 @@ def test_a_coroutine_that_is_taken_to_another_loop_fails_there() -> None:
 
 
 @pytest.mark.parametrize(("backend", "other"), [("asyncio", "trio"), ("trio", "asyncio")])
-def test_an_item_that_is_there_is_not_read_in_a_loop_of_another_kind(
-    backend: str, other: str
-) -> None:
+def test_an_item_that_is_there_is_not_read_in_a_loop_of_another_kind(backend, other):
     async def main() -> None:
         async with shoal.open_batchers(count), count(1) as stream:
             await settle()

@@ -38,9 +38,7 @@ def held(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("form", ["unary", "steps", "open", "error"])
-async def test_a_handler_that_blocks_is_named_with_its_time(
-    form: str, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_handler_that_blocks_is_named_with_its_time(form, clock, caplog):
     async def unary(items: list[int]) -> list[int]:
         await anyio.sleep(60)
         clock.block(2.3)
@@ -74,9 +72,7 @@ async def test_a_handler_that_blocks_is_named_with_its_time(
     )
 
 
-async def test_it_is_named_at_most_once_a_minute(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_it_is_named_at_most_once_a_minute(clock, caplog):
     async def blocks(items: list[float]) -> list[float]:
         clock.block(sum(items))
         return items
@@ -92,9 +88,7 @@ async def test_it_is_named_at_most_once_a_minute(
     assert ["2.0 s" in held(caplog)[0], "1.5 s" in held(caplog)[2]] == [True, True]
 
 
-async def test_a_handler_that_waits_or_takes_little_is_not_named(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_handler_that_waits_or_takes_little_is_not_named(clock, caplog):
     async def waits(items: list[int]) -> list[int]:
         for _ in range(9):
             clock.block(0.9)
@@ -107,9 +101,7 @@ async def test_a_handler_that_waits_or_takes_little_is_not_named(
 
 
 @pytest.mark.real_time
-async def test_a_plain_handler_holds_up_nothing(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_plain_handler_holds_up_nothing(clock, caplog):
     def blocks(items: list[int]) -> list[int]:
         clock.block(3)
         return items
@@ -120,9 +112,7 @@ async def test_a_plain_handler_holds_up_nothing(
 
 
 @pytest.mark.real_time
-async def test_served_code_and_its_hooks_are_named(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_served_code_and_its_hooks_are_named(clock, caplog):
     class Model:
         async def warm_up(self) -> None:
             clock.block(20)

@@ -120,9 +120,7 @@ async def test_who_comes_behind_a_busy_slot_wakes_nobody() -> None:
 
 
 @pytest.mark.parametrize("wait_s", [60.0, None])
-async def test_filling_a_batch_wakes_the_slot_for_the_first_and_the_last(
-    wait_s: float | None,
-) -> None:
+async def test_filling_a_batch_wakes_the_slot_for_the_first_and_the_last(wait_s):
     async with (
         anyio.create_task_group() as tasks,
         shoal.Batcher(echo, max_batch_size=8, batch_wait_timeout_s=wait_s) as call,

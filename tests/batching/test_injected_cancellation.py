@@ -325,9 +325,7 @@ async def test_opening_a_decorated_function(how: str) -> None:
 @OPEN_FILLS
 @pytest.mark.parametrize("waits_by", ["anext", "join", "steps"])
 @pytest.mark.parametrize("slots", [1, 2])
-async def test_a_wait_of_the_handler_for_requests(
-    how: str, fill: str, waits_by: str, slots: int
-) -> None:
+async def test_a_wait_of_the_handler_for_requests(how, fill, waits_by, slots):
     """Nothing is lost: the next wait gives what this one would have given."""
 
     async def scene(nth: int) -> bool:

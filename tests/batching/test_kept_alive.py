@@ -167,9 +167,7 @@ async def test_who_ended_without_an_answer_is_kept_by_nobody(kind: str, queue: s
 
 
 @pytest.mark.parametrize("queue", QUEUES)
-async def test_who_waits_behind_a_busy_slot_and_leaves_is_kept_by_nobody_once_it_is_idle(
-    queue: str,
-) -> None:
+async def test_who_waits_behind_a_busy_slot_and_leaves_is_kept_by_nobody_once_it_is_idle(queue):
     references: list[weakref.ref[Any]] = []
     held = Held()
     batcher = shoal.Batcher(held, **{**QUEUES[queue], "max_concurrent_batches": 1})

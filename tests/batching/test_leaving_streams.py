@@ -62,9 +62,7 @@ async def test_when_the_last_reader_leaves_the_generator_is_closed(together: boo
 
 
 @pytest.mark.parametrize("how", ["ends", "leaves"])
-async def test_when_one_has_ended_and_the_other_ends_or_leaves_the_generator_is_closed(
-    how: str,
-) -> None:
+async def test_when_one_has_ended_and_the_other_ends_or_leaves_the_generator_is_closed(how):
     async with two_readers() as (steps, _, _, second):
         steps.step(shoal.END, 2)
         await settle()
@@ -99,9 +97,7 @@ async def test_without_cancel_abandoned_the_generator_goes_on_to_its_end_for_nob
 
 @pytest.mark.parametrize("leave_first", [True, False])
 @pytest.mark.parametrize("slot", [1, shoal.END], ids=["item", "end"])
-async def test_a_reader_may_leave_in_the_tick_in_which_an_item_or_the_end_comes(
-    slot: Any, leave_first: bool
-) -> None:
+async def test_a_reader_may_leave_in_the_tick_in_which_an_item_or_the_end_comes(slot, leave_first):
     async with two_readers() as (steps, batcher, first, second):
         await settle()
         if leave_first:

@@ -40,10 +40,6 @@ class Busy(Recorder):
         return items
 
 
-def length(text: str) -> int:
-    return len(text)
-
-
 async def test_no_more_batches_start_than_the_limit_allows_however_many_slots_there_are() -> None:
     busy = Busy(run_s=10)
     batcher = shoal.Batcher(busy, **CALLS, limit=Limit(batches_per_s=4))
@@ -57,29 +53,22 @@ async def test_no_more_batches_start_than_the_limit_allows_however_many_slots_th
     assert statistics.batches[shoal.DispatchReason.LIMIT] == 4
 
 
-async def test_a_batch_is_paid_for_before_the_next_one_starts() -> None:
+@pytest.mark.parametrize(
+    ("limit", "most_cost", "items", "starts"),
+    [
+        # The first waits for nothing, however much it costs.
+        ({"cost_per_min": 60}, 100, ["aaaaa", "bb", "c" * 90, "d", "e", "f"], [0, 7, 98]),
+        ({"cost_per_min": 60}, None, range(5), [0, 2, 4]),
+        ({"batches_per_s": 1, "cost_per_min": 60}, 9, ["", "", "aaa", "bbb", "c", "d"], [0, 1, 7]),
+    ],
+    ids=["costs", "a request costs 1", "both rates"],
+)
+async def test_a_batch_is_paid_for_before_the_next_one_starts(limit, most_cost, items, starts):
     busy = Busy()
-    limit = Limit(cost_per_min=60)  # one a second
-    options: Any = {"batch_size_fn": length, "max_batch_cost": 100, "limit": limit}
-    async with shoal.Batcher(busy, **CALLS, **options) as call:
-        await call.map(["a" * 5, "bb", "c" * 90, "d", "e", "f"])
-    assert busy.starts == [0, 7, 98]  # the first waits for nothing, however much it costs
-
-
-async def test_without_a_cost_function_a_request_costs_1() -> None:
-    busy = Busy()
-    async with shoal.Batcher(busy, **CALLS, limit=Limit(cost_per_min=60)) as call:
-        await call.map(range(5))
-    assert busy.starts == [0, 2, 4]
-
-
-async def test_both_rates_hold_at_once() -> None:
-    busy = Busy()
-    limit = Limit(batches_per_s=1, cost_per_min=60)
-    options: Any = {"batch_size_fn": length, "max_batch_cost": 9, "limit": limit}
-    async with shoal.Batcher(busy, **CALLS, **options) as call:
-        await call.map(["", "", "aaa", "bbb", "c", "d"])
-    assert busy.starts == [0, 1, 7]
+    costs = {} if most_cost is None else {"batch_size_fn": len, "max_batch_cost": most_cost}
+    async with shoal.Batcher(busy, **CALLS, **costs, limit=Limit(**limit)) as call:
+        await call.map(items)
+    assert busy.starts == starts
 
 
 async def test_requests_that_wait_for_the_limit_fill_the_batch() -> None:
@@ -207,9 +196,7 @@ async def test_callers_that_wait_for_room_fill_the_batch_when_the_limit_allows_i
     assert busy.batches == [[0], [1, 2, 3, 4, 5]]
 
 
-async def test_arrivals_do_not_wake_a_slot_that_waits_for_the_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_arrivals_do_not_wake_a_slot_that_waits_for_the_limit(monkeypatch):
     busy, decisions = Busy(), 0
     decide = Former.decide
 

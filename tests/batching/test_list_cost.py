@@ -189,9 +189,7 @@ def nothing() -> int:
         (int, letters),
     ],
 )
-def test_everything_else_is_a_function_of_one_item_and_stays_as_it_is(
-    handler: Any, fn: Any
-) -> None:
+def test_everything_else_is_a_function_of_one_item_and_stays_as_it_is(handler, fn):
     assert adapted(fn, handler) is fn
 
 

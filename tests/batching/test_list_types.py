@@ -143,9 +143,7 @@ WAYS_IN = [
         (Model().predict, "top_k", "int"),
     ],
 )
-def test_a_scalar_is_refused_where_it_is_decorated_with_the_ways_out(
-    way_in: Any, handler: Any, name: str, kind: str
-) -> None:
+def test_a_scalar_is_refused_where_it_is_decorated_with_the_ways_out(way_in, handler, name, kind):
     with pytest.raises(TypeError) as caught:
         way_in(handler)
     for part in (f"{name!r} of", f"{name}: list[{kind}]", f"functools.partial(handler, {name}="):
@@ -169,9 +167,7 @@ def test_a_scalar_is_refused_where_it_is_decorated_with_the_ways_out(
         (None, "None"),
     ],
 )
-def test_a_handler_that_returns_no_list_is_refused_where_it_is_declared(
-    way_in: Any, returned: Any, kind: str
-) -> None:
+def test_a_handler_that_returns_no_list_is_refused_where_it_is_declared(way_in, returned, kind):
     async def handler(texts: list[str]) -> Any: ...
 
     def plain(left: list[str], right: list[str]) -> Any: ...
@@ -237,9 +233,7 @@ def test_what_might_return_a_list_is_let_pass(returned: Any) -> None:
         (list[str] | None, None),
     ],
 )
-def test_a_handler_of_lists_is_refused_for_open_batches(
-    fill: Any, parameter: Any, returned: Any
-) -> None:
+def test_a_handler_of_lists_is_refused_for_open_batches(fill, parameter, returned):
     async def handler(batch: Any) -> Any: ...
 
     class Model:
@@ -300,9 +294,7 @@ def wrapper(*args: Any, **kwargs: Any) -> list[int]: ...
 @pytest.mark.parametrize(
     "handler", [anything, named_too, wrapper, partial(wrapper, 1), partial(named_too, factor=[1])]
 )
-def test_parameters_without_names_are_refused_where_they_are_decorated(
-    way_in: Any, handler: Any
-) -> None:
+def test_parameters_without_names_are_refused_where_they_are_decorated(way_in, handler):
     with pytest.raises(TypeError, match="parameters must be named"):
         way_in(handler)
 

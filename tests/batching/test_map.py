@@ -122,9 +122,7 @@ async def test_a_map_that_is_cancelled_drops_all_of_its_calls() -> None:
 
 
 @pytest.mark.parametrize("leave_first", [True, False])
-async def test_a_map_may_be_left_in_the_tick_in_which_a_batch_of_it_is_answered(
-    leave_first: bool,
-) -> None:
+async def test_a_map_may_be_left_in_the_tick_in_which_a_batch_of_it_is_answered(leave_first):
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
@@ -266,9 +264,7 @@ async def test_options_that_change_when_the_calls_are_made_fail_single_items() -
 
 
 @pytest.mark.parametrize("more", SHARINGS, ids=str)
-async def test_a_map_that_is_refused_has_an_error_of_its_own_in_each_place(
-    more: dict[str, Any],
-) -> None:
+async def test_a_map_that_is_refused_has_an_error_of_its_own_in_each_place(more):
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=2, max_queued_requests=1, **more)
     async with batcher as call, anyio.create_task_group() as tasks:

@@ -53,9 +53,7 @@ async def some(results: AsyncIterator[Any], count: int) -> list[Any]:
 @pytest.mark.parametrize("window", [None, 1, 3, 7, 100])
 @pytest.mark.parametrize("count", [0, 1, 4, 10, 50])
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_results_come_in_the_order_of_the_items(
-    window: int | None, count: int, is_async: bool
-) -> None:
+async def test_results_come_in_the_order_of_the_items(window, count, is_async):
     async with shoal.Batcher(Recorder(lambda item: 2 * item), max_batch_size=4) as call:
         source = Source(count)
         items = source.in_turns() if is_async else source
@@ -66,9 +64,7 @@ async def test_results_come_in_the_order_of_the_items(
 
 @pytest.mark.parametrize("window", [1, 8, 20])
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_no_more_items_are_under_way_than_the_window_has_room_for(
-    window: int, is_async: bool
-) -> None:
+async def test_no_more_items_are_under_way_than_the_window_has_room_for(window, is_async):
     source = Source()
     async with shoal.Batcher(Recorder(), max_batch_size=4) as call:
         read_ahead = 5 if is_async else 0  # a batch, and what the source holds itself
@@ -197,9 +193,7 @@ async def test_errors_are_results_where_that_is_asked_for() -> None:
 
 @pytest.mark.parametrize("kind", [LookupError, GeneratorExit, SystemExit])
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_what_the_iterable_raises_comes_after_the_results_before(
-    kind: type[BaseException], is_async: bool
-) -> None:
+async def test_what_the_iterable_raises_comes_after_the_results_before(kind, is_async):
     def source() -> Iterator[int]:
         yield from range(10)
         raise kind("spoilt")
@@ -495,9 +489,7 @@ async def test_progress_is_lines_where_there_is_no_terminal(capsys: Any) -> None
     assert line.startswith("embed: 10 of 10 items (100%)")
 
 
-async def test_progress_is_a_bar_at_a_terminal(
-    capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_progress_is_a_bar_at_a_terminal(capsys, monkeypatch):
     pytest.importorskip("tqdm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     async with shoal.Batcher(Recorder(), name="embed", max_batch_size=4) as call:

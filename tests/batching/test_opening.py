@@ -76,9 +76,7 @@ async def test_a_signature_with_other_parameters_is_refused_where_it_is_written(
         ({"batch_size": 4}, TypeError),
     ],
 )
-async def test_a_wrong_option_is_refused_where_it_is_written(
-    options: dict[str, Any], error: type[Exception]
-) -> None:
+async def test_a_wrong_option_is_refused_where_it_is_written(options, error):
     name = next(iter(options))
     with pytest.raises(error, match=name):
         shoal.batch(**options)(lambda items: items)

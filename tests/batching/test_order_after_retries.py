@@ -60,9 +60,7 @@ ORDERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("refused", [(0, 1, 2), (2, 1, 0), (1, 0), (0, 2)])
-async def test_batches_come_back_in_the_order_of_arrival(
-    order: str, refused: tuple[int, ...]
-) -> None:
+async def test_batches_come_back_in_the_order_of_arrival(order, refused):
     gated = Gated()
     options: Any = {"max_batch_size": 2, "max_concurrent_batches": 3, **ORDERS[order]}
     batcher = shoal.Batcher(gated, **options)

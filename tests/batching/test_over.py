@@ -77,9 +77,7 @@ class Adder:
         ((1, 2, 3), {}, "too many positional arguments"),
     ],
 )
-async def test_a_call_that_does_not_fit_run_is_refused_alone(
-    args: tuple[int, ...], kwargs: dict[str, int], said: str
-) -> None:
+async def test_a_call_that_does_not_fit_run_is_refused_alone(args, kwargs, said):
     async with shoal.Batcher.over(Adder(), max_batch_size=2, batch_wait_timeout_s=None) as call:
         async with anyio.create_task_group() as tasks:
             first = await line_up(tasks, call(left=1, right=2))
@@ -87,15 +85,6 @@ async def test_a_call_that_does_not_fit_run_is_refused_alone(
                 await call(*args, **kwargs)
             second = await line_up(tasks, call(left=3, right=4, scale=10))
         assert [caller.outcome for caller in first + second] == [3, 70]
-
-
-async def test_a_handler_names_the_missing_arguments_as_well() -> None:
-    async def handler(left: list[int], right: list[int]) -> list[int]:
-        return left + right
-
-    async with shoal.Batcher(handler) as call:
-        with pytest.raises(TypeError, match=r"missing required arguments: 'left', 'right'$"):
-            await call()
 
 
 class OneParameter:

@@ -118,18 +118,6 @@ async def test_a_task_that_outlives_the_handler_may_call() -> None:
     assert got == [1]
 
 
-async def test_another_batcher_may_be_called() -> None:
-    async def inner(items: list[int]) -> list[int]:
-        return [-item for item in items]
-
-    async def outer(items: list[int]) -> list[int]:
-        return await batcher.call.map(items)
-
-    batcher = shoal.Batcher(inner)
-    async with batcher, shoal.Batcher(outer) as call:
-        assert await call(1) == -1
-
-
 async def by_gather(call: Any) -> None:
     await asyncio.gather(call(0), call(0))
 

@@ -103,9 +103,7 @@ async def test_who_was_cancelled_and_had_no_turn_yet_has_departed() -> None:
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_a_group_is_woken_after_its_last_request_unless_its_caller_has_left(
-    leaves: bool,
-) -> None:
+async def test_a_group_is_woken_after_its_last_request_unless_its_caller_has_left(leaves):
     parking = parking_of_this_loop()
     groups: list[GroupWaiter] = []
     woken: list[bool] = []

@@ -170,9 +170,7 @@ async def test_the_item_of_several_parameters_is_the_tuple_of_them_in_their_orde
         ("bucket_by", lambda: [1], TypeError),
     ],
 )
-async def test_a_broken_function_of_an_item_fails_its_caller_alone(
-    option: str, broken: Any, error: type[Exception]
-) -> None:
+async def test_a_broken_function_of_an_item_fails_its_caller_alone(option, broken, error):
     handler = Recorder()
     options: Any = {option: lambda item: broken() if item == "bad" else 1}
     batcher = shoal.Batcher(handler, max_batch_size=10, batch_wait_timeout_s=1, **options)
@@ -301,9 +299,7 @@ async def test_what_is_below_the_smallest_allowed_size_is_padded_up_even_by_down
         pytest.param(lambda size: 2 + size / 2, [4], id="most of it does not depend on the size"),
     ],
 )
-async def test_padding_by_cost_takes_the_size_that_takes_less_time_a_request(
-    run_s: Any, expected: list[int]
-) -> None:
+async def test_padding_by_cost_takes_the_size_that_takes_less_time_a_request(run_s, expected):
     async def handler(items: list[int]) -> list[int]:
         sizes.append(len(items))
         await anyio.sleep(run_s(len(items)))
@@ -396,9 +392,7 @@ async def test_the_halves_of_a_failed_batch_are_padded_anew() -> None:
     ],
     ids=["buckets", "preferred sizes"],
 )
-async def test_what_waits_is_sent_when_batches_need_not_fill(
-    how: str, options: Any, items: list[int], batches: list[list[int]]
-) -> None:
+async def test_what_waits_is_sent_when_batches_need_not_fill(how, options, items, batches):
     handler = Recorder()
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=None, **options)
     async with anyio.create_task_group() as tasks, batcher as call:

@@ -77,9 +77,7 @@ async def test_isolated_levels_are_kept_apart_within_each_bucket() -> None:
     ("default", "expected"),
     [(None, ["high", "other", "usual", "low"]), (1, ["high", "usual", "other", "low"])],
 )
-async def test_a_call_that_names_no_level_has_the_default_one(
-    default: int | None, expected: list[str]
-) -> None:
+async def test_a_call_that_names_no_level_has_the_default_one(default, expected):
     held = Held()
     options: Any = {"priority_levels": 3, "default_priority": default}
     async with plugged(held, shoal.Batcher(held, **options)) as (call, tasks):
@@ -91,9 +89,7 @@ async def test_a_call_that_names_no_level_has_the_default_one(
 
 
 @pytest.mark.parametrize(("aging_s", "first"), [(10.0, "low"), (100.0, "high"), (None, "high")])
-async def test_what_has_waited_for_long_goes_ahead_of_higher_levels(
-    aging_s: float | None, first: str
-) -> None:
+async def test_what_has_waited_for_long_goes_ahead_of_higher_levels(aging_s, first):
     held = Held()
     options: Any = {"priority_levels": 2, "priority_aging_s": aging_s}
     async with plugged(held, shoal.Batcher(held, max_batch_size=1, **options)) as (call, tasks):

@@ -156,9 +156,7 @@ async def leaves_the_stream(call: Any) -> None:
         (leaves_the_stream, steps, {}),
     ],
 )
-async def test_nothing_is_left_for_the_collector(
-    use: Any, handler: Any, options: dict[str, Any]
-) -> None:
+async def test_nothing_is_left_for_the_collector(use, handler, options):
     assert await found_after(use, handler, **options) == []
 
 

@@ -159,9 +159,7 @@ async def test_errors_of_an_isolated_batch_are_not_chained_to_each_other() -> No
     assert got[2].__cause__.__context__ is None
 
 
-async def test_a_bug_in_the_task_of_the_deadlines_is_named_to_every_caller(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_bug_in_the_task_of_the_deadlines_is_named_to_every_caller(monkeypatch):
     bug = ZeroDivisionError("a bug of ours")
     expire = Overdue.pop
 
@@ -232,9 +230,7 @@ class Frozen(Exception):
 @pytest.mark.parametrize(
     ("error", "kind"), [(Unprintable(1), shoal.errors.HandlerFailed), (Frozen("x"), Frozen)]
 )
-async def test_no_exception_of_a_handler_breaks_the_batcher(
-    error: Exception, kind: type[Exception]
-) -> None:
+async def test_no_exception_of_a_handler_breaks_the_batcher(error, kind):
     async def handler(items: list[int]) -> list[int]:
         if items == [0]:
             raise error

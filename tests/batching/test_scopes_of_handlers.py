@@ -85,9 +85,7 @@ def handler_of(leave_open: Callable[[], None], *, fails: bool = False, wait_s: f
 
 
 @LEFT_OPEN
-async def test_its_batch_is_answered_and_the_next_ones_are_not_harmed(
-    leave_open: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_its_batch_is_answered_and_the_next_ones_are_not_harmed(leave_open, caplog):
     await harms_only_its_batch(shoal.Batcher(handler_of(leave_open)), str)
     assert [record.message for record in caplog.records] == [
         "a handler has left a cancel scope open"
@@ -121,9 +119,7 @@ async def test_so_it_is_for_open_batches(leave_open: Any) -> None:
 
 
 @LEFT_OPEN
-async def test_a_slot_that_was_cancelled_by_it_runs_the_next_batches_and_has_room_again(
-    leave_open: Any,
-) -> None:
+async def test_a_slot_that_was_cancelled_by_it_runs_the_next_batches_and_has_room_again(leave_open):
     handler = handler_of(leave_open, wait_s=2)
     async with shoal.Batcher(handler, max_batch_size=2, max_queued_requests=1) as call:
         async with anyio.create_task_group() as tasks:

@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 import trio
 
 import shoal
 from batching.scenes import Held, Recorder, settle
+from shoal.loops.unlimited import UNLIMITED
 from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
@@ -219,9 +221,7 @@ def keepers() -> set[threading.Thread]:
 
 
 @BACKENDS
-def test_a_dropped_blocking_block_that_is_closed_in_an_event_loop_does_not_stop_that(
-    backend: str,
-) -> None:
+def test_a_dropped_blocking_block_that_is_closed_in_an_event_loop_does_not_stop_that(backend):
     """The garbage collector runs where it likes; closing a generator by hand does the same."""
     begun, gate = threading.Event(), threading.Event()
     waited: list[bool] = []
@@ -349,3 +349,32 @@ async def test_of_two_event_loops_the_thread_says_which() -> None:
         finally:
             done.set()
         other.result(10)
+
+
+# Threads that start at once, since nothing limits them
+
+
+def test_a_thread_need_not_wait_for_tasks_that_are_ready() -> None:
+    for step in (
+        UNLIMITED.acquire_on_behalf_of(object()),
+        UNLIMITED.__aenter__(),
+        UNLIMITED.__aexit__(None, None, None),
+    ):
+        with pytest.raises(StopIteration):  # it has ended without giving the task back
+            step.send(None)
+
+
+async def test_any_number_of_threads_run_at_once() -> None:
+    all_run = threading.Barrier(60)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(60):
+            tasks.start_soon(lambda: anyio.to_thread.run_sync(all_run.wait, limiter=UNLIMITED))
+
+
+async def test_a_thread_of_a_cancelled_task_does_not_begin() -> None:
+    ran: list[int] = []
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await anyio.to_thread.run_sync(ran.append, 1, limiter=UNLIMITED)
+    assert scope.cancelled_caught
+    assert not ran

@@ -125,9 +125,7 @@ async def test_a_deadline_ends_a_stream_in_the_queue_that_nobody_reads() -> None
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_handler_that_takes_too_long_is_cancelled_and_fails_its_batch(
-    streams: bool,
-) -> None:
+async def test_a_handler_that_takes_too_long_is_cancelled_and_fails_its_batch(streams):
     held = Held()
 
     async def generator(items: list[Any]) -> AsyncIterator[list[Any]]:

@@ -3,8 +3,6 @@
 What it says holds in virtual time, where it does not depend on the machine.
 """
 
-from __future__ import annotations
-
 import random
 from functools import cache, partial
 

@@ -1,7 +1,5 @@
 """The comparison with peers is fair: it sees what each library does, and pins what it compares."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the servers of these tests run."""
 
-from __future__ import annotations
-
 import anyio
 
 

@@ -72,12 +72,9 @@ def test_an_unreadable_directory_is_told_in_a_line(command, code, tmp_path, monk
     assert told.count("\n") == 1
 
 
-def test_without_a_home_directory_a_url_is_enough(no_home, capsys):
+def test_without_a_home_directory_a_url_is_needed_and_enough(no_home, capsys):
     assert main(["status", "--url", "http://127.0.0.1:1"]) == 1
     assert "no server answers at http://127.0.0.1:1" in capsys.readouterr().err
-
-
-def test_without_a_home_directory_connect_needs_a_url(no_home):
     with pytest.raises(ConnectionError, match="set XDG_RUNTIME_DIR"):
         shoal.connect()
 

@@ -1,7 +1,5 @@
 """Queues and requests for tests without an event loop."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Callers who come back after each batch, for tests of regathering without an event loop."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from core.former_scenes import admit, new

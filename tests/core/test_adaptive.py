@@ -119,9 +119,7 @@ def test_a_target_that_no_batch_can_hold_gives_the_largest_batches() -> None:
 
 @pytest.mark.parametrize("waiting", [1, 2, 10, 30])
 @pytest.mark.parametrize("slots", [1, 2])
-def test_a_batch_waits_for_more_while_that_saves_more_than_the_wait_costs(
-    waiting: int, slots: int
-) -> None:
+def test_a_batch_waits_for_more_while_that_saves_more_than_the_wait_costs(waiting, slots):
     # What a new request saves by not waiting for a slot, less what it adds to the run of all.
     saved = linear(waiting) / slots - waiting * A_S - waiting * A_S
     worth_s = saved / (waiting + 1)
@@ -286,9 +284,7 @@ def traffic(rate: Callable[[float], float], most: float, seconds: float = 20) ->
         pytest.param(callers(1), 0.03, (0.01, 0.03), id="a caller in a loop"),
     ],
 )
-def test_the_target_is_held_where_a_fixed_wait_misses_it(
-    trace: Any, target_s: float, waits_s: tuple[float, ...]
-) -> None:
+def test_the_target_is_held_where_a_fixed_wait_misses_it(trace, target_s, waits_s):
     assert p99_s(adaptive(trace, target_s)) <= target_s
     for wait_s in waits_s:
         assert p99_s(fixed(trace, wait_s)) > target_s

@@ -61,9 +61,7 @@ def test_what_fits_exactly_gets_no_replica_more(replicas: int, wanted: int, targ
         ({"downscaling_factor": 0.5}, 9.5, 10, 10),
     ],
 )
-def test_a_factor_moderates_its_own_direction(
-    factors: dict[str, float], requests: float, replicas: int, wanted: int
-) -> None:
+def test_a_factor_moderates_its_own_direction(factors, requests, replicas, wanted):
     options = AutoscalingOptions(max_replicas=100, target_ongoing_requests=1, **factors, **AT_ONCE)
     assert decided(options, requests, replicas) == wanted
 
@@ -108,9 +106,7 @@ def test_the_last_replica_stays_while_there_is_a_request(factor: float, replicas
     later=st.integers(0, 40),
     look_back=st.integers(1, 60),
 )
-def test_requests_are_averaged_by_how_long_there_were_so_many(
-    measured: list[tuple[int, int]], later: int, look_back: int
-) -> None:
+def test_requests_are_averaged_by_how_long_there_were_so_many(measured, later, look_back):
     given = {"target_ongoing_requests": 0.02, "look_back_period_s": look_back, **AT_ONCE}
     options = AutoscalingOptions(max_replicas=4096, **given)
     autoscaler = Autoscaler(options)
@@ -188,9 +184,7 @@ def test_a_decision_starts_the_delay_over() -> None:
 
 @pytest.mark.parametrize("burst_s", [1, 10, 29])
 @pytest.mark.parametrize("look_back_s", [10, 30, 300])
-def test_a_burst_that_is_shorter_than_the_delay_adds_no_replicas(
-    burst_s: int, look_back_s: int
-) -> None:
+def test_a_burst_that_is_shorter_than_the_delay_adds_no_replicas(burst_s, look_back_s):
     options = AutoscalingOptions(upscale_delay_s=30, look_back_period_s=look_back_s)
     assert first_change(options, {0: 2, 50: 200, 50 + burst_s: 2}, 1) is None
 
@@ -206,9 +200,7 @@ def number_of_changes(options: AutoscalingOptions, low: float, high: float) -> i
 
 
 @pytest.mark.parametrize(("low", "high", "calmly"), [(5.5, 8.5, 3), (1, 13, 6)])
-def test_noise_around_a_constant_load_makes_few_changes(
-    low: float, high: float, calmly: int
-) -> None:
+def test_noise_around_a_constant_load_makes_few_changes(low, high, calmly):
     assert 1 <= number_of_changes(AutoscalingOptions(min_replicas=2), low, high) <= calmly
     nervous = AutoscalingOptions(min_replicas=2, look_back_period_s=1, **AT_ONCE)
     assert number_of_changes(nervous, low, high) > 50
@@ -274,9 +266,7 @@ def test_rays_older_factor_stands_for_both() -> None:
         ([("max_replicas", 3)], TypeError, "autoscaling must be a mapping or AutoscalingOptions"),
     ],
 )
-def test_what_is_no_autoscaling_is_refused_with_what_was_passed(
-    given: Any, kind: type[Exception], says: str
-) -> None:
+def test_what_is_no_autoscaling_is_refused_with_what_was_passed(given, kind, says):
     with pytest.raises(kind) as refused:
         AutoscalingOptions.of(given)
     assert says in str(refused.value)

@@ -131,9 +131,7 @@ def test_pauses_that_are_frequent_are_in_the_bound() -> None:
 
 @pytest.mark.parametrize("sigma", [0.02, 0.1, 0.3])
 @pytest.mark.parametrize("sizes", [mixed(3000), [32] * 3000], ids=["mixed", "one size"])
-def test_the_bound_holds_for_about_ninety_nine_in_a_hundred(
-    sigma: float, sizes: list[float]
-) -> None:
+def test_the_bound_holds_for_about_ninety_nine_in_a_hundred(sigma, sizes):
     model, times = LatencyModel(), noisy(sigma)
     within: list[bool] = []
     times_the_usual: list[float] = []
@@ -151,9 +149,7 @@ def test_the_bound_holds_for_about_ninety_nine_in_a_hundred(
 
 @pytest.mark.parametrize("pace", [2.0, 0.5])
 @pytest.mark.parametrize("sizes", [mixed(20, seed=4), [30] * 20], ids=["mixed", "one size"])
-def test_another_pace_is_believed_of_all_sizes_within_twenty_batches(
-    pace: float, sizes: list[float]
-) -> None:
+def test_another_pace_is_believed_of_all_sizes_within_twenty_batches(pace, sizes):
     model = told(mixed(200), noisy(0.05))
     told(sizes, noisy(0.05, pace), model)
     for size in (1, 8, 32, 64, 128):
@@ -272,9 +268,7 @@ SIZES = st.integers(0, 200) | st.floats(1e-6, 1e4)
 
 
 @given(batches=st.lists(st.tuples(SIZES, TIMES), min_size=1, max_size=80), every=st.integers(1, 9))
-def test_whatever_batches_ran_the_line_is_sane(
-    batches: list[tuple[float, float]], every: int
-) -> None:
+def test_whatever_batches_ran_the_line_is_sane(batches, every):
     model = LatencyModel()
     for number, (size, seconds) in enumerate(batches):
         model.observe(size, seconds)

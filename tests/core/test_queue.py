@@ -1,5 +1,7 @@
 """Queues from which any request can leave, each compared with a sorted list."""
 
+import math
+from collections import deque
 from functools import partial
 from typing import Any
 
@@ -8,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.queue import Amount, ArrivalQueue, RankedQueue, take_from
-from shoal.core.request import State
+from shoal.core.request import TRANSITIONS, Request, RequestOptions, State
+from shoal.core.timers import Timers
 from shoal.testing import make_request
 
 QUEUES: dict[str, Any] = {
@@ -83,3 +86,117 @@ def test_a_ranked_queue_that_was_swept_is_in_order() -> None:
         order.append(first.cost)
         queue.pop()
     assert order == [0, 2, 3, 5, 6, 7]
+
+
+# Timers: their order, cancellation, and memory
+
+
+TIMER_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.sampled_from([0.0, 1.0, 1.0, 2.0, 5.0, math.inf])),
+        st.tuples(st.just("forget"), st.integers(0, 20)),
+        st.tuples(st.just("due"), st.sampled_from([0.0, 0.5, 1.0, 3.0, math.inf])),
+        st.tuples(st.just("keep"), st.integers(1, 3)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=200)
+@given(steps=TIMER_STEPS)
+def test_timers_are_a_sorted_list(steps: list[tuple[str, Any]]) -> None:
+    timers = Timers()
+    here: list[tuple[float, int, Any]] = []
+    gone: list[Any] = []
+    for number, (what, how) in enumerate(steps):
+        if what == "add":
+            here.append((how, number, timers.add(how, number)))
+            here.sort(key=lambda entry: entry[:2])
+        elif what == "forget" and here:
+            _, _, timer = here.pop(how % len(here))
+            timers.forget(timer)
+            gone.append(timer)
+        elif what == "due":
+            due = [entry for entry in here if entry[0] <= how]
+            assert list(timers.due(how)) == [number for _, number, _ in due]
+            gone += [timer for _, _, timer in due]
+            del here[: len(due)]
+        elif what == "keep":
+            timers.keep(lambda number, how=how: number % how == 0)
+            gone += [timer for _, number, timer in here if number % how]
+            here = [entry for entry in here if entry[1] % how == 0]
+        assert len(timers) == len(here)
+        assert timers.next_at() == (here[0][0] if here else math.inf)
+        assert timers.first() == (here[0][1] if here else None)
+
+
+def test_timers_that_are_forgotten_take_no_room() -> None:
+    timers = Timers()
+    timers.add(0.0, "the first stays")
+    for n in range(10_000):
+        timers.forget(timers.add(1.0 + n % 7, "it"))
+    assert len(timers._heap) + len(timers._queue) < 200
+    assert len(timers) == 1
+
+
+def test_what_is_due_may_be_forgotten_while_others_are_and_after() -> None:
+    timers = Timers()
+    made = [timers.add(1.0, n) for n in range(3)]
+    seen = []
+    for what in timers.due(1.0):
+        seen.append(what)
+        timers.forget(made[1])
+    assert seen == [0, 2]
+    for timer in made:
+        timers.forget(timer)
+    assert len(timers) == 0
+
+
+# Requests: the table of states, and what a handler may read
+
+
+ENDS = {State.FINISHED, State.FAILED, State.DECLINED, State.CANCELLED}
+
+
+def test_the_ends_are_final_and_nothing_else_is() -> None:
+    assert {state for state in State if not TRANSITIONS[state]} == ENDS
+
+
+def test_every_state_can_be_reached_and_leads_to_an_end() -> None:
+    reached: set[State] = set()
+    to_do = deque[State | None]([None])
+    while to_do:
+        new = TRANSITIONS[to_do.popleft()] - reached
+        reached |= new
+        to_do += new
+    assert reached == set(State)
+
+
+def request(options: RequestOptions | None = None, state: State = State.QUEUED) -> Request:
+    made = Request()
+    made.item = "an item"
+    made.options = options
+    made.state = state
+    return made
+
+
+def test_a_request_shows_the_options_of_its_call_if_it_has_any() -> None:
+    assert (request().deadline, request().metadata) == (None, {})
+    shown = request(RequestOptions(12.5, {"user": 7}))
+    assert shown.deadline == 12.5
+    assert shown.metadata == {"user": 7}
+    assert request(RequestOptions()).metadata == {}
+    told = request(RequestOptions(priority=3, cost=2.5, key=("a", 1)))
+    assert (told.priority, told.cost, told.key) == (3, 2.5, ("a", 1))
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_request_is_cancelled_when_nobody_waits_for_more(state: State) -> None:
+    assert request(state=state).cancelled == (state in ENDS - {State.FINISHED})
+
+
+def test_its_text_shows_the_state_and_the_start_of_the_item() -> None:
+    assert repr(request()) == "<Request queued item='an item'>"
+    long = request()
+    long.item = "x" * 1000
+    assert len(repr(long)) < 100

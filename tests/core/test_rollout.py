@@ -1,10 +1,14 @@
 """Rollouts: capacity is never reduced, bounds hold, and replicas end as they were asked to."""
 
+from collections import Counter
 from itertools import combinations_with_replacement, product
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from shoal.core.replicas.life import Decision, Event, LifeState, ReplicaLife, Seen, decide
+from shoal.core.replicas.life import Decision, Event, LifeState, ReplicaLife, Restarts, Seen, decide
+from shoal.core.replicas.members import Member, Members
 
 VERSION = 7
 STATES = {
@@ -93,18 +97,14 @@ def test_any_other_version_is_to_be_replaced() -> None:
     ],
 )
 @pytest.mark.parametrize("keeps_ready", [False, True])
-def test_places_bound_what_is_started(
-    replicas: str, wanted: int, places: int, start: int, drain: str, keeps_ready: bool
-) -> None:
+def test_places_bound_what_is_started(replicas, wanted, places, start, drain, keeps_ready):
     decision = decide(scene(replicas), wanted, VERSION, keeps_ready=keeps_ready, places=places)
     assert decision == Decision(start, tuple(drain.split()))
 
 
 @pytest.mark.parametrize("keeps_ready", [False, True])
 @pytest.mark.parametrize(("wanted", "devices"), [(1, 1), (4, 4), (4, 5), (3, 6)])
-def test_an_update_ends_with_no_more_devices_than_there_are(
-    wanted: int, devices: int, keeps_ready: bool
-) -> None:
+def test_an_update_ends_with_no_more_devices_than_there_are(wanted, devices, keeps_ready):
     replicas = [Seen(number, VERSION - 1, LifeState.READY, 0) for number in range(wanted)]
     fewest, steps = wanted, 0
     while {seen.version for seen in replicas} != {VERSION} or len(replicas) != wanted:
@@ -190,3 +190,248 @@ def test_how_a_life_ends_depends_on_what_was_asked(told: list[Event], ends_as: L
     assert life.state is ends_as
     with pytest.raises(AssertionError, match=f"'ready' can't happen .* {ends_as.value}$"):
         life.on("ready")
+
+
+# Restarts: the length of the waits, what resets them, and the circuit breaker
+
+
+ALL = 1.0  # the upper end of the random range: the longest wait
+EXAMPLES = settings(max_examples=200)
+
+
+def fail(restarts: Restarts, times: int, now: float = 0.0) -> list[float]:
+    """Records failed starts, each at the end of the last wait; returns the waits."""
+    waits = []
+    for _ in range(times):
+        again_at = restarts.failed(now, ALL)
+        waits.append(again_at - now)
+        now = again_at
+    return waits
+
+
+def test_waits_double_up_to_the_longest() -> None:
+    waits = fail(Restarts(), 12)
+    assert waits[:4] == pytest.approx([0.1, 0.2, 0.4, 0.8])
+    assert waits[8:] == pytest.approx([25.6, 30.0, 30.0, 30.0])
+
+
+def test_the_longest_wait_can_be_set() -> None:
+    restarts, now = Restarts(), 0.0
+    restarts.longest_s = 2.0
+    now = sum(fail(restarts, 12))
+    assert restarts.failed(now, ALL) == pytest.approx(now + 2.0)
+    now += 2.0
+    restarts.started(now)
+    assert restarts.died(now + 1.0, ALL) == pytest.approx(now + 3.0)
+
+
+def test_replicas_that_are_started_together_fail_once() -> None:
+    together, alone = Restarts(), Restarts()
+    for number in range(10):
+        together.failed(5.0 + number, ALL, began_at=0.0)
+    alone.failed(5.0, ALL, began_at=0.0)
+    assert together.next_at == alone.next_at
+    assert not together.is_open
+
+
+def test_a_failure_during_a_wait_does_not_make_it_longer() -> None:
+    restarts = Restarts()
+    again_at = sum(fail(restarts, 3))
+    assert restarts.next_at == pytest.approx(again_at)
+    assert restarts.failed(again_at - 0.01, ALL) == pytest.approx(again_at)
+    assert restarts.died(again_at - 0.01, ALL, ready_at=again_at - 1) == pytest.approx(again_at)
+
+
+def test_a_replica_that_dies_soon_waits_longer_from_time_to_time() -> None:
+    restarts = Restarts()
+    waits, now = [], 0.0
+    for _ in range(4):
+        restarts.started(now)
+        now += 1.0
+        again_at = restarts.died(now, ALL)
+        waits.append(again_at - now)
+        now = again_at
+    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8])
+
+
+def test_replicas_that_die_soon_and_in_turn_wait_longer_as_well() -> None:
+    """Each has become ready before the other's death, so the deaths are separate failures."""
+    restarts = Restarts()
+    for number in range(40):
+        restarts.died(number * 0.5, ALL, ready_at=number * 0.5 - 5)
+    assert restarts.next_at - 40 * 0.5 > 5
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_death_of_a_replica_that_lived_well_is_a_first_failure(known: bool) -> None:
+    restarts = Restarts()
+    now = sum(fail(restarts, 8))
+    restarts.started(now)
+    again_at = restarts.died(now + 10.0, ALL, ready_at=now if known else None)
+    assert again_at - (now + 10.0) == pytest.approx(0.1)
+    restarts.started(again_at)
+    assert restarts.died(again_at + 9.9, ALL) - (again_at + 9.9) == pytest.approx(0.2)
+
+
+def test_a_replica_that_lives_well_shortens_the_wait_of_the_others() -> None:
+    restarts = Restarts()
+    now = sum(fail(restarts, 8)[:-1])
+    assert restarts.next_at > now + 10
+    restarts.lived_well(now)
+    assert restarts.next_at == pytest.approx(now + 0.1)
+    assert restarts.failed(now + 1, ALL) == pytest.approx(now + 1.1)
+
+
+# Whatever happens
+
+EVENT = st.tuples(
+    st.sampled_from(["failed", "died", "started", "lived_well"]),
+    st.floats(0, 40),
+    st.floats(0, 1, exclude_max=True),
+)
+
+
+@EXAMPLES
+@given(events=st.lists(EVENT, max_size=40))
+def test_a_wait_ends_and_the_circuit_counts_what_is_in_a_row(events):
+    restarts, now, in_a_row = Restarts(), 0.0, 0
+    for what, later_s, point in events:
+        now += later_s
+        if what == "failed":
+            in_a_row += now >= restarts.next_at
+            assert restarts.failed(now, point) == restarts.next_at
+        elif what == "died":
+            assert restarts.died(now, point) == restarts.next_at
+        elif what == "started":
+            restarts.started(now)
+            in_a_row = 0
+        else:
+            restarts.lived_well(now)
+        assert restarts.next_at <= now + 30.0
+        assert restarts.is_open == (in_a_row >= 3)
+
+
+@EXAMPLES
+@given(failures=st.integers(1, 40), point=st.floats(0, 1, exclude_max=True))
+def test_a_wait_is_its_share_of_what_it_could_be(failures: int, point: float) -> None:
+    longest, some = Restarts(), Restarts()
+    now = sum(fail(longest, failures - 1)) + 100
+    fail(some, failures - 1)
+    whole = longest.failed(now, ALL) - now
+    assert some.failed(now, point) - now == pytest.approx(point * whole, abs=1e-9)
+
+
+# Which replica a shard key prefers, and how far the loads of replicas may differ for it
+
+
+KEYS = [f"user-{number}" for number in range(3000)]
+
+
+def members_of(*names: str, slots: int = 1) -> Members[str]:
+    members: Members[str] = Members()
+    for name in names:
+        members.add(Member(name, name, slots))
+    return members
+
+
+def homes(members: Members[str]) -> dict[str, str]:
+    return {key: home.name for key in KEYS if (home := members.home(key)) is not None}
+
+
+def named(members: Members[str], name: str) -> Member[str]:
+    return next(member for member in members if member.name == name)
+
+
+def test_each_replica_is_the_home_of_its_share_of_the_keys_and_a_new_one_moves_no_other():
+    members = members_of("a", "b", "c")
+    before = homes(members)
+    assert all(900 < count < 1100 for count in Counter(before.values()).values())
+    members.add(Member("d", "d", 1))
+    after = homes(members)
+    moved = {key for key in KEYS if before[key] != after[key]}
+    assert {after[key] for key in moved} == {"d"}
+    assert 650 < len(moved) < 850
+
+
+def test_the_keys_of_a_replica_that_has_ended_spread_over_the_others() -> None:
+    members = members_of("a", "b", "c")
+    before = homes(members)
+    members.discard(named(members, "b"))
+    after = homes(members)
+    assert all(after[key] == before[key] for key in KEYS if before[key] != "b")
+    spread = Counter(after[key] for key in KEYS if before[key] == "b")
+    assert min(spread["a"], spread["c"]) > 400
+
+
+def test_the_order_of_replicas_and_their_use_do_not_matter() -> None:
+    members = members_of("a", "b", "c")
+    members.begin(named(members, "a"), 1)
+    assert homes(members) == homes(members_of("c", "b", "a"))
+
+
+def test_no_key_has_a_home_without_replicas() -> None:
+    assert members_of().home("user-1") is None
+
+
+def test_half_a_surrogate_pair_is_a_key() -> None:
+    assert members_of("a", "b").home("\ud800") is not None
+
+
+def test_a_batch_goes_to_its_home_and_then_always_to_the_same_other() -> None:
+    members = members_of("a", "b", "c", "d")
+    home = members.home("user-1")
+    assert home is not None
+    assert members.choose(1, home) is home
+    members.begin(home, 1)
+    second = members.choose(1, home)
+    assert second is not None
+    assert second is not home
+    for other in [*members]:
+        if other not in (home, second):
+            members.begin(other, 1)
+            members.end(other, 1)
+    assert members.choose(1, home) is second
+
+
+def test_without_a_home_the_least_busy_replica_is_chosen() -> None:
+    members = members_of("a", "b", slots=2)
+    members.begin(named(members, "a"), 1)
+    chosen = members.choose(1)
+    assert chosen is not None
+    assert chosen.name == "b"
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "factor", "holds"),
+    [
+        (1, 2, 1.5, True),  # its load is 3, and the bound 1.5 * 3 / 2, rounded up to 3
+        (1, 3, 1.5, False),  # its load is 4, and the bound 3
+        (4, 4, 2, True),
+        (4, 400, 2, True),  # half of all, which the other replica never has
+        (4, 400, 1000, True),
+        (4, 4, 1, False),
+    ],
+)
+def test_a_batch_waits_for_its_home_up_to_the_load_factor(running, waiting, factor, holds):
+    members = members_of("a", "b")
+    home = named(members, "a")
+    members.begin(home, running)
+    assert members.holds(home, waiting, waiting, 1, factor) is holds
+
+
+def test_the_load_of_the_others_allows_a_home_more() -> None:
+    members = members_of("a", "b", slots=2)
+    home, other = members
+    members.begin(home, 3)
+    members.begin(home, 3)
+    assert not members.holds(home, 2, 2, 1, 1.25)
+    members.begin(other, 4)
+    assert members.holds(home, 2, 2, 1, 1.25)
+
+
+def test_a_batch_does_not_wait_by_itself_where_no_replica_has_room() -> None:
+    members = members_of("a", "b")
+    home, other = members
+    members.begin(home, 1)
+    members.begin(other, 1)
+    assert not members.holds(home, 1, 1, 1, 1000)

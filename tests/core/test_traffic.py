@@ -4,7 +4,6 @@ import hashlib
 import math
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -55,18 +54,14 @@ def test_requests_and_shard_keys_are_split_by_the_weights(weights: dict[str, flo
 @example(weights=dict.fromkeys("abcdefghij", 0.1), point=math.nextafter(1, 0))
 @example(weights={"a": 1 / 3, "b": 2 / 3 - 9e-7, "c": 0.0}, point=math.nextafter(1, 0))
 @example(weights={"b": 0.0, "a": 1.0}, point=0.0)
-def test_each_point_has_a_backend_that_may_be_chosen(
-    weights: dict[str, float], point: float
-) -> None:
+def test_each_point_has_a_backend_that_may_be_chosen(weights, point):
     assume(any(weights.values()))
     assert weights[Traffic(weights).choose(point)] > 0
 
 
 @EXAMPLES
 @given(weights=WEIGHTS, point=st.floats(0, 1, exclude_max=True), key=st.text())
-def test_the_order_in_which_backends_are_named_does_not_matter(
-    weights: dict[str, float], point: float, key: str
-) -> None:
+def test_the_order_in_which_backends_are_named_does_not_matter(weights, point, key):
     assume(any(weights.values()))
     there, back = Traffic(weights), Traffic(dict(reversed(weights.items())))
     assert there == back
@@ -114,17 +109,13 @@ def gained(before: dict[str, float], after: dict[str, float]) -> float:
     ],
     ids=["two", "a canary", "one is added", "one is taken away", "one is raised", "all", "none"],
 )
-def test_a_change_of_weights_moves_only_the_share_that_must_move(
-    before: dict[str, float], after: dict[str, float]
-) -> None:
+def test_a_change_of_weights_moves_only_the_share_that_must_move(before, after):
     assert moved(before, after) == pytest.approx(gained(before, after), abs=NEAR)
 
 
 @EXAMPLES
 @given(before=WEIGHTS, after=WEIGHTS, key=st.text())
-def test_a_key_moves_only_to_a_backend_that_gained_on_the_one_it_leaves(
-    before: dict[str, float], after: dict[str, float], key: str
-) -> None:
+def test_a_key_moves_only_to_a_backend_that_gained_on_the_one_it_leaves(before, after, key):
     assume(any(before.values()))
     assume(any(after.values()))
     old, new = Traffic(before).choose_for(key), Traffic(after).choose_for(key)
@@ -160,9 +151,7 @@ def test_weights_may_miss_1_by_a_rounding_error(off: float) -> None:
         ({"a": 0.0}, ValueError, "must sum to 1, not to 0"),
     ],
 )
-def test_what_is_no_traffic_is_refused_with_what_was_passed(
-    weights: Any, kind: type[Exception], says: str
-) -> None:
+def test_what_is_no_traffic_is_refused_with_what_was_passed(weights, kind, says):
     with pytest.raises(kind) as refused:
         Traffic.checked(weights, ["a", "b"])
     assert says in str(refused.value)
@@ -200,9 +189,7 @@ def test_a_shadow_takes_its_share(proportion: float) -> None:
         ((None, 0.5), TypeError, "the backend of shadow traffic must be a name, not None"),
     ],
 )
-def test_what_is_no_shadow_is_refused_with_what_was_passed(
-    given: Any, kind: type[Exception], says: str
-) -> None:
+def test_what_is_no_shadow_is_refused_with_what_was_passed(given, kind, says):
     with pytest.raises(kind) as refused:
         Shadow(*given)
     assert says in str(refused.value)

@@ -6,17 +6,16 @@ each. ``python tests/hostile/report.py --connections 4000`` makes all runs a hun
 those: Hypercorn is its trio worker, and uvicorn speaks no HTTP/2, so it is spared that.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from checksum_run import CLIENTS, run_checksums
 from floods import FLOODS
@@ -29,11 +28,8 @@ from mutated_run import run_mutated
 from overload_run import WAIT_S, ask_while_blocked, run_overload
 from termination_run import run_termination
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    # The name of a run, its figures and its flaws.
-    Found = Iterator[tuple[str, str, list[str]]]
+# The name of a run, its figures and its flaws.
+Found = Iterator[tuple[str, str, list[str]]]
 
 ALL_CONNECTIONS: Final = 400_000
 # How many there are of each when there are so many connections.

@@ -3,11 +3,9 @@
 They are in one file, since each worker of pytest-xdist would start servers of its own.
 """
 
-from __future__ import annotations
-
 import itertools
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 from checksum_run import CLIENTS, run_checksums
@@ -29,10 +27,7 @@ from mutated_run import run_mutated
 from overload_run import REFUSED, ask_while_blocked, run_overload
 from termination_run import run_termination
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Starts = Callable[..., HostileServer]
+Starts = Callable[..., HostileServer]
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 

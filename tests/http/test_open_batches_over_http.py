@@ -70,30 +70,6 @@ async def test_calls_of_an_open_batch_get_their_results():
     assert [call.answer.json() for call in calls] == [0, 2, 4, 6]
 
 
-async def test_who_is_left_unanswered_gets_an_error():
-    async def handler(batch: shoal.OpenBatch[int, int]) -> None:
-        await batch.join()
-
-    app = app_of(handler, "/it", name="it", fill="open", max_batch_size=3)
-    async with app.lifespan():
-        answer = await ask(app, "/it", 1)
-    assert answer.status == 500
-    assert answer.headers["content-type"] == "application/problem+json"
-
-
-async def test_an_item_that_is_too_large_is_told_by_status():
-    async def handler(batch: shoal.OpenBatch[int, int]) -> None:
-        async for request in batch:
-            request.finish(request.item)
-
-    app = app_of(
-        handler, "/it", name="it", fill="open", max_batch_size=3, batch_size_fn=lambda item: item
-    )
-    async with app.lifespan():
-        assert (await ask(app, "/it", 4)).status == 413
-        assert (await ask(app, "/it", 3)).json() == 3
-
-
 @pytest.mark.parametrize("fill", ["open", "continuous"])
 async def test_items_are_checked_against_the_annotation_of_the_batch(fill):
     async def handler(batch: shoal.OpenBatch[int, int]) -> None:

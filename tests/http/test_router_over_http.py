@@ -134,14 +134,6 @@ async def test_bodies_are_checked_by_the_method_that_is_called():
         assert (await ask(app, "/e", {"left": 1, "right": 2})).status == 422
 
 
-async def test_code_without_parameters_is_called():
-    async def now() -> int:
-        return 5
-
-    async with up(now) as (app, _client, _stage):
-        assert (await ask(app, "/e")).json() == 5
-
-
 async def test_each_backend_of_an_endpoint_reads_bodies_by_its_own_signature():
     async def of_two(text: str, times: int = 1):
         return text * times
@@ -254,26 +246,6 @@ async def figures(app):
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-
-
-async def test_requests_and_errors_are_counted_by_endpoint_and_backend():
-    async def picky(items: list[int]) -> list[int]:
-        if 0 in items:
-            raise ValueError
-        return items
-
-    async with up(picky) as (app, _client, _stage):
-        assert [(await ask(app, "/e", item)).status for item in (1, 0, "text")] == [200, 500, 422]
-        found = await figures(app)
-        of = ("endpoint", "e")
-        for outcome in ("ok", "failed", "invalid"):
-            key = of, ("outcome", outcome), ("protocol", "json")
-            assert found["shoal_request_seconds_count", *key] == 1
-        of_b = ("backend", "b"), ("method", "__call__")
-        assert found["shoal_requests_total", *of_b, ("outcome", "finished")] == 1
-        assert found["shoal_requests_total", *of_b, ("outcome", "failed")] == 1
-        assert found["shoal_replicas", ("backend", "b"), ("state", "ready")] == 1
-        assert found["shoal_replica_starts_total", ("backend", "b")] == 1
 
 
 async def test_a_stream_that_fails_is_one_error():

@@ -1,8 +1,16 @@
 """Calls over a server without sockets, and what its clients get."""
 
+import gc
+import logging
+import weakref
+from functools import partial
+
+import anyio
+import anyio.lowlevel
 import pytest
 from held_app import answers_counted, counted, served, statistics
 from server_in_memory import asked, serving
+from starlette.responses import PlainTextResponse, Response
 
 import shoal
 from shoal.http.admin.api import AdminApi
@@ -96,3 +104,216 @@ async def test_the_time_limit_of_a_call_is_that_of_its_backend_now():
             client.ask("/it", 1)
             await settle()
     assert limits == [5, 100, 100, 90, 8]
+
+
+# Requests to an App that its server calls directly: however a client writes and sends them
+
+
+FLOOD = 500
+
+
+def taking_all_paths(**options):
+    app = shoal.App(**options)
+
+    @app.endpoint("/{any:path}", name="any", methods=("GET", "POST"))
+    async def take(items: list[bytes]) -> list[str]:
+        return ["taken"] * len(items)
+
+    return app
+
+
+OF_ADMINS = [
+    *("/-/api/status", "/-/api%2fstatus", "/%2d/api/status", "/-/%61pi/status", "/-%2Fapi/status"),
+    *("/-/api/../api/status", "http://shoal.test/-/api/status"),
+]
+NOWHERE = ["/-/api", "/-/API/status", "/-/./api/status", "/-//api/status"]
+OF_ENDPOINTS = ["//-/api/status", "/./-/api/status", "/a/../-/api/status"]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_the_admin_api_wants_its_token_however_its_path_is_written(method):
+    app = taking_all_paths()
+    async with app.lifespan(), serving(AppAdmin(app, token="x" * 32, allowed_modules=())) as server:
+        for status, targets in ((401, OF_ADMINS), (404, NOWHERE), (200, OF_ENDPOINTS)):
+            for target in targets:
+                client = await server.ask(target, method=method)
+                assert (target, client.statuses) == (target, [status])
+
+
+@pytest.mark.parametrize(
+    ("request_of_flood", "status"),
+    [
+        (asked("/same", 1), 200),
+        (asked("/same", "no number"), 422),
+        (asked("/nowhere"), 404),
+        (asked("/same", method="PUT"), 405),
+        (asked("/same", method="OPTIONS"), 204),
+        (asked("/cached", 1), 200),
+    ],
+    ids=["batched", "refused", "not found", "not allowed", "options", "cached"],
+)
+async def test_a_client_that_pipelines_is_answered_and_delays_nobody(request_of_flood, status):
+    app = shoal.App()
+
+    async def same(items: list[int]) -> list[int]:
+        return items
+
+    app.endpoint("/same", name="same")(same)
+    app.endpoint("/cached", name="cached", cache=shoal.Cache(max_size=9, ttl_s=60))(same)
+    async with served(app) as server:
+        first, early, flood, late = (server.connect() for _ in range(4))
+        first.ask("/cached", 1)
+        await settle()
+        answers_before = []
+
+        def note(send, data):
+            answers_before.append(flood.wire.sent.count(b"HTTP/1.1 "))
+            return send(data)
+
+        for other in (early, late):
+            other.wire.send = partial(note, other.wire.send)
+        early.ask("/cached", 1)
+        flood.say(request_of_flood * FLOOD)
+        late.ask("/cached", 1)
+        while server.counts() != (FLOOD + 3, FLOOD + 3):
+            await settle()
+        assert [early.answers, late.answers] == [[(200, b"1")]] * 2
+        assert max(answers_before) <= 1
+        assert flood.wire.sent.count(b"HTTP/1.1 %d " % status) == FLOOD
+
+
+# What is kept of calls that an App makes for the server itself: nothing
+
+
+# What is kept.
+
+
+async def test_a_backend_that_is_deleted_is_not_kept_by_its_last_call(held):
+    held.go.set()
+    app = shoal.App()
+    app.endpoint("/model", name="model")(same)
+    app.backend("next", held)
+    async with served(app) as server:
+        client = await server.ask("/model", 1)
+        assert client.statuses == [200]
+        batcher = weakref.ref(app.controller.backends["model"].method_batchers["__call__"].batcher)
+        await app.controller.set_traffic("model", {"next": 1})
+        await app.controller.delete_backend("model")
+        await settle()
+        gc.collect()
+        assert batcher() is None
+
+
+class Item:
+    """An item, or a result, that a test can see being dropped."""
+
+
+async def test_neither_an_item_nor_a_result_is_kept_after_the_answer():
+    kept = []
+
+    def reference(value):
+        kept.append(weakref.ref(value))
+        return value
+
+    app = shoal.App()
+
+    class Result(Item):
+        def tolist(self):
+            return 1
+
+    @app.endpoint("/items", name="items")
+    async def items(given: list[int]) -> list[object]:
+        return [reference(Result()) for _ in given]
+
+    gc.disable()
+    try:
+        async with served(app) as server:
+            client = server.connect()
+            for _ in range(3):
+                client.ask("/items", 1)
+                await settle()
+            assert client.statuses == [200] * 3
+            # The batcher's slot has the last batch until the next.
+            assert [one() for one in kept][:-1] == [None, None]
+    finally:
+        gc.enable()
+
+
+async def fail(items: list[int]) -> list[int]:
+    raise ValueError("not this time")
+
+
+async def unwritable(items: list[int]) -> list[object]:
+    return [object() for _ in items]
+
+
+async def response(items: list[int]) -> list[Response]:
+    return [PlainTextResponse("text") for _ in items]
+
+
+async def same(items: list[int]) -> list[int]:
+    return items
+
+
+# The handler, the item, when the client leaves, and the status of the answer.
+FLOWS = {
+    "answer": (same, 1, None, 200),
+    "failure": (fail, 1, None, 500),
+    "unwritable": (unwritable, 1, None, 500),
+    "response": (response, 1, None, 200),
+    "no JSON": (same, ..., None, 400),
+    "late": (None, 1, None, 504),
+    "left at once": (None, 1, 0, None),
+    "left": (None, 1, 1, None),
+    "cached": (same, 1, None, 200),
+    "cached response": (response, 1, None, 200),
+    "cached unwritable": (unwritable, 1, None, 500),
+    "shared": (same, 1, None, 200),
+    "shared failure": (fail, 1, None, 500),
+    "shared left at once": (None, 1, 0, None),
+    "shared left": (None, 1, 1, None),
+}
+SHARING = {"cached": {"cache": shoal.Cache(max_size=9, ttl_s=600)}, "shared": {"dedupe": True}}
+OF_REQUESTS = {"Call", "EndpointCall", "Exchange", "HttpMetadata", "Request"}
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+async def test_a_request_leaves_nothing_to_the_garbage_collector(held, flow, monkeypatch):
+    # pytest keeps the errors that are logged.
+    for name in ("shoal.server", "shoal.http"):
+        monkeypatch.setattr(logging.getLogger(name), "disabled", True)
+    handler, item, leaves_after_s, status = FLOWS[flow]
+    app = shoal.App()
+    sharing = SHARING.get(flow.partition(" ")[0], {})
+    app.endpoint("/it", name="it", request_timeout_s=5, **sharing)(handler or held)
+    async with served(app, keep_alive_timeout_s=600) as server:
+        kept = server.connect()
+
+        async def once():
+            client = kept if leaves_after_s is None else server.connect()
+            client.ask("/it", item, method="POST")
+            if leaves_after_s is None:
+                await anyio.sleep(6)
+            else:
+                await anyio.sleep(leaves_after_s)
+                client.leave()
+            await settle()
+            assert server.shared.running == 0
+
+        await once()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(5):
+                await once()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            found = [type(one).__qualname__ for one in gc.garbage]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert kept.statuses == ([] if status is None else [status] * 6)
+    if leaves_after_s is not None:  # a connection that has ended does leave something
+        found = [name for name in found if name in OF_REQUESTS]
+    assert found == []

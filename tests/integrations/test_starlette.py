@@ -339,12 +339,19 @@ async def test_items_are_sent_as_they_arrive_with_heartbeats_in_silence():
     assert call.body == b'{"item":"a"}\n\n{"end":true}\n'
 
 
-async def test_a_stream_that_fails_first_has_an_error_status():
+async def test_a_stream_that_fails_has_an_error_status_at_first_and_ends_with_one_later():
+    overloaded = "urn:shoal:problem:overloaded"
     app = site(raising_stream(0), stream=True)
     async with running(app):
-        answer = await ask(app, "/", method="GET")
-    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-    assert answer.json()["type"] == "urn:shoal:problem:overloaded"
+        first = await ask(app, "/", method="GET")
+    assert (first.status, first.headers["retry-after"]) == (503, "1")
+    assert first.json()["type"] == overloaded
+    app = site(raising_stream(1), stream=True)
+    async with running(app):
+        later = await ask(app, "/", method="GET", headers=JSON_LINES)
+    item, error = later.body.splitlines()
+    assert (later.status, item) == (200, b'{"item":0}')
+    assert json.loads(error)["error"]["type"] == overloaded
 
 
 def raising_stream(after):
@@ -355,15 +362,6 @@ def raising_stream(after):
         raise errors.Overloaded("full")
 
     return fail
-
-
-async def test_a_stream_that_fails_later_ends_with_the_error():
-    app = site(raising_stream(1), stream=True)
-    async with running(app):
-        answer = await ask(app, "/", method="GET", headers=JSON_LINES)
-    item, error = answer.body.splitlines()
-    assert (answer.status, item) == (200, b'{"item":0}')
-    assert json.loads(error)["error"]["type"] == "urn:shoal:problem:overloaded"
 
 
 @pytest.mark.parametrize("within_lifespan", [True, False])

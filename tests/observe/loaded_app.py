@@ -1,7 +1,5 @@
 """What the tests of the exposition serve: an application that has a sample of every metric."""
 
-from __future__ import annotations
-
 import anyio
 
 import shoal

@@ -1,21 +1,16 @@
 """A server of `loaded_app` in a process of its own, and its load."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

@@ -1,7 +1,5 @@
 """A collector for tests: it takes OTLP over HTTP on a socket, and keeps what it was sent."""
 
-from __future__ import annotations
-
 import gzip
 import threading
 from contextlib import contextmanager

@@ -1,17 +1,12 @@
 """The queries of the dashboard and of the alerts, and what they ask for."""
 
-from __future__ import annotations
-
 import json
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 FOLDER = Path(__file__).parents[2] / "examples" / "grafana"
 DASHBOARD = FOLDER / "dashboard.json"

@@ -1,7 +1,5 @@
 """Spans that are kept, and an application whose requests have some."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 from opentelemetry.sdk.trace import TracerProvider

@@ -1,7 +1,5 @@
 """Code for replicas elsewhere, which tells the trace that it runs in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

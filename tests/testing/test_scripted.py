@@ -1,13 +1,19 @@
 """Scripted handlers: the test answers batches; a missing answer fails the test, and never hangs."""
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
 import shoal
+import shoal.testing
+import shoal.testing.asgi
 from batching.scenes import line_up, outcome, read_all
 from shoal.testing import ScriptedHandler, ScriptedStreams, settle
 
@@ -253,3 +259,33 @@ async def test_streams_that_are_all_over_need_no_end():
             await settle()
             left.leave()
     assert (ended.outcome, type(failed.outcome), left.items) == ("end", KeyError, [1])
+
+
+# The `shoal.testing` package as a whole: its imports and its public names
+
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "modules.rst"
+
+
+def test_the_kit_needs_no_test_framework():
+    program = (
+        "import pkgutil, sys, importlib\n"
+        "sys.modules |= dict.fromkeys(['pytest', '_pytest', 'unittest', 'hypothesis'])\n"
+        "import shoal\n"
+        "assert 'shoal.testing' not in sys.modules\n"
+        "import shoal.testing as kit\n"
+        "for module in pkgutil.walk_packages(kit.__path__, 'shoal.testing.'):\n"
+        "    importlib.import_module(module.name)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+PUBLIC = [(shoal.testing, name) for name in shoal.testing.__all__] + [
+    (shoal.testing.asgi, name) for name in ("Answer", "Call", "Lifespan", "ask", "calling")
+]
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC)
+def test_a_public_name_is_in_the_reference_and_has_a_docstring(module, name):
+    assert re.search(rf"{module.__name__}\.{name}\b", REFERENCE.read_text(encoding="utf-8"))
+    assert getattr(module, name).__doc__

@@ -331,12 +331,9 @@ async def test_the_feed_ends_when_the_server_drains(app):
         assert (await ask(app, FEED, method="GET")).status == 503
 
 
-async def test_before_the_application_is_open_there_is_no_feed(app):
+async def test_the_feed_needs_an_open_application_and_its_headers_are_for_no_viewer(app):
     assert (await ask(app, DASHBOARD, method="GET")).status == 200
     assert (await ask(app, FEED, method="GET")).status == 503
-
-
-async def test_a_request_for_the_headers_of_the_feed_is_no_viewer(app):
     async with app.lifespan():
         answer = await ask(app, FEED, method="HEAD")
     assert (answer.status, answer.body) == (200, b"")
