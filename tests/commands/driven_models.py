@@ -32,7 +32,7 @@ def greet(name: str, *, mark: str = "!") -> str:
     return f"hello {name}{mark}"
 
 
-def unreadable(items: list[Absent]) -> list[int]:  # noqa: F821 - that is the point
+def unreadable(items: "list[Absent]") -> list[int]:  # noqa: F821 - that is the point
     return [0 for _ in items]
 
 
