@@ -324,7 +324,7 @@ def refuse_batched(handler: Any) -> None:
         )
 
 
-_CALLS: Final = (UnaryCall, StreamCall)
+_CALLS: Final[tuple[type[Any], ...]] = (UnaryCall, StreamCall)
 
 
 def _name(call: object) -> str:

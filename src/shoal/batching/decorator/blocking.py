@@ -219,7 +219,7 @@ class _BlockingContext:
                 "    async with shoal.open_batchers(f):\n"
                 "        ...  # await f(item)"
             )
-        if not isinstance(self._call, (UnaryCall, StreamCall)):
+        if not isinstance(cast("object", self._call), (UnaryCall, StreamCall)):
             raise TypeError(
                 "blocking() takes a function decorated with @shoal.batch, a method of an instance, "
                 f"or a Batcher, not {self._call!r}; for a handler that is not decorated, write\n"
