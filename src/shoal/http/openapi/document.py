@@ -18,8 +18,17 @@ from shoal.http.json.arrays import NPY
 from shoal.http.json.endpoint import BYTES, BYTES_TYPES, media_type_of
 from shoal.http.json.msgpack import MSGPACK, has_msgpack
 from shoal.http.json.stream_forms import JsonLinesForm, ServerSentEvents
-from shoal.http.openapi.inputs import BINARY, JSON, ItemForms, path_of, path_parameters
-from shoal.http.openapi.schemas import Schema, Schemas, is_response, results_of
+from shoal.http.openapi.schemas import (
+    BINARY,
+    JSON,
+    ItemForms,
+    Schema,
+    Schemas,
+    is_response,
+    path_of,
+    path_parameters,
+    results_of,
+)
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import KINDS
 from shoal.serving.names import without_names
