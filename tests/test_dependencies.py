@@ -35,7 +35,7 @@ EXTRAS_OF = {
     "shoal.commands.support.batch_lines": {"serve"},
     "shoal.commands.server.hypercorn_host": {"serve"},
     "shoal.commands.server.process": {"uvloop"},
-    "shoal.commands.serve": {"reload"},
+    "shoal.commands.server.reload": {"reload"},
     "shoal.http": {"serve"},
     "shoal.server": {"serve"},
     "shoal.asgi": {"serve"},

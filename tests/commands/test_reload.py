@@ -1,5 +1,6 @@
 """`shoal serve --reload`: real processes, and files that change under them."""
 
+import http.client
 import os
 import signal
 import socket
@@ -49,6 +50,9 @@ class Reloaded:
             assert said[-1], "".join(said)
         return "".join(said)
 
+    def port(self):
+        return int(self.until("Shoal serving ").rpartition(":")[2])
+
     def change(self, old, new):
         source = self.file.read_text()
         assert old in source
@@ -78,60 +82,150 @@ def reloading(terminal):
         one.close()
 
 
-@pytest.fixture
-def port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
-
 @pytest.mark.parametrize("loop", ["trio", "asyncio"])
-def test_a_changed_application_is_served_after_running_requests(reloading, terminal, loop, port):
-    served = reloading("--port", str(port), "--event-loop", loop)
-    served.until("Shoal serving ")
+def test_requests_finish_and_none_is_refused(reloading, terminal, loop):
+    served = reloading("--port", "0", "--event-loop", loop)
+    port = served.port()
     assert ask(port, "/version", 1) == (200, "first")
     fifo = str(terminal.directory / "fifo")
     os.mkfifo(fifo)
-    with ThreadPoolExecutor() as threads:
-        held = threads.submit(ask, port, "/hold", fifo)
-        with open(fifo, "w") as release:  # once it runs
-            served.change("first", "second!")
-            served.until("Shoal is reloading: mine.py changed")
+    threads = ThreadPoolExecutor()
+    held = threads.submit(ask, port, "/hold", fifo)
+    with threads, open(fifo, "w") as release:  # once it runs
+        served.change("first", "second")
+        served.until("Shoal is reloading: mine.py changed")
+        body = b"1"
+        with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as client:
+            client.sendall(
+                b"POST /version HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 1\r\nConnection: close\r\n\r\n" + body
+            )
             release.write("held")
-        assert held.result() == (200, "first held")
-    served.until("Shoal serving ")
-    assert ask(port, "/version", 1) == (200, "second!")
-    said = end_of(served.process, signal.SIGTERM)
+            release.close()
+            answer = client.makefile("rb").read()
+    assert held.result() == (200, "first held")
+    # Of the two versions, the one that has accepted the connection answers.
+    assert answer.endswith((b'"first"', b'"second"'))
+    assert served.port() == port
+    assert ask(port, "/version", 1) == (200, "second")
+    assert_has_ended(served, signal.SIGINT)
+
+
+def assert_has_ended(served, signum=None):
+    said = end_of(served.process, signum)
     assert "Traceback" not in said
     assert said.count("requests, drained in ") == 1
 
 
-def test_an_application_that_can_not_be_imported_is_served_once_it_is_corrected(reloading, port):
-    served = reloading("--port", str(port))
-    served.until("Shoal serving ")
+def test_a_version_that_can_not_be_imported_changes_nothing(reloading, terminal):
+    # Python would take its bytecode, of the version before, for current.
+    terminal.environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    served = reloading("--port", "0")
+    port = served.port()
     served.change("async def", "async deaf")
-    assert "SyntaxError" in served.until("importing mine:app failed, see above")
-    served.change("async deaf", "async def")
-    served.until("Shoal serving ")
+    said = served.until("Shoal goes on with the version before")
+    assert "SyntaxError" in said
+    assert "served" not in said, "the version before was ended"
     assert ask(port, "/version", 1) == (200, "first")
+    served.file.write_text(APP.replace("first", "third"))
+    assert served.port() == port
+    assert ask(port, "/version", 1) == (200, "third")
+    # A file that is saved twice within a second is served as it is.
+    saved = served.file.with_suffix(".saved")
+    saved.write_text(APP.replace("first", "later"))
+    of_before = served.file.stat()
+    os.utime(saved, ns=(of_before.st_atime_ns, of_before.st_mtime_ns))
+    assert saved.stat().st_size == of_before.st_size
+    saved.replace(served.file)
+    assert served.port() == port
+    assert ask(port, "/version", 1) == (200, "later")
 
 
-def test_ctrl_c_of_a_terminal_ends_it(reloading, port):
+def test_a_first_version_that_can_not_be_imported_is_waited_for(reloading, terminal):
+    terminal.directory.joinpath("mine.py").write_text("import nothing_of_that_name\n")
+    served = reloading("--port", "0")
+    said = served.until("Shoal is waiting for a change")
+    assert "nothing_of_that_name" in said
+    served.file.write_text(APP)
+    assert ask(served.port(), "/version", 1) == (200, "first")
+
+
+def test_clients_wait_while_a_version_does_not_start(reloading):
+    served = reloading("--port", "0")
+    port = served.port()
+    failing = '\n\n@app.endpoint("/x")\nclass X:\n    y = 1 / len("")\n'
+    lazily = failing.replace("    y = 1 / len", "    def __init__(self):\n        1 / len")
+    call = "\n    def __call__(self, items: list[int]) -> list[int]:\n        return items\n"
+    served.file.write_text(APP.replace("first", "second") + lazily + call)
+    said = served.until("is waiting for a change")
+    assert "ZeroDivisionError" in said
+    assert "ended with exit code 1" in said
+    with ThreadPoolExecutor() as threads:
+        answer = threads.submit(ask, port, "/version", 1)
+        served.file.write_text(APP.replace("first", "third"))
+        assert answer.result() == (200, "third")
+
+
+def test_ctrl_c_of_a_terminal_ends_it(reloading):
     """It reaches all processes of the terminal's group."""
-    served = reloading("--port", str(port))
-    served.until("Shoal serving ")
+    served = reloading("--port", "0")
+    port = served.port()
     os.killpg(served.process.pid, signal.SIGINT)
-    end_of(served.process)
+    assert_has_ended(served)
     with socket.socket() as after, pytest.raises(ConnectionRefusedError):
         after.connect(("127.0.0.1", port))
 
 
-def test_a_file_of_an_application_is_watched_too(reloading, terminal):
+def test_ctrl_c_ends_it_while_it_waits(reloading, terminal):
+    terminal.directory.joinpath("mine.py").write_text("1 / 0\n")
+    served = reloading("--port", "0")
+    served.until("is waiting for a change")
+    end_of(served.process, signal.SIGINT, code=130)
+
+
+def test_a_second_signal_ends_it_at_once(reloading, terminal):
+    served = reloading("--port", "0")
+    port = served.port()
+    fifo = str(terminal.directory / "fifo")
+    os.mkfifo(fifo)
+    threads = ThreadPoolExecutor()
+    held = threads.submit(ask, port, "/hold", fifo)
+    with threads, open(fifo, "w"):  # once it runs
+        served.process.send_signal(signal.SIGINT)
+        served.process.send_signal(signal.SIGTERM)
+        served.process.communicate(timeout=HANG_S)
+    assert served.process.returncode in (128 + signal.SIGTERM, 128 + signal.SIGINT)
+    assert isinstance(held.exception(), (OSError, http.client.HTTPException))
+
+
+def test_it_leaves_no_process_if_it_is_killed(reloading):
+    served = reloading("--port", "0")
+    served.port()
+    served.process.kill()
+    said = served.process.stderr.read()  # its end: nobody has it open any more
+    assert "requests, drained in " in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others have no 127.0.0.2")
+def test_a_name_is_served_at_all_its_addresses(reloading, terminal):
+    hosts = ["127.0.0.1", "127.0.0.2"]
+    names = [(int(socket.AF_INET), 1, 6, "", (host, 0)) for host in hosts]
+    (terminal.directory / "sitecustomize.py").write_text(
+        f"import socket\nsocket.getaddrinfo = lambda *_, **__: {names!r}\n"
+    )
+    terminal.environment["PYTHONPATH"] = str(terminal.directory)
+    served = reloading("--host", "name", "--port", "0", "--allow-host", "*")
+    port = served.port()
+    assert [ask(port, "/version", 1, host) for host in hosts] == [(200, "first")] * 2
+
+
+def test_a_file_is_served_at_its_address(reloading, terminal):
     path = terminal.directory / "app.toml"
     path.write_text('[server]\nuds = "s"\n[backends.v]\ncode = "mine:version"\n')
     served = reloading(app="app.toml")
-    served.until("Shoal serving app.toml on unix:")
+    assert "Shoal serving app.toml on unix:" in served.until("Shoal serving ")
     path.write_text(path.read_text() + "[backends.w]\ncode = 1\n")
-    served.until("app.toml changed")
+    assert "app.toml changed" in served.until("goes on with the version before")
 
 
 @pytest.mark.parametrize(
@@ -146,8 +240,15 @@ def test_a_mistake_is_said(words, code, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_an_address_in_use_is_said(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", "mine:app", "--reload", "--port", port]) == 1
+    assert f"can't listen at 127.0.0.1 port {port}: Address already in" in capsys.readouterr().err
+
+
 def test_what_is_not_installed_is_said(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "watchfiles", None)
+    monkeypatch.setattr("shoal.core.extras.find_spec", lambda name: None)
     assert main(["serve", "mine:app", "--reload"]) == 1
     assert "--reload needs watchfiles, which is not installed" in capsys.readouterr().err
 
@@ -157,7 +258,7 @@ def test_files_that_can_not_be_watched_are_said(capsys, monkeypatch, tmp_path):
         raise OSError("OS file watch limit reached.")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("watchfiles.run_process", watch)
+    monkeypatch.setattr("watchfiles.watch", watch)
     assert main(["serve", "mine:app", "--reload", "--port", "0"]) == 1
     said = capsys.readouterr().err
     assert "can't watch .: OS file watch limit reached.; see --reload-dir" in said

@@ -138,6 +138,16 @@ def test_workers_refuse_more_than_one_passed_socket(passing):
     assert run.returncode == 2
 
 
+def test_a_passed_socket_can_be_served_with_reload(passing):
+    pytest.importorskip("watchfiles")
+    with (
+        listening() as passed,
+        passing([passed], "http", "serve", "lengths:app", "--reload") as run,
+    ):
+        assert ask(port_of(passed), "/embed", "eel") == (200, 3)
+        end_of(run, signal.SIGTERM)
+
+
 WRONG = {
     "datagram": "is not a stream socket; write ListenStream= in its unit",
     "file": "is not a socket: ",
@@ -186,7 +196,7 @@ def test_a_socket_that_cant_be_used_is_refused_with_what_its_unit_must_say(what,
         ("http", ["lengths:app", "--port", "1"], "in place of --port; leave --port out"),
         ("admin", ["lengths:app", "--admin-socket", "/x"], "leave --admin-socket out"),
         ("admin", ["lengths:plain"], "which the socket named admin from systemd needs"),
-        ("admin", ["lengths:app", "--reload"], "--reload can't serve sockets from systemd"),
+        ("admin", ["lengths:app", "--reload"], "--reload takes one socket from systemd"),
     ],
 )
 def test_a_command_that_contradicts_sockets_is_refused(names, arguments, why, passing, tmp_path):

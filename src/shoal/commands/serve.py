@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 import select
-import shlex
 import subprocess
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
@@ -13,9 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import anyio
+
 from shoal.commands.server.client import ServerLocation, already_running, being_server
 from shoal.commands.server.options import add_server_options, process_options, server_options
 from shoal.commands.server.process import ServerProcess, collect_less_often
+from shoal.commands.server.reload import Turn, serve_versions
 from shoal.commands.server.stderr import Progress
 from shoal.commands.support.arguments import add, add_json_argument, add_name_argument, describe
 from shoal.commands.support.loading import (
@@ -26,12 +27,16 @@ from shoal.commands.support.loading import (
     need,
     server_settings,
 )
-from shoal.commands.support.output import CommandError, as_mistakes, facts, say, show
-from shoal.core.extras import needing
-from shoal.server.listeners import NO_SOCKETS, PassedSockets, passed_sockets
+from shoal.commands.support.output import CommandError, facts, say, show
+from shoal.server.config import address_of
+from shoal.server.listeners import NO_SOCKETS, Inherited, PassedSockets, passed_sockets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from starlette.types import ASGIApp
+
+    from shoal.asgi.http_options import HttpOptions
 
 
 _EXAMPLE: Final = """\
@@ -48,8 +53,6 @@ _EXAMPLE: Final = """\
 
   The first SIGTERM or Ctrl-C drains: running requests may finish. The second ends at once.
 """
-# How much longer than the graceful timeout a version may take to end.
-_RELOAD_MARGIN_S: Final = 5.0
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -79,62 +82,53 @@ def add_arguments(parser: ArgumentParser) -> None:
         Path,
         action="append",
     )
-    parser.add_argument("--is-reloaded", action="store_true", help=SUPPRESS)
+    parser.add_argument("--version-fds", type=int, nargs="+", help=SUPPRESS)
 
 
 def _run(arguments: Namespace) -> int:
     collect_less_often()
     need("shoal.server.server")
-    passed = _passed(arguments)
-    if arguments.reload and not arguments.is_reloaded:
-        if passed != NO_SOCKETS:
-            raise CommandError("--reload can't serve sockets from systemd; name an address")
+    if arguments.version_fds is not None:
+        control, *listening = arguments.version_fds
+        return _serve_version(arguments, listening, Turn(control))
+    if arguments.reload:
         return _reload(arguments)
-    if arguments.reload_dir and not arguments.reload:
+    if arguments.reload_dir:
         raise CommandError("--reload-dir needs --reload")
+    passed = _passed(arguments)
+    app = _imported(arguments)
+    options = _at(passed, server_options(arguments, server_settings(app)))
+    return _process(arguments, app, options, passed=passed).to_its_end()
+
+
+def _imported(arguments: Namespace) -> ASGIApp:
     spec = arguments.application
     with Progress(f"importing {spec}") as progress:
         app = application_of(spec)
         progress.finish(f"imported {spec}")
-    options = server_options(arguments, server_settings(app))
-    if passed.public:  # the server listens at the first one
-        options = replace(options, uds=None, fd=passed.public[0].fd)
-    return ServerProcess(
-        app=app,
-        spec=spec,
-        options=options,
-        passed=passed,
-        # Clients of a socket that systemd holds wait, as they did before this process started.
-        answers_early=not passed.public,
-        **process_options(arguments, server_settings(app)),
-    ).to_its_end()
+    return app
 
 
 def _reload(arguments: Namespace) -> int:
-    options = server_options(arguments, file_settings(arguments.application))
-    directories: Sequence[Path] = arguments.reload_dir or [Path()]
-    for directory in directories:
-        if not directory.is_dir():
-            raise CommandError(f"--reload-dir: {directory} is not a directory")
-    with as_mistakes(), needing("--reload", "reload"):
-        from watchfiles import PythonFilter, run_process
-    try:
-        run_process(
-            *directories,
-            target=shlex.join([sys.executable, "-m", "shoal", *arguments.argv, "--is-reloaded"]),
-            target_type="command",
-            watch_filter=PythonFilter(extra_extensions=(".toml",)),
-            callback=lambda changes: say(f"Shoal is reloading: {_listed(changes)} changed"),
-            sigint_timeout=math.ceil(options.graceful_timeout_s + _RELOAD_MARGIN_S),
-        )
-    except (OSError, RuntimeError) as error:  # too many directories; errors of its Rust part
-        where = ", ".join(map(str, directories))
-        raise CommandError(f"can't watch {where}: {error}; see --reload-dir", 1) from None
-    return 0
+    passed = _passed(arguments)
+    if passed.admin is not None or len(passed.public) > 1:
+        raise CommandError("--reload takes one socket from systemd, for the application")
+    options = _at(passed, server_options(arguments, file_settings(arguments.application)))
+    return serve_versions(
+        arguments.argv,
+        address_of(options),
+        arguments.reload_dir or [Path()],
+        options.graceful_timeout_s,
+    )
 
 
-def _listed(changes: Iterable[tuple[object, str]]) -> str:
-    return ", ".join(sorted({os.path.relpath(path) for _, path in changes}))
+def _serve_version(arguments: Namespace, listening: Sequence[int], turn: Turn) -> int:
+    app = _imported(arguments)
+    options = server_options(arguments, server_settings(app))
+    if not turn.wait():
+        return 0
+    passed = PassedSockets(tuple(map(Inherited, listening)))
+    return _process(arguments, app, _at(passed, options), turn.wait_over, passed).to_its_end()
 
 
 def _passed(arguments: Namespace) -> PassedSockets:
@@ -150,6 +144,32 @@ def _passed(arguments: Namespace) -> PassedSockets:
             flag = f"--{name.replace('_', '-')}"
             raise CommandError(f"systemd has passed a socket in place of {flag}; leave {flag} out")
     return passed
+
+
+def _at(passed: PassedSockets, options: HttpOptions) -> HttpOptions:
+    """Returns options with which the server listens at the first passed socket, if any."""
+    if not passed.public:
+        return options
+    return replace(options, uds=None, fd=passed.public[0].fd)
+
+
+def _process(
+    arguments: Namespace,
+    app: ASGIApp,
+    options: HttpOptions,
+    wait_over: Callable[[], Awaitable[object]] = anyio.sleep_forever,
+    passed: PassedSockets = NO_SOCKETS,
+) -> ServerProcess:
+    return ServerProcess(
+        app=app,
+        spec=arguments.application,
+        options=options,
+        wait_over=wait_over,
+        passed=passed,
+        # Clients of a socket that systemd holds wait, as they did before this process started.
+        answers_early=not passed.public,
+        **process_options(arguments, server_settings(app)),
+    )
 
 
 _START_EXAMPLE: Final = """\

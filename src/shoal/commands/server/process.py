@@ -37,7 +37,7 @@ from shoal.server.log_errors import contained
 from shoal.serving.model_server import model_server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
     from pathlib import Path
     from types import FrameType
 
@@ -72,6 +72,7 @@ class ServerProcess:
     otel: bool = False
     state: Path | None = None  # the file that stores run-time changes
     started: Callable[[str], object] = lambda _: None  # called with the URL
+    wait_over: Callable[[], Awaitable[object]] = anyio.sleep_forever  # then the server drains
     passed: PassedSockets = NO_SOCKETS  # `options` has the first socket of the application
     workers: int | None = None  # processes that speak HTTP; None to do it here
     answers_early: bool = True  # a `shoal.App` reports that it is not ready while it starts
@@ -160,6 +161,10 @@ async def _serve(run: ServerProcess) -> int:
             await shoals.controller.wait_ending()
             signals.ask()
 
+    async def until_over() -> None:
+        await run.wait_over()
+        signals.ask()
+
     def started(url: str) -> None:
         loading.finish(f"loaded {run.spec}")
         startup.close()
@@ -202,6 +207,7 @@ async def _serve(run: ServerProcess) -> int:
     async def shutdown() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(until_ending)
+            tasks.start_soon(until_over)
             await signals.shutdown.wait()
             _notify("STOPPING=1")
             tasks.cancel_scope.cancel()
