@@ -221,11 +221,16 @@ def test_a_name_is_served_at_all_its_addresses(reloading, terminal):
 
 def test_a_file_is_served_at_its_address(reloading, terminal):
     path = terminal.directory / "app.toml"
-    path.write_text('[server]\nuds = "s"\n[backends.v]\ncode = "mine:version"\n')
+    good = '[server]\nuds = "s"\n[backends.v]\ncode = "mine:version"\n'
+    path.write_text(good)
     served = reloading(app="app.toml")
     assert "Shoal serving app.toml on unix:" in served.until("Shoal serving ")
-    path.write_text(path.read_text() + "[backends.w]\ncode = 1\n")
+    path.write_text(good + "[backends.w]\ncode = 1\n")
     assert "app.toml changed" in served.until("goes on with the version before")
+    path.write_text(good)
+    served.until("Shoal serving ")
+    served.change("async def", "async deaf")
+    assert "SyntaxError" in served.until("goes on with the version before")
 
 
 @pytest.mark.parametrize(

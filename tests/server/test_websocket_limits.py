@@ -118,12 +118,17 @@ both_protocols = pytest.mark.parametrize("kind", [Http1Peer, Http2Peer], ids=["h
 
 
 @both_protocols
-async def test_a_message_of_just_the_limit_is_taken(kind):
+@pytest.mark.parametrize("letter", ["x", "\xe9"])
+async def test_a_message_of_just_the_limit_is_taken(kind, letter):
+    text = letter * (MOST // len(letter.encode()))
     async with live(EchoApp(), max_message_bytes=MOST) as server:
         peer = await kind.open(server)
         async with peer.stream:
-            await peer.send(TextMessage("x" * MOST))
-            assert (await peer.next_event()).data == "x" * MOST
+            for _ in range(2):
+                await peer.send(TextMessage(text))
+                assert (await peer.next_event()).data == text
+            await peer.send(TextMessage(text + letter))
+            assert (await peer.next_event()).code == 1009
 
 
 @both_protocols

@@ -24,6 +24,7 @@ from shoal.commands.support.loading import (
     application_of,
     empty_application,
     file_settings,
+    import_code,
     need,
     server_settings,
 )
@@ -124,6 +125,7 @@ def _reload(arguments: Namespace) -> int:
 
 def _serve_version(arguments: Namespace, listening: Sequence[int], turn: Turn) -> int:
     app = _imported(arguments)
+    import_code(app)
     options = server_options(arguments, server_settings(app))
     if not turn.wait():
         return 0

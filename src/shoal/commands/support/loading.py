@@ -78,6 +78,16 @@ def shoals_in(app: Any) -> App | None:
     return within(app, App)
 
 
+def import_code(app: Any) -> None:
+    """Imports the code in an application file that runs in this process, before it is started."""
+    found = shoals_in(app)
+    if found is None or found.file is None:
+        return
+    for one in found.file.backends.values():
+        if one.config.get("placement", "task") in ("task", "thread"):
+            named(one.import_path, "my_module:MyModel")
+
+
 def server_settings(app: Any) -> Mapping[str, Any]:
     """Returns the settings in an application's file, or the hosts and origins of a program."""
     from shoal.http.app.app import App

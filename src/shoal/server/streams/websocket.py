@@ -68,6 +68,7 @@ class WebSocketCall(AppCall):
         self._messages: deque[Message] = deque([{"type": "websocket.connect"}])
         self._size = 0  # bytes of these messages
         self._message: StringIO | BytesIO | None = None  # an incomplete message
+        self._message_size = 0  # bytes of it
         self._has_input_ended = False
         self._on_drain: Callable[[], object] | None = None
 
@@ -187,12 +188,14 @@ class WebSocketCall(AppCall):
 
     def _add(self, event: TextMessage | BytesMessage) -> None:
         assert self._frames is not None
-        parts = self._message
-        is_text = isinstance(event, TextMessage)
+        parts, part = self._message, event.data
+        is_text = isinstance(part, str)
         if parts is None:
             parts = self._message = StringIO() if is_text else BytesIO()
-        parts.write(event.data)  # type: ignore[arg-type]  # wsproto does not mix them
-        if parts.tell() > self._shared.options.max_message_bytes:
+            self._message_size = 0
+        parts.write(part)  # type: ignore[arg-type]  # wsproto does not mix them
+        self._message_size += len(part.encode() if isinstance(part, str) else part)
+        if self._message_size > self._shared.options.max_message_bytes:
             self._message = None
             code = CloseReason.MESSAGE_TOO_BIG
             reply = self._frames.send(CloseConnection(code=code)) if self.is_open else b""
