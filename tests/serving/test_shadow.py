@@ -277,6 +277,20 @@ async def test_a_change_goes_on_counting() -> None:
         assert (await controller.list_endpoints())["e"]["shadows"] == {"s": 1}
 
 
+@pytest.mark.parametrize(("before", "after"), [(equal, None), (None, equal)])
+async def test_copies_under_way_keep_their_comparison(before: Any, after: Any) -> None:
+    held = Held()
+    async with serving_tasks(held) as (controller, handle, _, tasks):
+        await shadowed(controller, echo, compare=before)
+        (caller,) = await under_way(tasks, handle.call(1))
+        await controller.shadow_traffic("e", "s", 1, compare=after)
+        held.gate.set()
+        await settle()
+        assert caller.outcome == 1
+        assert counts(controller).agreed == (before is equal)
+        assert await handle.call(2) == 2
+
+
 async def test_several_shadows_each_get_a_copy() -> None:
     async with serving(echo) as (controller, handle, _):
         first = await shadowed(controller, echo)

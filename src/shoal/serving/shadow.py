@@ -124,7 +124,7 @@ class ShadowFlow:
         answer: PrimaryAnswer,
     ) -> None:
         """Sends a copy of a request that `takes` accepted, and counts its outcome."""
-        started = anyio.current_time()
+        started, are_alike = anyio.current_time(), self._are_alike  # which may change
         try:
             with anyio.fail_after(_TIMEOUT_S), holding():
                 result = await self._result(method, args, kwargs, CallOptions(metadata=metadata))
@@ -135,11 +135,11 @@ class ShadowFlow:
         finally:
             self._under_way -= 1
             self._latency_s += anyio.current_time() - started
-        if self._are_alike is None:
+        if are_alike is None:
             return
         with anyio.move_on_after(_TIMEOUT_S):  # a stream may never be read to its end
             if await answer.wait():
-                self._count_alike(answer.value, result)
+                self._count_alike(are_alike, answer.value, result)
 
     async def _result(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions
@@ -152,10 +152,9 @@ class ShadowFlow:
         async with entry.begin_stream_of(item, call_options) as stream:
             return [item async for item in stream]
 
-    def _count_alike(self, first: Any, second: Any) -> None:
-        assert self._are_alike is not None
+    def _count_alike(self, are_alike: Callable[[Any, Any], bool], first: Any, second: Any) -> None:
         try:
-            agreed = self._are_alike(first, second)
+            agreed = are_alike(first, second)
         except Exception as error:
             self._failed += 1
             logger.warning("%s: compare raised", self.backend.tag, exc_info=error)
