@@ -27,12 +27,15 @@ from shoal.commands.support.arguments import (
     count,
     describe,
 )
-from shoal.commands.support.batch_lines import ItemLines, LineRefused, OpenAiLines, open_app
-from shoal.commands.support.data_files import (
+from shoal.commands.support.batch_lines import (
     NOT_YET,
     Input,
+    ItemLines,
+    LineRefused,
+    OpenAiLines,
     ResultFiles,
     failures_in,
+    open_app,
     open_lines,
     open_rows,
     write_parquet,
