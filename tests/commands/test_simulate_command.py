@@ -315,7 +315,7 @@ def test_a_run_time_is_needed_where_none_was_recorded(told, recorded, without, m
 
 def test_other_traces_need_a_run_time(told, tmp_path):
     path = tmp_path / "trace.csv"
-    path.write_text("1\n2\n")
+    path.write_text("at\n1\n2\n")
     told(str(path), code=2)
     assert "give the run time of a batch of n items" in told.err
 
