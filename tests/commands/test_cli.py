@@ -398,7 +398,7 @@ def test_an_application_that_does_not_start_shows_its_traceback(terminal, direct
     [
         ("serve", "shoal serve my_module:app"),
         ("run-batch", "shoal run-batch my_module:embed texts.jsonl vectors.jsonl --limit 1000"),
-        ("simulate", "shoal simulate --rate 1000 --run-time 0.002+0.00005n --max-batch-size 64"),
+        ("simulate", "shoal simulate --rate 1000 --run-time 0.002+0.00005n --option "),
         ("tune", "shoal tune my_module:embed --item"),
     ],
 )

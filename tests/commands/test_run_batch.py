@@ -238,7 +238,7 @@ def test_a_handler_that_raises_fails_its_lines(job):
 
 def test_options_of_batches(job):
     assert job("jobs:sizes", range(8)) == [4] * 8
-    assert job("jobs:sizes", range(8), "--overwrite", "--max-batch-size", "2") == [2] * 8
+    assert job("jobs:sizes", range(8), "--overwrite", "--option", "max_batch_size=2") == [2] * 8
     assert job("jobs:sizes", range(8), "--overwrite", "--window", "1") == [1] * 8
     assert job("jobs:sizes", range(9), "--overwrite", "--option", "max_batch_size=3") == [3] * 9
     assert job("jobs:Times", [1, 2], "--overwrite", "--arg", "3") == [3, 6]
@@ -318,7 +318,7 @@ def test_a_stopped_job_loses_no_line_and_writes_none_twice(directory, told, loop
     Path("in.jsonl").write_text("".join(f"{one}\n" for one in range(1, count + 1)))
     chosen = random.Random(signum)
     command = ["jobs:steps", "in.jsonl", "out.jsonl", "--event-loop", loop]
-    command += ["--max-batch-size", "8"]
+    command += ["--option", "max_batch_size=8"]
     written = 0
     for _ in range(2):
         enough = written + chosen.randrange(1, 250)

@@ -8,7 +8,6 @@ from io import BytesIO, TextIOWrapper
 import pytest
 
 from shoal.cli import main
-from shoal.core.options.options import BatchOptions
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +17,7 @@ CONSTANT = ["--rate", "100", "--duration", "1", "--traffic", "constant", "--run-
 
 
 def test_it_says_what_came_of_the_options(told):
-    text = told(*CONSTANT, "--max-batch-size", "4", "--batch-wait-timeout-s", "0.5")
+    text = told(*CONSTANT, "--option", "max_batch_size=4", "--option", "batch_wait_timeout_s=0.5")
     assert text.splitlines() == [
         "traffic   100 requests in 1 s, 100 a second (constant, seed 0)",
         "run time  4 ms + 0 s an item",
@@ -36,7 +35,7 @@ def test_it_says_what_came_of_the_options(told):
 def test_callers_may_call_again_and_again(told):
     text = told(
         *("--callers", "48", "--think", "0.0005", "--duration", "1"),
-        *("--run-time", "0.002+0.00005n", "--max-batch-size", "64"),
+        *("--run-time", "0.002+0.00005n", "--option", "max_batch_size=64"),
     )
     traffic, *_ = text.splitlines()
     assert traffic == (
@@ -49,7 +48,7 @@ def test_callers_may_call_again_and_again(told):
 def test_batches_may_be_limited(told):
     data = told(
         *("--rate", "20", "--traffic", "constant", "--duration", "10", "--run-time", "0.01"),
-        *("--max-batch-size", "96", "--option", 'limit={"batches_per_s": 2}', "--json"),
+        *("--option", "max_batch_size=96", "--option", 'limit={"batches_per_s": 2}', "--json"),
     )
     assert data["reasons"]["limit"] >= 18
     assert sum(data["reasons"].values()) <= 21
@@ -103,29 +102,14 @@ def test_any_option_can_be_named(told):
     assert data["mean_batch"] == 5
 
 
-def test_the_flags_of_options_are_those_of_the_table(capsys):
-    with pytest.raises(SystemExit):
-        main(["simulate", "--help"])
-    told = " ".join(capsys.readouterr().out.split())
-    flags = {
-        "max_batch_size": "the most requests in one batch, at least 1",
-        "batch_wait_timeout_s": "how long the oldest request may wait for the batch to fill",
-    }
-    for name, flag in flags.items():
-        default = f"{getattr(BatchOptions(), name):g}"
-        assert re.search(
-            rf"--{name.replace('_', '-')} [A-Z]+ {re.escape(flag)}[^()]* \({default}\)", told
-        )
-
-
 def test_what_more_than_the_handler_can_do_leads_to_is_said(told):
     arguments = ["--rate", "100", "--duration", "5", "--run-time", "0.01+0.01n"]
-    text = told(*arguments, "--max-batch-size", "4")
+    text = told(*arguments, "--option", "max_batch_size=4")
     assert text.rstrip().endswith(
         "The traffic exceeds the capacity of these options, 80 requests/s in full batches: "
         "the queue keeps growing."
     )
-    assert "exceeds" not in told(*arguments, "--rate", "60", "--max-batch-size", "4")
+    assert "exceeds" not in told(*arguments, "--rate", "60", "--option", "max_batch_size=4")
 
 
 def test_refused_requests_are_counted(told):
@@ -139,7 +123,7 @@ def test_a_trace_is_played(told, tmp_path):
     path.write_text(
         "at,priority,cost,bucket,user,deadline_s\n0,2,1,a,x,9\n0,1,3,a,x,9\n0,1,1,b,x,9\n"
     )
-    arguments = [str(path), "--run-time", "1n", "--max-batch-size", "3"]
+    arguments = [str(path), "--run-time", "1n", "--option", "max_batch_size=3"]
     text = told(*arguments, "--option", "priority_levels=2")
     assert "3 requests in 0 s" in text
     assert "options   max_batch_size=3, priority_levels=2\n" in text
@@ -210,7 +194,7 @@ def test_a_plot_is_saved(told, tmp_path):
         ),
         (["--run-time", "1", "absent.csv"], "can't read absent.csv"),
         ([*CONSTANT, "--run-time", "soon"], "a run time is written like 0.002+0.00005n"),
-        ([*CONSTANT, "--max-batch-size", "0"], "max_batch_size must be at least 1, not 0"),
+        ([*CONSTANT, "--option", "max_batch_size=0"], "max_batch_size must be at least 1, not 0"),
         ([*CONSTANT, "--option", "levels=2"], "'levels' is not an option of a batcher"),
         ([*CONSTANT, "--option", "overload=never"], "overload must be 'reject'"),
         (["--rate", "1", "--duration", "0.001", "--run-time", "1"], "no request arrives in 0.001"),
@@ -297,7 +281,7 @@ def test_a_recording_has_its_options_and_run_times(told, recorded):
 
 
 def test_a_guess_is_said_to_be_one(told, recorded):
-    text = told(recorded(), "--option", "max_batch_size=8", "--batch-wait-timeout-s", "5")
+    text = told(recorded(), "--option", "max_batch_size=8", "--option", "batch_wait_timeout_s=5")
     assert "Batches of up to 8 are simulated, but none larger than 2 was measured" in text
 
 
@@ -331,7 +315,7 @@ def test_a_run_time_is_needed_where_none_was_recorded(told, recorded, without, m
 
 def test_other_traces_need_a_run_time(told, tmp_path):
     path = tmp_path / "trace.csv"
-    path.write_text("1\n2\n")
+    path.write_text("at\n1\n2\n")
     told(str(path), code=2)
     assert "give the run time of a batch of n items" in told.err
 
@@ -355,6 +339,6 @@ def test_mistakes_in_what_is_compared_are_told(told, tmp_path):
 def test_a_terminal_without_unicode_gets_escapes():
     words = ["--callers", "4", "--run-time", "0.00001", "--duration", "0.1"]
     with redirect_stdout(TextIOWrapper(BytesIO(), "ascii")) as out:
-        assert main(["simulate", *words, "--max-batch-size", "4"]) == 0
+        assert main(["simulate", *words, "--option", "max_batch_size=4"]) == 0
     out.seek(0)
     assert r"\xb5s" in out.read()

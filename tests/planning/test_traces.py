@@ -80,8 +80,8 @@ def test_an_empty_cell_says_nothing(recorded):
     assert recording.arrivals == [Arrival(0.0), Arrival(1.0, priority=2)]
 
 
-def test_times_alone_need_no_header(recorded):
-    recording = recorded("10.5\n10\n\n12\n", "times.txt")
+def test_lines_may_be_in_any_order_and_blank(recorded):
+    recording = recorded("\nat\n10.5\n10\n\n12\n", "times.txt")
     assert recording.arrivals == [Arrival(0.0), Arrival(0.5), Arrival(2.0)]
 
 

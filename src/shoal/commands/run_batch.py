@@ -27,12 +27,15 @@ from shoal.commands.support.arguments import (
     count,
     describe,
 )
-from shoal.commands.support.batch_lines import ItemLines, LineRefused, OpenAiLines, open_app
-from shoal.commands.support.data_files import (
+from shoal.commands.support.batch_lines import (
     NOT_YET,
     Input,
+    ItemLines,
+    LineRefused,
+    OpenAiLines,
     ResultFiles,
     failures_in,
+    open_app,
     open_lines,
     open_rows,
     write_parquet,
@@ -70,7 +73,7 @@ _EXAMPLE: Final = """\
   A class, as for a backend, in batches of up to 256 items, 2 at a time:
 
     shoal run-batch my_module:Classifier texts.jsonl labels.jsonl --arg large.onnx \\
-      --max-batch-size 256 --option max_concurrent_batches=2
+      --option max_batch_size=256 --option max_concurrent_batches=2
 
   OpenAI's batch lines, as requests to an application, without a server:
 
@@ -114,7 +117,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         f"{_REQUESTS_AT_ONCE} requests of an application)",
         count,
     )
-    add(batches, "--max-batch-size N", "items in a batch", count)
     add(batches, "--event-loop", "the event loop", default="trio", choices=["trio", "asyncio"])
     add_option_argument(batches)
 
@@ -176,8 +178,6 @@ def _target(arguments: Namespace) -> tuple[Opening, bool]:
     """Returns what opens the handler or the application, and whether it is the latter."""
     args, kwargs = init_arguments_of(arguments)
     options = option_pairs(arguments.option)
-    if arguments.max_batch_size is not None:
-        options["max_batch_size"] = arguments.max_batch_size
     is_file = arguments.handler.endswith((".toml", ".py"))
     found = (application_of if is_file else partial(named, example="my_module:embed"))(
         arguments.handler

@@ -28,8 +28,6 @@ from shoal.commands.support.output import (
 from shoal.commands.support.simulating import Comparison, SimulatedTraffic
 from shoal.commands.support.values import option_pairs, run_time
 from shoal.core.options.names import suggested
-from shoal.core.options.option import summaries_of
-from shoal.core.options.options import BatchOptions
 from shoal.core.simulation_results import Arrival, ClosedLoop, Linear, Simulation
 from shoal.planning import traces
 from shoal.planning.figures import duration, percent, percentiles, plot, three_digits
@@ -49,18 +47,20 @@ print latencies, batch sizes, dispatch reasons, and how busy the handler was.
 _EXAMPLE: Final = """\
   A handler that takes 2 ms and 0.05 ms an item, at 1,000 requests a second:
 
-    shoal simulate --rate 1000 --run-time 0.002+0.00005n --max-batch-size 64
+    shoal simulate --rate 1000 --run-time 0.002+0.00005n --option max_batch_size=64
 
   64 callers that call again as soon as they have a result, and a millisecond for the network:
 
-    shoal simulate --callers 64 --think 0.001 --run-time 0.002+0.00005n --max-batch-size 64
+    shoal simulate --callers 64 --think 0.001 --run-time 0.002+0.00005n \\
+      --option max_batch_size=64
 
   The first with a wait of 5 ms, a bounded queue and two priority levels, over a recorded trace
   (CSV or NDJSON; columns: at, priority, timeout_s, queue_timeout_s, cost, bucket, shard_key,
   model):
 
-    shoal simulate monday.csv --run-time 0.002+0.00005n --max-batch-size 64 \\
-      --batch-wait-timeout-s 0.005 --option max_queued_requests=1000 --option priority_levels=2
+    shoal simulate monday.csv --run-time 0.002+0.00005n --option max_batch_size=64 \\
+      --option batch_wait_timeout_s=0.005 --option max_queued_requests=1000 \\
+      --option priority_levels=2
 
   What other options would have done to the traffic that `shoal trace` has recorded:
 
@@ -76,8 +76,6 @@ _TRAFFIC: Final[dict[str, Callable[..., Iterable[float]]]] = {
 
 _THINK_S: Final = 0.001
 _THINK_JITTER: Final = 0.1
-
-_FLAGS: Final = ("max_batch_size", "batch_wait_timeout_s")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -121,14 +119,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add(handler, "--jitter J", "variation of the run time: 0.1 for about a tenth", at_least_0, 0.0)
     options = parser.add_argument_group("options of the batcher")
-    summaries = summaries_of(BatchOptions)
-    for name in _FLAGS:
-        default = getattr(BatchOptions(), name)
-        options.add_argument(
-            f"--{name.replace('_', '-')}",
-            metavar="N" if isinstance(default, int) else "SECONDS",
-            help=f"{summaries.get(name, name)} ({default:g})",
-        )
     add_option_argument(options)
     add(
         options,
@@ -153,9 +143,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    flags = {name: getattr(arguments, name) for name in _FLAGS}
-    texts = [f"{name}={value}" for name, value in flags.items() if value is not None]
-    pairs = option_pairs([*texts, *arguments.option])
+    pairs = option_pairs(arguments.option)
     traffic = _traffic(arguments)
     handler = _handler(arguments, traffic.recording)
     comparison = Comparison(traffic, handler, pairs, arguments.replicas, arguments.load_time)

@@ -3,10 +3,9 @@
 The generators yield times of arrival in seconds, in ascending order, lazily, so that a long trace
 needs no memory. The same seed gives the same times.
 
-A recorded trace is CSV or NDJSON. CSV has a header with the names of its columns; a CSV file
-without a header contains only times. NDJSON has one object per line. A time is a number of seconds
-or an ISO 8601 date, and the earliest becomes 0. Lines may be in any order, since logs are written
-when requests end.
+A recorded trace is CSV or NDJSON. CSV has a header with the names of its columns. NDJSON has one
+object per line. A time is a number of seconds or an ISO 8601 date, and the earliest becomes 0.
+Lines may be in any order, since logs are written when requests end.
 
 A trace of ``shoal trace`` is NDJSON that begins with a line ``{"record": "trace", ...}``. It has
 further lines with a member ``record``, about batchers and their batches, and its requests name
@@ -196,23 +195,16 @@ def _objects(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, 
 
 
 def _csv_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    reader = csv.reader(lines)
-    names: list[str] | None = None
-    for cells in reader:
-        if not any(cell.strip() for cell in cells):
-            continue
+    reader = csv.reader(lines, skipinitialspace=True)
+    rows = (cells for cells in reader if cells)
+    names = next(rows, list[str]())
+    for cells in rows:
         where = f"{path}, line {reader.line_num}"
-        if names is None:
-            names = [cell.strip() for cell in cells]
-            if len(cells) > 1 or not _is_a_time(cells[0]):
-                continue
-            names = ["at"]
         if len(cells) != len(names):
             raise ValueError(
                 f"{where}: want {len(names)} cells ({', '.join(names)}), got {len(cells)}"
             )
-        pairs = zip(names, cells, strict=True)
-        yield where, {name: cell.strip() for name, cell in pairs if cell.strip()}
+        yield where, {name: cell for name, cell in zip(names, cells, strict=True) if cell}
 
 
 def _arrival(where: str, row: dict[str, Any]) -> Arrival:
@@ -239,14 +231,6 @@ def _time(value: Any) -> float:
     if not math.isfinite(seconds) or isinstance(value, bool):
         raise ValueError
     return seconds
-
-
-def _is_a_time(cell: str) -> bool:
-    try:
-        _time(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def _level(value: Any) -> int:

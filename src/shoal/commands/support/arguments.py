@@ -92,7 +92,7 @@ def add_option_argument(group: Any) -> None:
     add(
         group,
         "--option KEY=VALUE",
-        "any other option, like max_concurrent_batches=2 or overload=wait; repeatable",
+        "an option of the batcher, like max_batch_size=64 or overload=wait; repeatable",
         action="append",
     )
 

@@ -1,22 +1,34 @@
-"""What a line of a batch job means: an item for a handler, or a request of OpenAI's batch files."""
+"""The lines of a batch job: what each means, and the files that they are read from and written to.
+
+A line is an item for a handler, or a request of OpenAI's batch files. The results are a line of
+JSON for each line of the input, in its order. So the number of whole lines in the output says where
+a job that was stopped goes on, however it was stopped.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
-from contextlib import asynccontextmanager
+import os
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from importlib import import_module
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any, Final, cast
+from itertools import islice
+from queue import Empty, Queue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 from uuid import uuid4
 
 import anyio
+import anyio.to_thread
 
 from shoal.batching.batcher import Batcher
-from shoal.core.json_text import json_bytes
+from shoal.commands.support.output import CommandError
 from shoal.failures.exceptions import in_one_line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+    from pathlib import Path
 
     from starlette.types import ASGIApp
 
@@ -26,6 +38,11 @@ _REFUSED: Final = (429, 503)
 _MOST_REFUSED_S: Final = 60.0
 _FIRST_DELAY_S: Final = 0.05
 _MAX_DELAY_S: Final = 5.0
+NOT_YET: Final = object()
+_BLOCK_BYTES: Final = 2**20
+_ERROR_BEGINS: Final = b'{"line":'
+_ROWS_AT_ONCE: Final = 4096
+_NOTHING: Final[dict[str, Any]] = {}
 
 
 class LineRefused(Exception):
@@ -41,15 +58,12 @@ class ItemLines:
     """Items for a handler: a line is decoded and checked as the body of a request would be."""
 
     def __init__(self, signature: Signature, *, are_values: bool) -> None:
-        from shoal.http.requests.plain import encoded, one_line_json
-
         self.item = _checked(signature, are_values=are_values)
-        self._encoded: Callable[[Any], bytes] = lambda value: one_line_json(encoded(value))
 
     def written(self, number: int, outcome: Any) -> tuple[bytes, bytes | None]:
         if not isinstance(outcome, Exception):
             try:
-                return self._encoded(outcome), None
+                return _json_line(outcome), None
             except Exception as error:  # it can't be written
                 outcome = error
         return _NULL, error_line(number, {"error": _described(outcome)})
@@ -86,7 +100,7 @@ class OpenAiLines:
             answer = _answer(refused.custom_id, None, refused.members)
         else:
             answer = outcome
-        line = _encoded_plainly(answer)
+        line = _json_line(answer)
         response = answer["response"]
         if response is not None and response["status_code"] < 400:
             return line, None
@@ -94,7 +108,7 @@ class OpenAiLines:
 
 
 def error_line(number: int, members: Mapping[str, Any]) -> bytes:
-    return _encoded_plainly({"line": number, **members})
+    return _json_line({"line": number, **members})
 
 
 @asynccontextmanager
@@ -159,15 +173,10 @@ def _described(error: Exception) -> Mapping[str, Any]:
     return {"type": type(error).__name__, "title": "The call failed", "detail": in_one_line(error)}
 
 
-def _encoded_plainly(value: Any) -> bytes:
-    try:
-        return json_bytes(value, _not_json)
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return json.dumps(value, separators=(",", ":")).encode()
+def _json_line(value: Any) -> bytes:
+    from shoal.http.requests.plain import encoded, one_line_json
 
-
-def _not_json(value: Any) -> Any:
-    raise TypeError(f"{type(value).__name__} can't be written as JSON")
+    return one_line_json(encoded(value))
 
 
 def _checked(signature: Signature, *, are_values: bool) -> Callable[[Any], Any]:
@@ -200,3 +209,240 @@ def _checked(signature: Signature, *, are_values: bool) -> Callable[[Any], Any]:
         return found if is_single else tuple(found.get(one.name, one.default) for one in parameters)
 
     return item
+
+
+class Input(NamedTuple):
+    """Lines of JSON, or values of rows; `NOT_YET` where the next one is not there yet."""
+
+    lines: Iterator[Any]
+    total: int | None
+    """How many there are; None if that is not known."""
+    pipe: Pipe | None = None
+
+
+class Pipe:
+    """The lines of a pipe, read in a thread, since whoever writes it may take any time."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._blocks: Queue[list[bytes] | None] = Queue(16)
+        self._next: list[bytes] | None = []
+        # A daemon: reading can't be stopped, and must not keep the process.
+        Thread(target=self._read, daemon=True).start()
+
+    def lines(self) -> Iterator[Any]:
+        while self._next is not None:
+            yield from self._next
+            try:
+                self._next = self._blocks.get_nowait()
+            except Empty:
+                self._next = []
+                yield NOT_YET
+
+    async def wait(self) -> None:
+        """Waits for the next lines, or the end; lines that were waited for must be taken."""
+        self._next = await anyio.to_thread.run_sync(self._blocks.get, abandon_on_cancel=True)
+
+    def _read(self) -> None:
+        rest = b""
+        while block := os.read(self._descriptor, _BLOCK_BYTES):
+            *lines, rest = (rest + block).split(b"\n")
+            if lines:
+                self._blocks.put(lines)
+        if rest:
+            self._blocks.put([rest])
+        self._blocks.put(None)
+
+
+@contextmanager
+def open_lines(path: Path) -> Generator[Input]:
+    if str(path) == "-":
+        yield _of_pipe(0)
+        return
+    with path.open("rb") as file:
+        if not path.is_file():
+            yield _of_pipe(file.fileno())
+            return
+        total, end = _whole_lines(file)
+        total += file.seek(0, os.SEEK_END) > end  # the last line may have no end
+        file.seek(0)
+        yield Input(file, total)
+
+
+def _of_pipe(descriptor: int) -> Input:
+    pipe = Pipe(descriptor)
+    return Input(pipe.lines(), None, pipe)
+
+
+@contextmanager
+def open_rows(path: Path, column: str | None) -> Generator[Input]:
+    """Opens a Parquet file: each row is a dict, or the value if one column is read."""
+    parquet = _parquet()
+    with path.open("rb") as file:
+        try:
+            table = parquet.ParquetFile(file)
+        except ValueError as error:  # pyarrow's errors are ValueErrors
+            raise CommandError(f"{path} is not a Parquet file: {error}") from None
+        names: list[str] = table.schema_arrow.names
+        if column is not None and column not in names:
+            raise CommandError(f"{path} has no column {column!r}; it has {', '.join(names)}")
+        only = names[0] if column is None and len(names) == 1 else column
+        yield Input(_rows(table, only), table.metadata.num_rows)
+
+
+def _rows(table: Any, only: str | None) -> Iterator[Any]:
+    for batch in table.iter_batches(_ROWS_AT_ONCE, columns=None if only is None else [only]):
+        rows: list[dict[str, Any]] = batch.to_pylist()
+        yield from rows if only is None else (row[only] for row in rows)
+
+
+class ResultFiles:
+    """The output of a job and its errors, where it goes on after the last line that has an end."""
+
+    # Errors are written before the lines in whose places they are. A killed process leaves half
+    # a line, or errors without results: both are dropped, and those lines are computed again.
+
+    def __init__(self, path: Path, errors: Path, *, overwrite: bool) -> None:
+        self.path, self.errors_path = path, errors
+        self.failed = 0
+        self._lines: list[bytes] = []
+        self._failures: list[bytes] = []
+        with ExitStack() as opened:
+            self._output = opened.enter_context(_opened(path))
+            try:
+                fcntl.flock(self._output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CommandError(f"another run writes {path}") from None
+            self._errors = opened.enter_context(_opened(errors))
+            self.done, end = (0, 0) if overwrite else _whole_lines(self._output)
+            self.failed, errors_end = _errors_until(self._errors, self.done, errors)
+            self.dropped_bytes = self._output.seek(0, os.SEEK_END) - end
+            for file, size in ((self._output, end), (self._errors, errors_end)):
+                file.truncate(size)
+                file.seek(size)
+            opened.pop_all()
+
+    def add(self, line: bytes, error: bytes | None = None) -> None:
+        """Adds the result of the next line; `error` is a JSON object that begins with it."""
+        self._lines.append(line)
+        self.done += 1
+        if error is not None:
+            self._failures.append(error)
+            self.failed += 1
+
+    def flush(self) -> None:
+        # What can't be written is dropped: to write the rest later would leave a gap.
+        failures, self._failures = self._failures, []
+        lines, self._lines = self._lines, []
+        for path, file, added in (
+            (self.errors_path, self._errors, failures),
+            (self.path, self._output, lines),
+        ):
+            if added:
+                try:
+                    file.write(b"\n".join((*added, b"")))
+                    file.flush()
+                except OSError as error:
+                    raise CommandError(f"can't write {path}: {error.strerror}", 1) from None
+
+    def close(self) -> None:
+        """Closes the files, and removes that of errors if there are none."""
+        for file in (self._output, self._errors):
+            with suppress(OSError):  # what could not be written can't be now; it was reported
+                file.close()
+        if self.failed == 0:
+            self.errors_path.unlink(missing_ok=True)
+
+
+def failures_in(errors: Path) -> int:
+    if not errors.exists():
+        return 0
+    with errors.open("rb") as file:
+        return _whole_lines(file)[0]
+
+
+def _opened(path: Path) -> BinaryIO:
+    if path.exists() and not path.is_file():
+        raise CommandError(f"{path} is no regular file, so no job can go on in it")
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+    except OSError as error:
+        raise CommandError(f"can't write {path}: {error.strerror}") from None
+
+
+def _whole_lines(file: BinaryIO) -> tuple[int, int]:
+    """Returns the number of lines that have an end, and where the last of them ends."""
+    lines = end = at = 0
+    file.seek(0)
+    while block := file.read(_BLOCK_BYTES):
+        lines += block.count(b"\n")
+        last = block.rfind(b"\n")
+        if last >= 0:
+            end = at + last + 1
+        at += len(block)
+    file.seek(0)
+    return lines, end
+
+
+def _errors_until(file: BinaryIO, last: int, path: Path) -> tuple[int, int]:
+    """Returns the number of errors of lines up to the last one, and where they end."""
+    found = end = 0
+    for line in file:
+        number = None
+        if line.startswith(_ERROR_BEGINS) and line.endswith(b"\n"):
+            with suppress(ValueError):
+                number = int(line[len(_ERROR_BEGINS) : line.index(b",")])
+        elif _ERROR_BEGINS.startswith(line[: len(_ERROR_BEGINS)]) and not line.endswith(b"\n"):
+            break  # it was being written
+        if number is None:  # a mistyped path must not cost a file
+            raise CommandError(f"{path} is no file of errors of this command: remove it")
+        if number > last:
+            break
+        found, end = found + 1, end + len(line)
+    return found, end
+
+
+def write_parquet(journal: Path, path: Path) -> None:
+    """Converts lines of JSON to a Parquet file, which is there whole or not at all."""
+    arrow, parquet = import_module("pyarrow"), _parquet()
+    beside = path.with_name(f"{path.name}.part")
+    try:
+        schema, are_objects = _schema_of(arrow, journal)
+        with parquet.ParquetWriter(beside, schema) as writer:
+            for rows in _chunks(journal):
+                listed = [(row or _NOTHING) if are_objects else {"result": row} for row in rows]
+                writer.write_table(arrow.Table.from_pylist(listed, schema=schema))
+    except (ValueError, TypeError) as error:  # pyarrow's errors are of these
+        raise CommandError(
+            f"the results fit no Parquet file, and stay in {journal}: {error}", 1
+        ) from None
+    os.replace(beside, path)
+    journal.unlink()
+
+
+def _schema_of(arrow: Any, journal: Path) -> tuple[Any, bool]:
+    """Returns the schema of all lines, and whether they are objects, for columns."""
+    are_objects = True
+    for rows in _chunks(journal):
+        are_objects &= all(row is None or isinstance(row, dict) for row in rows)
+    schemas: list[Any] = []
+    for rows in _chunks(journal):
+        columns: dict[str, list[Any]] = {"result": rows}
+        if are_objects:
+            names: dict[str, None] = dict.fromkeys(name for row in rows for name in row or ())
+            columns = {name: [(row or _NOTHING).get(name) for row in rows] for name in names}
+        made = arrow.table(columns).schema
+        schemas = [arrow.unify_schemas([*schemas, made], promote_options="permissive")]
+    if not schemas or not schemas[0].names:
+        return arrow.schema([("result", arrow.null())]), False
+    return schemas[0], are_objects
+
+
+def _chunks(journal: Path) -> Iterator[list[Any]]:
+    with journal.open("rb") as file:
+        while lines := list(islice(file, _ROWS_AT_ONCE)):
+            yield [json.loads(line) for line in lines if line.strip()]
+
+
+def _parquet() -> Any:
+    return import_module("pyarrow.parquet")  # an extra

@@ -21,17 +21,10 @@ from shoal.core.simulation_results import Linear
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 
 _OPENING: Final = ("[", "{", '"', "'")
-# Other spellings of values. No text option of a batcher has such a value.
-_WORDS: Final[Mapping[str, str]] = {
-    "None": "none",
-    "null": "none",
-    "True": "true",
-    "False": "false",
-}
 _OPTION: Final = "an option is written KEY=VALUE, like num_replicas=2"
 _BATCH_OPTION: Final = "an option is written KEY=VALUE, like priority_levels=3"
 _KWARG: Final = "--kwarg is written KEY=VALUE, like threads=4"
@@ -44,8 +37,10 @@ def config_of(texts: Sequence[str], form: str = _OPTION) -> dict[str, Any]:
     """Parses KEY=VALUE options; a dotted key names a value in a table."""
     found: dict[str, Any] = {}
     for text in texts:
-        key, value = _pair(text, form)
-        *tables, name = key.split(".")
+        key, equals, value = text.partition("=")
+        *tables, name = key.strip().split(".")
+        if not equals or not all((*tables, name)):
+            raise CommandError(f"{form}, not {text!r}")
         within = found
         for table in tables:
             inner = within.setdefault(table, {})
@@ -67,11 +62,9 @@ def init_arguments_of(arguments: Namespace) -> tuple[list[Any], dict[str, Any]]:
 
 
 def option_pairs(texts: Sequence[str]) -> dict[str, Any]:
-    """Parses KEY=VALUE options of a batcher; the last of equal keys applies."""
+    """Parses and checks KEY=VALUE options of a batcher."""
     pairs: dict[str, Any] = {}
-    for text in texts:
-        key, value = _pair(text, _BATCH_OPTION)
-        name = key.replace("-", "_")
+    for name, value in config_of(texts, _BATCH_OPTION).items():
         option = OPTIONS.get(name)
         if option is None:
             raise CommandError(str(unknown_option("a batcher", name, OPTIONS)))
@@ -81,7 +74,7 @@ def option_pairs(texts: Sequence[str]) -> dict[str, Any]:
                 "come from the columns 'cost' and 'bucket' of a trace"
             )
         with as_mistakes():
-            pairs[name] = option.from_plain(name, _option_value(value))
+            pairs[name] = option.from_plain(name, value)
     return pairs
 
 
@@ -101,22 +94,6 @@ def value_of(text: str) -> Any:
     if parsed.keys() != {"it"}:
         raise CommandError(f"{text!r} is more than one value")
     return parsed["it"]
-
-
-def _option_value(text: str) -> Any:
-    text = text.strip()
-    if "," in text and not text.startswith(_OPENING):
-        with suppress(CommandError):
-            return value_of(f"[{text}]")
-    return value_of(_WORDS.get(text, text))
-
-
-def _pair(text: str, form: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    key = key.strip()
-    if not equals or not all(key.split(".")):
-        raise CommandError(f"{form}, not {text!r}")
-    return key, value
 
 
 def weights_of(texts: Sequence[str]) -> dict[str, float]:

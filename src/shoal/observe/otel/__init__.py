@@ -1,1 +1,1 @@
-"""Traces and metrics for OpenTelemetry, of programs that ask for them; the extra ``otel``."""
+"""Traces for OpenTelemetry, of programs that ask for them; the extra ``otel``."""

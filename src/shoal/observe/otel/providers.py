@@ -54,23 +54,17 @@ def _provider(exporter: SpanExporter | None, *, shutdown_on_exit: bool = True) -
 
 
 def _span_exporter() -> SpanExporter | None:
-    kind = _chosen()
+    kind = os.environ.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
+    if kind not in _KNOWN:
+        raise ValueError(f"OTEL_TRACES_EXPORTER must be otlp, console or none, not {kind!r}")
     if kind == "none":
         return None
     if kind == "console":
         return ConsoleSpanExporter()
+    for protocol in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        given = os.environ.get(protocol, "").strip() or _PROTOCOL
+        if given != _PROTOCOL:
+            raise ValueError(f"{protocol} must be {_PROTOCOL}, not {given!r}")
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     return OTLPSpanExporter()
-
-
-def _chosen() -> str:
-    name = "OTEL_TRACES_EXPORTER"
-    kind = os.environ.get(name, "").strip() or "otlp"
-    if kind not in _KNOWN:
-        raise ValueError(f"{name} must be otlp, console or none, not {kind!r}")
-    for protocol in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-        given = os.environ.get(protocol, "").strip() or _PROTOCOL
-        if kind == "otlp" and given != _PROTOCOL:
-            raise ValueError(f"{protocol} must be {_PROTOCOL}, not {given!r}")
-    return kind
