@@ -350,13 +350,8 @@ def shoal_modules() -> dict[str, str]:
 
 
 RULES = [
-    upward_imports,
-    circular_imports,
-    circular_rooms,
-    event_loop_imports,
-    late_imports,
-    long_files,
-    lone_subclasses,
+    *(upward_imports, circular_imports, circular_rooms, event_loop_imports, late_imports),
+    *(long_files, lone_subclasses),
 ]
 
 

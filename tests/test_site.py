@@ -25,15 +25,9 @@ pytestmark = [
 SIZES = {"a telephone": 390, "a desk": 1400}
 # One of each kind: with tables, code in several languages, pictures, signatures and wide tables.
 READ = [
-    "index",
-    "serve",
-    "tutorials/first-steps",
-    "how-to/plan-with-simulations",
-    "how-to/move-from-other-servers",
-    "how-to/run-in-production",
-    "discussion/layers",
-    "reference/timeouts",
-    "reference/modules",
+    *("index", "serve", "tutorials/first-steps", "how-to/plan-with-simulations"),
+    *("how-to/move-from-other-servers", "how-to/run-in-production", "discussion/layers"),
+    *("reference/timeouts", "reference/modules"),
 ]
 SEARCHES = {
     "queue": "how-to/handle-overload",

@@ -117,26 +117,9 @@ def pad_by_number(items: list[Any], size: int) -> list[Any]:
 # Options
 
 FEATURES = (
-    "idle",
-    "bound",
-    "costs",
-    "split",
-    "buckets",
-    "allowed",
-    "preferred",
-    "levels",
-    "isolated levels",
-    "queue policies",
-    "windows",
-    "deadline order",
-    "scope deadlines",
-    "refusing",
-    "adaptive",
-    "isolated errors",
-    "time-outs",
-    "abandoned",
-    "limit",
-    "limit",
+    *("idle", "bound", "costs", "split", "buckets", "allowed", "preferred", "levels"),
+    *("isolated levels", "queue policies", "windows", "deadline order", "scope deadlines"),
+    *("refusing", "adaptive", "isolated errors", "time-outs", "abandoned", "limit", "limit"),
 )
 NOT_DRAWN = {"policy", "dedupe", "cache", "open", "regather", "graceful_shutdown_timeout_s"}
 PLAIN = {name: getattr(shoal.BatchOptions(), name) for name in OPTIONS if name not in NOT_DRAWN}

@@ -54,13 +54,8 @@ PLAIN_AGAIN: dict[str, Any] = {
     "order": "arrival",
 }
 NONE = {
-    "adaptive",
-    "allowed_batch_sizes",
-    "batch_size_fn",
-    "bucket_by",
-    "default_priority",
-    "idle_timeout_s",
-    "preferred_batch_sizes",
+    *("adaptive", "allowed_batch_sizes", "batch_size_fn", "bucket_by", "default_priority"),
+    *("idle_timeout_s", "preferred_batch_sizes"),
 }
 
 

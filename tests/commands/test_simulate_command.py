@@ -75,16 +75,7 @@ def test_programs_get_the_same_as_data(told):
 
 @pytest.mark.parametrize("traffic", ["poisson", "bursty"])
 def test_traffic_that_is_drawn_depends_on_the_seed(traffic, told):
-    arguments = [
-        "--rate",
-        "50",
-        "--duration",
-        "10",
-        "--traffic",
-        traffic,
-        "--run-time",
-        "0.01+.01n",
-    ]
+    arguments = f"--rate 50 --duration 10 --traffic {traffic} --run-time 0.01+.01n".split()
     first = told(*arguments, "--json")
     assert told(*arguments, "--json") == first
     assert told(*arguments, "--seed", "1", "--json") != first

@@ -161,13 +161,8 @@ TIMEOUTS_S: dict[str, Sequence[float | None]] = {
 
 # The engine is the same on each loop; these are scenes in which the loop cancels or wakes much.
 ON_ASYNCIO_TOO = (
-    "three slots",
-    "a line outside",
-    "until idle",
-    "deadlines and a bounded line",
-    "a limit and deadlines",
-    "a handler that is cut short",
-    "nearly everything",
+    *("three slots", "a line outside", "until idle", "deadlines and a bounded line"),
+    *("a limit and deadlines", "a handler that is cut short", "nearly everything"),
 )
 
 
