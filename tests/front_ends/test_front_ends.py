@@ -282,7 +282,7 @@ async def test_a_request_that_does_not_end_is_told_so_at_the_end(app, held):
 @pytest.mark.one_loop
 async def test_workers_that_cannot_start_any_more_end_the_server(app, tmp_path, monkeypatch):
     """It does not start others for ever."""
-    from shoal.commands.server import workers
+    from shoal.front_ends import listener
 
     monkeypatch.setattr("shoal.front_ends.listener.random.random", lambda: 0.0)
     broken = tmp_path / "broken"
@@ -292,13 +292,13 @@ async def test_workers_that_cannot_start_any_more_end_the_server(app, tmp_path, 
         "runpy.run_module('shoal.commands.server.front_end', run_name='__main__', alter_sys=True)\n"
     )
 
-    start_front_ends = workers.front_ends
+    start_front_ends = listener.front_ends
 
     def with_program(*given):
         *_, start = start_front_ends(*given).args
         return partial(FrontEnds, 1, [sys.executable, "-c", program], start)
 
-    monkeypatch.setattr(workers, "front_ends", with_program)
+    monkeypatch.setattr(listener, "front_ends", with_program)
     of_others = set(children_of(os.getpid()))
     with anyio.fail_after(HANG_S):
         async with live(app, workers=1) as server:

@@ -25,7 +25,7 @@ from shoal.commands.support.output import (
     show,
     table,
 )
-from shoal.commands.support.simulating import Comparison, SimulatedTraffic
+from shoal.commands.support.simulating import Case, Comparison, SimulatedTraffic
 from shoal.commands.support.values import option_pairs, run_time
 from shoal.core.options.names import suggested
 from shoal.core.simulation_results import Arrival, ClosedLoop, Linear, Simulation
@@ -36,7 +36,7 @@ from shoal.planning.traces import COLUMNS, Recording, read_trace
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 _DESCRIPTION: Final = """\
@@ -164,7 +164,7 @@ def run(arguments: Namespace) -> int:
         "loads": simulation.loads,
         "priorities": {level: percentiles(latencies) for level, latencies in levels.items()},
     }
-    text = _as_text(simulation, handler, traffic.text, comparison.options, levels)
+    text = _as_text(simulation, case, handler, traffic.text, comparison.options, levels)
     if len(comparison.cases) > 1:
         data["compared"] = [case.as_data() for case in comparison.cases]
         text = f"{text}\n\n{comparison.as_text()}"
@@ -259,6 +259,7 @@ def _levels(
 
 def _as_text(
     simulation: Simulation,
+    case: Case,
     handler: Linear | MeasuredRunTimes,
     traffic: str,
     options: str,
@@ -266,7 +267,7 @@ def _as_text(
 ) -> str:
     times = _run_time_text(handler)
     inputs = facts([("traffic", traffic), ("run time", times), ("options", options or "-")])
-    parts = [inputs, _as_facts(simulation)]
+    parts = [inputs, _as_facts(simulation, case)]
     if levels:
         rows: list[list[str]] = []
         for level, latencies in levels.items():
@@ -286,19 +287,14 @@ def _as_text(
     return "\n\n".join(parts)
 
 
-def _as_facts(simulation: Simulation) -> str:
+def _as_facts(simulation: Simulation, case: Case) -> str:
     count = len(simulation.outcomes)
     batches = len(simulation.batches)
     ends = [
         f"{ended:,} {outcome}" + (f" ({percent(ended / count)})" if ended < count else "")
-        for outcome, ended in simulation.count.items()
-        if ended
+        for outcome, ended in case.outcomes.items()
     ]
-    reasons = [
-        f"{reason} {percent(dispatched / batches)}"
-        for reason, dispatched in simulation.reasons.items()
-        if dispatched
-    ]
+    reasons = [f"{reason} {percent(some / batches)}" for reason, some in case.reasons.items()]
     placed: list[tuple[str, str]] = []
     if simulation.options.sticky_load_factor is not None:
         placed = [("not on the preferred replica", percent(simulation.spilled_share))]
@@ -307,8 +303,8 @@ def _as_facts(simulation: Simulation) -> str:
     return facts(
         [
             ("requests", ", ".join(ends)),
-            ("latency", _times(simulation.latency_s)),
-            ("wait in queue", _times(simulation.waits_s())),
+            ("latency", _times(case.latency)),
+            ("wait in queue", _times(case.wait)),
             ("batches", f"{batches:,}, of {three_digits(simulation.mean_batch)} on average"),
             ("dispatched because", ", ".join(reasons)),
             ("handler busy", percent(simulation.busy_share)),
@@ -317,8 +313,7 @@ def _as_facts(simulation: Simulation) -> str:
     )
 
 
-def _times(values: Sequence[float]) -> str:
-    shares = percentiles(values)
+def _times(shares: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {duration(value)}" for name, value in shares.items()) or "-"
 
 
