@@ -216,11 +216,10 @@ class WebSocketCall(AppCall):
         else:
             if self._timeout is None:
                 timeout_s = shared.options.body_timeout_s
-                self._timeout = BodyTimeout(shared.timeouts, timeout_s, self._expire)
+                self._timeout = BodyTimeout(shared.timeouts, timeout_s, self._message_timed_out)
             self._timeout.received(size)
 
-    def _expire(self) -> None:
-        """Handles that an incomplete message has been on its way for too long."""
+    def _message_timed_out(self) -> None:
         assert self._timeout is not None
         if self.is_full or self._connection.is_blocked:  # the client may have sent more
             self._timeout.resume()
