@@ -131,6 +131,37 @@ async def test_a_message_of_just_the_limit_is_taken(kind, letter):
             assert (await peer.next_event()).code == 1009
 
 
+def part(size):
+    return TextMessage("x" * size, message_finished=False)
+
+
+@both_protocols
+async def test_the_incomplete_messages_of_all_clients_have_one_limit(kind):
+    async with live(EchoApp(), max_incomplete_bytes=MOST) as server:
+        first, second, third = [await kind.open(server) for _ in range(3)]
+        async with first.stream, second.stream, third.stream:
+            await first.send(part(MOST - 1), Ping())
+            await first.next_event()  # it was read
+            await second.send(part(2))
+            assert (await second.next_event()).code == 1013
+            await third.send(TextMessage("y" * MOST))  # it is complete at once
+            assert (await third.next_event()).data == "y" * MOST
+            await first.send(TextMessage("z"))
+            assert (await first.next_event()).data == "x" * (MOST - 1) + "z"
+            await third.send(part(MOST), TextMessage("z"))
+            assert (await third.next_event()).data == "x" * MOST + "z"
+
+
+@both_protocols
+async def test_a_message_that_is_not_completed_in_time_ends_its_websocket(kind):
+    async with live(EchoApp(), body_timeout_s=0.05) as server:
+        peer = await kind.open(server)
+        async with peer.stream:
+            await peer.send(part(10))
+            event = await peer.next_event()
+            assert (event.code, event.reason) == (1008, "a message was not sent in time")
+
+
 @both_protocols
 @pytest.mark.parametrize(
     ("broken", "code"),

@@ -189,8 +189,8 @@ class HttpOptions:
         max_headers: How many headers a request may have.
         max_target_bytes: The longest target, a path with its query, that a request may have, in
             bytes.
-        body_timeout_s: How long the body of a request may take to arrive, in seconds, or each 16
-            KiB of it.
+        body_timeout_s: How long the body of a request, or a WebSocket message, may take to arrive,
+            in seconds, or each 16 KiB of it.
         ping_interval_s: How long the client of a WebSocket may be silent before it is pinged, and
             then again before it is disconnected, in seconds.
         max_message_bytes: The largest message that the client of a WebSocket may send, in bytes.
@@ -215,7 +215,8 @@ class HttpOptions:
             loopback address, else all.
         max_body_bytes: The largest body that a request may have, in bytes.
         max_incomplete_bytes: The limit of bytes held for all incomplete bodies, with a quarter of
-            it for one connection; further bodies are refused with 503.
+            it for one connection; further bodies are refused with 503. The server has the same
+            limit for all incomplete WebSocket messages.
         max_json_elements: How many values, keys and containers a JSON body may have; fewer if most
             are containers, since their memory may be no more than 12 times the body's size, plus
             32 bytes for each permitted element, plus 1 MiB.

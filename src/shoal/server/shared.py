@@ -73,6 +73,7 @@ class Shared:
         self.connections: set[Any] = set()
         self.started = 0  # calls of the application since the server started
         self.finished = 0
+        self.incomplete = 0  # bytes of WebSocket messages
         self.is_draining = False  # connections close after their current responses
         self._closed: anyio.Event | None = None
 

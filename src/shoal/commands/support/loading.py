@@ -79,7 +79,7 @@ def shoals_in(app: Any) -> App | None:
 
 
 def import_code(app: Any) -> None:
-    """Imports the code in an application file that runs in this process, before it is started."""
+    # Of an application file, only the code that will run in this process.
     found = shoals_in(app)
     if found is None or found.file is None:
         return

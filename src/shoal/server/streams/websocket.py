@@ -23,6 +23,7 @@ from wsproto.frame_protocol import CloseReason
 from shoal.asgi.headers import FRAMING, BadRequest, check_headers
 from shoal.server.log_errors import contained
 from shoal.server.streams.call import AppCall, scope_of
+from shoal.server.timeouts import BodyTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -69,6 +70,7 @@ class WebSocketCall(AppCall):
         self._size = 0  # bytes of these messages
         self._message: StringIO | BytesIO | None = None  # an incomplete message
         self._message_size = 0  # bytes of it
+        self._timeout: BodyTimeout | None = None  # of it
         self._has_input_ended = False
         self._on_drain: Callable[[], object] | None = None
 
@@ -120,6 +122,10 @@ class WebSocketCall(AppCall):
         """Handles the client's end, which the application receives after the messages."""
         self._has_input_ended = True
         self._read_on()
+
+    def disconnected(self) -> None:
+        self._forget_message()
+        super().disconnected()
 
     def ping(self) -> bool:
         if self.is_open:
@@ -188,26 +194,50 @@ class WebSocketCall(AppCall):
 
     def _add(self, event: TextMessage | BytesMessage) -> None:
         assert self._frames is not None
-        parts, part = self._message, event.data
-        is_text = isinstance(part, str)
+        shared, parts, part = self._shared, self._message, event.data
         if parts is None:
-            parts = self._message = StringIO() if is_text else BytesIO()
-            self._message_size = 0
+            parts = self._message = StringIO() if isinstance(part, str) else BytesIO()
         parts.write(part)  # type: ignore[arg-type]  # wsproto does not mix them
-        self._message_size += len(part.encode() if isinstance(part, str) else part)
-        if self._message_size > self._shared.options.max_message_bytes:
-            self._message = None
-            code = CloseReason.MESSAGE_TOO_BIG
-            reply = self._frames.send(CloseConnection(code=code)) if self.is_open else b""
-            self._closed(reply, code.value, "")
+        size = len(part.encode() if isinstance(part, str) else part)
+        self._message_size += size
+        shared.incomplete += size
+        if self._message_size > shared.options.max_message_bytes:
+            self._refuse_message(CloseReason.MESSAGE_TOO_BIG)
         elif event.message_finished:
             data = parts.getvalue()
-            self._message = None
+            self._forget_message()
             kinds: dict[str, Any] = {"bytes": None, "text": None}
-            kinds["text" if is_text else "bytes"] = data
+            kinds["text" if isinstance(data, str) else "bytes"] = data
             self._messages.append({"type": "websocket.receive", **kinds})
             self._size += len(data)
             self._changed.signal()
+        elif shared.incomplete > shared.options.max_incomplete_bytes:
+            self._refuse_message(CloseReason.TRY_AGAIN_LATER)
+        else:
+            if self._timeout is None:
+                timeout_s = shared.options.body_timeout_s
+                self._timeout = BodyTimeout(shared.timeouts, timeout_s, self._message_timed_out)
+            self._timeout.received(size)
+
+    def _message_timed_out(self) -> None:
+        assert self._timeout is not None
+        if self.is_full or self._connection.is_blocked:  # the client may have sent more
+            self._timeout.resume()
+        else:
+            self._connection.request_timed_out()
+            self._refuse_message(CloseReason.POLICY_VIOLATION, "a message was not sent in time")
+
+    def _refuse_message(self, code: CloseReason, reason: str = "") -> None:
+        assert self._frames is not None
+        closing = CloseConnection(code=code, reason=reason)
+        self._closed(self._frames.send(closing) if self.is_open else b"", code.value, reason)
+
+    def _forget_message(self) -> None:
+        self._shared.incomplete -= self._message_size
+        self._message, self._message_size = None, 0
+        if self._timeout is not None:
+            self._timeout.close()
+            self._timeout = None
 
     def _next_message(self) -> Message | None:
         if not self._messages:

@@ -218,7 +218,6 @@ class TaskStream:
 async def _send_text(
     job: TextJob, form: MessageForm, ends: list[TextEnd], nth: int, send: Sender
 ) -> None:
-    """Sends the messages of the pieces of one of several texts."""
     async with _one_of_several(job, nth) as text:
         end, stream = text.output.end, text.stream()
         ends.append(end)

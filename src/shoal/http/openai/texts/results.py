@@ -215,7 +215,6 @@ class TextOutput:
         return Piece(text, fields, _logprobs(given))
 
     def whole(self, result: Any) -> Piece:
-        """Takes the result of a model that does not stream; returns the part before its end."""
         if isinstance(result, str):
             return Piece(self.end.whole(whole_text(result)), {}, None)
         given = _given(result, self._passes)
