@@ -16,11 +16,13 @@ from certificates import new_certificate
 from replicas.remote_servers import TOKEN, listening
 from shoal.batching.current import Identity
 from shoal.core.addresses import model_server_address
-from shoal.errors import NotAllowed, ReplicaNotStarted
+from shoal.errors import NotAllowed, ReplicaDied, ReplicaNotStarted
 from shoal.replicas.code.definition import Definition
+from shoal.replicas.code.instance import Instance
 from shoal.replicas.contract import Blueprint
 from shoal.replicas.process.wire.frames import FrameKind, encoded
 from shoal.replicas.process.wire.messages import packed
+from shoal.replicas.process.wire.start import sendable
 from shoal.replicas.remote import handshake
 from shoal.replicas.remote.replica import RemoteReplica
 from shoal.replicas.remote.sockets import connect
@@ -323,6 +325,40 @@ async def test_a_model_server_that_lies_is_left_at_once(tmp_path, frame):
             with anyio.fail_after(HANG_S):
                 said = await failure_of(replica_of(f"unix:{tmp_path}/a"))
         assert "it sent an invalid frame" in said
+
+
+async def test_a_model_server_that_sends_a_step_as_a_result_is_left_at_once(tmp_path):
+    description = packed(sendable(Instance(Definition(double)).description))
+    answers = {FrameKind.START: FrameKind.RESULT, FrameKind.RUN: FrameKind.PART}
+    with socket.socket(socket.AF_UNIX) as listening_socket:
+        listening_socket.bind(f"{tmp_path}/a")
+        listening_socket.listen()
+        listening_socket.setblocking(False)
+
+        async def lie():
+            await anyio.wait_readable(listening_socket)
+            sock, _ = listening_socket.accept()
+            sock.setblocking(False)
+            with sock:
+                await handshake.greet_ingress(sock, None, b"")
+                kind = FrameKind.PING
+                while kind is not FrameKind.RUN:
+                    head = await handshake.receive(sock, 24)
+                    kind = FrameKind(head[0])
+                    id_, size = (int.from_bytes(part, "little") for part in (head[8:16], head[16:]))
+                    await handshake.receive(sock, size)
+                    if kind in answers:
+                        frame = encoded(answers[kind], id_, description.parts)
+                        await handshake.send_all(sock, b"".join(frame))
+                await closed(sock)
+
+        played = Played(replica_of(f"unix:{tmp_path}/a"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lie)
+            tasks.start_soon(played.serve)
+            await played.ready.wait()
+            with anyio.fail_after(HANG_S), pytest.raises(ReplicaDied, match="a step instead of"):
+                await played.run("__call__", [1])
 
 
 @pytest.mark.skipif(

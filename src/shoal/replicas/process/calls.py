@@ -129,6 +129,9 @@ class Conversation:
             if batch is not None:
                 batch.on_left = partial(self._left, call, batch, on_left)
             frame = await self._replies.next(call)
+            while frame is not None and frame.kind is FrameKind.PART:
+                self._worker.kill("it sent a step instead of a result")
+                frame = await self._replies.next(call)
             if frame is None:
                 raise self._worker.death()
             return await self._opened(frame, _NAMES.get(kind, HANDLER))
