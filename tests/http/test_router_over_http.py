@@ -134,6 +134,14 @@ async def test_bodies_are_checked_by_the_method_that_is_called():
         assert (await ask(app, "/e", {"left": 1, "right": 2})).status == 422
 
 
+async def test_code_without_parameters_is_called():
+    async def now() -> int:
+        return 5
+
+    async with up(now) as (app, _client, _stage):
+        assert (await ask(app, "/e")).json() == 5
+
+
 async def test_each_backend_of_an_endpoint_reads_bodies_by_its_own_signature():
     async def of_two(text: str, times: int = 1):
         return text * times
