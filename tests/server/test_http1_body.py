@@ -302,6 +302,16 @@ async def test_a_body_of_which_a_part_comes_just_at_its_deadline_has_another(mon
             assert (await read_all(client)).startswith(b"HTTP/1.1 408 ")
 
 
+@on_a_socket
+async def test_a_client_that_has_sent_much_may_be_silent_for_no_longer(monkeypatch):
+    monkeypatch.setattr(Shared, "linger_s", 0.05)
+    sent = request("/", method="POST", headers=["Content-Length: 9000000"]) + bytes(8_000_000)
+    async with live(Noting(), body_timeout_s=0.05) as server, await server.connect() as client:
+        await client.send_all(sent)
+        with anyio.fail_after(HANG_S / 4):
+            assert (await read_all(client)).startswith(b"HTTP/1.1 408 ")
+
+
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 

@@ -153,11 +153,12 @@ async def test_the_incomplete_messages_of_all_clients_have_one_limit(kind):
 
 
 @both_protocols
-async def test_a_message_that_is_not_completed_in_time_ends_its_websocket(kind):
+@pytest.mark.parametrize("size", [10, 8_000_000])
+async def test_a_message_that_is_not_completed_in_time_ends_its_websocket(kind, size):
     async with live(EchoApp(), body_timeout_s=0.05) as server:
         peer = await kind.open(server)
         async with peer.stream:
-            await peer.send(part(10))
+            await peer.send(part(size))
             event = await peer.next_event()
             assert (event.code, event.reason) == (1008, "a message was not sent in time")
 

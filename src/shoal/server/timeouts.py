@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 _BYTES_PER_SEND_TIMEOUT: Final = 2**18
-_BYTES_PER_BODY_TIMEOUT: Final = 2**14
+# A client that has sent so much of a body has the whole time again.
+BYTES_PER_BODY_TIMEOUT: Final = 2**14
 # Clients that connected together time out together. Ending them takes a while, and other tasks
 # would have to wait.
 _EXPIRED_AT_ONCE: Final = 16
@@ -31,11 +32,6 @@ _EXPIRED_AT_ONCE: Final = 16
 def time_to_send_s(size: int, send_timeout_s: float) -> float:
     """Returns the time-out multiplied by the 256 KiB units begun, for slow connections."""
     return send_timeout_s * (1 + size // _BYTES_PER_SEND_TIMEOUT)
-
-
-def time_to_receive_s(received: int, body_timeout_s: float) -> float:
-    """Returns the time-out multiplied by the 16 KiB units begun, a least rate."""
-    return body_timeout_s * (1 + received // _BYTES_PER_BODY_TIMEOUT)
 
 
 class Timeouts:
@@ -113,17 +109,17 @@ class Timeout:
 class BodyTimeout:
     """The deadline of a body; time in which the application does not read is not counted."""
 
-    __slots__ = ("_began_at", "_call", "_received", "_timeout", "_timeout_s", "_timeouts")
+    __slots__ = ("_received", "_timeout", "_timeout_s")
 
     def __init__(self, timeouts: Timeouts, timeout_s: float, call: Callable[[], object]) -> None:
-        self._timeouts = timeouts
         self._timeout_s = timeout_s
-        self._call: Callable[[], object] | None = call
-        self._timeout = Timeout(timeouts, self._expire)
+        self._timeout = Timeout(timeouts, call)
         self.resume()
 
     def received(self, size: int) -> None:
         self._received += size
+        if self._received >= BYTES_PER_BODY_TIMEOUT:
+            self.resume()
 
     def pause(self) -> None:
         self._timeout.stop()
@@ -131,25 +127,10 @@ class BodyTimeout:
     def resume(self) -> None:
         """Starts the time again from zero."""
         self._received = 0
-        self._began_at = self._timeouts.now()
         self._timeout.set(self._timeout_s)
 
     def close(self) -> None:
         self._timeout.close()
-        self._call = None
-
-    def _expire(self) -> None:
-        left_s = self.left_s
-        if left_s > 0:
-            self._timeout.set(left_s)
-        elif self._call is not None:
-            self._call()
-
-    @property
-    def left_s(self) -> float:
-        """How much time the client has left, in seconds."""
-        allowed_s = time_to_receive_s(self._received, self._timeout_s)
-        return self._began_at + allowed_s - self._timeouts.now()
 
 
 class Heartbeat:

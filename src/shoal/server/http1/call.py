@@ -26,7 +26,7 @@ from shoal.asgi.headers import (
 )
 from shoal.server.http1.body import ChunkedBody, SizedBody
 from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall
-from shoal.server.timeouts import Heartbeat, time_to_receive_s
+from shoal.server.timeouts import BYTES_PER_BODY_TIMEOUT, Heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -99,8 +99,8 @@ class Http1Call(ServedCall):
     # Few requests change these. `__init__` sets the attributes that each request reads, since
     # attributes of instances are found sooner.
     _expects = _has_sent_disconnect = _is_chunked = False
-    _received = 0
-    _waited_s = 0.0  # for the body
+    _received = 0  # bytes of the body, since the client had the whole time
+    _waited_s = 0.0  # for the body, since then
     _to_send: int | None = None  # the bytes of the body that are left, if it has a length
     # The part of the body that the application has not received; None after its end.
     _unread: bytes | None = b""
@@ -165,9 +165,9 @@ class Http1Call(ServedCall):
             if expects:
                 connection.send(CONTINUE)  # which may find the client gone
                 continue
-            allowed_s = time_to_receive_s(self._received, self._shared.options.body_timeout_s)
             began = now()
-            if connection.awaits("a body", allowed_s - self._waited_s):
+            left_s = self._shared.options.body_timeout_s - self._waited_s
+            if connection.awaits("a body", left_s):
                 await connection.changed.wait()
             else:
                 await anyio.lowlevel.checkpoint()
@@ -272,6 +272,8 @@ class Http1Call(ServedCall):
         if body is not None and data:
             part, rest = body.feed(data)
             self._received += len(part)
+            if self._received >= BYTES_PER_BODY_TIMEOUT:
+                self._received, self._waited_s = 0, 0.0
             self._unread = self._unread + part if self._unread else part
             if body.is_complete:
                 self._body = None
