@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from core.played_traces import LOAD_S, Item, assert_the_same, played, played_by_callers
@@ -250,6 +250,12 @@ _FACTORS = st.sampled_from([1, 1.2, 2, 1000])
     ),
     st.integers(1, 5),
     st.integers(0, 10_000),
+)
+@example(
+    "a latency target",
+    ("models", Models(most=1, max_switch_wait_s=0), {"model": MODELS, "rate": 60.0}),
+    1,
+    1,
 )
 def test_a_simulation_chooses_the_replicas_and_models_that_the_engine_chooses_at_random(
     scene, preference, replicas, seed

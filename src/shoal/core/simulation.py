@@ -67,8 +67,7 @@ class SimulatedBatcher:
         replicas: int | None,
         load_s: float,
     ) -> None:
-        # The batcher of a backend also looks at its queue while no replica has room.
-        self._looks_always = replicas is not None
+        self._has_replicas = replicas is not None
         replicas = replicas or 1
         self._load_s = load_s
         self.loads = 0
@@ -232,8 +231,7 @@ class SimulatedBatcher:
             self._ring(now)  # it may be unloaded for another one
         for request, _ in former.overdue.pop(now):
             self._expire(request, now)
-        may_look = self._idle or self._looks_always
-        if may_look and (not self._listens or self._listens_until <= now):
+        if self._idle and (not self._listens or self._listens_until <= now):
             self._look_at_queue(now)
         self._next_at = min(
             self._timers.next_at(),
@@ -245,7 +243,7 @@ class SimulatedBatcher:
     def _look_at_queue(self, now: float) -> None:
         former = self._former
         self._listens = False
-        while self._idle or self._looks_always:
+        while self._idle:
             if not former.live:  # whatever the policy waits for: a trace ends, and its time too
                 former.wake_at = 1
                 former.pressures.asleep_until = _NEVER
@@ -253,9 +251,6 @@ class SimulatedBatcher:
                 self._listens, self._listens_until = True, _NEVER
                 return
             decision = former.decide(now)
-            if isinstance(decision, Dispatch) and not self._idle:
-                self._listens, self._listens_until = True, _NEVER
-                return
             if isinstance(decision, Dispatch):
                 self._start(former.take(decision), decision.reason, now)
                 continue
@@ -330,7 +325,7 @@ class SimulatedBatcher:
         former.ended(batch, run_s, now, interrupted=interrupted)
         self.ended_at = now
         self._report_idle(now)
-        if self._looks_always:
+        if self._has_replicas:
             self._ring(now)  # a batch may have waited for this replica
 
     def _expire(self, request: Request, now: float) -> None:
