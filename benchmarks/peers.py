@@ -7,6 +7,12 @@ prints the tables of one page, and saves them with plots. It takes about eight m
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # else http.py here would shadow the standard library's
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
 import http.client
 import json
 import os
@@ -14,16 +20,11 @@ import signal
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-if __name__ == "__main__":  # else http.py here would shadow the standard library's
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import http_load
 from benchmarks.http_peers.model import POISON, SLOW, TOKENS
