@@ -1,6 +1,8 @@
 """The comparison with peers is fair: it sees what each library does, and pins what it compares."""
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,11 @@ def test_the_model_is_the_same_for_all():
     assert list(model.generate([1, 2])) == [[f"token {n}"] * 2 for n in range(model.TOKENS)]
     with pytest.raises(ValueError, match="poison"):
         model.predict([1, model.POISON])
+
+
+def test_the_comparison_starts_by_its_file():
+    """The file http.py beside it must not hide Python's own package."""
+    script = Path(peers.__file__)
+    command = [sys.executable, script, "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout[:6]) == (0, "usage:"), ended.stderr
