@@ -2,6 +2,7 @@
 
 import anyio
 import pytest
+import trio.testing
 from live_server import live, read_all, read_until, request, until_quiet
 
 from shoal.asgi.headers import BadRequest
@@ -310,6 +311,38 @@ async def test_a_client_that_has_sent_much_may_be_silent_for_no_longer(monkeypat
         await client.send_all(sent)
         with anyio.fail_after(HANG_S / 4):
             assert (await read_all(client)).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_client_that_sends_16_kib_in_each_time_limit_may_take_longer_in_all():
+    clock = trio.testing.MockClock()
+
+    async def upload():
+        async def app(scope, receive, send):
+            nonlocal size
+            if scope["type"] != "http":
+                return
+            with received:
+                while size < 2**16:
+                    received.send_nowait(size)  # what it has when it asks for more
+                    size += len((await receive())["body"])
+            await send({"type": "http.response.start", "status": 204})
+            await send({"type": "http.response.body"})
+
+        size = 0
+        received, sizes = anyio.create_memory_object_stream[int](100)
+        head = request("/", method="POST", headers=["Content-Length: 65536"])
+        with sizes:
+            async with live(app, body_timeout_s=10) as server, await server.connect() as client:
+                await client.send_all(head)
+                for sent in range(0, 2**16, 2**14):
+                    while await sizes.receive() < sent:
+                        pass
+                    await anyio.wait_all_tasks_blocked()
+                    clock.jump(9)
+                    await client.send_all(bytes(2**14))
+                assert b"204" in await client.receive_some()
+
+    anyio.run(upload, backend="trio", backend_options={"clock": clock})
 
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
