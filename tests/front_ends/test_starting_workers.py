@@ -13,6 +13,7 @@ from held_app import statistics
 from live_server import LiveServer, request
 
 from shoal.asgi.http_options import HttpOptions
+from shoal.commands.server.process import WORKER
 from shoal.front_ends.listener import FrontEnds, front_ends
 from shoal.replicas.process import worker
 from shoal.server.config import WorkersFailed
@@ -41,7 +42,7 @@ class Loading:
 def dying_workers(count, program):
     own = "runpy.run_module('shoal.commands.server.front_end', run_name='__main__', alter_sys=True)"
     command = [sys.executable, "-c", f"import os, runpy, signal\n{program}\n{own}"]
-    given = count, OPTIONS, sniffio.current_async_library(), "error"
+    given = WORKER, count, OPTIONS, sniffio.current_async_library(), "error"
     *_, start = front_ends(*given).args
     return partial(FrontEnds, count, command, start)
 
@@ -123,7 +124,7 @@ async def test_one_that_is_killed_each_time_it_starts_ends_the_server(app, tmp_p
 
 @pytest.mark.one_loop
 async def test_a_worker_whose_program_is_not_there_ends_the_server_with_a_reason(app):
-    *_, start = front_ends(1, OPTIONS, sniffio.current_async_library(), "error").args
+    *_, start = front_ends(WORKER, 1, OPTIONS, sniffio.current_async_library(), "error").args
     absent = partial(FrontEnds, 1, ["/absent/python"], start)
     with pytest.raises(WorkersFailed, match="a worker can't be started: No such file"):
         await serve(app, OPTIONS, shutdown=anyio.sleep_forever, front_ends=absent)

@@ -72,9 +72,11 @@ class LiveServer:
     def _front_ends(self, config):
         if self.workers is None:
             return None
+        from shoal.commands.server.process import WORKER
         from shoal.front_ends.listener import front_ends
 
-        return front_ends(self.workers, config, sniffio.current_async_library(), "error")
+        library = sniffio.current_async_library()
+        return front_ends(WORKER, self.workers, config, library, "error")
 
     async def connect(self):
         return Client(await anyio.connect_tcp("127.0.0.1", self.port))

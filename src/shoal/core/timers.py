@@ -1,4 +1,4 @@
-"""A set of timers, most of which are cancelled before they expire; and those of requests.
+"""Timers, most of which are cancelled before they expire, and the time limits of requests.
 
 Most timers have the same duration, so most are added in the order in which they expire. Those go
 into a queue, which is cheaper than a heap; only the others go into a heap. A cancelled entry is
@@ -111,7 +111,7 @@ _QUEUED_OR_PARKED: Final = (State.PARKED, State.QUEUED)
 
 
 class Overdue:
-    """The timers of a batcher's requests: their deadlines, and their timeouts in the queue."""
+    """The time limits of a batcher's requests: deadlines, and timeouts in the queue."""
 
     def __init__(self, demote: Callable[[Request], object], options: BatchOptions) -> None:
         self._demote = demote

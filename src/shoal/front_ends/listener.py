@@ -430,12 +430,14 @@ class FrontEndStart(NamedTuple):
 
 
 def front_ends(
+    program: str,
     count: int,
     options: HttpOptions,
     event_loop: Literal["trio", "asyncio"],
     log_level: str,
     log_format: str = "text",
 ) -> StartFrontEnds:
+    """Returns what starts `count` processes of a program, a module, with these options."""
     server_options = {name: getattr(options, name) for name in ServerKeywords.__annotations__}
     server_options |= {
         "uds": None,
@@ -443,6 +445,6 @@ def front_ends(
         "graceful_timeout_s": options.graceful_timeout_s + _LATER_S,
     }
     # -P: modules in the current directory must not shadow the library's
-    command = [sys.executable, "-P", "-m", "shoal.commands.server.front_end"]
+    command = [sys.executable, "-P", "-m", program]
     start = dumps(FrontEndStart(server_options, event_loop, log_level, log_format)._asdict())
     return partial(FrontEnds, count, command, start)

@@ -7,8 +7,7 @@ the turn looks at the queue, so batches are formed one at a time and only for a 
 
 Slots are created on demand: a slot that has taken a batch creates the next one, if none waits for
 the turn and the limit allows it. So opening creates one slot, even without a limit. Of the idle
-slots, `IDLE_SLOTS_KEPT` wait for the next burst behind the one that has the
-turn; the others end.
+slots, `IDLE_SLOTS_KEPT` wait for the next burst behind the one that has the turn; the others end.
 
 The alternative, one task that forms batches and starts another task for each, costs a task and a
 task switch per batch, and has permits to manage.

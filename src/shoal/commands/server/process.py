@@ -57,6 +57,8 @@ _MARGIN_S: Final = 4.0
 _QUIET_S: Final = 2.0
 _NOTIFY_TIMEOUT_S: Final = 1.0
 _LAST_EXPORT_S: Final = 3.0
+# The program of a worker.
+WORKER: Final = "shoal.commands.server.front_end"
 _log: Final = logging.getLogger("shoal.server")
 
 
@@ -190,7 +192,7 @@ async def _serve(run: ServerProcess) -> int:
             from shoal.front_ends.listener import front_ends
 
             start_front_ends = front_ends(
-                run.workers, run.options, run.event_loop, run.log_level, run.log_format
+                WORKER, run.workers, run.options, run.event_loop, run.log_level, run.log_format
             )
         serve_it = partial(
             serve,

@@ -1,4 +1,4 @@
-"""When queued requests must be dispatched earlier than the policy would do it.
+"""Whether a batch must be dispatched before its policy would dispatch it.
 
 A request with a deadline must be dispatched early enough for the handler to end in time, by the
 measured run times; before the first measurement, after half of its time.

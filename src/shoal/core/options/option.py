@@ -1,7 +1,7 @@
 """One option of a batcher, a backend or a server: its default, check, and form in JSON and TOML.
 
 Everything that handles options reads this table: the record itself, a backend's configuration, the
-state file and the command line.
+state file and the command line. Each check's error shows the value and what is expected.
 """
 
 from __future__ import annotations
