@@ -203,6 +203,18 @@ def imports_of(module: str, source: str, modules: Mapping[str, str]) -> Iterator
             yield Import(module, target, node.lineno, is_late)
 
 
+def names_in_texts(modules: Mapping[str, str]) -> Iterator[Import]:
+    """The modules that code names in a text: to import them later, or to start a process."""
+    for module, source in modules.items():
+        if is_package(module, modules):  # it names what it exports
+            continue
+        for node in ast.walk(ast.parse(source)):
+            # The name of a package is also that of its logger.
+            name = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(name, str) and name in modules and not is_package(name, modules):
+                yield Import(module, name, node.lineno, True)
+
+
 def is_package(module: str, modules: Mapping[str, str]) -> bool:
     return any(other.startswith(f"{module}.") for other in modules)
 
@@ -226,7 +238,7 @@ def optional_roots() -> set[str]:
 
 def upward_imports(modules: Mapping[str, str]) -> list[str]:
     complaints = []
-    for found in all_imports(modules):
+    for found in [*all_imports(modules), *names_in_texts(modules)]:
         if found.target.split(".")[0] != "shoal":
             continue
         source, target = layer_of(found.importer), layer_of(found.target)
@@ -368,6 +380,7 @@ def test_the_package_keeps_the_rule(rule):
         (upward_imports, {"shoal.core.line": "from ..batching import x", "shoal.batching": ""}),
         (upward_imports, {"shoal.http.asgi": "if TYPE_CHECKING:\n    from shoal import App"}),
         (upward_imports, {"shoal.utils": "import shoal.errors"}),
+        (upward_imports, {"shoal.core.line": "run('shoal.http.x')", "shoal.http.x": ""}),
         (
             circular_imports,
             {"shoal.core.a": "from shoal.core import b", "shoal.core.b": "import shoal.core.a"},
