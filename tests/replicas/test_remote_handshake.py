@@ -229,6 +229,27 @@ async def test_silence_ends_a_connection_and_others_get_in(tmp_path, monkeypatch
         assert await answer_of(replica_of(address, token_file(TOKEN))) == [42]
 
 
+@asynccontextmanager
+async def lying(tmp_path, lie):
+    """Runs a model server of one connection, and yields a replica for it."""
+    with socket.socket(socket.AF_UNIX) as listening_socket:
+        listening_socket.bind(f"{tmp_path}/a")
+        listening_socket.listen()
+        listening_socket.setblocking(False)
+
+        async def serve():
+            await anyio.wait_readable(listening_socket)
+            sock, _ = listening_socket.accept()
+            sock.setblocking(False)
+            with sock:
+                await handshake.greet_ingress(sock, None, b"")
+                await lie(sock)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve)
+            yield replica_of(f"unix:{tmp_path}/a")
+
+
 @pytest.mark.parametrize(
     "frame",
     [
@@ -304,61 +325,40 @@ def test_a_replica_needs_an_address():
     ids=["call out", "run", "shared memory", "too large", "no frame"],
 )
 async def test_a_model_server_that_lies_is_left_at_once(tmp_path, frame):
-    with socket.socket(socket.AF_UNIX) as listening_socket:
-        listening_socket.bind(f"{tmp_path}/a")
-        listening_socket.listen()
-        listening_socket.setblocking(False)
+    async def lie(sock):
+        # Results of calls that nobody made are dropped.
+        await handshake.send_all(sock, b"".join(encoded(FrameKind.RESULT, 99, [b"x"])))
+        await handshake.send_all(sock, b"".join(frame))
+        assert await closed(sock)
 
-        async def lie():
-            await anyio.wait_readable(listening_socket)
-            sock, _ = listening_socket.accept()
-            sock.setblocking(False)
-            with sock:
-                await handshake.greet_ingress(sock, None, b"")
-                # Results of calls that nobody made are dropped.
-                await handshake.send_all(sock, b"".join(encoded(FrameKind.RESULT, 99, [b"x"])))
-                await handshake.send_all(sock, b"".join(frame))
-                assert await closed(sock)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(lie)
-            with anyio.fail_after(HANG_S):
-                said = await failure_of(replica_of(f"unix:{tmp_path}/a"))
-        assert "it sent an invalid frame" in said
+    async with lying(tmp_path, lie) as replica:
+        with anyio.fail_after(HANG_S):
+            said = await failure_of(replica)
+    assert "it sent an invalid frame" in said
 
 
 async def test_a_model_server_that_sends_a_step_as_a_result_is_left_at_once(tmp_path):
     description = packed(sendable(Instance(Definition(double)).description))
     answers = {FrameKind.START: FrameKind.RESULT, FrameKind.RUN: FrameKind.PART}
-    with socket.socket(socket.AF_UNIX) as listening_socket:
-        listening_socket.bind(f"{tmp_path}/a")
-        listening_socket.listen()
-        listening_socket.setblocking(False)
 
-        async def lie():
-            await anyio.wait_readable(listening_socket)
-            sock, _ = listening_socket.accept()
-            sock.setblocking(False)
-            with sock:
-                await handshake.greet_ingress(sock, None, b"")
-                kind = FrameKind.PING
-                while kind is not FrameKind.RUN:
-                    head = await handshake.receive(sock, 24)
-                    kind = FrameKind(head[0])
-                    id_, size = (int.from_bytes(part, "little") for part in (head[8:16], head[16:]))
-                    await handshake.receive(sock, size)
-                    if kind in answers:
-                        frame = encoded(answers[kind], id_, description.parts)
-                        await handshake.send_all(sock, b"".join(frame))
-                await closed(sock)
+    async def lie(sock):
+        kind = FrameKind.PING
+        while kind is not FrameKind.RUN:
+            head = await handshake.receive(sock, 24)
+            kind = FrameKind(head[0])
+            id_, size = (int.from_bytes(part, "little") for part in (head[8:16], head[16:]))
+            await handshake.receive(sock, size)
+            if kind in answers:
+                frame = encoded(answers[kind], id_, description.parts)
+                await handshake.send_all(sock, b"".join(frame))
+        await closed(sock)
 
-        played = Played(replica_of(f"unix:{tmp_path}/a"))
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(lie)
-            tasks.start_soon(played.serve)
-            await played.ready.wait()
-            with anyio.fail_after(HANG_S), pytest.raises(ReplicaDied, match="a step instead of"):
-                await played.run("__call__", [1])
+    async with lying(tmp_path, lie) as replica, anyio.create_task_group() as tasks:
+        played = Played(replica)
+        tasks.start_soon(played.serve)
+        await played.ready.wait()
+        with anyio.fail_after(HANG_S), pytest.raises(ReplicaDied, match="a step instead of"):
+            await played.run("__call__", [1])
 
 
 @pytest.mark.skipif(
