@@ -95,18 +95,6 @@ async def test_no_actor_of_ray_is_asked_whether_it_lives() -> None:
 
 @WITHOUT
 @pytest.mark.one_loop
-async def test_streams_of_ray_run_ahead_without_a_limit() -> None:
-    def options(num_returns: str, _generator_backpressure_num_objects: int | None = None) -> Any:
-        made = (num_returns, _generator_backpressure_num_objects)
-        return SimpleNamespace(remote=lambda load: (load, *made))
-
-    most = None if private.OF_RAY_STREAMS == "_absent" else 4
-    called = private.stream_of_ray_actor(SimpleNamespace(options=options), "load", 4)
-    assert called == ("load", "streaming", most)
-
-
-@WITHOUT
-@pytest.mark.one_loop
 async def test_no_client_of_ray_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stub:
         def is_connected(self) -> bool:

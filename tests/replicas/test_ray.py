@@ -25,6 +25,8 @@ from replicas.ray_backends import (
     RaisingInTheLoop,
 )
 from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
+from serving.context_code import Async as AsyncContext
+from serving.context_code import Plain as PlainContext
 from serving.table_code import KINDS as KINDS_OF_TABLES
 from serving.table_code import Async, Plain
 from shoal.batching.current import Identity, running_batch, setting
@@ -44,8 +46,9 @@ from time_limits import SLOW_TEST_S
 
 ray = pytest.importorskip("ray")
 
-from shoal.replicas.ray.actor import WORK_THREADS, ReplicaActor  # noqa: E402
-from shoal.replicas.ray.replica import RayReplica  # noqa: E402 - it needs Ray
+from shoal.replicas.ray.link import Link  # noqa: E402 - it needs Ray
+from shoal.replicas.ray.replica import RayReplica  # noqa: E402
+from shoal.replicas.remote.sockets import connect  # noqa: E402
 
 pytestmark = MARKS
 
@@ -147,8 +150,8 @@ async def test_an_actor_has_the_name_of_its_replica(folder):
 
 
 async def test_a_replica_that_does_not_answer_dies(folder, monkeypatch):
-    monkeypatch.setattr("shoal.replicas.ray.link._PING_PERIOD_S", 0.05)
-    monkeypatch.setattr("shoal.replicas.ray.link._PING_LIMIT_S", 2.0)
+    monkeypatch.setattr("shoal.replicas.ray.replica._PING_PERIOD_S", 0.05)
+    monkeypatch.setattr("shoal.replicas.ray.replica._PING_LIMIT_S", 2.0)
     async with on_ray(Model, folder.path) as played:
         (pid,) = await played.run("pids", [1])
         os.kill(pid, signal.SIGSTOP)
@@ -423,17 +426,6 @@ async def test_async_code_that_is_cancelled_leaves_the_replica_alive(folder):
         assert await played.run("__call__", [1]) == [1]
 
 
-@pytest.mark.parametrize("method", ["is_stuck", "waits"])
-def test_a_call_that_was_cancelled_before_it_came_is_not_made(folder, method):
-    actor = ReplicaActor(("model", "model#7"), "trio")
-    actor.begin(Definition(Model, (folder.path,)), None)
-    actor.cancel(5)
-    assert actor.run((5, method, [1], None)) == (None, None)
-    assert folder.notes() == []
-    actor._tasks.__exit__(None, None, None)
-    actor._loop.__exit__(None, None, None)
-
-
 async def test_a_generator_runs_only_a_little_ahead_of_its_reader(folder):
     async with (
         on_ray(Model, folder.path) as played,
@@ -465,7 +457,7 @@ async def test_health_does_not_wait_for_work(folder):
         on_ray(AlwaysStuck, cancel_grace_s=0.0) as played,
         anyio.create_task_group() as tasks,
     ):
-        for _ in range(WORK_THREADS + 1):
+        for _ in range(300):
             tasks.start_soon(played.run, "__call__", [1])
         await anyio.wait_all_tasks_blocked()
         await played.replica.check_health()
@@ -545,11 +537,43 @@ async def test_a_replica_that_is_killed_while_it_starts_is_not_started(folder):
 
 
 @pytest.mark.parametrize("code", [Plain, Async])
-def test_a_table_is_refused_as_the_results_of_a_batch_in_an_actor(code: Any) -> None:
-    actor = ReplicaActor(("code", "code#1"), "trio")
-    assert actor.begin(Definition(code), None)[1] is None
-    for kind, advice in KINDS_OF_TABLES.items():
-        answers = [actor.run((1, "__call__", [kind], None))]
-        answers += actor.steps((1, "steps", [kind], None))
-        for _, error in answers:
-            assert advice in repr(error)
+async def test_a_table_is_refused_as_the_results_of_a_batch_in_an_actor(code: Any) -> None:
+    async with on_ray(code) as played:
+        for kind, advice in KINDS_OF_TABLES.items():
+            with pytest.raises(WrongResultType, match=advice):
+                await played.run("__call__", [kind])
+            with pytest.raises(WrongResultType, match=advice):
+                async with aclosing(played.replica.run_stream("steps", [kind])) as steps:
+                    await anext(steps)
+
+
+async def test_a_variable_that_code_sets_holds_until_its_call_ends_in_an_actor() -> None:
+    for code in (PlainContext, AsyncContext):
+        async with on_ray(code, user_config={"version": 1}) as played:
+            for _ in range(2):
+                assert await played.run("one", ["a"]) == ["nobody"]
+                await played.replica.reconfigure({"version": 2})
+                await played.replica.check_health()
+                assert await played.steps("steps", ["a"]) == [["nobody"], ["a"]]
+
+
+async def test_an_actor_takes_no_connection_without_its_token(folder, monkeypatch):
+    made: list[Any] = []
+    attach = Link.attach
+
+    async def attach_after_a_stranger(self: Link, actor: Any, soon: Any) -> str:
+        made.append(await anyio.to_thread.run_sync(actor.ready.result))
+        [(_, address)] = made
+        for token in ("x" * 40, None):
+            with pytest.raises(OSError, match="token"):
+                await connect(address, token)
+        async with await anyio.connect_tcp(address.host, address.port) as stranger:
+            await stranger.send(b"GET / HTTP/1.1\r\n\r\n" * 10)
+            return await attach(self, actor, soon)
+
+    monkeypatch.setattr(Link, "attach", attach_after_a_stranger)
+    async with on_ray(Model, folder.path) as played:
+        assert await played.run("__call__", [1]) == [1]
+        [(_, address)] = made
+        with pytest.raises(OSError, match="refused"):  # it listens no more
+            await anyio.connect_tcp(address.host, address.port)

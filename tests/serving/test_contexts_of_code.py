@@ -1,16 +1,11 @@
 """What code sets in its context ends with the call, wherever the code runs."""
 
-import pickle
-import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from serving.context_code import Async, Plain, user
 from serving.scenes import deployed
-from shoal.replicas.code.definition import Definition
-from shoal.replicas.ray.actor import ReplicaActor
 from shoal.serving.controller.controller import Controller
 from shoal.serving.controller.endpoints import EndpointHandle
 
@@ -46,23 +41,3 @@ async def test_a_variable_that_code_sets_holds_until_its_call_ends(
         await controller.update_backend_config("code", {"user_config": {"version": 2}})
         assert user.get() == "nobody"
         assert await handle.call("c") == "nobody"
-
-
-@pytest.mark.parametrize("code", [Plain, Async])
-def test_a_variable_that_code_sets_holds_until_its_call_ends_in_an_actor(
-    code: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Ray, in an actor without a placement group.
-    no_group = SimpleNamespace(get_current_placement_group=lambda: None)
-    ray = SimpleNamespace(util=no_group, cloudpickle=pickle)
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    actor = ReplicaActor(("code", "code#1"), "trio")
-    assert actor.begin(Definition(code), {"version": 1})[1] is None
-    for call in range(2):
-        assert actor.run((call, "one", ["a"], None)) == (["nobody"], None)
-        assert actor.reconfigure({"version": 2}) == (None, None)
-        assert actor.health() == (None, None)
-        steps = [step for step, _ in actor.steps((call, "steps", ["a"], None))]
-        assert steps == [["nobody"], ["a"]]
-    assert user.get() == "nobody"
-    assert actor.close() == (None, None)

@@ -16,17 +16,13 @@
   will leave, as Ray Serve reads them. ``ray.nodes()`` could show it.
 - ``__ray_ready__`` of Ray's actors, as Ray Serve calls it: a call that each actor answers, and that
   fails once the actor is dead. A public method with that name, or a callback on death, would do.
-- ``_generator_backpressure_num_objects``, an option of Ray's generators, as Ray Data sets it: after
-  how many steps that were not fetched a stream pauses. The same option without the underscore would
-  do.
 - ``ray.util.client.ray.is_connected``: whether the program uses Ray Client. A public
   ``ray.is_client()`` would do.
 
 Where a library has none of that, each function returns what its docstring says. Then Shoal notices
 less of what handlers do wrong: on asyncio one that never leaves a scope breaks its batcher, rather
 than its batch. Models over HTTP accept NaN as text. Replicas stay on Ray's nodes until these have
-gone, and notice the death of their shards by their next batch. Their streams don't wait for a slow
-reader, whose steps take memory of Ray's. And a program that uses Ray Client
+gone, and notice the death of their shards by their next batch. And a program that uses Ray Client
 fails with Ray's own errors. `tests/batching/test_private.py` and
 `tests/http/json/test_json_type.py` take each away.
 """
@@ -52,7 +48,6 @@ OF_AWAITED_FUTURES: Final = "_asyncio_future_blocking"
 OF_PYDANTIC: Final = "_use_prebuilt"
 OF_RAY: Final = "get_draining_nodes"
 OF_RAY_ACTORS: Final = "__ray_ready__"
-OF_RAY_STREAMS: Final = "_generator_backpressure_num_objects"
 OF_RAY_CLIENTS: Final = "is_connected"
 
 V = TypeVar("V")
@@ -119,14 +114,6 @@ def ready_call_of_ray_actor(handle: Any) -> Any:
     """Calls an actor, and returns the reference to its answer; None if that is not possible."""
     method = getattr(handle, OF_RAY_ACTORS, None)
     return None if method is None else method.remote()
-
-
-def stream_of_ray_actor(method: Any, load: Any, most: int) -> Any:
-    """Calls an actor's generator, which pauses `most` steps ahead; never if that is not known."""
-    try:
-        return method.options(num_returns="streaming", **{OF_RAY_STREAMS: most}).remote(load)
-    except TypeError:
-        return method.options(num_returns="streaming").remote(load)
 
 
 def uses_ray_client() -> bool:

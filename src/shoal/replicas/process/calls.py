@@ -98,7 +98,7 @@ class Conversation:
         self.at_work = anyio.Event()
         self._worker = worker
         self._where = where
-        self._dumps = dumps  # for the items of open batches
+        self.dumps = dumps
         self._grace_s = cancel_grace_s
         self._ids = count(1)
         self._replies = Replies(
@@ -197,7 +197,7 @@ class Conversation:
         await self._opened(frame, HANDLER)  # raises its error
 
     async def _send_news(self, call: PendingCall, relay: OpenRelay, news: OpenNews) -> None:
-        message = packed_news(news, relay, anyio.current_time(), self._dumps)
+        message = packed_news(news, relay, anyio.current_time(), self.dumps)
         await self._place(message)
         if call.is_over:
             self.codec.unreserve(message)
@@ -213,7 +213,7 @@ class Conversation:
 
     async def reconfigure(self, user_config: Any) -> None:
         try:
-            message = packed(user_config)
+            message = packed(user_config, dumps=self.dumps)
         except Exception as error:
             raise TypeError(f"the user_config can't be sent to {self._where}: {error}") from error
         await self.ask(FrameKind.RECONFIGURE, message)

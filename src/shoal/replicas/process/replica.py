@@ -23,55 +23,40 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from shoal.batching.current import running_batch
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.failures.exceptions import ungrouped
 from shoal.failures.hints import constructor_hint
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.replicas.code.definition import split_import_path
-from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.gpus import environment_of
 from shoal.replicas.placements import ProcessOptions
 from shoal.replicas.process.calls import Conversation
-from shoal.replicas.process.wire.batch import batch_as_data
-from shoal.replicas.process.wire.frames import FrameKind
-from shoal.replicas.process.wire.messages import Message, packed
+from shoal.replicas.process.conversing import CLOSING_S, ConversingReplica
 from shoal.replicas.process.wire.start import (
     StartMessage,
     main_script,
     pickled_code,
-    received,
     running_main_again,
-    why_unsendable,
 )
 from shoal.replicas.process.worker import Worker
 from shoal.replicas.scopes import Beside
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from anyio.abc import TaskStatus
 
-    from shoal.batching.handlers.binding import Binding
-    from shoal.batching.open_batch import OpenBatch
     from shoal.replicas.code.instance import Description
+    from shoal.replicas.contract import Blueprint
 
 logger: Final = logging.getLogger("shoal.replicas")
 
-# How long a stopped replica may take to close its code, in addition to ``cancel_grace_s``.
-_CLOSING_S: Final = 4.0
 _MEMORY_PERIOD_S: Final = 0.2
 
 
-class ProcessReplica(Replica):
-    takes_open_batches: ClassVar = True
-
+class ProcessReplica(ConversingReplica):
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
         options = ProcessOptions(**blueprint.placement_options)
@@ -79,11 +64,7 @@ class ProcessReplica(Replica):
             options = replace(options, env={**environment_of(blueprint.devices), **options.env})
         self._options = options
         self._worker: Worker | None = None
-        self._conversation: Conversation | None = None
-        self._description: Description | None = None
-        self._is_stopped = False
         self._reason: str | None = None
-        self._to_end = anyio.Event()  # set when it has ended or must end
 
     @property
     def takes_work(self) -> bool:
@@ -142,49 +123,14 @@ class ProcessReplica(Replica):
         if self._worker is not None:
             self._worker.kill(reason)
 
-    async def run(self, method: str, items: list[Any]) -> Any:
-        conversation = self._working()
-        return await conversation.ask(FrameKind.RUN, _packed(method, items))
-
-    async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
-        conversation = self._working()
-        async with aclosing(conversation.ask_steps(_packed(method, items))) as steps:
-            async for step in steps:
-                yield step
-
-    async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
-        await self._working().ask_open(method, batch)
-
-    def open_binding(self, method: str) -> Binding:
-        assert self._description is not None
-        return self._description.open_binding(method, self.tag)
-
-    async def reconfigure(self, user_config: Any) -> None:
-        await self._working().reconfigure(user_config)
-
-    async def check_health(self) -> None:
-        conversation = self._working()
-        assert self._description is not None
-        asks = self._description.checks_health
-        await conversation.ask_beside(FrameKind.HEALTH if asks else FrameKind.PING)
-
-    def drain(self) -> None:
-        if self._conversation is not None:
-            self._conversation.drain()
-
     def memory_bytes(self) -> int | None:
         if self._worker is None or self._worker.ended.is_set():
             return None
         return self._worker.memory_bytes()
 
-    def _working(self) -> Conversation:
-        conversation = self._conversation
-        if conversation is not None and self._description is not None and not self._is_stopped:
-            return conversation
-        if self._worker is not None and self._worker.ended.is_set():
-            raise self._worker.death()
-        how = "was stopped" if self._is_stopped else "is not ready"
-        raise ReplicaDied(f"replica {self.tag} {how}", replica=self.tag)
+    def _death(self) -> ReplicaDied | None:
+        worker = self._worker
+        return worker.death() if worker is not None and worker.ended.is_set() else None
 
     def _start_message(self) -> StartMessage:
         """Raises an error if the code can't be sent, or this worker runs a main script again."""
@@ -220,7 +166,7 @@ class ProcessReplica(Replica):
         description: Description | None = None
         try:
             with anyio.move_on_after(timeout_s):
-                description = await conversation.ask(FrameKind.START, packed(start_message))
+                description = await self._started(conversation, start_message)
             if description is None:
                 worker.kill(f"it was not ready within {timeout_s:g} s (start_timeout_s)")
                 with anyio.CancelScope(shield=True):
@@ -237,15 +183,14 @@ class ProcessReplica(Replica):
                     how = f"{how}; its stderr ended with:\n{last_lines}"
             # The frames of its traceback would keep the worker's objects alive with the error.
             raise ReplicaNotStarted(how) from error.with_traceback(None)
-        path = self.blueprint.definition.import_path
-        return received(description, path and split_import_path(path)[0])
+        return description
 
     async def _live(self, worker: Worker, conversation: Conversation) -> None:
         await self._to_end.wait()
         if self._is_stopped and self._reason is None and not worker.ended.is_set():
             worker.was_stopped = True
             conversation.close_worker()
-            limit_s = self.blueprint.options.cancel_grace_s + _CLOSING_S
+            limit_s = self.blueprint.options.cancel_grace_s + CLOSING_S
             with anyio.move_on_after(limit_s):
                 await worker.ended.wait()
             if not worker.ended.is_set():
@@ -273,12 +218,3 @@ class ProcessReplica(Replica):
                         f"max_memory_bytes={limit // 2:,}"
                     )
                     return
-
-
-def _packed(method: str, items: list[Any]) -> Message:
-    batch = running_batch.get(None)
-    data = None if batch is None else batch_as_data(batch, anyio.current_time())
-    try:
-        return packed((method, items, data))
-    except Exception as error:
-        raise why_unsendable("item {nth} of the batch", items, error) from error

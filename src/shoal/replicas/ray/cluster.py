@@ -16,12 +16,9 @@ import time
 import weakref
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, cast
-
-import anyio.to_thread
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.core.extras import needing
-from shoal.errors import HandlerFailed, Overloaded, WrongResultType
 from shoal.loops.private import draining_nodes_of_ray, uses_ray_client
 
 with needing("placement='ray'", "ray"):
@@ -31,17 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
 logger: Final = logging.getLogger("shoal.replicas")
-
-# From this size on, a thread copies what is sent, because copying would block the event loop.
-_LARGE_BYTES: Final = 1_000_000
-
-# How many elements of a list are measured to estimate its size, by the remaining depth: nearly
-# always all items of a batch, and few of the elements in them.
-_LOOKED_AT: Final = (0, 8, 16, 256)
-
-# Kinds of elements that are measured at once, and kinds whose size does not matter.
-_TEXTS: Final = frozenset({str, bytes})
-_SMALL: Final = frozenset({int, float, bool, type(None)})
 
 # Ray ends the process if the GCS, its head service, is away for longer than this variable says: by
 # default 60 s. The endpoints that don't use Ray would end too.
@@ -237,73 +223,3 @@ def death_of(error: BaseException) -> str | None:
         return None
     lines = str(error).strip().splitlines()
     return lines[-1].strip() if lines else type(error).__name__
-
-
-def failure_of(error: Exception, tag: str) -> Exception:
-    """Converts an error of Ray's, not of the user's code, to one of Shoal's."""
-    known = ray.exceptions
-    said = str(getattr(error, "cause", None) or error).strip().splitlines()
-    text = said[-1] if said else type(error).__name__
-    if isinstance(error, known.TaskCancelledError):
-        return HandlerFailed(f"the handler was interrupted in {tag}")
-    if isinstance(error, known.RayTaskError) and isinstance(error, known.RaySystemError):
-        return TypeError(f"{tag} can't unpickle its arguments: {text}")
-    return WrongResultType(f"the result of {tag} can't be sent: {text}")
-
-
-async def put_if_large(load: Any, items: list[Any], tag: str) -> Any:
-    """Puts a large load into Ray's object store, even when cancelled; returns its reference."""
-    if least_bytes(items) < _LARGE_BYTES:
-        return load
-    try:
-        return await anyio.to_thread.run_sync(_put, load)
-    except Exception as error:
-        check_can_be_sent(load, tag)
-        raise Overloaded(f"Ray can't store the arguments of a call to {tag}: {error!r}") from error
-
-
-def _put(load: Any) -> Any:
-    user = threading.current_thread()
-    begin_use(user)
-    try:
-        return ray.put(load)
-    finally:
-        end_use(user)
-
-
-def check_can_be_sent(content: Any, tag: str) -> None:
-    """Raises a TypeError if a call failed because its arguments can't be pickled."""
-    cloudpickle: Any = ray.cloudpickle
-    try:
-        cloudpickle.dumps(content)
-    except Exception as error:
-        raise TypeError(f"the arguments of a call to {tag} can't be sent: {error!r}") from error
-
-
-def least_bytes(value: Any, depth: int = 3) -> int:
-    """Returns a cheap estimate of the minimum size of a value, in bytes."""
-    elements: Any = value
-    if type(value) is dict:
-        elements = cast("Any", value).values()
-    elif type(value) not in (list, tuple):
-        return _size_of_one(value)
-    if depth == 0 or not elements:
-        return 0
-    if len(elements) > _LOOKED_AT[depth]:
-        # The first element stands for all others of a long list.
-        return len(elements) * max(8, least_bytes(next(iter(elements)), depth - 1))
-    size = 0
-    for element in elements:
-        # Most elements are texts and numbers, and each batch has many of them.
-        if type(element) in _TEXTS:
-            size += len(element)
-        elif type(element) not in _SMALL:
-            size += least_bytes(element, depth - 1)
-    return size
-
-
-def _size_of_one(value: Any) -> int:
-    if isinstance(value, bytes | bytearray | str):
-        return len(value)
-    size: Any = getattr(value, "nbytes", None)  # arrays and tensors
-    return size if isinstance(size, int) else 0

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shoal.replicas.placements import RayOptions
-from shoal.replicas.ray.actor import CONTROL, GROUPS, WORK_THREADS, ReplicaActor
+from shoal.replicas.ray.actor import THREADS, ReplicaActor
 from shoal.replicas.ray.cluster import my_turn, ray
 from shoal.replicas.ray_options import BUNDLES, GROUP_STRATEGY, with_defaults
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from concurrent.futures import Future
 
+    from shoal.core.addresses import ModelServerAddress
     from shoal.replicas.contract import Blueprint
     from shoal.replicas.ray.actor import Ending
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _OURS: Final[Mapping[str, Any]] = {
     "max_restarts": 0,
     "max_task_retries": 0,
-    "max_concurrency": WORK_THREADS,
+    "max_concurrency": THREADS,
     "lifetime": "non_detached",
 }
 
@@ -111,20 +112,20 @@ def asked_of_ray(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class NewActor(NamedTuple):
-    """An actor that was requested from Ray, and the first calls of its methods."""
+    """An actor that was requested from Ray, and the calls of its methods."""
 
     handle: Any
+    token: str
+    ready: Future[tuple[str, ModelServerAddress]]
     lifeline: Future[None]
     ending: Future[Ending]
-    # Returns the id of its node.
-    ready: Future[str]
 
 
-def new_actor(blueprint: Blueprint, loop: str, group: ReplicaGroup) -> NewActor:
+def new_actor(blueprint: Blueprint, group: ReplicaGroup) -> NewActor:
     options = actor_options(blueprint)
     bundles, strategy = options.pop(BUNDLES, None), options.pop(GROUP_STRATEGY, None)
-    actor_class: Any = ray.remote(concurrency_groups=dict(GROUPS))(ReplicaActor)
     strategies: Any = import_module("ray.util.scheduling_strategies")
+    token = secrets.token_urlsafe()
     with my_turn():
         _remove_left_over()
         if bundles is not None:
@@ -134,13 +135,10 @@ def new_actor(blueprint: Blueprint, loop: str, group: ReplicaGroup) -> NewActor:
                 placement_group_bundle_index=0,
                 placement_group_capture_child_tasks=True,
             )
-        handle = actor_class.options(**options).remote(tuple(blueprint.identity), loop)
-        return NewActor(
-            handle,
-            handle.lifeline.options(concurrency_group=CONTROL).remote().future(),
-            handle.ending.options(concurrency_group=CONTROL).remote().future(),
-            handle.ping.options(concurrency_group=CONTROL).remote().future(),
-        )
+        actor_class: Any = ray.remote(ReplicaActor).options(**options)
+        handle = actor_class.remote(blueprint.identity.replica, token)
+        calls = handle.ready, handle.lifeline, handle.ending
+        return NewActor(handle, token, *[method.remote().future() for method in calls])
 
 
 def free_resources() -> str:

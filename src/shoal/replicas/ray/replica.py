@@ -1,49 +1,43 @@
 """Replicas on other machines: Ray places them, and they run as actors.
 
-Ray provides the cluster: it places actors, transfers work and results, and reports deaths. It is
-used for nothing else. Ray does not restart a dead actor or retry its work, since Shoal's supervisor
-does both, by the same rules for all replicas. Ray's own restart was measured to take longer, and
-its retries know nothing of the requests in a batch.
+Ray provides the cluster: it places actors, starts them, and reports deaths. Batches go over Shoal's
+own connections to the actor (`shoal.replicas.ray.actor`), as to a worker process. Ray does not
+restart a dead actor or retry its work, since Shoal's supervisor does both, by the same rules for
+all replicas. Ray's own restart was measured to take longer, and its retries know nothing of the
+requests in a batch.
 
-The death of an idle actor is noticed by its lifeline, a call that never returns. Nothing is polled.
-
-The actor's code may call endpoints, which only this process can reach, and may take open batches.
-Both are done as with a worker process, with the same frames (`channel`).
+The death of an actor is noticed by its connections, which end at once. A call of the actor that
+never returns, its lifeline, then says why. An actor that is frozen does not answer pings.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from functools import partial
-from itertools import count
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.to_thread
 
-from shoal.batching.current import running_batch
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.failures.exceptions import ungrouped
 from shoal.failures.hints import constructor_hint
 from shoal.loops.event_loop import EventLoop
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.replicas.code.definition import split_import_path
-from shoal.replicas.contract import Replica
 from shoal.replicas.placements import RayOptions
-from shoal.replicas.process.wire.batch import batch_as_data
-from shoal.replicas.process.wire.errors import slots_as_exceptions
-from shoal.replicas.process.wire.start import received
-from shoal.replicas.ray.actor import HOOKS
-from shoal.replicas.ray.channel import ActorChannel, conversation_with, converse
+from shoal.replicas.process.calls import Conversation
+from shoal.replicas.process.conversing import CLOSING_S, ConversingReplica
+from shoal.replicas.process.wire.frames import FrameKind
+from shoal.replicas.process.wire.start import StartMessage, pickled_code
 from shoal.replicas.ray.cluster import (
     draining_nodes,
     end_use,
     has_lost_node,
     join,
     lost_for_s,
-    put_if_large,
+    ray,
 )
 from shoal.replicas.ray.link import Link
 from shoal.replicas.ray.placing import (
@@ -56,15 +50,10 @@ from shoal.replicas.ray.placing import (
 from shoal.replicas.scopes import Beside
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from anyio.abc import TaskGroup, TaskStatus
 
-    from shoal.batching.handlers.binding import Binding
-    from shoal.batching.open_batch import OpenBatch
     from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Blueprint
-    from shoal.replicas.process.calls import Conversation
 
 logger: Final = logging.getLogger("shoal.replicas")
 # How long Ray may take to place an actor before the log says that it waits.
@@ -75,21 +64,17 @@ _LOOK_PERIOD_S: Final = 2.0
 _LOST_S: Final = 60.0
 # How long Ray may take to say what it has free.
 _ROOM_S: Final = 2.0
+# Ray notices a frozen node after 66 s by default, and then says so. An actor that does not answer
+# for this long counts as dead. Its code may hold the GIL for nearly as long.
+_PING_PERIOD_S: Final = 5.0
+_PING_LIMIT_S: Final = 45.0
 
 
-class RayReplica(Replica):
-    takes_open_batches: ClassVar = True
-
+class RayReplica(ConversingReplica):
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
-        self._link = Link(self.tag, blueprint.options.cancel_grace_s, self._leave)
-        self._calls = count()
-        self._is_ready = False
-        self._was_stopped = False
-        self._to_end = anyio.Event()
+        self._link = Link(self.tag, blueprint.options.cancel_grace_s, self._ended)
         self._starting = anyio.CancelScope()
-        self._conversation: Conversation | None = None
-        self._description: Description | None = None
         self._beside = Beside()
         self._group = ReplicaGroup()
         # The current stage of the start, for messages, its limit, and the resources that Ray has
@@ -99,68 +84,44 @@ class RayReplica(Replica):
         self._limited_by = ""
         self._pending: dict[str, Any] | None = None
 
+    @property
+    def takes_work(self) -> bool:
+        return self._link.end is None and not self._is_stopped
+
     async def serve(self, *, task_status: TaskStatus[Description]) -> None:
         link = self._link
         try:
             async with ungrouped() as tasks:
                 try:
                     self._description = await self._start(tasks)
-                    self._is_ready = True
                     task_status.started(self._description)
                     await self._to_end.wait()
-                    if link.end is None:
-                        await self._close()
                     if link.end is not None:
-                        raise link.died()
+                        raise link.death()
+                    await self._close()
                 finally:
                     self._beside.end()
         finally:
-            link.finish("was stopped" if self._was_stopped else "was cancelled")
-            if self._conversation is not None:
+            link.finish("was stopped" if self._is_stopped else "was cancelled")
+            await link.wait_gone()
+            if self._conversation is not None:  # the tasks of its calls have left the sockets
                 self._conversation.close()
                 self._conversation = None
-            await link.wait_gone()
+            link.close()
             if self._group.end():
                 await self._remove_group()
             end_use(link)
 
     def stop(self) -> None:
-        self._was_stopped = True
-        self._leave()
+        self._is_stopped = True
+        self._to_end.set()
+        self._starting.cancel()
 
     def kill(self, reason: str) -> None:
-        self._link.finish(f"was killed: {reason}")
+        self._link.kill(reason)
 
-    async def run(self, method: str, items: list[Any]) -> Any:
-        results = await self._link.run(*await self._packed(method, items))
-        return slots_as_exceptions(results, self.tag)
-
-    async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
-        async with aclosing(self._link.steps(*await self._packed(method, items))) as steps:
-            async for step in steps:
-                yield slots_as_exceptions(step, self.tag)
-
-    async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
-        self._check_ready()
-        assert self._conversation is not None
-        await self._conversation.ask_open(method, batch)
-
-    def open_binding(self, method: str) -> Binding:
-        assert self._description is not None
-        return self._description.open_binding(method, self.tag)
-
-    def drain(self) -> None:
-        if self._conversation is not None:
-            self._conversation.drain()
-
-    async def reconfigure(self, user_config: Any) -> None:
-        self._check_ready()
-        await self._link.ask("reconfigure", user_config, group=HOOKS)
-
-    async def check_health(self) -> None:
-        self._check_ready()
-        if await self._link.ask("health", group=HOOKS) is False:
-            raise RuntimeError(f"health() of {self.tag} returned False")
+    def _death(self) -> ReplicaDied | None:
+        return None if self._link.end is None else self._link.death()
 
     async def _start(self, tasks: TaskGroup) -> Description:
         cause: BaseException | None = None
@@ -171,7 +132,7 @@ class RayReplica(Replica):
             cause = error.with_traceback(None)  # its frames would keep the link alive
         if self._link.end is not None:
             why, cause = self._link.end
-        elif self._was_stopped:
+        elif self._is_stopped:
             why = "was stopped"
         elif cause is not None:
             why = f"could not be started: {cause!r}{constructor_hint(cause)}"
@@ -195,24 +156,30 @@ class RayReplica(Replica):
         self._pending = asked
         place_timeout_s = RayOptions(**blueprint.placement_options).place_timeout_s
         self._limit("place_timeout_s", place_timeout_s)
-        make = partial(new_actor, blueprint, parking_of_this_loop().name, self._group)
         tasks.start_soon(self._beside.run, self._watch_wait)
         # If this is abandoned, nothing refers to the handle, and Ray ends such an actor.
+        make = partial(new_actor, blueprint, self._group)
         actor = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         node = await self._link.attach(actor, EventLoop.here().soon)
         self._pending = None
-        tasks.start_soon(self._beside.run, self._link.watch)
         tasks.start_soon(self._beside.run, self._watch_nodes, node)
         self._doing = "its code was still starting"
         self._limit("start_timeout_s", blueprint.options.start_timeout_s)
-        channel = ActorChannel(self._link, self.tag)
+        # Like all that Ray carries, classes of the main script are sent with their code.
+        dumps = ray.cloudpickle.dumps
         grace_s = blueprint.options.cancel_grace_s
-        self._conversation = conversation = conversation_with(channel, self.tag, grace_s)
-        tasks.start_soon(self._beside.run, converse, channel, conversation, self.on_call_out)
-        definition = blueprint.definition
-        description = await self._link.ask("begin", definition, blueprint.user_config)
-        path = definition.import_path
-        return received(description, path and split_import_path(path)[0])
+        conversation = Conversation(self._link, self.tag, grace_s, dumps)
+        self._conversation = conversation
+        for task in (conversation.control.write, conversation.data.write):
+            tasks.start_soon(self._beside.run, task)
+        tasks.start_soon(self._beside.run, self._read_control, conversation)
+        tasks.start_soon(self._beside.run, conversation.calls_out.run, self.on_call_out)
+        code = pickled_code(blueprint.definition, blueprint.user_config, dumps)
+        loop = parking_of_this_loop().name
+        start_message = StartMessage(*blueprint.identity, loop, None, None, None, code)
+        description = await self._started(conversation, start_message)
+        tasks.start_soon(self._beside.run, self._ping, conversation)
+        return description
 
     def _limit(self, option: str, limit_s: float | None) -> None:
         self._limited_by = option
@@ -257,32 +224,41 @@ class RayReplica(Replica):
             free = await anyio.to_thread.run_sync(free_resources, abandon_on_cancel=True)
         return "" if free is None else f"; of the cluster's resources, {free}"
 
+    async def _read_control(self, conversation: Conversation) -> None:
+        await conversation.control.read(conversation.handle_control)
+        await self._link.lose()
+
+    async def _ping(self, conversation: Conversation) -> None:
+        """Ends the replica when its process does not answer, for example on a frozen node."""
+        while True:
+            await anyio.sleep(_PING_PERIOD_S)
+            with anyio.move_on_after(_PING_LIMIT_S) as waiting, suppress(ReplicaDied):
+                await conversation.ask_beside(FrameKind.PING)
+            if waiting.cancelled_caught:
+                self._link.finish(f"died: its process did not answer for {_PING_LIMIT_S:g} s")
+
     async def _close(self) -> None:
-        try:
-            await self._link.ask("close", group=HOOKS)
-        except ReplicaDied:
-            pass  # `serve` checks
-        except Exception:
-            logger.exception("%s: close() failed", self.tag)
+        assert self._conversation is not None
+        self._conversation.close_worker()
+        limit_s = self.blueprint.options.cancel_grace_s + CLOSING_S
+        with anyio.move_on_after(limit_s) as waiting:
+            await self._link.ended.wait()
+        ending = self._link.ending
+        if waiting.cancelled_caught:
+            logger.warning("%s had not closed %g s after it was asked to", self.tag, limit_s)
+        elif ending is None:
+            raise self._link.death()
+        elif ending.trouble is not None:
+            logger.error("%s: close() failed:\n%s", self.tag, ending.trouble)
 
     async def _remove_group(self) -> None:
         # The next replica may need its resources.
         with anyio.move_on_after(self.blueprint.options.cancel_grace_s, shield=True):
             await anyio.to_thread.run_sync(self._group.remove, abandon_on_cancel=True)
 
-    async def _packed(self, method: str, items: list[Any]) -> tuple[int, Any]:
-        self._check_ready()
-        call = next(self._calls)
-        batch = running_batch.get(None)
-        data = None if batch is None else batch_as_data(batch, anyio.current_time())
-        load = await put_if_large((call, method, items, data), items, self.tag)
-        self._check_ready()
-        return call, load
-
-    def _leave(self) -> None:
+    def _ended(self) -> None:
+        """Ends the start and all work, because the actor has died."""
         self._to_end.set()
         self._starting.cancel()
-
-    def _check_ready(self) -> None:
-        if not self._is_ready or self._link.end is not None:
-            raise self._link.died()
+        if self._conversation is not None:
+            self._conversation.end()

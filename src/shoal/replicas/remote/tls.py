@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import select
 import socket
 import ssl
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -44,7 +47,12 @@ class ServerCertificate:
 
 
 class TlsSocket:
-    """A socket with TLS, with the few methods of a non-blocking socket that are used here."""
+    """A socket with TLS, with the few methods of a socket that are used here.
+
+    If it blocks, threads may read and write at the same time, which OpenSSL does not allow.
+    """
+
+    _blocks = False
 
     def __init__(
         self, sock: socket.socket, context: ssl.SSLContext, *, server: bool = False
@@ -53,6 +61,7 @@ class TlsSocket:
             sock, server_side=server, do_handshake_on_connect=False, suppress_ragged_eofs=True
         )
         self.family = sock.family
+        self._lock = threading.Lock()
 
     async def shake_hands(self) -> None:
         while True:
@@ -75,10 +84,28 @@ class TlsSocket:
         return self._socket.fileno()
 
     def setblocking(self, blocking: bool) -> None:
-        self._socket.setblocking(blocking)
+        self._blocks = blocking
 
     def recv_into(self, space: Buffer) -> int:
-        view = memoryview(space)
+        while True:
+            with suppress(BlockingIOError), self._lock:
+                return self._recv_into(memoryview(space))
+            self._wait(select.POLLIN)
+
+    def sendmsg(self, parts: Sequence[Buffer]) -> int:
+        while True:
+            with suppress(BlockingIOError), self._lock:
+                return self._sendmsg(parts)
+            self._wait(select.POLLOUT)
+
+    def _wait(self, event: int) -> None:
+        if not self._blocks:
+            raise BlockingIOError
+        poll = select.poll()
+        poll.register(self._socket, event)
+        poll.poll()
+
+    def _recv_into(self, view: memoryview) -> int:
         filled = 0
         while filled < len(view):
             try:
@@ -94,7 +121,7 @@ class TlsSocket:
             raise BlockingIOError
         return filled
 
-    def sendmsg(self, parts: Sequence[Buffer]) -> int:
+    def _sendmsg(self, parts: Sequence[Buffer]) -> int:
         sent = 0
         for part in parts:
             view = memoryview(part).cast("B")

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 _BEGINNINGS: Final = (FrameKind.RUN, FrameKind.STREAM, FrameKind.OPEN, FrameKind.RECONFIGURE)
 
 
+class ReplicaEnds(BaseException):
+    """An error of the code says that its replica can't work any more; the text says how it ends."""
+
+
 class _Call(AnsweredCall):
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +118,9 @@ class AsyncWork:
                 start = OpenStart(*self._answers.codec.opened_here(frame))
                 send = partial(self._send_answers, frame.id)
                 read = partial(self._connection.read_available, self._handle, 1)
-                begun.open = OpenWork(start, self._control.draining, send, read=read)
+                begun.open = OpenWork(
+                    start, self._control.draining, send, self._answers.dumps, read=read
+                )
                 self._tasks.start_soon(begun.open.send_gathered)
             self._tasks.start_soon(self._work, frame, begun)
         elif frame.kind is FrameKind.CLOSE:
@@ -165,7 +171,10 @@ class AsyncWork:
             await self.call_hook(self._answers.reconfigure_hook(user_config), user_config)
             return FrameKind.RESULT, packed(None)
         except Exception as error:
-            return FrameKind.ERROR, packed(as_data(error))
+            explain = self._answers.explain
+            if explain is not None and (how := await in_thread(partial(explain, error))):
+                raise ReplicaEnds(how) from error
+            return FrameKind.ERROR, packed(as_data(error, self._answers.dumps))
         except BaseException as error:
             if goes_on(error, self._parking):
                 raise

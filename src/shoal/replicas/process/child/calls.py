@@ -7,6 +7,7 @@ interface, which does not require NumPy here.
 
 from __future__ import annotations
 
+import pickle
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,12 +23,12 @@ from shoal.replicas.threads import InnerCalls, inner_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
-    from contextlib import AbstractContextManager
 
     from shoal.batching.handlers.handler import Handler
     from shoal.core.request import Batch, Draining
     from shoal.replicas.process.child.open_batch import OpenWork
     from shoal.replicas.process.wire.frames import Frame
+    from shoal.replicas.process.wire.messages import Dumps
 
 
 class Stacked(list[Any]):
@@ -85,27 +86,32 @@ class Work:
         with self.is_running():
             return steps.next()
 
-    def is_running(self) -> AbstractContextManager[None]:
-        return code_is_running(self._batch, self._inner)
+    @contextmanager
+    def is_running(self) -> Generator[None]:
+        """Sets the code's batch (`shoal.current_batch`), its trace, and its own calls."""
+        batch = self._batch
+        with setting(inner_calls, self._inner):
+            if batch is None:
+                yield
+                return
+            with setting(running_batch, batch), continued(batch.trace):
+                yield
 
 
-@contextmanager
-def code_is_running(batch: Batch | None, inner: InnerCalls) -> Generator[None]:
-    """Sets the code's batch (`shoal.current_batch`), its trace, and its own calls."""
-    with setting(inner_calls, inner):
-        if batch is None:
-            yield
-            return
-        with setting(running_batch, batch), continued(batch.trace):
-            yield
-
-
-class CalledMethods:
-    """The methods of an instance, for calls from another process."""
-
-    def __init__(self, instance: Instance) -> None:
-        self._handlers = instance.handlers
-        self._description = instance.description
+class CallAnswers:
+    def __init__(
+        self,
+        codec: MessageCodec,
+        instance: Instance,
+        draining: Draining,
+        dumps: Dumps = pickle.dumps,
+    ) -> None:
+        self._draining = draining
+        self.codec = codec
+        self.instance = instance
+        self.dumps = dumps  # pickles what the code returns and raises
+        # Returns how the replica ends by an error of its code, if it does; it may block.
+        self.explain: Callable[[Exception], str | None] | None = None
         methods = instance.description.methods
         self._defaults = {name: Defaults(method.signature) for name, method in methods.items()}
         self._defaults_of_open = {
@@ -114,63 +120,46 @@ class CalledMethods:
             if method.open_signature is not None
         }
 
-    def found(self, name: str, items: list[Any]) -> tuple[Handler, list[Any]]:
-        self._description.method(name)  # raises NoSuchName
-        return self._handlers[name], self._defaults[name].put_into(items)
-
-    def found_for(self, opened: OpenWork) -> Handler:
-        """Returns the handler of an open batch, which it prepares."""
-        method = self._description.method(opened.method)  # raises NoSuchName
-        if method.open_signature is None:
-            raise takes_no_open_batch(method.name, running_replica.get().replica)
-        handler = self._handlers[method.name]
-        opened.name = handler.name
-        opened.prepare = self._defaults_of_open[method.name].put_into
-        return handler
-
-
-def sent_slots(handler: Handler, items: list[Any], results: Any) -> Any:
-    """Checks the results of a batch, or a step, and converts the exceptions in them to data."""
-    check_results(handler.name, len(items), results, is_step=handler.streams)
-    check_may_leave(results)
-    return slots_as_data(results)
-
-
-class CallAnswers:
-    def __init__(self, codec: MessageCodec, instance: Instance, draining: Draining) -> None:
-        self._draining = draining
-        self.codec = codec
-        self.instance = instance
-        self._methods = CalledMethods(instance)
-
     def opened(self, frame: Frame, now: float, inner: InnerCalls) -> Work:
         """Decodes a call; `now` is the time on the clock that its code uses."""
         try:
             name, items, batch = self.codec.opened_here(frame)
         except Exception as error:
             raise TypeError(f"the batch can't be unpickled in the process: {error}") from error
-        handler, items = self._methods.found(name, items)
+        self.instance.description.method(name)  # raises NoSuchName
+        items = self._defaults[name].put_into(items)
         return Work(
             name,
-            handler,
+            self.instance.handlers[name],
             stacked(items, places_of(frame)[: len(frame.buffers)]),
             None if batch is None else BatchAsData(*batch).as_batch(now, self._draining),
             inner,
         )
 
     def opened_batch(self, opened: OpenWork, inner: InnerCalls) -> Work:
-        return Work(opened.method, self._methods.found_for(opened), [], opened.batch, inner)
+        """Prepares an open batch for its handler."""
+        method = self.instance.description.method(opened.method)  # raises NoSuchName
+        if method.open_signature is None:
+            raise takes_no_open_batch(method.name, running_replica.get().replica)
+        handler = self.instance.handlers[method.name]
+        opened.name = handler.name
+        opened.prepare = self._defaults_of_open[method.name].put_into
+        return Work(opened.method, handler, [], opened.batch, inner)
 
     def packed(self, work: Work, results: Any) -> Message:
         """Checks the results and packs them; uses shared memory if there is room."""
-        slots = sent_slots(work.handler, work.items, results)
+        handler = work.handler
+        check_results(handler.name, len(work.items), results, is_step=handler.streams)
+        check_may_leave(results)
+        slots = slots_as_data(results, self.dumps)
         try:
-            message = packed(slots)
+            message = packed(slots, dumps=self.dumps)
         except Exception as error:
             listed: list[Any] = [results]
             if isinstance(results, (list, tuple)):
                 listed = list(cast("list[Any]", results))
-            raise why_unsendable(f"result {{nth}} of {work.method}()", listed, error) from error
+            name = f"result {{nth}} of {work.method}()"
+            raise why_unsendable(name, listed, error, self.dumps) from error
         if self.codec.reserve(message):
             self.codec.write(message)
         return message

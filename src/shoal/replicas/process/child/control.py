@@ -8,6 +8,7 @@ user code.
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
     from contextvars import Context
+
+    from shoal.replicas.process.wire.messages import Dumps
 
 
 class ThreadsafeDraining:
@@ -57,7 +60,16 @@ class ThreadsafeDraining:
 class Control:
     """The worker's end of the control channel, for all its threads."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        dumps: Dumps = pickle.dumps,
+        on_gone: Callable[[], object] | None = None,
+    ) -> None:
+        # Pickles what the code returns and raises.
+        self.dumps = dumps
+        # Called when the parent is gone; by default, the process ends at once.
+        self.on_gone = on_gone or partial(os._exit, 1)
         # These get the id of a cancelled call, the id of a health check, for which they must call
         # `answer_health`, and each response to a call of the code to an endpoint.
         self.on_cancel: Callable[[int], object] = _ignore
@@ -77,7 +89,7 @@ class Control:
         if error is None:
             self.send(FrameKind.RESULT, id_, packed(None))
         else:
-            self.send(FrameKind.ERROR, id_, packed(as_data(error)))
+            self.send(FrameKind.ERROR, id_, packed(as_data(error, self.dumps)))
 
     def check_in_thread(self, id_: int, health: Callable[[], object], context: Context) -> None:
         def check() -> None:
@@ -103,7 +115,8 @@ class Control:
                     continue
             except OSError:
                 pass
-            os._exit(1)  # the parent is gone
+            self.on_gone()
+            return
 
     def _handle(self, frame: Frame) -> None:
         if frame.kind is FrameKind.PING:

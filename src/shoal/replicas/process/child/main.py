@@ -30,7 +30,7 @@ import types
 from contextvars import Context, copy_context
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, cast
 
 import anyio
 
@@ -104,7 +104,14 @@ def die_with_the_parent(lifeline: int) -> None:
         os._exit(1)
 
 
+class NotStarted(SystemExit):
+    """The code has failed to start, and the parent was told."""
+
+
 class Child:
+    # Whether plain code runs in this thread, one batch after the other, as in a script.
+    runs_plain_code_here: ClassVar = True
+
     def __init__(self, control: Control, codec: MessageCodec, sock: socket.socket) -> None:
         self._control = control
         self._codec = codec
@@ -112,9 +119,11 @@ class Child:
         self._reader = FrameReader()
 
     def run(self) -> None:
+        """Starts and runs the code until a message closes it, or the parent is gone."""
         frame = receive(self._socket, self._reader)
         if frame is None:
-            os._exit(1)  # the parent is gone
+            self._control.on_gone()
+            return
         start_message: StartMessage = self._codec.opened_here(frame)
         running_replica.set(Identity(*start_message[:3]))
         parent_channel.set(ParentChannel(self._control))
@@ -124,9 +133,8 @@ class Child:
             if not is_async_class(definition.target):
                 answers = self._answers_of(definition, user_config)
         except Exception as error:
-            self._say(frame, FrameKind.ERROR, as_data(error))
-            sys.exit(1)
-        if answers is not None and _is_plain(answers.instance):
+            self._fail_start(frame, error)
+        if answers is not None and self.runs_plain_code_here and _is_plain(answers.instance):
             self._run_plain(frame, answers, user_config)
         else:
             anyio.run(
@@ -140,7 +148,8 @@ class Child:
             )
 
     def _answers_of(self, definition: Definition, user_config: Any) -> CallAnswers:
-        answers = CallAnswers(self._codec, Instance(definition), self._control.draining)
+        instance = Instance(definition)
+        answers = CallAnswers(self._codec, instance, self._control.draining, self._control.dumps)
         if user_config is not None:
             answers.reconfigure_hook(user_config)
         return answers
@@ -155,8 +164,7 @@ class Child:
             if (warm_up := instance.hook("warm_up")) is not None:
                 context.copy().run(warm_up)
         except Exception as error:
-            self._say(frame, FrameKind.ERROR, as_data(error))
-            sys.exit(1)
+            self._fail_start(frame, error)
         self._control.on_cancel = work.cancel
         if (health := instance.hook("health")) is not None:
             self._control.on_health_check = lambda id_: self._control.check_in_thread(
@@ -168,7 +176,7 @@ class Child:
             try:
                 context.copy().run(close)
             except Exception:
-                traceback.print_exc()
+                self.closing_failed()
 
     async def _run_async(self, *args: Any) -> None:
         # Imported here: it loads event loops, which plain code does not need.
@@ -195,9 +203,8 @@ class Child:
             if (warm_up := instance.hook("warm_up")) is not None:
                 await work.call_hook(warm_up)
         except Exception as error:
-            self._socket.setblocking(True)
-            self._say(frame, FrameKind.ERROR, as_data(error))
-            sys.exit(1)
+            self._fail_start(frame, error)
+        self.started(answers)
         self._control.on_health_check = work.check_health
         work.send(FrameKind.RESULT, frame.id, packed(sendable(instance.description)))
         await work.run()
@@ -205,7 +212,18 @@ class Child:
             try:
                 await work.call_hook(close)
             except Exception:
-                traceback.print_exc()
+                self.closing_failed()
+
+    def started(self, answers: CallAnswers) -> None:
+        """Async code, or code of an actor, has started."""
+
+    def closing_failed(self) -> None:
+        traceback.print_exc()
+
+    def _fail_start(self, frame: Frame, error: Exception) -> NoReturn:
+        self._socket.setblocking(True)
+        self._say(frame, FrameKind.ERROR, as_data(error, self._control.dumps))
+        raise NotStarted(1)
 
     def _say(self, start_message: Frame, kind: FrameKind, content: Any) -> None:
         send(self._socket, self._codec.frame(kind, start_message.id, packed(content)))

@@ -89,14 +89,14 @@ class SlotError(NamedTuple):
     error: ErrorAsData
 
 
-def slots_as_data(results: Any) -> Any:
+def slots_as_data(results: Any, dumps: Dumps = pickle.dumps) -> Any:
     """Returns a handler's results with the exceptions among them converted to data."""
     if not issubclass(type(results), list | tuple):
         return results
     slots: Sequence[Any] = results
     if not any(isinstance(slot, BaseException) for slot in slots):
         return slots
-    return [SlotError(as_data(s)) if isinstance(s, BaseException) else s for s in slots]
+    return [SlotError(as_data(s, dumps)) if isinstance(s, BaseException) else s for s in slots]
 
 
 def check_may_leave(results: Any) -> None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from shoal.replicas.process.wire.shared_memory import Region
 
+# Pickles a value, with the arguments of `pickle.dumps`.
+Dumps: TypeAlias = "Callable[..., bytes]"
+
 # Types whose values can be pickled and unpickled everywhere.
 PLAIN: Final = (str, int, float, bool, bytes, type(None))
 
@@ -60,11 +63,14 @@ class _Parts(list[bytes]):
 
 
 @held
-def packed(content: Any, beside: Sequence[memoryview] = ()) -> Message:
+def packed(content: Any, beside: Sequence[memoryview] = (), dumps: Dumps = pickle.dumps) -> Message:
     """Pickles an object; raises only `Exception`s. `beside` has buffers of pickles in it."""
     buffers = [*beside]
     parts = _Parts()
-    pickle.Pickler(parts, 5, buffer_callback=_sorted_into(buffers)).dump(content)
+    if dumps is pickle.dumps:
+        pickle.Pickler(parts, 5, buffer_callback=_sorted_into(buffers)).dump(content)
+    else:
+        parts.write(dumps(content, 5, buffer_callback=_sorted_into(buffers)))
     shared = [buffer.nbytes for buffer in buffers]
     # A pickle that was written at once is not large.
     if len(parts) > 1 and (size := sum(map(len, parts))) >= _LEAST_SHARED:
@@ -83,10 +89,6 @@ def _sorted_into(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], b
         return False
 
     return goes_inside
-
-
-# Pickles a value, with the arguments of `pickle.dumps`.
-Dumps: TypeAlias = "Callable[..., bytes]"
 
 
 class Sealed(NamedTuple):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.code.instance import Description, Method
+    from shoal.replicas.process.wire.messages import Dumps
 
 _PLAIN = (str, int, float, complex, bool, bytes, type(None))
 
@@ -55,7 +56,7 @@ class StartMessage(NamedTuple):
     code: bytes
 
 
-def pickled_code(definition: Definition, user_config: Any) -> bytes:
+def pickled_code(definition: Definition, user_config: Any, dumps: Dumps = pickle.dumps) -> bytes:
     """Pickles the code and its user config; only the worker may unpickle them."""
     for what, content in (
         (f"the code {definition.name}", definition.target),
@@ -63,7 +64,7 @@ def pickled_code(definition: Definition, user_config: Any) -> bytes:
         (f"the user_config of {definition.name}", user_config),
     ):
         try:
-            pickle.dumps(content, 5)
+            dumps(content, 5)
         except Exception as error:
             hint = ""
             if content is definition.target:
@@ -72,7 +73,7 @@ def pickled_code(definition: Definition, user_config: Any) -> bytes:
                     "'package.module:Name'"
                 )
             raise TypeError(f"{what} can't be sent to a process{hint} ({error})") from error
-    return pickle.dumps((definition, user_config), 5)
+    return dumps((definition, user_config), 5)
 
 
 def main_script(code: bytes) -> MainScript | None:
@@ -92,11 +93,13 @@ def main_script(code: bytes) -> MainScript | None:
     return MainScript(is_module=False, found_at=os.path.abspath(path))
 
 
-def why_unsendable(name: str, contents: list[Any], error: Exception) -> TypeError:
+def why_unsendable(
+    name: str, contents: list[Any], error: Exception, dumps: Dumps = pickle.dumps
+) -> TypeError:
     """Returns the error for the first item that can't be pickled; ``{nth}`` is its number."""
     for nth, content in enumerate(contents):
         try:
-            pickle.dumps(content, 5)
+            dumps(content, 5)
         except Exception as own:
             return TypeError(
                 f"{name.format(nth=nth)} can't be sent between processes ({own}): "

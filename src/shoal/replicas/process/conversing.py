@@ -1,0 +1,103 @@
+"""What replicas in processes and in Ray's actors share: their work is a conversation."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import anyio
+
+from shoal.batching.current import running_batch
+from shoal.errors import ReplicaDied
+from shoal.replicas.code.definition import split_import_path
+from shoal.replicas.contract import Blueprint, Replica
+from shoal.replicas.process.wire.batch import batch_as_data
+from shoal.replicas.process.wire.frames import FrameKind
+from shoal.replicas.process.wire.messages import Message, packed
+from shoal.replicas.process.wire.start import received, why_unsendable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from shoal.batching.handlers.binding import Binding
+    from shoal.batching.open_batch import OpenBatch
+    from shoal.replicas.code.instance import Description
+    from shoal.replicas.process.calls import Conversation
+    from shoal.replicas.process.wire.start import StartMessage
+
+CLOSING_S = 4.0
+"""How long a stopped replica may take to close its code, in addition to ``cancel_grace_s``."""
+
+
+class ConversingReplica(Replica):
+    takes_open_batches: ClassVar = True
+
+    def __init__(self, blueprint: Blueprint) -> None:
+        super().__init__(blueprint)
+        self._conversation: Conversation | None = None
+        self._description: Description | None = None
+        self._is_stopped = False
+        self._to_end = anyio.Event()  # set when it has ended or must end
+
+    @abstractmethod
+    def _death(self) -> ReplicaDied | None:
+        """Returns the error for work, once the other end is gone."""
+
+    async def run(self, method: str, items: list[Any]) -> Any:
+        conversation = self._working()
+        message = _packed(conversation, method, items)
+        return await conversation.ask(FrameKind.RUN, message)
+
+    async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
+        conversation = self._working()
+        message = _packed(conversation, method, items)
+        async with aclosing(conversation.ask_steps(message)) as steps:
+            async for step in steps:
+                yield step
+
+    async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
+        await self._working().ask_open(method, batch)
+
+    def open_binding(self, method: str) -> Binding:
+        assert self._description is not None
+        return self._description.open_binding(method, self.tag)
+
+    async def reconfigure(self, user_config: Any) -> None:
+        await self._working().reconfigure(user_config)
+
+    async def check_health(self) -> None:
+        conversation = self._working()
+        assert self._description is not None
+        asks = self._description.checks_health
+        await conversation.ask_beside(FrameKind.HEALTH if asks else FrameKind.PING)
+
+    def drain(self) -> None:
+        if self._conversation is not None:
+            self._conversation.drain()
+
+    async def _started(self, conversation: Conversation, message: StartMessage) -> Description:
+        """Starts the code, and raises its error."""
+        description: Description = await conversation.ask(FrameKind.START, packed(message))
+        path = self.blueprint.definition.import_path
+        return received(description, path and split_import_path(path)[0])
+
+    def _working(self) -> Conversation:
+        conversation = self._conversation
+        if conversation is not None and self._description is not None and not self._is_stopped:
+            return conversation
+        death = self._death()
+        if death is None:
+            how = "was stopped" if self._is_stopped else "is not ready"
+            death = ReplicaDied(f"replica {self.tag} {how}", replica=self.tag)
+        raise death
+
+
+def _packed(conversation: Conversation, method: str, items: list[Any]) -> Message:
+    batch = running_batch.get(None)
+    data = None if batch is None else batch_as_data(batch, anyio.current_time())
+    dumps = conversation.dumps
+    try:
+        return packed((method, items, data), dumps=dumps)
+    except Exception as error:
+        raise why_unsendable("item {nth} of the batch", items, error, dumps) from error
