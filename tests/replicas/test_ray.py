@@ -321,24 +321,25 @@ async def test_code_that_raises_no_exception_fails_its_batch_alone():
 @ENDS
 async def test_a_batched_method_that_would_end_a_process_ends_its_replica(how, what):
     async with on_ray(Raising) as played:
-        with pytest.raises(ReplicaDied, match="its code raised"):
+        # The batch may have failed before the end of the replica was known.
+        with pytest.raises((ReplicaDied, HandlerFailed), match=what.partition("(")[0]):
             await played.run("gathered", [how])
         await played.ended.wait()
         assert str(played.error) == f"model#7 was killed: its code raised {what}"
 
 
-@pytest.mark.parametrize("how", ["exit", "panic"])
-async def test_a_constructor_that_raises_no_exception_is_a_failed_start(how):
+@pytest.mark.parametrize(("how", "what"), [("exit", "SystemExit(3)"), ("panic", "Panic('index')")])
+async def test_a_constructor_that_raises_no_exception_is_a_failed_start(how, what):
     async with on_ray(Raising, how) as played:
         assert isinstance(played.error, ReplicaNotStarted)
-        assert isinstance(played.error.__cause__, HandlerFailed)
+        assert str(played.error) == f"model#7 was killed: its code raised {what}"
 
 
 @HOOKS
 async def test_a_first_config_that_would_end_a_process_is_a_failed_start(code):
     async with on_ray(code, user_config="exit") as played:
         assert isinstance(played.error, ReplicaNotStarted)
-        assert isinstance(played.error.__cause__, HandlerFailed)
+        assert str(played.error) == "model#7 was killed: its code raised SystemExit(3)"
 
 
 async def tell(played: Played, hook: str, how: str) -> None:
@@ -350,8 +351,10 @@ async def tell(played: Played, hook: str, how: str) -> None:
         await played.replica.check_health()
 
 
-@HOOKS
-@pytest.mark.parametrize("hook", ["reconfigure", "health"])
+@pytest.mark.parametrize(
+    ("code", "hook"),
+    [(Raising, "reconfigure"), (RaisingInTheLoop, "reconfigure"), (RaisingInTheLoop, "health")],
+)
 async def test_a_hook_that_would_end_a_process_ends_its_replica(code, hook):
     async with on_ray(code) as played:
         with pytest.raises(ReplicaDied) as raised:
@@ -359,6 +362,13 @@ async def test_a_hook_that_would_end_a_process_ends_its_replica(code, hook):
         await played.ended.wait()
         for death in (raised.value, played.error):
             assert str(death) == "model#7 was killed: its code raised SystemExit(3)"
+
+
+async def test_a_plain_health_that_would_end_a_process_fails_alone():
+    async with on_ray(Raising) as played:
+        with pytest.raises(HandlerFailed, match="SystemExit: 3"):
+            await tell(played, "health", "exit")
+        assert await played.run("__call__", ["well"]) == ["well"]
 
 
 @HOOKS
@@ -432,7 +442,7 @@ async def test_a_generator_runs_only_a_little_ahead_of_its_reader(folder):
         aclosing(played.replica.run_stream("counts", [1000])) as steps,
     ):
         assert await anext(steps) == [0]
-        await noted(folder, "step", 5)
+        await noted(folder, "step", 4)
         assert await played.run("__call__", [1]) == [1]
         assert folder.notes().count("step") < 20
 
@@ -510,10 +520,12 @@ async def test_items_that_can_not_be_loaded_are_a_type_error(folder):
         assert await played.run("__call__", [1]) == [1]
 
 
-@pytest.mark.parametrize(("method", "why"), [("opaque", "pickled"), ("strange", "elsewhere")])
-async def test_results_that_can_not_be_sent_are_of_the_wrong_type(folder, method, why):
+@pytest.mark.parametrize(
+    ("method", "why"), [("opaque", "not to be pickled"), ("strange", "elsewhere")]
+)
+async def test_results_that_can_not_be_sent_are_a_type_error(folder, method, why):
     async with on_ray(Model, folder.path) as played:
-        with pytest.raises(WrongResultType, match=why):
+        with pytest.raises(TypeError, match=why):
             await played.run(method, [1])
         assert await played.run("__call__", [1]) == [1]
 
@@ -575,5 +587,5 @@ async def test_an_actor_takes_no_connection_without_its_token(folder, monkeypatc
     async with on_ray(Model, folder.path) as played:
         assert await played.run("__call__", [1]) == [1]
         [(_, address)] = made
-        with pytest.raises(OSError, match="refused"):  # it listens no more
+        with pytest.raises(OSError):  # it listens no more
             await anyio.connect_tcp(address.host, address.port)

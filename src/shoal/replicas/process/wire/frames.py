@@ -6,9 +6,9 @@ number of received bytes. The same code thus serves a non-blocking socket in an 
 blocking socket in the worker, which `receive` and `send` use.
 
 Both ends are Shoal's own and run as one user, connected by a socket pair that no other process can
-reach. Unpickling is therefore safe. Between machines, `shoal.replicas.remote` uses these frames as
-well, once both ends have proved that they know a token; a reader then has a limit. In Ray, frames
-are the arguments and the results of calls of an actor.
+reach. Unpickling is therefore safe. Between machines, model servers (`shoal.replicas.remote`) and
+Ray's actors use these frames as well, once both ends have proved that they know a token. A reader
+of a model server has a limit.
 """
 
 from __future__ import annotations
