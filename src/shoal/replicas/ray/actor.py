@@ -19,7 +19,7 @@ import traceback
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import anyio
 
@@ -75,23 +75,31 @@ class ReplicaActor:
         return self._end.result()
 
     def _run(self) -> None:
-        child: ActorChild | None = None
+        troubles: list[str] = []
         try:
             # They stay open until the process ends, so that its end has a reason before.
             self._sockets = data, control_socket = anyio.run(self._listener.connected)
             dumps: Any = import_module("ray").cloudpickle.dumps
             control = Control(control_socket, dumps, self._program_is_gone)
             control.watch()
-            child = ActorChild(control, MessageCodec(), data)
-            child.on_shard_death = self._must_end
-            child.run()
+            Child(
+                control,
+                MessageCodec(),
+                data,
+                self._watch_shards,
+                lambda: troubles.append(traceback.format_exc()),
+            ).run()
         except NotStarted:
-            return  # the program was told, and ends this actor
+            return  # the program knows, and ends this actor
         except BaseException as error:
             how = _how_it_ends(error)
             self._must_end(how, how)
         else:
-            self._must_end("was stopped", child.trouble)
+            self._must_end("was stopped", *troubles)
+
+    def _watch_shards(self, answers: CallAnswers) -> None:
+        if import_module("ray").util.get_current_placement_group() is not None:
+            answers.explain = Shards(answers.instance.target, self._must_end).explain
 
     def _program_is_gone(self) -> None:
         self._must_end("lost its program")
@@ -151,21 +159,6 @@ class _Listener:
                 accepting.cancel()
 
 
-class ActorChild(Child):
-    runs_plain_code_here = False
-
-    on_shard_death: Any = None
-    trouble: str | None = None
-
-    def started(self, answers: CallAnswers) -> None:
-        if import_module("ray").util.get_current_placement_group() is not None:
-            shards = Shards(answers.instance.target, self.on_shard_death)
-            answers.explain = shards.explain
-
-    def closing_failed(self) -> None:
-        self.trouble = traceback.format_exc()
-
-
 def _certificate() -> ServerCertificate | None:
     if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         return None
@@ -175,7 +168,7 @@ def _certificate() -> ServerCertificate | None:
 
 def _how_it_ends(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     if isinstance(error, ReplicaEnds):
         return str(error)
     return f"was killed: its code raised {shown(error)}"

@@ -30,7 +30,7 @@ import types
 from contextvars import Context, copy_context
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import anyio
 
@@ -56,7 +56,7 @@ from shoal.replicas.process.wire.start import MainScript, StartMessage, running_
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shoal.replicas.code.definition import Definition
 
@@ -105,14 +105,28 @@ def die_with_the_parent(lifeline: int) -> None:
 
 
 class NotStarted(SystemExit):
-    """The code has failed to start, and the parent was told."""
+    """The code has failed to start, which the parent knows."""
 
 
 class Child:
-    # Whether plain code runs in this thread, one batch after the other, as in a script.
-    runs_plain_code_here: ClassVar = True
+    """Runs the code of a replica.
 
-    def __init__(self, control: Control, codec: MessageCodec, sock: socket.socket) -> None:
+    Args:
+        on_start: Called when the code has started. With it, all code runs in an event loop, and
+            plain code in its threads. Without it, code without async parts runs in this thread.
+        on_close_error: Called in the handler of an error of the code's ``close()``.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        codec: MessageCodec,
+        sock: socket.socket,
+        on_start: Callable[[CallAnswers], object] | None = None,
+        on_close_error: Callable[[], object] = traceback.print_exc,
+    ) -> None:
+        self._on_start = on_start
+        self._on_close_error = on_close_error
         self._control = control
         self._codec = codec
         self._socket = sock
@@ -134,7 +148,7 @@ class Child:
                 answers = self._answers_of(definition, user_config)
         except Exception as error:
             self._fail_start(frame, error)
-        if answers is not None and self.runs_plain_code_here and _is_plain(answers.instance):
+        if answers is not None and self._on_start is None and _is_plain(answers.instance):
             self._run_plain(frame, answers, user_config)
         else:
             anyio.run(
@@ -176,7 +190,7 @@ class Child:
             try:
                 context.copy().run(close)
             except Exception:
-                self.closing_failed()
+                self._on_close_error()
 
     async def _run_async(self, *args: Any) -> None:
         # Imported here: it loads event loops, which plain code does not need.
@@ -204,7 +218,8 @@ class Child:
                 await work.call_hook(warm_up)
         except Exception as error:
             self._fail_start(frame, error)
-        self.started(answers)
+        if self._on_start is not None:
+            self._on_start(answers)
         self._control.on_health_check = work.check_health
         work.send(FrameKind.RESULT, frame.id, packed(sendable(instance.description)))
         await work.run()
@@ -212,13 +227,7 @@ class Child:
             try:
                 await work.call_hook(close)
             except Exception:
-                self.closing_failed()
-
-    def started(self, answers: CallAnswers) -> None:
-        """Async code, or code of an actor, has started."""
-
-    def closing_failed(self) -> None:
-        traceback.print_exc()
+                self._on_close_error()
 
     def _fail_start(self, frame: Frame, error: Exception) -> NoReturn:
         self._socket.setblocking(True)
