@@ -71,9 +71,6 @@ async def test_a_program_without_a_ray_node_fails_its_liveness_check(
     cluster, folder, monkeypatch, has_head
 ):
     monkeypatch.setattr("shoal.replicas.ray.replica._LOST_S", 0.1)
-    # Without a head, nobody notices the end of an actor but those who call it.
-    monkeypatch.setattr("shoal.replicas.ray.link._PING_PERIOD_S", 0.5)
-    monkeypatch.setattr("shoal.replicas.ray.link._PING_LIMIT_S", 5.0)
     app = shoal.App()
 
     @app.endpoint("/other")
