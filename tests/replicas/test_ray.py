@@ -32,6 +32,7 @@ from serving.table_code import Async, Plain
 from shoal.batching.current import Identity, running_batch, setting
 from shoal.core.request import Batch, DispatchReason
 from shoal.errors import (
+    BatcherClosed,
     HandlerFailed,
     ReplicaDied,
     ReplicaNotStarted,
@@ -322,7 +323,7 @@ async def test_code_that_raises_no_exception_fails_its_batch_alone():
 async def test_a_batched_method_that_would_end_a_process_ends_its_replica(how, what):
     async with on_ray(Raising) as played:
         # The batch may have failed before the end of the replica was known.
-        with pytest.raises((ReplicaDied, HandlerFailed), match=what.partition("(")[0]):
+        with pytest.raises((ReplicaDied, BatcherClosed), match=what.partition("(")[0]):
             await played.run("gathered", [how])
         await played.ended.wait()
         assert str(played.error) == f"model#7 was killed: its code raised {what}"
