@@ -229,6 +229,12 @@ async def pass_on():
         await checkpoint()
 
 
+async def take_item(relay, number):
+    relay.put(number, "item")
+    relay.offer()
+    await pass_on()
+
+
 async def test_streams_that_began_at_different_times_get_room_in_one_message():
     said = []
     read = {}
@@ -259,16 +265,13 @@ async def test_streams_that_began_at_different_times_get_room_in_one_message():
         await pass_on()
         [(first, _, room)] = said[0].joined
         for _ in range(room // 2 - 1):
-            relay.put(first, "item")
-            await pass_on()
+            await take_item(relay, first)
         readers.start_soon(reader, "b")
         await pass_on()
         [(second, _, _)] = said[-1].joined
-        relay.put(second, "item")
-        await pass_on()
+        await take_item(relay, second)
         assert [news.room for news in said] == [{}, {}]
-        relay.put(first, "item")
-        await pass_on()
+        await take_item(relay, first)
         assert [[*news.room] for news in said[2:]] == [[first, second]]
         assert read == {"a": room // 2, "b": 1}
         readers.cancel_scope.cancel()

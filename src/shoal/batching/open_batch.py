@@ -354,10 +354,8 @@ class _Steps(Generic[T, R]):
     async def __anext__(self) -> list[OpenRequest[T, R]]:
         batch = self._batch
         await self._joining.pause()
-        joined = batch.join_nowait()
-        if not joined and not self._joining.batch.active:
-            joined = await batch.join()
-            if not joined:
+        while not (joined := batch.join_nowait()) and not self._joining.batch.active:
+            if not await self._joining.wait():
                 raise StopAsyncIteration
         return joined
 
@@ -378,7 +376,9 @@ class OpenRun(Run):
         await self.parking.checkpoint()
         await self.wait_for_room([request for request, _ in chunks])
         for request, chunk in chunks:
-            self.put(request, chunk)
+            if request.state is RUNNING:
+                request.waiter.items.append(chunk)
+                request.waiter.offer()
 
     async def wait_for_room(self, requests: Sequence[Request]) -> None:
         """Waits until each stream has room for an item; a reader that is too slow fails alone."""
@@ -387,12 +387,6 @@ class OpenRun(Run):
     async def _wait_for_readers(self, full: list[Request]) -> None:
         limit_s = self.options.slow_reader_timeout_s
         await wait_for_readers(full, limit_s, self.parking, self._fail_slow_reader)
-
-    def put(self, request: Request, chunk: Any) -> None:
-        """Puts an item into a stream that has room."""
-        if request.state is RUNNING:
-            request.waiter.items.append(chunk)
-            request.waiter.offer()
 
     def finish(self, request: Request, value: Any) -> None:
         if request.state is not RUNNING:

@@ -12,10 +12,9 @@ import pickle
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
-
 from shoal.batching.stream_buffer import wait_for_room
 from shoal.core.request import DispatchReason, Draining, Request, State
+from shoal.loops.parking import Bell
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.errors import as_data, check_may_leave
 from shoal.replicas.process.wire.messages import PLAIN, Dumps, Message, packed, sealed
@@ -87,7 +86,7 @@ class OpenWork:
         self._held: dict[int, Request] = {}
         self._requests: dict[int, Request] = {}
         self._is_closed = self._has_ended = False
-        self._change = anyio.Event()
+        self._bell = Bell(self._parking)
         self._is_due = False  # whether `flush` will be called in the next pass
         self._flusher: Any = None  # `send_gathered` waits on this
         self._wait_ids = count(1)
@@ -132,7 +131,7 @@ class OpenWork:
             self.batch.reason = DispatchReason(news.closed)
         if self._saw - self._reported >= _MOST_UNREPORTED:
             self._gather()
-        self._wake_waiting()
+        self._bell.ring()
 
     # How requests join.
 
@@ -153,7 +152,7 @@ class OpenWork:
     async def wait(self) -> bool:
         if self._is_closed and not self._held:
             return False
-        await self._change.wait()
+        await self._bell.change()
         return True
 
     def stepped(self, *active: int) -> None:
@@ -202,7 +201,7 @@ class OpenWork:
         self._held.clear()
         self.joined.clear()
         self.batch.members = []
-        self._wake_waiting()
+        self._bell.ring()
 
     def flush(self, *, is_last: bool = False) -> None:
         self._is_due = False
@@ -241,7 +240,7 @@ class OpenWork:
             request.waiter.hold = wait
         try:
             while any(r.state is RUNNING and _is_full(r) for r in full):
-                await self._change.wait()
+                await self._bell.change()
         finally:
             for request in full:
                 request.waiter.hold = None
@@ -280,10 +279,6 @@ class OpenWork:
         if not (self._is_due or self._has_ended):
             self._is_due = True
             self._wake_flusher()
-
-    def _wake_waiting(self) -> None:
-        self._change.set()
-        self._change = anyio.Event()
 
     def _wake_flusher(self) -> None:
         if self._flusher is not None:
