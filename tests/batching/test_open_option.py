@@ -276,3 +276,46 @@ async def test_streams_that_began_at_different_times_get_room_in_one_message():
         assert read == {"a": room // 2, "b": 1}
         readers.cancel_scope.cancel()
         stop.set()
+
+
+async def test_only_an_item_without_its_end_is_passed_on_at_once():
+    relay = None
+    stop = anyio.Event()
+    said, passed_on = [], []
+
+    async def send(news):
+        said.append(news)
+
+    async def handler(batch):
+        nonlocal relay
+        relay = OpenRelay(batch)
+        async with anyio.create_task_group() as tasks:
+            relay.begin(tasks, send)
+            await stop.wait()
+            tasks.cancel_scope.cancel()
+
+    def take(item):
+        passed_on.append(item)
+        return True
+
+    async def reader():
+        async with call("a") as stream:
+            stream.pass_on(take)
+            assert await anext(stream) == "last"
+            assert stream.is_finished
+
+    async with (
+        shoal.Batcher(handler, fill="continuous", streams=True) as call,
+        anyio.create_task_group() as readers,
+    ):
+        readers.start_soon(reader)
+        await pass_on()
+        [(number, _, _)] = said[0].joined
+        await take_item(relay, number)
+        assert passed_on == ["item"]
+        relay.put(number, "last")
+        relay.finish(number, None)
+        relay.offer()
+        await pass_on()
+        stop.set()
+    assert passed_on == ["item"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from shoal.failures.held import held
@@ -64,25 +65,21 @@ def packed(content: Any, beside: Sequence[memoryview] = ()) -> Message:
     """Pickles an object; raises only `Exception`s. `beside` has buffers of pickles in it."""
     buffers = [*beside]
     parts = _Parts()
-    pickle.Pickler(parts, 5, buffer_callback=_sorted_into(buffers)).dump(content)
-    shared = [buffer.nbytes for buffer in buffers]
+    pickle.Pickler(parts, 5, buffer_callback=partial(_goes_inside, buffers)).dump(content)
+    shared = [buffer.nbytes for buffer in buffers] if buffers else []
     # A pickle that was written at once is not large.
     if len(parts) > 1 and (size := sum(map(len, parts))) >= _LEAST_SHARED:
         shared.append(size)
     return Message(parts, buffers, shared)
 
 
-def _sorted_into(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
-    """Returns a callback that puts large buffers into a list, and leaves others in the pickle."""
-
-    def goes_inside(buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes < _LEAST_BESIDE:
-            return True
-        buffers.append(raw)
-        return False
-
-    return goes_inside
+def _goes_inside(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
+    """Puts large buffers into a list, and leaves others in the pickle."""
+    raw = buffer.raw()
+    if raw.nbytes < _LEAST_BESIDE:
+        return True
+    buffers.append(raw)
+    return False
 
 
 # Pickles a value, with the arguments of `pickle.dumps`.
@@ -103,7 +100,7 @@ def sealed(value: Any, buffers: list[memoryview], dumps: Dumps = pickle.dumps) -
     if type(value) in PLAIN:
         return value
     own: list[memoryview] = []
-    data = dumps(value, 5, buffer_callback=_sorted_into(own))
+    data = dumps(value, 5, buffer_callback=partial(_goes_inside, own))
     buffers += own
     return Sealed(data, len(own))
 
