@@ -107,11 +107,11 @@ class OpenRelay:
         while True:
             if self._sent - self._seen < MESSAGES_AHEAD and not (news := self._news()).is_empty:
                 self._sent += 1
+                rings = self._joining.rings
                 await send(news)
-                # Requests that join while other tasks run share the next message.
-                await self._run.parking.checkpoint()
-            else:
-                await self._joining.change()
+                if self._joining.rings > rings:
+                    continue  # while it was sent, which seldom waits
+            await self._joining.change()
 
     def _news(self) -> OpenNews:
         joining, requests = self._joining, self._requests

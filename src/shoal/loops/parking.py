@@ -167,15 +167,17 @@ class Parking(ABC):
 class Bell:
     """Wakes one task that waits often, and any others that wait for the next change."""
 
-    __slots__ = ("_others", "_parking", "waiter")
+    __slots__ = ("_others", "_parking", "rings", "waiter")
 
     def __init__(self, parking: Parking) -> None:
         self._parking = parking
         # The waiter of the last wait; after that wait, waking it does nothing.
         self.waiter: Any = None
         self._others: dict[Any, None] = {}  # the waiters of `change`
+        self.rings = 0  # how often it has rung
 
     def ring(self) -> None:
+        self.rings += 1
         if self.waiter is not None:
             self._parking.wake(self.waiter)
         for waiter in self._others:

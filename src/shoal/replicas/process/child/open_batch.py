@@ -174,7 +174,9 @@ class OpenWork:
 
     async def send(self, chunks: Sequence[tuple[Request, Any]]) -> None:
         await self._let_others_run()
-        await wait_for_room([request for request, _ in chunks], _is_full, self._wait_for_readers)
+        requests = [request for request, _ in chunks]
+        if min([request.waiter.room for request in requests], default=1) <= 0:
+            await wait_for_room(requests, _is_full, self._wait_for_readers)
         for request, chunk in chunks:
             if request.state is RUNNING:
                 request.waiter.room -= 1
