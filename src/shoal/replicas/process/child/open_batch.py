@@ -18,7 +18,7 @@ from shoal.core.request import DispatchReason, Draining, Request, State
 from shoal.loops.parking import Bell
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.errors import as_data, check_may_leave
-from shoal.replicas.process.wire.messages import PLAIN, Dumps, Message, packed, sealed
+from shoal.replicas.process.wire.messages import PLAIN, Dumps, Message, pickled, sealed
 from shoal.replicas.process.wire.open_batch import (
     CHUNK,
     ERROR,
@@ -225,7 +225,8 @@ class OpenWork:
         ):
             return
         self._reported = self._saw
-        # An `OpenProgress` as a plain tuple: pickling a class by its name doubles the time.
+        # An `OpenProgress` as a plain tuple: pickling a class by its name doubles the time. All
+        # values of the user's types in it were pickled before.
         progress = (
             self._saw,
             self._begun,
@@ -238,7 +239,7 @@ class OpenWork:
         buffers = self._buffers
         self._steps, self._answers, self._buffers = [], [], []
         self._waits, self._ended_waits, self._leaves = [], [], False
-        self._send_message(packed(progress, buffers))
+        self._send_message(pickled(progress, buffers))
 
     async def _wait_for_readers(self, full: list[Request]) -> None:
         wait = next(self._wait_ids)

@@ -60,9 +60,8 @@ class _Parts(list[bytes]):
     write = list[bytes].append
 
 
-@held
-def packed(content: Any, beside: Sequence[memoryview] = ()) -> Message:
-    """Pickles an object; raises only `Exception`s. `beside` has buffers of pickles in it."""
+def pickled(content: Any, beside: Sequence[memoryview] = ()) -> Message:
+    """Pickles an object. `beside` has buffers of pickles in it."""
     buffers = [*beside]
     parts = _Parts()
     pickle.Pickler(parts, 5, buffer_callback=partial(_goes_inside, buffers)).dump(content)
@@ -71,6 +70,9 @@ def packed(content: Any, beside: Sequence[memoryview] = ()) -> Message:
     if len(parts) > 1 and (size := sum(map(len, parts))) >= _LEAST_SHARED:
         shared.append(size)
     return Message(parts, buffers, shared)
+
+
+packed = held(pickled)
 
 
 def _goes_inside(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
