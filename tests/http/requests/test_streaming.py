@@ -401,7 +401,7 @@ class Numbered(StreamForm):
 async def test_an_item_that_the_handlers_task_could_not_send_is_written_once():
     sent, left, has_room = [], [], False
     times = ItemTimes()
-    messages = _Messages(Numbered(3), times.clock(trio.current_time))
+    messages = _Messages(Numbered(3), times.clock(anyio.current_time))
 
     def put_at_once(item):
         return _put_at_once(lambda: has_room, sent.append, messages, lambda: left.append(1), item)
