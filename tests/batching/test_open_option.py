@@ -278,21 +278,22 @@ async def test_streams_that_began_at_different_times_get_room_in_one_message():
         stop.set()
 
 
+def handler_elsewhere(send, relays, stop):
+    async def handler(batch):
+        relays.append(OpenRelay(batch))
+        async with anyio.create_task_group() as tasks:
+            relays[0].begin(tasks, send)
+            await stop.wait()
+            tasks.cancel_scope.cancel()
+
+    return shoal.Batcher(handler, fill="continuous", streams=True, max_batch_size=2)
+
+
 async def test_only_an_item_without_its_end_is_passed_on_at_once():
-    relay = None
-    stop = anyio.Event()
-    said, passed_on = [], []
+    relays, said, passed_on, stop = [], [], [], anyio.Event()
 
     async def send(news):
         said.append(news)
-
-    async def handler(batch):
-        nonlocal relay
-        relay = OpenRelay(batch)
-        async with anyio.create_task_group() as tasks:
-            relay.begin(tasks, send)
-            await stop.wait()
-            tasks.cancel_scope.cancel()
 
     def take(item):
         passed_on.append(item)
@@ -305,17 +306,40 @@ async def test_only_an_item_without_its_end_is_passed_on_at_once():
             assert stream.is_finished
 
     async with (
-        shoal.Batcher(handler, fill="continuous", streams=True) as call,
+        handler_elsewhere(send, relays, stop) as call,
         anyio.create_task_group() as readers,
     ):
         readers.start_soon(reader)
         await pass_on()
         [(number, _, _)] = said[0].joined
-        await take_item(relay, number)
+        await take_item(relays[0], number)
         assert passed_on == ["item"]
-        relay.put(number, "last")
-        relay.finish(number, None)
-        relay.offer()
+        relays[0].put(number, "last")
+        relays[0].finish(number, None)
+        relays[0].offer()
         await pass_on()
         stop.set()
     assert passed_on == ["item"]
+
+
+async def test_what_happens_while_a_message_is_written_goes_into_the_next():
+    said, stop, is_written = [], anyio.Event(), anyio.Event()
+
+    async def send(news):
+        said.append([joined.request.item for joined in news.joined])
+        await is_written.wait()
+
+    async def reader(name):
+        async with call(name) as stream:
+            await anext(stream)
+
+    async with handler_elsewhere(send, [], stop) as call, anyio.create_task_group() as readers:
+        for name in "ab":
+            readers.start_soon(reader, name)
+            await pass_on()
+        assert said == [["a"]]
+        is_written.set()
+        await pass_on()
+        assert said == [["a"], ["b"]]
+        readers.cancel_scope.cancel()
+        stop.set()
