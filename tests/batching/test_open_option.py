@@ -229,6 +229,12 @@ async def pass_on():
         await checkpoint()
 
 
+async def take_item(relay, number):
+    relay.put(number, "item")
+    relay.offer()
+    await pass_on()
+
+
 async def test_streams_that_began_at_different_times_get_room_in_one_message():
     said = []
     read = {}
@@ -259,17 +265,81 @@ async def test_streams_that_began_at_different_times_get_room_in_one_message():
         await pass_on()
         [(first, _, room)] = said[0].joined
         for _ in range(room // 2 - 1):
-            relay.put(first, "item")
-            await pass_on()
+            await take_item(relay, first)
         readers.start_soon(reader, "b")
         await pass_on()
         [(second, _, _)] = said[-1].joined
-        relay.put(second, "item")
-        await pass_on()
+        await take_item(relay, second)
         assert [news.room for news in said] == [{}, {}]
-        relay.put(first, "item")
-        await pass_on()
+        await take_item(relay, first)
         assert [[*news.room] for news in said[2:]] == [[first, second]]
         assert read == {"a": room // 2, "b": 1}
+        readers.cancel_scope.cancel()
+        stop.set()
+
+
+def handler_elsewhere(send, relays, stop):
+    async def handler(batch):
+        relays.append(OpenRelay(batch))
+        async with anyio.create_task_group() as tasks:
+            relays[0].begin(tasks, send)
+            await stop.wait()
+            tasks.cancel_scope.cancel()
+
+    return shoal.Batcher(handler, fill="continuous", streams=True, max_batch_size=2)
+
+
+async def test_only_an_item_without_its_end_is_passed_on_at_once():
+    relays, said, passed_on, stop = [], [], [], anyio.Event()
+
+    async def send(news):
+        said.append(news)
+
+    def take(item):
+        passed_on.append(item)
+        return True
+
+    async def reader():
+        async with call("a") as stream:
+            stream.pass_on(take)
+            assert await anext(stream) == "last"
+            assert stream.is_finished
+
+    async with (
+        handler_elsewhere(send, relays, stop) as call,
+        anyio.create_task_group() as readers,
+    ):
+        readers.start_soon(reader)
+        await pass_on()
+        [(number, _, _)] = said[0].joined
+        await take_item(relays[0], number)
+        assert passed_on == ["item"]
+        relays[0].put(number, "last")
+        relays[0].finish(number, None)
+        relays[0].offer()
+        await pass_on()
+        stop.set()
+    assert passed_on == ["item"]
+
+
+async def test_what_happens_while_a_message_is_written_goes_into_the_next():
+    said, stop, is_written = [], anyio.Event(), anyio.Event()
+
+    async def send(news):
+        said.append([joined.request.item for joined in news.joined])
+        await is_written.wait()
+
+    async def reader(name):
+        async with call(name) as stream:
+            await anext(stream)
+
+    async with handler_elsewhere(send, [], stop) as call, anyio.create_task_group() as readers:
+        for name in "ab":
+            readers.start_soon(reader, name)
+            await pass_on()
+        assert said == [["a"]]
+        is_written.set()
+        await pass_on()
+        assert said == [["a"], ["b"]]
         readers.cancel_scope.cancel()
         stop.set()

@@ -7,6 +7,11 @@ import pytest
 
 import shoal
 from handlers import app_of
+from shoal.asgi.http_options import HttpOptions
+from shoal.http.json.stream_forms import JSON_LINES
+from shoal.http.requests.exchange import Exchange
+from shoal.http.requests.shared_parts import SharedParts
+from shoal.http.requests.streaming import _Messages, _relay_rest
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
@@ -131,3 +136,21 @@ def test_streams_are_for_batches_that_are_open():
     app = shoal.App()
     with pytest.raises(TypeError, match="streams"):
         app.endpoint("/it", streams=True)(handler)
+
+
+async def test_a_last_item_that_comes_with_the_end_is_sent_with_it():
+    async def handler(batch: shoal.OpenBatch[str, str]) -> None:
+        async for request in batch:
+            await request.send("first")
+            await settle()
+            await request.send("last")
+            request.finish()
+
+    call = Call(None, "/it")
+    exchange = Exchange(SharedParts(HttpOptions()), call.scope, call._receive, call._send)
+    messages = _Messages(JSON_LINES, lambda: None)
+    batcher = shoal.Batcher(handler, fill="continuous", streams=True)
+    async with batcher as model, model("a") as stream:
+        await exchange.begin(200, [])
+        assert await _relay_rest(exchange, stream, messages) == b'{"item":"last"}\n'
+    assert call.body == b'{"item":"first"}\n'

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import sniffio
 import trio
 
@@ -268,6 +269,25 @@ class Open:
             else:
                 self._kept.append(asyncio.get_running_loop().create_task(function()))
         await anyio.wait_all_tasks_blocked()
+
+    async def busy(self, batch: shoal.OpenBatch[int, Any]) -> None:
+        """Takes steps without waiting until a task beside it has had some turns."""
+        turns = 0
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while True:
+                await anyio.lowlevel.checkpoint()
+                turns += 1
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take_turns)
+            async for joined in batch.steps():
+                turns = 0 if joined else turns
+                for request in batch.active:
+                    if turns >= request.item:
+                        request.finish(turns)
+            tasks.cancel_scope.cancel()
 
     async def plain_lists(self, items: list[int]) -> list[int]:
         return items

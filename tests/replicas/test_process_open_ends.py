@@ -127,3 +127,8 @@ async def test_who_joins_after_a_first_request_has_left_is_queued_again(played, 
             third = (await line_up(tasks, call("c")))[0]
             folder.release("once")
     assert (second.outcome, third.outcome) == ("b", "c")
+
+
+async def test_a_busy_handler_lets_the_tasks_beside_it_run(played):
+    async with calling(played, "busy") as (call, _batcher):
+        assert await call(3) >= 3

@@ -140,6 +140,10 @@ class Joining(ABC):
         """Waits until requests may have joined or ended."""
         await self._queue.bell.change()
 
+    @property
+    def rings(self) -> int:
+        return self._queue.bell.rings
+
     def look_again(self) -> None:
         self._queue.bell.ring()
 

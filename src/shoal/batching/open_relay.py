@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import anyio
 
 from shoal.batching.running.run import RUNNING
+from shoal.batching.stream_buffer import offer_all
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.joining import Joining
     from shoal.batching.open_batch import OpenBatch, OpenRun
+    from shoal.batching.stream_buffer import StreamBuffer
     from shoal.core.request import Request
 
 MESSAGES_AHEAD: Final = 8
@@ -82,6 +84,7 @@ class OpenRelay:
         self._requests: dict[int, Request] = {}
         # For how many items the handler's side knows each stream to have room.
         self._room: dict[int, int] = {}
+        self._to_offer: list[StreamBuffer] = []
         # Whether a stream has used half of its room, or a wait for readers has ended.
         self._reports_room = False
         self._sent = self._seen = 0
@@ -104,11 +107,11 @@ class OpenRelay:
         while True:
             if self._sent - self._seen < MESSAGES_AHEAD and not (news := self._news()).is_empty:
                 self._sent += 1
+                rings = self._joining.rings
                 await send(news)
-                # Requests that join while other tasks run share the next message.
-                await self._run.parking.checkpoint()
-            else:
-                await self._joining.change()
+                if self._joining.rings > rings:
+                    continue  # while it was sent, which seldom waits
+            await self._joining.change()
 
     def _news(self) -> OpenNews:
         joining, requests = self._joining, self._requests
@@ -158,13 +161,19 @@ class OpenRelay:
         room = self._room[number] = self._room[number] - 1
         if room < 0:
             raise ValueError("it sent more items than a stream has room for")
-        buffer = request.waiter
+        buffer: StreamBuffer = request.waiter
         # Reported once half of the buffer was used.
         if room <= buffer.capacity // 2 and not self._reports_room:
             self._reports_room = buffer.capacity - len(buffer.items) - 1 > room
             if self._reports_room:
                 self._joining.look_again()
-        self._run.put(request, chunk)
+        if request.state is RUNNING:
+            buffer.items.append(chunk)
+            self._to_offer.append(buffer)
+
+    def offer(self) -> None:
+        """Offers the items of a message, after its ends: a last item is sent with its end."""
+        offer_all(self._to_offer)
 
     def finish(self, number: int, value: Any) -> None:
         if (request := self._forget(number)) is not None:

@@ -167,20 +167,21 @@ class Parking(ABC):
 class Bell:
     """Wakes one task that waits often, and any others that wait for the next change."""
 
-    __slots__ = ("_change", "_parking", "waiter")
+    __slots__ = ("_others", "_parking", "rings", "waiter")
 
     def __init__(self, parking: Parking) -> None:
         self._parking = parking
         # The waiter of the last wait; after that wait, waking it does nothing.
         self.waiter: Any = None
-        self._change: anyio.Event | None = None
+        self._others: dict[Any, None] = {}  # the waiters of `change`
+        self.rings = 0  # how often it has rung
 
     def ring(self) -> None:
+        self.rings += 1
         if self.waiter is not None:
             self._parking.wake(self.waiter)
-        if self._change is not None:
-            self._change.set()
-            self._change = None
+        for waiter in self._others:
+            self._parking.wake(waiter)
 
     def wait(self, until: float) -> Awaitable[Any]:
         """Returns an awaitable for `ring` or a time (infinity for no limit); one task at a time."""
@@ -194,6 +195,9 @@ class Bell:
 
     async def change(self) -> None:
         """Waits for `ring`, in any number of tasks."""
-        if self._change is None:
-            self._change = anyio.Event()
-        await self._change.wait()
+        waiter: Any = self._parking.new_waiter()
+        self._others[waiter] = None
+        try:
+            await waiter
+        finally:
+            del self._others[waiter]

@@ -249,7 +249,7 @@ def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
     async def main():
         stream = Stream()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_relay, exchange, stream, _Messages(JSON_LINES, ItemTimes()), 4)
+            nursery.start_soon(_relay, exchange, stream, _Messages(JSON_LINES, list), 4)
             await trio.testing.wait_all_tasks_blocked()
             # The reader is woken by the item before it could be by the deadline, in the same tick.
             stream.came.set()
@@ -401,7 +401,7 @@ class Numbered(StreamForm):
 async def test_an_item_that_the_handlers_task_could_not_send_is_written_once():
     sent, left, has_room = [], [], False
     times = ItemTimes()
-    messages = _Messages(Numbered(3), times)
+    messages = _Messages(Numbered(3), times.clock(anyio.current_time))
 
     def put_at_once(item):
         return _put_at_once(lambda: has_room, sent.append, messages, lambda: left.append(1), item)
@@ -444,5 +444,5 @@ async def test_of_items_that_are_there_already_none_follows_the_last():
 
     call = Call(None, "/steps")
     exchange = Exchange(SharedParts(HttpOptions()), call.scope, call._receive, call._send)
-    messages = _Messages(Numbered(3), ItemTimes())
+    messages = _Messages(Numbered(3), lambda: None)
     assert await _relay_rest(exchange, Stream(), messages) == b"1 a\n2 b\n3 c\n"

@@ -111,6 +111,7 @@ ListSteps: TypeAlias = "AsyncIterator[SlotList[R, N]] | Iterator[SlotList[R, N]]
 """Steps that are lists, in which marks and exceptions are not results."""
 
 
+FINISHED: Final = State.FINISHED
 _ALIVE: Final = (State.RUNNING, State.QUEUED, State.PARKED)
 
 
@@ -217,6 +218,12 @@ class ResultStream(Generic[R_co]):
     def request(self) -> Request | None:
         """This call's request; None until it has been made."""
         return self._request
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended without an error, and its items were taken."""
+        request = self._request
+        return request is not None and request.state is FINISHED and not request.waiter.items
 
     async def __aenter__(self) -> Self:
         self._entered = True

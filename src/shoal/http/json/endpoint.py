@@ -187,7 +187,7 @@ class EndpointRoute(Route):
             form,
             call.explained,
             self._options.heartbeat_s,
-            exchange.item_times(self.name),
+            exchange.item_clock(self.name),
             encode,
         )
 

@@ -261,7 +261,7 @@ class EndpointCall:
             return
         self._calls.failed(error)
 
-    async def find(self, headers: CallHeaders) -> MethodBatcher:
+    async def find(self, headers: CallHeaders, when_left: WhenLeft | None = None) -> MethodBatcher:
         """Finds the batcher of the call; waits for traffic, or for a first replica."""
         endpoint = self._calls.endpoint
         try:
@@ -273,7 +273,7 @@ class EndpointCall:
         spent_s = 0.0
         if method_batcher is None:
             started = anyio.current_time()
-            method_batcher = await self._awaited(headers)
+            method_batcher = await self._awaited(headers, when_left or self._when_left)
             spent_s = anyio.current_time() - started
         entry = method_batcher.entry  # as by `Batcher.find`, with two functions fewer a request
         if entry is None or entry.intake.home.thread != get_ident():
@@ -390,12 +390,12 @@ class EndpointCall:
         metadata = self._options.metadata
         self._copies = self._calls.endpoint.copied(self._method_batcher, item, metadata)
 
-    async def _awaited(self, headers: CallHeaders) -> MethodBatcher:
+    async def _awaited(self, headers: CallHeaders, when_left: WhenLeft) -> MethodBatcher:
         limit_s = _shorter(self._calls.options.answer_timeout_s, headers.timeout_s)
         key, tag = headers.shard_key, headers.backend
         wait = partial(self._calls.endpoint.routed, headers.method, key, limit_s, tag)
         try:
-            return await run_unless_left(self._when_left, wait)
+            return await run_unless_left(when_left, wait)
         except NoSuchName:
             # The endpoint itself may have been deleted since then.
             if self._calls.endpoint.is_gone:

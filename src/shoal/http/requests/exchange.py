@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from shoal.batching.calls.leaving import WhenLeft
-    from shoal.core.histogram import ItemTimes
     from shoal.http.requests.departures import Departures
     from shoal.http.requests.shared_parts import SharedParts
 
@@ -136,8 +135,9 @@ class Exchange:
             return None
         return offered["has_room"], offered["put"]
 
-    def item_times(self, endpoint: str) -> ItemTimes:
-        return self._shared.streams.of(endpoint)
+    def item_clock(self, endpoint: str) -> Callable[[], None]:
+        """Starts the clock of a stream of an endpoint; the returned function counts an item."""
+        return self._shared.streams.of(endpoint).clock(self._shared.now)
 
     @property
     def tells_of_disconnect(self) -> bool:

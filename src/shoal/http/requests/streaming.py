@@ -18,9 +18,7 @@ import anyio
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.batching.calls.stream import ResultStream
-from shoal.core.histogram import ItemTimes
 from shoal.errors import ShutDown
-from shoal.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,17 +48,18 @@ async def answer_with_stream(
     form: StreamForm,
     explain: Callable[[Exception], Problem],
     heartbeat_s: float,
-    times: ItemTimes | None = None,
+    tick: Callable[[], object] = lambda: None,
     encode: Callable[[Any], Any] | None = None,
 ) -> None:
     """Makes a call and sends its items; raises its errors until the response has begun."""
-    # `explain` returns and logs the problem of an error in mid-stream. `encode` converts each item.
+    # `explain` returns and logs the problem of an error in mid-stream. `tick` counts an item.
+    # `encode` converts each item.
     if exchange.wants_no_body:
         await exchange.answer_without_body(200, _headers(form))
         return
 
     failure: Problem | None = None
-    messages = _Messages(form, times or ItemTimes(), encode)
+    messages = _Messages(form, tick, encode)
     send_items = partial(_send_items, exchange, stream, messages, heartbeat_s)
     last = b""
     try:
@@ -86,11 +85,14 @@ class _Messages:
     __slots__ = ("encode", "form", "tick")
 
     def __init__(
-        self, form: StreamForm, times: ItemTimes, encode: Callable[[Any], Any] | None = None
+        self,
+        form: StreamForm,
+        tick: Callable[[], object],
+        encode: Callable[[Any], Any] | None = None,
     ) -> None:
         self.form = form
         self.encode = encode
-        self.tick = times.clock(parking_of_this_loop().now)
+        self.tick: Callable[[], object] = tick
 
     def of(self, item: Any) -> bytes:
         message = self.form.item(item if self.encode is None else self.encode(item))
@@ -165,7 +167,7 @@ async def _relay_rest(exchange: Exchange, stream: ItemStream, messages: _Message
                 await exchange.piece(b"".join(pieces))
             raise
         message = b"".join(pieces)
-        if form.is_over:
+        if form.is_over or (isinstance(stream, ResultStream) and stream.is_finished):
             return message
         if message:
             await exchange.piece(message)

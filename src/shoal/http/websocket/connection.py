@@ -43,7 +43,6 @@ from shoal.http.websocket.messages import (
     read_again,
 )
 from shoal.loops.event_loop import holds_ctrl_c
-from shoal.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -253,8 +252,7 @@ class SocketConnection:
         return codec.item(exchange, whole.body)
 
     async def _relay(self, request: SocketRequest, stream: ItemStream) -> None:
-        times = self._shared.streams.of(self._calls.endpoint.name)
-        tick = times.clock(parking_of_this_loop().now)
+        tick = self._shared.streams.of(self._calls.endpoint.name).clock(self._shared.now)
         async with stream:
             if isinstance(stream, ResultStream):
                 take = partial(self._send_at_once, request, tick)

@@ -23,7 +23,6 @@ from shoal.http.requests.call import EndpointCall, call_headers, unwatched
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.problem import Problem, explained
 from shoal.http.requests.streaming import ItemStream, answer_with_stream
-from shoal.loops.this_loop import parking_of_this_loop
 from shoal.serving.shadow import ComparedStream
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class TextCall:
         texts, end = output.texts, output.end
         stream = self.call.stream(self.item)
         results = None if isinstance(stream, ComparedStream) else stream
-        tick = self.job.times.clock(parking_of_this_loop().now)
+        tick = self.job.clock()
 
         def take(piece: Any) -> bool:
             """Takes a piece in the handler's task, which saves a switch to this one."""
@@ -222,7 +221,7 @@ async def _send_text(
         end, stream = text.output.end, text.stream()
         ends.append(end)
         messages = ChoiceMessages(form, nth, text.output, with_usage=job.asked.with_usage)
-        tick = job.times.clock(parking_of_this_loop().now)
+        tick = job.clock()
         async with stream:
             async for piece in stream:
                 message = messages.piece(piece)
@@ -252,14 +251,13 @@ class TextRoute(OpenAIRoute):
         # A stream watches for a disconnect itself.
         when_left = unwatched if job.streams else None
         with EndpointCall(job.model.calls, exchange, when_left) as call, refusing():
-            find = partial(call.find, call_headers(exchange.headers))
-            batcher = await (run_unless_left(exchange.when_left, find) if job.streams else find())
+            batcher = await call.find(call_headers(exchange.headers), exchange.when_left)
             text = TextCall(job, call, batcher, *job.item(call, batcher))
             if job.streams:
                 form = job.stream(text.output)
                 stream, heartbeat_s = text.stream(), self._options.heartbeat_s
                 explain = call.explained
-                await answer_with_stream(exchange, stream, form, explain, heartbeat_s, job.times)
+                await answer_with_stream(exchange, stream, form, explain, heartbeat_s, job.clock())
                 return
             if call.streams:  # the whole text of a model that streams
                 whole = await run_unless_left(exchange.when_left, text.collected)

@@ -20,11 +20,10 @@ from shoal.http.openai.texts.messages import Forms, TextAsked, forms_of
 from shoal.http.openai.texts.results import TextEnd, TextOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     import anyio
 
-    from shoal.core.histogram import ItemTimes
     from shoal.http.openai.models import OpenAIModel, OpenAIModels
     from shoal.http.requests.call import EndpointCall
     from shoal.http.requests.exchange import Exchange
@@ -175,9 +174,8 @@ class TextJob:
         with_usage = options is not None and bool(options.get("include_usage"))
         return TextAsked(self.exchange.id, self.prompt_tokens, with_usage)
 
-    @property
-    def times(self) -> ItemTimes:
-        return self.exchange.item_times(self.model.endpoint.name)
+    def clock(self) -> Callable[[], None]:
+        return self.exchange.item_clock(self.model.endpoint.name)
 
     def prompt_tokens(self) -> int:
         """Returns the number of tokens of the prompts, once an item was made."""

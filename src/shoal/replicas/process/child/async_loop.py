@@ -119,7 +119,7 @@ class AsyncWork:
                 send = partial(self._send_answers, frame.id)
                 read = partial(self._connection.read_available, self._handle, 1)
                 begun.open = OpenWork(
-                    start, self._control.draining, send, self._answers.dumps, read=read
+                    start, self._control.draining, send, read, self._answers.dumps
                 )
                 self._tasks.start_soon(begun.open.send_gathered)
             self._tasks.start_soon(self._work, frame, begun)

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import pickle
 from itertools import count
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
-
-import anyio
 
 from shoal.batching.stream_buffer import wait_for_room
 from shoal.core.request import DispatchReason, Draining, Request, State
+from shoal.loops.parking import Bell
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.errors import as_data, check_may_leave
-from shoal.replicas.process.wire.messages import PLAIN, Dumps, Message, packed, sealed
+from shoal.replicas.process.wire.messages import PLAIN, Dumps, Message, pickled, sealed
 from shoal.replicas.process.wire.open_batch import (
     CHUNK,
     ERROR,
@@ -37,6 +37,9 @@ RUNNING: Final = State.RUNNING
 
 _MOST_UNREPORTED: Final = 4
 """How many messages may arrive before the parent learns of it; it sends no more than 8 ahead."""
+
+_PASS_S: Final = 0.005
+"""How long other tasks wait at most for a handler of short steps, as CPython's threads do."""
 
 _MOST_STEPS: Final = 1000
 """After how many steps without an answer their numbers of requests are sent."""
@@ -66,9 +69,8 @@ class OpenWork:
         start: OpenStart,
         draining: Draining,
         send: Callable[[Message], object],
+        read: Callable[[], object],
         dumps: Dumps = pickle.dumps,
-        *,
-        read: Callable[[], object] | None = None,
     ) -> None:
         self.method = self.name = start.method
         self.streams = start.streams
@@ -78,8 +80,8 @@ class OpenWork:
         self._send_message = send
         # Reads the messages that have arrived, where the handler's task can.
         self._read_messages = read
-        # Whether that task has let others run since it last asked for requests.
-        self._has_paused = False
+        # When that task must let others run again.
+        self._next_pass_at = 0.0
         self._dumps = dumps
         self._parking = parking_of_this_loop()
         self._reader = NewsReader()
@@ -87,7 +89,7 @@ class OpenWork:
         self._held: dict[int, Request] = {}
         self._requests: dict[int, Request] = {}
         self._is_closed = self._has_ended = False
-        self._change = anyio.Event()
+        self._bell = Bell(self._parking)
         self._is_due = False  # whether `flush` will be called in the next pass
         self._flusher: Any = None  # `send_gathered` waits on this
         self._wait_ids = count(1)
@@ -132,15 +134,13 @@ class OpenWork:
             self.batch.reason = DispatchReason(news.closed)
         if self._saw - self._reported >= _MOST_UNREPORTED:
             self._gather()
-        self._wake_waiting()
+        self._bell.ring()
 
     # How requests join.
 
     def pull(self) -> None:
         self.flush()
-        self._has_paused = False
-        if self._read_messages is not None:
-            self._read_messages()
+        self._read_messages()
         self.batch.forget_ended()
         if not self._held:
             return
@@ -153,7 +153,7 @@ class OpenWork:
     async def wait(self) -> bool:
         if self._is_closed and not self._held:
             return False
-        await self._change.wait()
+        await self._bell.change()
         return True
 
     def stepped(self, *active: int) -> None:
@@ -162,9 +162,7 @@ class OpenWork:
 
     async def pause(self) -> None:
         self.flush()
-        # `pull` reads the messages, so a second checkpoint in a step would only cost time.
-        if self._read_messages is None or not self._has_paused:
-            await self._parking.checkpoint()
+        await self._let_others_run()
 
     def leave(self) -> None:
         self._leaves = True
@@ -173,13 +171,21 @@ class OpenWork:
     # How requests are answered.
 
     async def send(self, chunks: Sequence[tuple[Request, Any]]) -> None:
-        await self._parking.checkpoint()
-        self._has_paused = True
-        await wait_for_room([request for request, _ in chunks], _is_full, self._wait_for_readers)
+        await self._let_others_run()
+        requests = [request for request, _ in chunks]
+        if min([request.waiter.room for request in requests], default=1) <= 0:
+            await wait_for_room(requests, _is_full, self._wait_for_readers)
         for request, chunk in chunks:
             if request.state is RUNNING:
                 request.waiter.room -= 1
                 self._answer_with(CHUNK, request, chunk, "an item of the stream")
+
+    async def _let_others_run(self) -> None:
+        """Executes a checkpoint, unless there was one just now and no answers wait to be sent."""
+        # It takes a quarter of the time between two steps, and `pull` reads messages without it.
+        if self._is_due or perf_counter() >= self._next_pass_at:
+            await self._parking.checkpoint()
+            self._next_pass_at = perf_counter() + _PASS_S
 
     def finish(self, request: Request, value: Any) -> None:
         if request.state is RUNNING and self._answer_with(RESULT, request, value, "the result"):
@@ -202,7 +208,7 @@ class OpenWork:
         self._held.clear()
         self.joined.clear()
         self.batch.members = []
-        self._wake_waiting()
+        self._bell.ring()
 
     def flush(self, *, is_last: bool = False) -> None:
         self._is_due = False
@@ -217,7 +223,8 @@ class OpenWork:
         ):
             return
         self._reported = self._saw
-        # An `OpenProgress` as a plain tuple: pickling a class by its name doubles the time.
+        # An `OpenProgress` as a plain tuple: pickling a class by its name doubles the time. All
+        # values of the user's types in it were pickled before.
         progress = (
             self._saw,
             self._begun,
@@ -230,7 +237,7 @@ class OpenWork:
         buffers = self._buffers
         self._steps, self._answers, self._buffers = [], [], []
         self._waits, self._ended_waits, self._leaves = [], [], False
-        self._send_message(packed(progress, buffers))
+        self._send_message(pickled(progress, buffers))
 
     async def _wait_for_readers(self, full: list[Request]) -> None:
         wait = next(self._wait_ids)
@@ -241,7 +248,7 @@ class OpenWork:
             request.waiter.hold = wait
         try:
             while any(r.state is RUNNING and _is_full(r) for r in full):
-                await self._change.wait()
+                await self._bell.change()
         finally:
             for request in full:
                 request.waiter.hold = None
@@ -280,10 +287,6 @@ class OpenWork:
         if not (self._is_due or self._has_ended):
             self._is_due = True
             self._wake_flusher()
-
-    def _wake_waiting(self) -> None:
-        self._change.set()
-        self._change = anyio.Event()
 
     def _wake_flusher(self) -> None:
         if self._flusher is not None:

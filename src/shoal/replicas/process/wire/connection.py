@@ -109,7 +109,7 @@ class FrameConnection(Generic[K]):
         """Like `read`, but calls the function outside of tasks if the event loop can."""
         closed = anyio.Event()
         if not self.begin_reading(handle, closed.set):
-            await self.read(handle)
+            await self.read_in_task(handle)
             return
         try:
             await closed.wait()

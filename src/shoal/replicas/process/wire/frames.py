@@ -123,7 +123,8 @@ def encoded(
     given_back: Sequence[int] = (),
 ) -> list[Buffer]:
     # Without `parts`, the last of the `places` is the pickle's.
-    places = places or [(_INLINE, memoryview(buffer).nbytes) for buffer in buffers]
+    if buffers and not places:
+        places = [(_INLINE, memoryview(buffer).nbytes) for buffer in buffers]
     size = sum(map(len, parts))
     head = _HEADER.pack(kind, len(given_back), bool(places) and not parts, len(places), id_, size)
     if given_back or places:

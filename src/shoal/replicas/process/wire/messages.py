@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from shoal.failures.held import held
@@ -62,33 +63,34 @@ class _Parts(list[bytes]):
     write = list[bytes].append
 
 
-@held
-def packed(content: Any, beside: Sequence[memoryview] = (), dumps: Dumps = pickle.dumps) -> Message:
-    """Pickles an object; raises only `Exception`s. `beside` has buffers of pickles in it."""
+def pickled(
+    content: Any, beside: Sequence[memoryview] = (), dumps: Dumps = pickle.dumps
+) -> Message:
+    """Pickles an object. `beside` has buffers of pickles in it."""
     buffers = [*beside]
     parts = _Parts()
+    sort = partial(_goes_inside, buffers)
     if dumps is pickle.dumps:
-        pickle.Pickler(parts, 5, buffer_callback=_sorted_into(buffers)).dump(content)
+        pickle.Pickler(parts, 5, buffer_callback=sort).dump(content)
     else:
-        parts.write(dumps(content, 5, buffer_callback=_sorted_into(buffers)))
-    shared = [buffer.nbytes for buffer in buffers]
+        parts.write(dumps(content, 5, buffer_callback=sort))
+    shared = [buffer.nbytes for buffer in buffers] if buffers else []
     # A pickle that was written at once is not large.
     if len(parts) > 1 and (size := sum(map(len, parts))) >= _LEAST_SHARED:
         shared.append(size)
     return Message(parts, buffers, shared)
 
 
-def _sorted_into(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
-    """Returns a callback that puts large buffers into a list, and leaves others in the pickle."""
+packed = held(pickled)
 
-    def goes_inside(buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes < _LEAST_BESIDE:
-            return True
-        buffers.append(raw)
-        return False
 
-    return goes_inside
+def _goes_inside(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
+    """Puts large buffers into a list, and leaves others in the pickle."""
+    raw = buffer.raw()
+    if raw.nbytes < _LEAST_BESIDE:
+        return True
+    buffers.append(raw)
+    return False
 
 
 class Sealed(NamedTuple):
@@ -105,7 +107,7 @@ def sealed(value: Any, buffers: list[memoryview], dumps: Dumps = pickle.dumps) -
     if type(value) in PLAIN:
         return value
     own: list[memoryview] = []
-    data = dumps(value, 5, buffer_callback=_sorted_into(own))
+    data = dumps(value, 5, buffer_callback=partial(_goes_inside, own))
     buffers += own
     return Sealed(data, len(own))
 

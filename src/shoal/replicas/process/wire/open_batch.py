@@ -115,6 +115,7 @@ def take_answers(frame: Frame, relay: OpenRelay, where: str) -> None:
             relay.put(number, content)
         else:
             relay.finish(number, content)
+    relay.offer()
     for wait in message.ended_waits:  # first: streams in them may be awaited again
         relay.end_wait(wait)
     for wait, numbers in message.waits:
