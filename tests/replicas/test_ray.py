@@ -1,6 +1,8 @@
 """Replicas in Ray actors, on a cluster of several nodes that are all on this machine."""
 
+import errno
 import os
+import re
 import signal
 from collections.abc import Generator
 from contextlib import AbstractAsyncContextManager, aclosing
@@ -590,3 +592,14 @@ async def test_an_actor_takes_no_connection_without_its_token(folder, monkeypatc
         [(_, address)] = made
         with pytest.raises(OSError):  # it listens no more
             await anyio.connect_tcp(address.host, address.port)
+
+
+async def test_an_actor_that_can_not_be_reached_says_where_it_listens(folder, monkeypatch):
+    async def refused(address: Any, token: Any) -> None:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+    monkeypatch.setattr("shoal.replicas.ray.link.connect", refused)
+    async with on_ray(Model, folder.path) as played:
+        assert isinstance(played.error, ReplicaNotStarted)
+        where = r"model#7 can't be reached at plain-tcp://[0-9.]+:[0-9]+: .*Connection refused"
+        assert re.fullmatch(where, str(played.error))

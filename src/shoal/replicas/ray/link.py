@@ -54,12 +54,16 @@ class Link:
         placed = anyio.Event()
         actor.ready.add_done_callback(lambda _: soon(placed.set))
         await placed.wait()
+        address: ModelServerAddress | None = None
         try:
             node, address = actor.ready.result()
             for _ in range(2):
                 self._sockets.append(await connect(address, actor.token))
         except Exception as error:
-            self.finish(f"died: {death_of(error) or error!r}", error)
+            if address is None:
+                self.finish(f"died: {death_of(error) or error!r}", error)
+            else:
+                self.finish(f"can't be reached at {address}: {error}", error)
             raise self.death() from None
         return node
 
