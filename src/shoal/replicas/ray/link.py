@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
+    from shoal.core.addresses import ModelServerAddress
     from shoal.replicas.process.wire.shared_memory import SharedMemory
     from shoal.replicas.ray.actor import Ending
     from shoal.replicas.ray.placing import NewActor
