@@ -107,7 +107,8 @@ def _write(database: sqlite3.Connection, state: DeclaredState) -> None:
 
 
 def _checksum(text: object) -> bytes:
-    return sha256(repr(text).encode()).digest()  # of a damaged row it may be of any type
+    # repr, since a damaged row may have any type.
+    return sha256(repr((VERSION, text)).encode()).digest()
 
 
 @contextmanager
