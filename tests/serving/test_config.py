@@ -157,8 +157,6 @@ def test_a_config_is_taken_as_it_is() -> None:
     ("given", "error", "says"),
     [
         ({"num_replicas": "auto"}, TypeError, "write autoscaling={'min_replicas': 1, 'max_repl"),
-        ({"initial_replicas": 2}, TypeError, "write num_replicas, beside autoscaling"),
-        ({"graceful_shutdown_wait_loop_s": 2}, TypeError, "leave it out: nothing is polled"),
         ({"ray_actor_options": {"num_cpus": 1}}, ValueError, "^ray_actor_options is for placement"),
         ({"ray_options": {"num_cpus": 1}}, ValueError, "^ray_options is for placement"),
         ({"num_replica": 1}, TypeError, "'num_replica' is not an .* did you mean 'num_replicas'"),
