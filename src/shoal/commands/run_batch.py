@@ -65,23 +65,11 @@ command again to go on with a job that was stopped.
 """
 
 _EXAMPLE: Final = """\
-  An item in each line of JSON, or in each row of a Parquet file:
-
-    shoal run-batch my_module:embed texts.jsonl vectors.jsonl
-    shoal run-batch my_module:embed texts.parquet vectors.parquet --column text
-
-  A class, as for a backend, in batches of up to 256 items, 2 at a time:
-
-    shoal run-batch my_module:Classifier texts.jsonl labels.jsonl --arg large.onnx \\
-      --option max_batch_size=256 --option max_concurrent_batches=2
-
-  OpenAI's batch lines, as requests to an application, without a server:
-
-    shoal run-batch my_module:app requests.jsonl answers.jsonl
-
-  The first 1,000 lines, for a try; the same command goes on with the next 1,000:
-
-    shoal run-batch my_module:embed texts.jsonl vectors.jsonl --limit 1000
+  shoal run-batch my_module:embed texts.jsonl vectors.jsonl --limit 1000
+  shoal run-batch my_module:embed texts.parquet vectors.parquet --column text
+  shoal run-batch my_module:Classifier texts.jsonl labels.jsonl --arg large.onnx \\
+    --option max_batch_size=256
+  shoal run-batch my_module:app requests.jsonl answers.jsonl     OpenAI's batch lines
 
   The exit code is 0 if all lines went well, 1 if some failed, 130 after Ctrl-C.
 """

@@ -45,27 +45,14 @@ print latencies, batch sizes, dispatch reasons, and how busy the handler was.
 """
 
 _EXAMPLE: Final = """\
-  A handler that takes 2 ms and 0.05 ms an item, at 1,000 requests a second:
+  shoal simulate --rate 1000 --run-time 0.002+0.00005n --option max_batch_size=64
+  shoal simulate --callers 64 --think 0.001 --run-time 0.002+0.00005n
+  shoal simulate monday.csv --run-time 0.002+0.00005n --option priority_levels=2
+  shoal simulate trace.jsonl --compare "max_batch_size=64 batch_wait_timeout_s=0.01"
 
-    shoal simulate --rate 1000 --run-time 0.002+0.00005n --option max_batch_size=64
-
-  64 callers that call again as soon as they have a result, and a millisecond for the network:
-
-    shoal simulate --callers 64 --think 0.001 --run-time 0.002+0.00005n \\
-      --option max_batch_size=64
-
-  The first with a wait of 5 ms, a bounded queue and two priority levels, over a recorded trace
-  (CSV or NDJSON; columns: at, priority, timeout_s, queue_timeout_s, cost, bucket, shard_key,
-  model):
-
-    shoal simulate monday.csv --run-time 0.002+0.00005n --option max_batch_size=64 \\
-      --option batch_wait_timeout_s=0.005 --option max_queued_requests=1000 \\
-      --option priority_levels=2
-
-  What other options would have done to the traffic that `shoal trace` has recorded:
-
-    shoal simulate trace.jsonl --option max_batch_size=64 \\
-      --compare "max_batch_size=64 batch_wait_timeout_s=0.01"
+  0.002+0.00005n is a handler that takes 2 ms for a batch, and 0.05 ms for each item. A trace is CSV
+  or NDJSON, with the columns at, priority, timeout_s, queue_timeout_s, cost, bucket, shard_key and
+  model, or a recording of `shoal trace`.
 """
 
 _TRAFFIC: Final[dict[str, Callable[..., Iterable[float]]]] = {

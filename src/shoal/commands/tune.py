@@ -178,21 +178,12 @@ these run times, and print the options that meet a target.
 """
 
 _EXAMPLE: Final = """\
-  Which options answer 99% of 1,000 requests a second within 50 ms?
+  shoal tune my_module:embed --item '"a text of usual length"' --rate 1000 --p99 0.05
+  shoal tune my_module:embed --item-from my_module:random_text --rate 1000 --p99 0.05 \\
+    --plot why.png
+  shoal tune my_module:Classifier --arg large.onnx --item '"a text"' --rate 1000 --p99 0.05
 
-    shoal tune my_module:embed --item '"a text of usual length"' --rate 1000 --p99 0.05
-
-  The same with items that a function makes, and the plot that shows why:
-
-    shoal tune my_module:embed --item-from my_module:random_text --rate 1000 --p99 0.05 \\
-      --plot why.png
-
-  A class, as for a backend:
-
-    shoal tune my_module:Classifier --arg large.onnx --item '"a text"' --rate 1000 --p99 0.05
-
-  The handler takes a list: a function, decorated with @shoal.batch or not, or a class with
-  __call__. Measure on the machine where it will run, with nothing else running. The exit code is 0
+  Measure on the machine where the handler will run, with nothing else running. The exit code is 0
   if some options meet the target, 1 if none do.
 """
 
