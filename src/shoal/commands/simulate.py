@@ -25,7 +25,7 @@ from shoal.commands.support.output import (
     show,
     table,
 )
-from shoal.commands.support.simulating import Case, Comparison, SimulatedTraffic
+from shoal.commands.support.simulating import Comparison, SimulatedTraffic
 from shoal.commands.support.values import option_pairs, run_time
 from shoal.core.options.names import suggested
 from shoal.core.simulation_results import Arrival, ClosedLoop, Linear, Simulation
@@ -151,11 +151,11 @@ def run(arguments: Namespace) -> int:
         "loads": simulation.loads,
         "priorities": {level: percentiles(latencies) for level, latencies in levels.items()},
     }
-    text = _as_text(simulation, case, handler, traffic.text, comparison.options, levels)
     if len(comparison.cases) > 1:
         data["compared"] = [case.as_data() for case in comparison.cases]
-        text = f"{text}\n\n{comparison.as_text()}"
-    show(arguments, data, text)
+    inputs = facts([("traffic", traffic.text), ("run time", _run_time_text(handler))])
+    parts = [inputs, comparison.as_text(), _by_level(levels), _overload(simulation, handler)]
+    show(arguments, data, "\n\n".join(filter(None, parts)))
     if arguments.plot is not None:
         save_plot(partial(plot, simulation), arguments.plot)
     return 0
@@ -244,64 +244,26 @@ def _levels(
     return dict(sorted(levels.items()))
 
 
-def _as_text(
-    simulation: Simulation,
-    case: Case,
-    handler: Linear | MeasuredRunTimes,
-    traffic: str,
-    options: str,
-    levels: dict[int, list[float]],
-) -> str:
-    times = _run_time_text(handler)
-    inputs = facts([("traffic", traffic), ("run time", times), ("options", options or "-")])
-    parts = [inputs, _as_facts(simulation, case)]
-    if levels:
-        rows: list[list[str]] = []
-        for level, latencies in levels.items():
-            shares = percentiles(latencies)
-            answered = sum(latency == latency for latency in latencies) / len(latencies)
-            shown = [duration(shares.get(name, math.nan)) for name in ("p50", "p99", "max")]
-            rows.append([str(level), f"{len(latencies):,}", percent(answered), *shown])
-        heads = ("priority", "requests", "answered", "p50", "p99", "max")
-        parts.append(table(heads, rows))
+def _by_level(levels: Mapping[int, Sequence[float]]) -> str:
+    rows: list[list[str]] = []
+    for level, latencies in levels.items():
+        shares = percentiles(latencies)
+        answered = sum(latency == latency for latency in latencies) / len(latencies)
+        shown = [duration(shares.get(name, math.nan)) for name in ("p50", "p99", "max")]
+        rows.append([str(level), f"{len(latencies):,}", percent(answered), *shown])
+    heads = ("priority", "requests", "answered", "p50", "p99", "max")
+    return table(heads, rows) if rows else ""
+
+
+def _overload(simulation: Simulation, handler: Linear | MeasuredRunTimes) -> str:
     most = _most_a_second(simulation, handler)
     lasted_s = simulation.arrived_at[-1] - simulation.arrived_at[0]
-    if lasted_s and most * lasted_s < len(simulation.outcomes):
-        parts.append(
-            f"The traffic exceeds the capacity of these options, {three_digits(most)} requests/s "
-            "in full batches: the queue keeps growing."
-        )
-    return "\n\n".join(parts)
-
-
-def _as_facts(simulation: Simulation, case: Case) -> str:
-    count = len(simulation.outcomes)
-    batches = len(simulation.batches)
-    ends = [
-        f"{ended:,} {outcome}" + (f" ({percent(ended / count)})" if ended < count else "")
-        for outcome, ended in case.outcomes.items()
-    ]
-    reasons = [f"{reason} {percent(some / batches)}" for reason, some in case.reasons.items()]
-    placed: list[tuple[str, str]] = []
-    if simulation.options.sticky_load_factor is not None:
-        placed = [("not on the preferred replica", percent(simulation.spilled_share))]
-    if simulation.options.models is not None:
-        placed = [("loads of models", f"{simulation.loads:,}")]
-    return facts(
-        [
-            ("requests", ", ".join(ends)),
-            ("latency", _times(case.latency)),
-            ("wait in queue", _times(case.wait)),
-            ("batches", f"{batches:,}, of {three_digits(simulation.mean_batch)} on average"),
-            ("dispatched because", ", ".join(reasons)),
-            ("handler busy", percent(simulation.busy_share)),
-            *placed,
-        ]
+    if not lasted_s or most * lasted_s >= len(simulation.outcomes):
+        return ""
+    return (
+        f"The traffic exceeds the capacity of these options, {three_digits(most)} requests/s in "
+        "full batches: the queue keeps growing."
     )
-
-
-def _times(shares: Mapping[str, float]) -> str:
-    return "  ".join(f"{name} {duration(value)}" for name, value in shares.items()) or "-"
 
 
 def _run_time_text(handler: Linear | MeasuredRunTimes) -> str:
