@@ -335,7 +335,7 @@ class _Job:
                 self._add_refused(items, form)
                 write()
                 if self._source.pipe is not None and not items.is_ended:
-                    await self._source.pipe.wait()
+                    await anyio.wait_readable(self._source.pipe)
         finally:
             write()
             self._report(self._results.done - self._first, True)
