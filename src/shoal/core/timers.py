@@ -26,16 +26,18 @@ _FORGOTTEN_WORTH_A_SWEEP: Final = 64
 
 
 class Timers:
-    __slots__ = ("_forgotten", "_heap", "_numbers")
+    __slots__ = ("_forgotten", "_heap", "_numbers", "_sweep_at")
 
     def __init__(self) -> None:
         self._heap: list[Timer] = []
         self._numbers = count()
         self._forgotten = 0
+        # How many cancelled entries trigger a sweep: the number of entries left by the last one.
+        self._sweep_at = _FORGOTTEN_WORTH_A_SWEEP
 
     def add(self, at: float, what: object) -> Timer:
         """`what` is any subject other than None."""
-        if self._forgotten > max(_FORGOTTEN_WORTH_A_SWEEP, len(self)):
+        if self._forgotten > self._sweep_at:
             self.keep(lambda _: True)
         timer = [at, next(self._numbers), what]
         heapq.heappush(self._heap, timer)
@@ -50,6 +52,7 @@ class Timers:
         self._heap = [one for one in self._heap if one[2] is not None and is_wanted(one[2])]
         heapq.heapify(self._heap)
         self._forgotten = 0
+        self._sweep_at = max(_FORGOTTEN_WORTH_A_SWEEP, len(self._heap))
 
     def next_at(self) -> float:
         timer = self._next()
