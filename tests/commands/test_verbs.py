@@ -151,7 +151,8 @@ def test_traffic_is_divided_and_copied_in_shares_of_any_form(done):
     done("endpoints", "create", "e", "--backend", "a")
     for shares in (("a=88", "b=12"), ("a=88%", "b=12%"), ("a=0.88", "b=12%"), ("a=88.0", "b=12")):
         assert done("traffic", "set", "e", *shares) == "traffic of e: a 88%, b 12%"
-        assert json.loads(done("traffic", "show", "--json"))["e"] == {"a": 0.88, "b": 0.12}
+        listed = json.loads(done("endpoints", "list", "--json"))
+        assert listed["e"]["traffic"] == {"a": 0.88, "b": 0.12}
     assert done("traffic", "set", "e", "a=100") == "traffic of e: a 100%"
     assert done("traffic", "set", "e", "a=12.5%", "b=87.5%") == "traffic of e: a 12.5%, b 87.5%"
     assert done("shadow", "show") == "no shadow traffic"
@@ -169,22 +170,9 @@ def test_traffic_is_divided_and_copied_in_shares_of_any_form(done):
     assert cells(done("endpoints", "list"))[1][4] == "-"
 
 
-def test_where_requests_go_is_shown(done, refused):
-    assert done("traffic", "show") == "no endpoints"
-    done("backends", "create", "a", "driven_models:add_one")
-    done("backends", "create", "b", "driven_models:Scaler")
-    done("endpoints", "create", "e", "--route", "/e", "--backend", "a")
-    done("endpoints", "create", "f")
-    done("traffic", "set", "e", "a=0.875", "b=0.125")
-    assert cells(done("traffic", "show")) == [
-        ["ENDPOINT", "ROUTE", "BACKEND", "SHARE"],
-        ["e", "/e", "a", "87.5%"],
-        ["e", "/e", "b", "12.5%"],
-        ["f", "-", "held until traffic is set", "-"],
-    ]
-    assert len(cells(done("traffic", "show", "e"))) == 3
-    assert json.loads(done("traffic", "show", "--json")) == {"e": {"a": 0.875, "b": 0.125}, "f": {}}
-    assert refused("traffic", "show", "g") == (1, "there is no endpoint 'g'; there are: e, f")
+def test_shadows_of_an_endpoint_that_is_not_there_are_refused(done, refused):
+    done("endpoints", "create", "e")
+    assert refused("shadow", "show", "g") == (1, "there is no endpoint 'g'; there are: e")
 
 
 def test_status_shows_replicas_and_figures(done):

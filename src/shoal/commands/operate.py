@@ -26,7 +26,6 @@ from shoal.commands.support.output import (
     shadows_listed,
     show,
     status_listed,
-    traffic_listed,
     weights,
 )
 from shoal.commands.support.values import (
@@ -40,7 +39,7 @@ from shoal.commands.support.values import (
 from shoal.errors import ShoalError
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.serving.clients.wire import config_shown, written
-from shoal.serving.names import DEFAULT_METHODS, not_there
+from shoal.serving.names import DEFAULT_METHODS, found
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -172,7 +171,6 @@ _ENDPOINTS_EXAMPLE: Final = """\
   shoal endpoints delete classify
 """
 _TRAFFIC_EXAMPLE: Final = """\
-  shoal traffic show
   shoal traffic set classify small=0.9 large=0.1
   shoal traffic set classify small=90% large=10%
 """
@@ -215,8 +213,6 @@ def add_endpoint_arguments(parser: ArgumentParser) -> None:
 
 def add_traffic_arguments(parser: ArgumentParser) -> None:
     verb = add_family(parser, _TRAFFIC, _TRAFFIC_EXAMPLE)
-    show_traffic = verb("show", _show_traffic, "Show the share of each backend, by endpoint.")
-    add(show_traffic, *_ANY_NAME, nargs="?")
     about = f"{_TRAFFIC} The shares must sum to 1, or to 100%."
     set_traffic = verb("set", _set_traffic, about, _NAME)
     add(
@@ -261,24 +257,14 @@ def _delete_endpoint(client: RemoteClient, given: Namespace) -> Awaitable[object
     return client.delete_endpoint(given.endpoint)
 
 
-def _shown(arguments: Namespace) -> Mapping[str, EndpointStatus]:
-    name: str | None = arguments.endpoint
-    endpoints = ask(arguments, lambda client: client.status()).endpoints
-    if name is None:
-        return endpoints
-    if name not in endpoints:
-        raise CommandError(not_there("endpoint", name, endpoints), 1)
-    return {name: endpoints[name]}
-
-
-def _show_traffic(arguments: Namespace) -> int:
-    endpoints = _shown(arguments)
-    data = {name: dict(one.traffic) for name, one in endpoints.items()}
-    return show(arguments, data, traffic_listed(endpoints.values()))
-
-
 def _show_shadows(arguments: Namespace) -> int:
-    endpoints = _shown(arguments)
+    name: str | None = arguments.endpoint
+
+    async def shown(client: RemoteClient) -> Mapping[str, EndpointStatus]:
+        endpoints = (await client.status()).endpoints
+        return endpoints if name is None else {name: found("endpoint", name, endpoints)}
+
+    endpoints = ask(arguments, shown)
     data = {name: json.loads(written(one.shadows)) for name, one in endpoints.items()}
     return show(arguments, data, shadows_listed(endpoints.values()))
 

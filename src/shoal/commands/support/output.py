@@ -238,16 +238,6 @@ def endpoints_listed(endpoints: Iterable[EndpointStatus]) -> str:
     return table((*heads, "FAILED OR REFUSED"), rows)
 
 
-def traffic_listed(endpoints: Iterable[EndpointStatus]) -> str:
-    rows = [
-        (one.name, one.route, tag, share)
-        for one in endpoints
-        for tag, share in [(tag, _percent(share)) for tag, share in one.traffic.items()]
-        or [("held until traffic is set", _NONE)]
-    ]
-    return table(("ENDPOINT", "ROUTE", "BACKEND", "SHARE"), rows)
-
-
 def shadows_listed(endpoints: Iterable[EndpointStatus]) -> str:
     rows = [
         (
