@@ -298,7 +298,9 @@ def _as_data(name: str, figures: BatcherFigures) -> dict[str, Any]:
         "mean_batch": figures.mean_size if figures.batches else None,
         "max_batch_size": figures.most,
         "reasons": {str(reason): count for reason, count in figures.reasons.items()},
-        "findings": [{**asdict(one), "more": one.more} for one in explain(figures)],
+        "findings": [
+            {**asdict(one), "symptom": one.symptom, "more": one.more} for one in explain(figures)
+        ],
     }
 
 
