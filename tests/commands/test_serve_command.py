@@ -155,7 +155,7 @@ def test_what_is_for_our_applications_is_refused_for_others(options, terminal, d
     (directory / "token").write_text("s3cret")
     code, _, err = terminal.run_here("serve", "other:app", *options)
     assert code == 2
-    assert err.startswith("shoal: other:app is not a shoal.App; leave out --state")
+    assert err.startswith(f"shoal: other:app is not a shoal.App; leave out {options[0]}, for ")
 
 
 ASYNCIO_CODE = """\

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
@@ -51,8 +50,8 @@ _TRACE_EXAMPLE: Final = """\
 """
 
 _RECORD: Final = b'"record":"'
-# How often progress is shown where stderr is no terminal.
-_OTHER_PROGRESS_S: Final = 60.0
+_PROGRESS_S: Final = 10.0
+"""How often progress is shown."""
 
 
 def add_trace_arguments(parser: ArgumentParser) -> None:
@@ -140,9 +139,6 @@ class Recorded:
 
     def close(self) -> None:
         """Closes the file; sets `failure` if it could not be written."""
-        if self._shown_at and sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
         if self._file is not None:
             try:
                 self._file.close()
@@ -172,16 +168,13 @@ class Recorded:
 
     def _show_progress(self) -> None:
         at, requests = self._last["at"], self._last["requests"]
+        if at < self._shown_at + _PROGRESS_S:
+            return
+        self._shown_at = at
         line = f"{at:.0f} s: {requests:,} requests"
         if self._last["lost"]:
             line += f", {self._last['lost']:,} left out"
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{line}")
-            sys.stderr.flush()
-            self._shown_at = at
-        elif at >= self._shown_at + _OTHER_PROGRESS_S:
-            self._shown_at = at
-            say(line)
+        say(line)
 
 
 async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded) -> None:
