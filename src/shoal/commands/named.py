@@ -50,14 +50,8 @@ def add_stop_arguments(parser: ArgumentParser) -> None:
         _STOP_EXAMPLE,
     )
     add_name_argument(parser)
-    add(
-        parser,
-        "--timeout SECONDS",
-        "how long to wait for it to end",
-        more_than_0_seconds,
-        60.0,
-        dest="timeout_s",
-    )
+    wait = "how long to wait for it to end"
+    add(parser, "--timeout SECONDS", wait, more_than_0_seconds, 60.0, dest="timeout_s")
     add(parser, "--force", "kill it if it takes longer")
     add_json_argument(parser)
 
@@ -125,12 +119,7 @@ def add_logs_arguments(parser: ArgumentParser) -> None:
         "replicas' processes. A server in the foreground writes its log to its own stderr.",
         _LOGS_EXAMPLE,
     )
-    add(
-        parser,
-        "tag TAG",
-        "show only the lines about this backend (small) or this replica (small#0)",
-        nargs="?",
-    )
+    add(parser, "tag TAG", "show only lines about this backend or this replica", nargs="?")
     add_name_argument(parser)
     add(parser, "-n --lines N", "how many of the last lines to show", count, 100)
     add(parser, "-f --follow", "show new lines until the server ends or ^C")

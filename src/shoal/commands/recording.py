@@ -56,21 +56,11 @@ _PROGRESS_S: Final = 10.0
 
 def add_trace_arguments(parser: ArgumentParser) -> None:
     describe(parser, _trace, _TRACE_DESCRIPTION, _TRACE_EXAMPLE)
-    add(
-        parser,
-        "--seconds SECONDS",
-        "for how long, at most a day; Ctrl-C stops it sooner",
-        more_than_0_seconds,
-        60.0,
-    )
+    limit = "for how long, at most a day; Ctrl-C stops it sooner"
+    add(parser, "--seconds SECONDS", limit, more_than_0_seconds, 60.0)
     add(parser, "-o --output FILE", "the file, which must not exist", Path, Path("trace.jsonl"))
     add(parser, "--backend TAG", "record this backend only; by default all", tag)
-    add(
-        parser,
-        "--max-requests N",
-        "end after N requests (1,000,000); each takes about 60 bytes",
-        count,
-    )
+    add(parser, "--max-requests N", "end after N requests (1,000,000)", count)
     add(parser, "--max-rate N", "drop requests above N in one second (20,000)", count)
     add_server_arguments(parser)
 
@@ -226,12 +216,8 @@ _WHY_EXAMPLE: Final = """\
 
 def add_why_arguments(parser: ArgumentParser) -> None:
     describe(parser, _why, _WHY_DESCRIPTION, _WHY_EXAMPLE)
-    add(
-        parser,
-        "target ENDPOINT|BACKEND",
-        "look at this backend, or at those of this endpoint; by default, at all backends",
-        nargs="?",
-    )
+    target = "look at this backend, or at those of this endpoint (all backends)"
+    add(parser, "target ENDPOINT|BACKEND", target, nargs="?")
     add(parser, "--seconds SECONDS", "for how long to watch", more_than_0_seconds, 10.0)
     add_server_arguments(parser)
 

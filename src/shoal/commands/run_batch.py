@@ -23,6 +23,7 @@ from shoal.batching.calls.progress import reporter
 from shoal.commands.support.arguments import (
     add,
     add_init_arguments,
+    add_loop_argument,
     add_option_argument,
     count,
     describe,
@@ -82,12 +83,8 @@ _MOST_REFUSED: Final = 1024
 
 def add_arguments(parser: ArgumentParser) -> None:
     describe(parser, run, _DESCRIPTION, _EXAMPLE)
-    add(
-        parser,
-        "handler MODULE:NAME",
-        "a function of a list, decorated or not, a class whose instance is called, or an "
-        "application, also as FILE.toml, for OpenAI's batch lines",
-    )
+    what = "a function of a list, a class whose instance is called, or an application"
+    add(parser, "handler MODULE:NAME", what)
     add(parser, "input INPUT", "JSON lines, a .parquet file, or - for stdin", Path)
     add(parser, "output OUTPUT", "JSON lines, or a .parquet file", Path)
     add_init_arguments(parser)
@@ -98,14 +95,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add(files, "--overwrite", "begin with the first line, and drop the output")
     add(files, "--quiet", "show no progress and no summary")
     batches = parser.add_argument_group("batches")
-    add(
-        batches,
-        "--window N",
-        "the most lines that are under way (three batches of each slot; "
-        f"{_REQUESTS_AT_ONCE} requests of an application)",
-        count,
-    )
-    add(batches, "--event-loop", "the event loop", default="trio", choices=["trio", "asyncio"])
+    add(batches, "--window N", "the most lines under way (three batches of each slot)", count)
+    add_loop_argument(batches)
     add_option_argument(batches)
 
 

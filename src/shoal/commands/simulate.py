@@ -70,62 +70,22 @@ def add_arguments(parser: ArgumentParser) -> None:
     traffic = parser.add_argument_group("traffic")
     add(traffic, "--rate R", "requests a second", more_than_0)
     add(traffic, "--duration SECONDS", "for how long requests arrive", more_than_0, 30.0)
-    add(
-        traffic,
-        "--traffic",
-        "how they arrive: poisson (independent callers), constant (at equal intervals), "
-        "bursty (bursts of 1 s, pauses of 4 s)",
-        default="poisson",
-        choices=_TRAFFIC,
-    )
+    kinds = "independent callers, equal intervals, or bursts of 1 s with pauses of 4 s"
+    add(traffic, "--traffic", kinds, default="poisson", choices=_TRAFFIC)
     add(traffic, "--seed N", "seed of the random numbers", int, 0)
-    add(
-        traffic,
-        "--callers N",
-        "callers that call again after each result, instead of --rate",
-        count,
-    )
-    add(
-        traffic,
-        "--think SECONDS",
-        "with --callers: the time from a result to the caller's next call, varied by a "
-        "tenth (0.001)",
-        at_least_0,
-    )
+    add(traffic, "--callers N", "callers that call again after each result", count)
+    add(traffic, "--think SECONDS", "time from a result to the next call (0.001)", at_least_0)
     add(traffic, "file FILE", "recorded traffic, instead of --rate", Path, nargs="?")
-    add(
-        traffic,
-        "--backend NAME",
-        "of several recorded backends, the one to simulate (that with the most requests)",
-    )
+    add(traffic, "--backend NAME", "the one to simulate (the one with the most requests)")
     handler = parser.add_argument_group("handler")
-    add(
-        handler,
-        "--run-time SECONDS",
-        "run time of a batch of n items, like 0.002+0.00005n (as recorded by `shoal trace`)",
-    )
+    add(handler, "--run-time SECONDS", "run time of n items, like 0.002+0.00005n (as recorded)")
     add(handler, "--jitter J", "variation of the run time: 0.1 for about a tenth", at_least_0, 0.0)
     options = parser.add_argument_group("options of the batcher")
     add_option_argument(options)
-    add(
-        options,
-        "--replicas N",
-        "replicas of the backend, each with max_concurrent_batches (1)",
-        count,
-    )
-    add(
-        options,
-        "--load-time SECONDS",
-        "how long it takes to load a model, with the option models",
-        at_least_0,
-        0.0,
-    )
-    add(
-        options,
-        "--compare OPTIONS",
-        'options to compare with, like "max_batch_size=64 overload=wait"; repeatable',
-        action="append",
-    )
+    add(options, "--replicas N", "replicas, each with max_concurrent_batches (1)", count)
+    add(options, "--load-time SECONDS", "to load a model, with the option models", at_least_0, 0.0)
+    compared = 'other options, like "max_batch_size=64 overload=wait"; repeatable'
+    add(options, "--compare OPTIONS", compared, action="append")
     add_output_arguments(parser, "latencies, batch sizes and dispatch reasons")
 
 

@@ -71,12 +71,8 @@ def token_of(arguments: Namespace) -> str | None:
 
 
 def add_init_arguments(parser: ArgumentParser) -> None:
-    add(
-        parser,
-        "--arg VALUE",
-        "an argument for the class, like large.onnx or 3; repeatable",
-        action="append",
-    )
+    summary = "an argument for the class, like large.onnx or 3; repeatable"
+    add(parser, "--arg VALUE", summary, action="append")
     add_kwarg_argument(parser, "an argument for the class by name, like threads=4; repeatable")
 
 
@@ -85,12 +81,12 @@ def add_kwarg_argument(parser: ArgumentParser, summary: str) -> None:
 
 
 def add_option_argument(group: Any) -> None:
-    add(
-        group,
-        "--option KEY=VALUE",
-        "an option of the batcher, like max_batch_size=64 or overload=wait; repeatable",
-        action="append",
-    )
+    summary = "an option of the batcher, like max_batch_size=64 or overload=wait; repeatable"
+    add(group, "--option KEY=VALUE", summary, action="append")
+
+
+def add_loop_argument(group: Any) -> None:
+    add(group, "--event-loop", "the event loop", default="trio", choices=["trio", "asyncio"])
 
 
 def add_output_arguments(parser: ArgumentParser, shown: str) -> None:
