@@ -43,12 +43,8 @@ _POLL_S: Final = 0.02
 
 
 def add_stop_arguments(parser: ArgumentParser) -> None:
-    describe(
-        parser,
-        _stop,
-        "Stop a server that `shoal start` started, once its running requests have finished.",
-        _STOP_EXAMPLE,
-    )
+    about = "Stop a server that `shoal start` started, once its running requests have finished."
+    describe(parser, _stop, about, _STOP_EXAMPLE)
     add_name_argument(parser)
     wait = "how long to wait for it to end"
     add(parser, "--timeout SECONDS", wait, more_than_0_seconds, 60.0, dest="timeout_s")

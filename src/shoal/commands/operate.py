@@ -70,9 +70,8 @@ _NUMBER: Final = ("num_replicas N", "the number of replicas", count)
 _OPTIONS: Final = (
     "options KEY=VALUE",
     (
-        "an option: placement=process (or task, thread, ray), num_replicas=2, "
-        "max_batch_size=64, batch_wait_timeout_s=0.005, user_config.threshold=0.5, "
-        "autoscaling.max_replicas=4, or any other of shoal.BackendConfig; NAME=none unsets one"
+        "an option of shoal.BackendConfig, like placement=process, max_batch_size=64 or "
+        "autoscaling.max_replicas=4; NAME=none unsets one"
     ),
 )
 _STATUS: Final = "Show the backends, replicas and endpoints of a running server."
@@ -196,13 +195,8 @@ def add_endpoint_arguments(parser: ArgumentParser) -> None:
     )
     add(create, "--backend TAG", "the backend for all its requests")
     add(create, "--route PATH", "its HTTP path (none: no HTTP route)")
-    add(
-        create,
-        "--method METHOD",
-        f"an HTTP method that it accepts; repeatable ({' and '.join(DEFAULT_METHODS)})",
-        action="append",
-        dest="methods",
-    )
+    method = f"an HTTP method that it accepts; repeatable ({' and '.join(DEFAULT_METHODS)})"
+    add(create, "--method METHOD", method, action="append", dest="methods")
     verb(
         "delete",
         change(_delete_endpoint, "deleted the endpoint {endpoint}"),
@@ -215,12 +209,8 @@ def add_traffic_arguments(parser: ArgumentParser) -> None:
     verb = add_family(parser, _TRAFFIC, _TRAFFIC_EXAMPLE)
     about = f"{_TRAFFIC} The shares must sum to 1, or to 100%."
     set_traffic = verb("set", _set_traffic, about, _NAME)
-    add(
-        set_traffic,
-        "weights BACKEND=WEIGHT",
-        "a backend's share, from 0 to 1, or a percentage; numbers that sum to 100 are percentages",
-        nargs="+",
-    )
+    share = "a backend's share, from 0 to 1 or like 5%%; numbers that sum to 100 are percentages"
+    add(set_traffic, "weights BACKEND=WEIGHT", share, nargs="+")
 
 
 def add_shadow_arguments(parser: ArgumentParser) -> None:
@@ -234,10 +224,7 @@ def add_shadow_arguments(parser: ArgumentParser) -> None:
         _NAME,
         ("backend BACKEND", "the backend that gets the copies"),
         ("proportion PROPORTION", "the share, from 0 to 1 or like 5%%; 0 stops"),
-        (
-            "--compare MODULE:FUNCTION",
-            "a function that returns whether two results agree; its verdicts are counted",
-        ),
+        ("--compare MODULE:FUNCTION", "a function that returns whether two results agree"),
     )
 
 
@@ -303,21 +290,16 @@ _CALL_EXAMPLE: Final = """\
 
 
 def add_call_arguments(parser: ArgumentParser) -> None:
-    describe(
-        parser,
-        _call,
-        "Call an endpoint of a running server and print the result as JSON.",
-        _CALL_EXAMPLE,
-    )
+    about = "Call an endpoint of a running server and print the result as JSON."
+    describe(parser, _call, about, _CALL_EXAMPLE)
     add(parser, "endpoint ENDPOINT", "the endpoint")
     add(parser, "items JSON", "an argument of the call; - reads it from stdin", nargs="*")
     add_kwarg_argument(parser, "an argument by name; repeatable")
     add(parser, "--stream", "for a method that streams: print one result per line")
     add(parser, "--method-name NAME", "the method of the backend's code to call")
     add(parser, "--shard-key KEY", "calls with equal keys go to the same backend")
-    add(
-        parser, "--timeout SECONDS", "time limit of the call", more_than_0_seconds, dest="timeout_s"
-    )
+    limit = "time limit of the call"
+    add(parser, "--timeout SECONDS", limit, more_than_0_seconds, dest="timeout_s")
     add(parser, "--priority LEVEL", "from 1, the highest", count)
     add_server_arguments(parser)
 

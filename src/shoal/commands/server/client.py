@@ -166,11 +166,7 @@ def add_server_arguments(parser: ArgumentParser) -> None:
     server = parser.add_argument_group("server")
     which = server.add_mutually_exclusive_group()
     add_name_argument(which)
-    add(
-        which,
-        "--url URL",
-        "the server's URL instead of its name: http://host:port or unix:/path/of.sock",
-    )
+    add(which, "--url URL", "its URL instead: http://host:port or unix:/path/of.sock")
     add_token_argument(server, "a file with the operator's token, for a server that requires one")
     add_json_argument(parser)
 

@@ -57,14 +57,8 @@ def add_server_options(parser: ArgumentParser) -> None:
     add(operator, "--state FILE", "store changes made at run time, and restore them", Path)
     about = "a file with a token; the port then has the admin API, for clients with the token"
     add_token_argument(operator, about)
-    add(
-        operator,
-        "--allow-module MODULE",
-        "a module, with its submodules, that backends created at run time may be imported "
-        "from; * for any; repeatable (none)",
-        action="append",
-        dest="allowed_modules",
-    )
+    module = "a module, with submodules, for backends created at run time; * for any; repeatable"
+    add(operator, "--allow-module MODULE", module, action="append", dest="allowed_modules")
 
 
 def _workers(text: str) -> Workers:
