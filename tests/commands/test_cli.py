@@ -316,9 +316,9 @@ def test_planning_needs_nothing_but_shoal(terminal, directory, words):
         ("served.inner:app", "no module 'served.inner' in "),
         ("served:absent", "served has no attribute 'absent'"),
         ("served:app.absent", "served has no attribute 'app.absent'"),
-        ("served:number", "served:number is not an ASGI application: int objects can't be called"),
-        ("served:Application", "it is the class Application; name an instance of it. To serve a"),
-        ("served:wsgi", "it does not take (scope, receive, send). To serve a function, declare it"),
+        ("served:number", "served:number is not an ASGI application, but 3; to serve "),
+        ("served:Application", "is not an ASGI application, but <class "),
+        ("served:wsgi", "is not an ASGI application, but <function wsgi "),
     ],
 )
 def test_a_wrong_application_is_told_in_one_line(directory, application, line, monkeypatch, capsys):

@@ -251,7 +251,6 @@ def test_changes_are_confirmed_as_json_for_machines(done):
         (2, ["traffic", "set", "e", "b"], "traffic is written BACKEND=WEIGHT, like small=0.9"),
         (2, ["traffic", "set", "e", "b=half"], "like small=0.9 or small=90%, not 'b=half'"),
         (2, ["traffic", "set", "e", "b=99"], "the weights of traffic must sum to 1, not to 99"),
-        (2, ["traffic", "set", "b=90", "c=10"], "first: shoal traffic set ENDPOINT b=90 c=10"),
         (2, ["shadow", "set", "e", "b", "2"], "a proportion is a number from 0 to 1, or like 5%, "),
         (2, ["shadow", "set", "e", "b", "half"], "from 0 to 1, or like 5%, not 'half'"),
         (1, ["shadow", "set", "e", "b", "1", "--compare", "os:fspath"], "the operator did not "),
@@ -307,8 +306,8 @@ def test_a_wrong_token_file_is_told(text, line, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "no server named 'default' runs here; start one with `shoal start --detach`"),
-        (["--name", "x"], "no server named 'x' runs here; start one with `shoal start --detach "),
+        ([], "default.sock; start one with `shoal start --detach`"),
+        (["--name", "x"], "x.sock; start one with `shoal start --detach --name x`"),
         (["--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1; start one "),
     ],
 )

@@ -643,7 +643,7 @@ def test_a_config_comes_back_from_json_as_it_was() -> None:
     [
         ({"bucket_by": cost}, "bucket_by=.*give its import path: bucket_by="),
         ({"placement": place}, "placement=.*import path"),
-        ({"user_config": (1, 2)}, "user_config.*write a list"),
+        ({"user_config": (1, 2)}, "user_config.*lists for tuples"),
         ({"user_config": {"a": {1: 2}}}, "user_config\\['a'\\].*text"),
         ({"user_config": object()}, "user_config.*of type object"),
         ({"batch_wait_timeout_s": float("inf")}, "batch_wait_timeout_s.*JSON"),
@@ -653,7 +653,7 @@ def test_a_config_comes_back_from_json_as_it_was() -> None:
         ),
         (
             {"placement_options": {"x": (1,)}, "placement": "models:Pool"},
-            "placement_options\\['x'\\].*write a list",
+            "placement_options\\['x'\\].*lists for tuples",
         ),
     ],
 )

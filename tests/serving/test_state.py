@@ -344,8 +344,8 @@ def test_a_refusal_shows_nothing_of_what_is_declared(path: Path) -> None:
     [
         (float("nan"), "init_args of the backend 'b'\\[0\\]"),
         (float("inf"), "JSON"),
-        ((1, 2), "write a list"),
-        ({1: 2}, "write text for keys"),
+        ((1, 2), "lists for tuples"),
+        ({1: 2}, "text for keys"),
         ({"a": [0, {"b": object}]}, "\\['a'\\]\\[1\\]\\['b'\\].*import path"),
         (b"bytes", "of type bytes"),
         ({1, 2}, "of type set"),

@@ -175,12 +175,7 @@ def _about(tag: str | None) -> Callable[[str], bool]:
 
 
 def _no_log(location: ServerLocation) -> str:
-    if location.holder() is not None:
-        return (
-            f"the server {location.name!r} was started without --detach: its log is in the "
-            "terminal where it was started"
-        )
     return (
-        f"there is no log at {location.log}; start a server with "
-        f"`shoal start --detach{location.flag}`"
+        f"there is no log at {location.log}: the server {location.name!r} does not run, or not "
+        f"with --detach; start it with `shoal start --detach{location.flag}`"
     )

@@ -258,11 +258,6 @@ def _show_shadows(arguments: Namespace) -> int:
 
 def _set_traffic(arguments: Namespace) -> int:
     name: str = arguments.endpoint
-    if "=" in name:
-        raise CommandError(
-            f"name the endpoint first: shoal traffic set ENDPOINT {name} "
-            f"{' '.join(arguments.weights)}"
-        )
     shares = weights_of(arguments.weights)
     ask(arguments, lambda client: client.set_traffic(name, shares))
     return confirm(arguments, f"traffic of {name}: {weights(shares)}")

@@ -125,21 +125,12 @@ def _handler(arguments: Namespace, recording: Recording | None) -> Linear | Meas
     if arguments.run_time is not None:
         return run_time(arguments.run_time, jitter=arguments.jitter, seed=arguments.seed)
     batcher = None if recording is None else recording.batcher
-    if batcher is None:
-        raise CommandError(
-            "give the run time of a batch of n items: --run-time 0.002+0.00005n; only "
-            "recordings of `shoal trace` contain it"
-        )
-    if batcher.is_open:
-        raise CommandError(
-            f"requests join the batches of {batcher.name} while they run, so these have no run "
-            "time by size; give one: --run-time 0.002+0.00005n"
-        )
-    measured = batcher.run_times(arguments.seed)
+    # Requests join an open batch while it runs, so it has no run time by size.
+    measured = batcher.run_times(arguments.seed) if batcher and not batcher.is_open else None
     if measured is None:
         raise CommandError(
-            f"no batch of {batcher.name} has ended while it was recorded; give the run time of a "
-            "batch of n items: --run-time 0.002+0.00005n"
+            "give the run time of a batch of n items: --run-time 0.002+0.00005n; only recordings "
+            "of `shoal trace` contain it, of batches that are closed and have ended"
         )
     return measured
 

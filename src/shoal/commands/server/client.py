@@ -249,15 +249,9 @@ async def _show_wait(waits_for: str) -> None:
 
 
 def _not_there(arguments: Namespace, url: str) -> CommandError:
-    if arguments.url is not None:
-        return CommandError(
-            f"no server answers at {url}; start one with `shoal start`, or with "
-            "`shoal serve my_module:app`",
-            1,
-        )
-    flag = ServerLocation.of(arguments.name).flag
+    flag = "" if arguments.name == "default" else f" --name {arguments.name}"
     return CommandError(
-        f"no server named {arguments.name!r} runs here; start one with "
-        f"`shoal start --detach{flag}`, or give its URL with --url",
+        f"no server answers at {url}; start one with `shoal start --detach{flag}`, or name another "
+        "with --name or --url",
         1,
     )

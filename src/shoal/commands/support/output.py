@@ -143,12 +143,8 @@ def confirm(arguments: Namespace, done: str) -> int:
 def save_plot(draw: Callable[[Path], None], path: Path) -> None:
     try:
         draw(path)
-    except ImportError as error:
-        raise CommandError(str(error)) from None
-    except ValueError as error:
-        raise CommandError(f"no plot in {path}: {error}") from None
-    except OSError as error:
-        raise CommandError(f"can't write {path}: {error.strerror}") from None
+    except (ImportError, ValueError, OSError) as error:
+        raise CommandError(f"no plot in {path}: {in_one_line(error)}") from None
     say(f"Saved {path}")
 
 
