@@ -109,7 +109,7 @@ def indented(text: str) -> str:
     return printable(text).replace("\n", "\n  ")
 
 
-_FIGURE: Final = re.compile(r"\d[\d,.]*(e[+-]\d+)?( ?(%|s|ms|µs|B|kiB|MiB|GiB))?")
+_FIGURE: Final = re.compile(r"\d[\d,.]*(e[+-]\d+)?( ?(%|s|ms|µs|MiB))?")
 _NONE: Final = "-"
 
 
@@ -269,10 +269,4 @@ def _percent(share: float) -> str:
 
 
 def _size(size: int | None) -> str | None:
-    if size is None:
-        return None
-    for unit in ("B", "kiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size //= 1024
-    return f"{size:,} GiB"
+    return None if size is None else f"{size / 2**20:,.0f} MiB"
