@@ -34,7 +34,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "logs": ("show the log of a named server", "named:add_logs_arguments"),
     "backends": ("list, create, change, delete backends", "operate:add_backend_arguments"),
     "endpoints": ("list, create, delete endpoints", "operate:add_endpoint_arguments"),
-    "traffic": ("show and divide requests among backends", "operate:add_traffic_arguments"),
+    "traffic": ("divide requests among backends", "operate:add_traffic_arguments"),
     "shadow": ("copy requests to a backend", "operate:add_shadow_arguments"),
     "scale": ("change the number of replicas", "operate:add_scale_arguments"),
     "call": ("call an endpoint", "operate:add_call_arguments"),

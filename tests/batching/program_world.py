@@ -22,8 +22,9 @@ from anyio.abc import TaskGroup
 
 import shoal
 from batching import programs as ops
+from core.former_scenes import TRANSITIONS
 from shoal.core.options.options import BatchOptions
-from shoal.core.request import TRANSITIONS, Request, State
+from shoal.core.request import Request, State
 from shoal.testing import settle
 
 EPSILON = 1e-6  # virtual time on trio starts at some large number, so its fractions are rounded

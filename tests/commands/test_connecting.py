@@ -23,14 +23,7 @@ def no_patience(monkeypatch):
     monkeypatch.setattr(connecting, "_PATIENCE_S", 0.0)
 
 
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ({"waits_for": "a replica of b"}, "waiting for a replica of b ..."),
-        ({}, "waiting for the server to answer ..."),
-    ],
-)
-def test_on_a_terminal_a_slow_verb_tells_what_it_waits_for(arguments, monkeypatch, given, line):
+def test_on_a_terminal_a_slow_verb_tells_what_it_waits_for(arguments, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     told = []
 
@@ -46,8 +39,8 @@ def test_on_a_terminal_a_slow_verb_tells_what_it_waits_for(arguments, monkeypatc
             await is_told.wait()
         return await client.list_backends()
 
-    assert connecting.ask(arguments, until_told, **given) == {}
-    assert told == [line]
+    assert connecting.ask(arguments, until_told) == {}
+    assert told == ["waiting for the server to answer ..."]
 
 
 def test_elsewhere_nothing_is_told(arguments, monkeypatch):

@@ -45,7 +45,7 @@ def no_home(monkeypatch):
     "command",
     [
         *("start", "start --detach", "stop", "status", "logs", "why", "trace"),
-        *("backends list", "traffic show", "scale b 2", "call e 1"),
+        *("backends list", "shadow show", "scale b 2", "call e 1"),
     ],
 )
 def test_without_a_home_directory_commands_name_the_variable_to_set(command, no_home, capsys):

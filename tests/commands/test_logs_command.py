@@ -68,8 +68,8 @@ def test_a_line_without_an_end_is_shown_as_well(location, capsys):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "start a server with `shoal start --detach`"),
-        (["--name", "x"], "start a server with `shoal start --detach --name x`"),
+        ([], "start it with `shoal start --detach`"),
+        (["--name", "x"], "start it with `shoal start --detach --name x`"),
     ],
 )
 def test_a_log_that_is_not_there_is_told_with_how_to_get_one(arguments, line, location, capsys):
@@ -83,7 +83,7 @@ def test_a_server_in_the_foreground_is_said_to_have_none(location, capsys):
     with location.process.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert main(["logs"]) == 1
-    assert "started without --detach" in capsys.readouterr().err
+    assert "or not with --detach" in capsys.readouterr().err
 
 
 def test_a_log_is_followed_until_the_server_ends(location, capsys):

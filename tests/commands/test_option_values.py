@@ -40,7 +40,7 @@ def test_an_option_of_a_batcher_is_read(text, name, value):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("priority_levels", "an option is written KEY=VALUE, like priority_levels=3, "),
+        ("priority_levels", "an option is written KEY=VALUE, like num_replicas=2, "),
         ("levels=3", "'levels' is not an option of a batcher; did you mean 'priority_levels'"),
         ("bucket_by=x", "bucket_by is a function"),
         ('adaptive={"p98_s": 1}', "adaptive has no 'p98_s'"),

@@ -21,14 +21,23 @@ def test_it_says_what_came_of_the_options(told):
     assert text.splitlines() == [
         "traffic   100 requests in 1 s, 100 a second (constant, seed 0)",
         "run time  4 ms + 0 s an item",
-        "options   max_batch_size=4, batch_wait_timeout_s=0.5",
         "",
-        "requests            100 finished",
-        "latency             p50 14 ms  p90 34 ms  p99 34 ms  p99.9 34 ms  max 34 ms",
-        "wait in queue       p50 10 ms  p90 30 ms  p99 30 ms  p99.9 30 ms  max 30 ms",
-        "batches             25, of 4 on average",
-        "dispatched because  full 100%",
-        "handler busy        10%",
+        "compared         these options",
+        "answered                   100",
+        "refused or shed              0",
+        "out of time                  0",
+        "latency p50              14 ms",
+        "latency p90              34 ms",
+        "latency p99              34 ms",
+        "latency max              34 ms",
+        "wait p50                 10 ms",
+        "wait p99                 30 ms",
+        "batches                     25",
+        "mean batch                   4",
+        "handler busy               10%",
+        "because full              100%",
+        "",
+        "these options: max_batch_size=4, batch_wait_timeout_s=0.5",
     ]
 
 
@@ -41,8 +50,7 @@ def test_callers_may_call_again_and_again(told):
     assert traffic == (
         "traffic   48 callers for 1 s, each of which calls again 500 µs after a result (seed 0)"
     )
-    reasons = next(line for line in text.splitlines() if line.startswith("dispatched because"))
-    assert re.search(r"regather \d\d%", reasons)
+    assert re.search(r"because regather +\d\d%", text)
 
 
 def test_batches_may_be_limited(told):
@@ -105,8 +113,7 @@ def test_what_more_than_the_handler_can_do_leads_to_is_said(told):
 
 def test_refused_requests_are_counted(told):
     text = told(*CONSTANT, "--run-time", "0.5", "--option", "max_queued_requests=10")
-    assert "% rejected" not in text
-    assert "rejected (" in text
+    assert re.search(r"refused or shed +[1-9]\d\n", text)
 
 
 def test_a_trace_is_played(told, tmp_path):
@@ -117,8 +124,8 @@ def test_a_trace_is_played(told, tmp_path):
     arguments = [str(path), "--run-time", "1n", "--option", "max_batch_size=3"]
     text = told(*arguments, "--option", "priority_levels=2")
     assert "3 requests in 0 s" in text
-    assert "options   max_batch_size=3, priority_levels=2\n" in text
-    assert "batches             3, of 1 on average" in text
+    assert "these options: max_batch_size=3, priority_levels=2\n" in text
+    assert re.search(r"batches +3\nmean batch +1\n", text)
     assert text.splitlines()[-4:] == [
         "",
         "priority  requests  answered  p50  p99  max",
@@ -138,7 +145,7 @@ def test_shard_keys_of_a_trace_prefer_replicas(told, tmp_path):
     some = told(*shape, "--option", "sticky_load_factor=1", "--json")["spilled_share"]
     assert 0 < some < 1
     text = told(*shape, "--option", "sticky_load_factor=3")
-    assert "not on the preferred replica  0%" in text
+    assert re.search(r"not on the preferred replica +0%", text)
     assert "unknown columns" not in text
 
 
@@ -190,7 +197,10 @@ def test_a_plot_is_saved(told, tmp_path):
         ([*CONSTANT, "--option", "overload=never"], "overload must be 'reject'"),
         (["--rate", "1", "--duration", "0.001", "--run-time", "1"], "no request arrives in 0.001"),
         ([*CONSTANT, "--plot", "plot.words"], "no plot in plot.words"),
-        ([*CONSTANT, "--plot", "absent/plot.png"], "can't write absent/plot.png: No such file"),
+        (
+            [*CONSTANT, "--plot", "absent/plot.png"],
+            "no plot in absent/plot.png: [Errno 2]",
+        ),
         (
             [*CONSTANT, "--run-time", "1", "--option", "request_timeout_s=0.1", "--plot", "x.png"],
             "no plot in x.png: there is nothing to draw: no request was answered",
@@ -259,7 +269,7 @@ def recorded(tmp_path):
 def test_a_recording_has_its_options_and_run_times(told, recorded):
     text = told(recorded())
     assert "run time  10 ms + 0 s an item, as measured" in text
-    assert "options   max_batch_size=2, batch_wait_timeout_s=0.5" in text
+    assert "today: max_batch_size=2, batch_wait_timeout_s=0.5" in text
     table = {line[:16].strip(): line[16:].split() for line in text.splitlines()}
     assert table["compared"] == ["recorded", "today"]
     assert table["batches"] == ["10", "10"]
@@ -289,11 +299,11 @@ def test_another_backend_of_a_recording_can_be_chosen(told, recorded):
 @pytest.mark.parametrize(
     ("without", "more", "line"),
     [
-        ("batch", [], "no batch of small has ended while it was recorded"),
+        ("batch", [], "of batches that are closed and have ended"),
         (
             None,
             [{"record": "batcher", "batcher": "small", "options": {}, "open": True}],
-            "requests join the batches of small while they run",
+            "of batches that are closed and have ended",
         ),
     ],
 )
@@ -324,7 +334,7 @@ def test_mistakes_in_what_is_compared_are_told(told, tmp_path):
     told(*CONSTANT, "--backend", "x", code=2)
     assert "--backend is for a file that `shoal trace` has recorded" in told.err
     told(*CONSTANT, "--plot", str(tmp_path / "absent" / "x.png"), code=2)
-    assert "can't write" in told.err
+    assert "no plot in" in told.err
 
 
 def test_a_terminal_without_unicode_gets_escapes():

@@ -195,7 +195,11 @@ def test_a_socket_that_cant_be_used_is_refused_with_what_its_unit_must_say(what,
     [
         ("http", ["lengths:app", "--port", "1"], "in place of --port; leave --port out"),
         ("admin", ["lengths:app", "--admin-socket", "/x"], "leave --admin-socket out"),
-        ("admin", ["lengths:plain"], "which the socket named admin from systemd needs"),
+        (
+            "admin",
+            ["lengths:plain"],
+            "leave out the socket named admin from systemd, for which it must",
+        ),
         ("admin", ["lengths:app", "--reload"], "--reload takes one socket from systemd"),
     ],
 )

@@ -96,7 +96,7 @@ def test_a_detached_server_runs_for_its_user_alone_until_it_is_stopped(start, te
     assert not location.socket.exists()
     code, _, err = terminal.run_here("status", "--name", "one")
     assert code == 1
-    assert "no server named 'one' runs here; start one with `shoal start --detach" in err
+    assert "one.sock; start one with `shoal start --detach" in err
 
 
 def test_a_second_one_of_the_same_name_is_refused(terminal):

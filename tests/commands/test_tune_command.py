@@ -161,7 +161,7 @@ def test_a_plot_is_saved(told, directory):
             ["tuned:echo", "--item", '"eel"', "--arg", "1"],
             "arguments are only for a class, and the handler is not one",
         ),
-        (["tuned:Echo", "--item", '"eel"', "--kwarg", "x"], "--kwarg is written KEY=VALUE"),
+        (["tuned:Echo", "--item", '"eel"', "--kwarg", "x"], "an option is written KEY=VALUE"),
         (
             ["tuned:Echo", "--item", '"eel"'],
             "Echo can't be instantiated: missing a required argument: 'suffix'; give its",

@@ -151,7 +151,8 @@ def test_traffic_is_divided_and_copied_in_shares_of_any_form(done):
     done("endpoints", "create", "e", "--backend", "a")
     for shares in (("a=88", "b=12"), ("a=88%", "b=12%"), ("a=0.88", "b=12%"), ("a=88.0", "b=12")):
         assert done("traffic", "set", "e", *shares) == "traffic of e: a 88%, b 12%"
-        assert json.loads(done("traffic", "show", "--json"))["e"] == {"a": 0.88, "b": 0.12}
+        listed = json.loads(done("endpoints", "list", "--json"))
+        assert listed["e"]["traffic"] == {"a": 0.88, "b": 0.12}
     assert done("traffic", "set", "e", "a=100") == "traffic of e: a 100%"
     assert done("traffic", "set", "e", "a=12.5%", "b=87.5%") == "traffic of e: a 12.5%, b 87.5%"
     assert done("shadow", "show") == "no shadow traffic"
@@ -169,22 +170,9 @@ def test_traffic_is_divided_and_copied_in_shares_of_any_form(done):
     assert cells(done("endpoints", "list"))[1][4] == "-"
 
 
-def test_where_requests_go_is_shown(done, refused):
-    assert done("traffic", "show") == "no endpoints"
-    done("backends", "create", "a", "driven_models:add_one")
-    done("backends", "create", "b", "driven_models:Scaler")
-    done("endpoints", "create", "e", "--route", "/e", "--backend", "a")
-    done("endpoints", "create", "f")
-    done("traffic", "set", "e", "a=0.875", "b=0.125")
-    assert cells(done("traffic", "show")) == [
-        ["ENDPOINT", "ROUTE", "BACKEND", "SHARE"],
-        ["e", "/e", "a", "87.5%"],
-        ["e", "/e", "b", "12.5%"],
-        ["f", "-", "held until traffic is set", "-"],
-    ]
-    assert len(cells(done("traffic", "show", "e"))) == 3
-    assert json.loads(done("traffic", "show", "--json")) == {"e": {"a": 0.875, "b": 0.125}, "f": {}}
-    assert refused("traffic", "show", "g") == (1, "there is no endpoint 'g'; there are: e, f")
+def test_shadows_of_an_endpoint_that_is_not_there_are_refused(done, refused):
+    done("endpoints", "create", "e")
+    assert refused("shadow", "show", "g") == (1, "there is no endpoint 'g'; there are: e")
 
 
 def test_status_shows_replicas_and_figures(done):
@@ -263,7 +251,6 @@ def test_changes_are_confirmed_as_json_for_machines(done):
         (2, ["traffic", "set", "e", "b"], "traffic is written BACKEND=WEIGHT, like small=0.9"),
         (2, ["traffic", "set", "e", "b=half"], "like small=0.9 or small=90%, not 'b=half'"),
         (2, ["traffic", "set", "e", "b=99"], "the weights of traffic must sum to 1, not to 99"),
-        (2, ["traffic", "set", "b=90", "c=10"], "first: shoal traffic set ENDPOINT b=90 c=10"),
         (2, ["shadow", "set", "e", "b", "2"], "a proportion is a number from 0 to 1, or like 5%, "),
         (2, ["shadow", "set", "e", "b", "half"], "from 0 to 1, or like 5%, not 'half'"),
         (1, ["shadow", "set", "e", "b", "1", "--compare", "os:fspath"], "the operator did not "),
@@ -319,8 +306,8 @@ def test_a_wrong_token_file_is_told(text, line, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "no server named 'default' runs here; start one with `shoal start --detach`"),
-        (["--name", "x"], "no server named 'x' runs here; start one with `shoal start --detach "),
+        ([], "default.sock; start one with `shoal start --detach`"),
+        (["--name", "x"], "x.sock; start one with `shoal start --detach --name x`"),
         (["--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1; start one "),
     ],
 )

@@ -137,7 +137,7 @@ def test_people_read_the_reason_its_evidence_and_what_to_change(run, url, caller
     head, counts, _, symptom, evidence, change, more = out.splitlines()
     assert head == "slow: 1 requests a batch, at most 16"
     assert "dispatched because timer 100%" in counts
-    assert symptom == "- One at a time: requests arrive one after the other."
+    assert symptom == "- One at a time"
     assert evidence.startswith("  evidence  at most 1 at the server at once")
     assert change.startswith("  change    Send items at the same time")
     assert more == "  more      'One at a time' on the page 'Why are my batches small?'"

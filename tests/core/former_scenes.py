@@ -10,6 +10,15 @@ from shoal.core.forming.former import Former
 from shoal.core.policy import Dispatch
 from shoal.core.request import Request, RequestOptions, State
 
+ENDS = {State.FINISHED, State.FAILED, State.DECLINED, State.CANCELLED}
+TRANSITIONS: dict[State | None, set[State]] = {
+    None: {State.PARKED, State.QUEUED},
+    State.PARKED: {State.QUEUED, State.FAILED, State.CANCELLED},
+    State.QUEUED: {State.RUNNING, State.FAILED, State.CANCELLED},
+    State.RUNNING: ENDS | {State.QUEUED},  # after a `RetryLater`
+    **{end: set() for end in ENDS},
+}
+
 
 def new(
     at: float = 0.0, *, item: Any = None, waits_s: float | None = None, **asked: Any

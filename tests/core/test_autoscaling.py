@@ -255,11 +255,6 @@ def test_rays_older_factor_stands_for_both() -> None:
             TypeError,
             "not an option of autoscaling; did you mean 'max_replicas'?",
         ),
-        (
-            {"initial_replicas": 3},
-            TypeError,
-            "'initial_replicas' is not an option of autoscaling; write num_replicas, beside",
-        ),
         ({"zebra": 3}, TypeError, "'zebra' is not an option of autoscaling; there are min_replica"),
         ({3: 3}, TypeError, "3 is not an option of autoscaling"),
         (None, TypeError, "autoscaling must be a mapping or AutoscalingOptions, not None; write {"),

@@ -1,6 +1,5 @@
 """Options that can't be combined are refused; the error names both and says what to do instead."""
 
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 import shoal
 from shoal import BatchOptions, Cache, LatencyTarget, Limit, Models, QueuePolicy
 from shoal.core.options import mixes
-from shoal.core.options.names import OF_PEERS, nearest, suggested
+from shoal.core.options.names import nearest, suggested
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.backend_options import NAMES
 
@@ -50,18 +49,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"split": divmod, "join": sum}, r"pass batch_size_fn=\(item\) -> cost"),
     ({**SPLIT, "dedupe": True}, "equal calls can't share"),
     ({**SPLIT, "cache": Cache(max_size=1, ttl_s=1)}, "equal calls can't share"),
-    ({"priority_mixing": "isolate"}, "pass priority_levels=2 or more"),
-    ({"overload": "shed_oldest"}, "such as max_queued_requests=1000"),
-    ({"overload": "shed_lowest"}, "such as max_queued_requests=1000"),
-    ({"overload": "shed_oldest", "max_queued_requests": 0}, "pass max_queued_requests=1 or more"),
-    ({"overload": "shed_lowest", "max_queued_requests": 0}, "pass max_queued_requests=1 or more"),
-    ({"max_queued_requests": 0, "bucket_by": len}, "depends on their keys"),
-    ({"max_queued_requests": 0, **ISOLATED}, "depends on their levels"),
-    ({"max_queued_requests": 0, "sticky_load_factor": 2}, "its own keys' requests"),
+    ({"priority_mixing": "isolate"}, "there is only one level"),
+    ({"overload": "shed_oldest"}, "pass max_queued_requests=1000"),
+    ({"overload": "shed_lowest"}, "pass max_queued_requests=1000"),
+    ({"overload": "shed_oldest", "max_queued_requests": 0}, "pass max_queued_requests=1000"),
+    ({"overload": "shed_lowest", "max_queued_requests": 0}, "pass max_queued_requests=1000"),
+    ({"max_queued_requests": 0, "bucket_by": len}, "only some of the requests"),
+    ({"max_queued_requests": 0, **ISOLATED}, "only some of the requests"),
+    ({"max_queued_requests": 0, "sticky_load_factor": 2}, "only some of the requests"),
     ({"policy": print, "sticky_load_factor": 2}, "the policy alone decides"),
     ({"policy": print, "models": MODELS}, "the policy alone decides"),
     ({"models": MODELS, "sticky_load_factor": 2}, "both choose the replica"),
-    ({"max_queued_requests": 0, "models": MODELS}, "one model's requests"),
+    ({"max_queued_requests": 0, "models": MODELS}, "only some of the requests"),
     ({"policy": print, "idle_timeout_s": 0}, "the policy alone decides"),
     ({"policy": print, "batch_size_fn": len}, "the policy alone decides"),
     ({"policy": print, "bucket_by": len}, "the policy alone decides"),
@@ -112,7 +111,7 @@ def test_what_means_something_is_accepted(options: dict[str, Any]) -> None:
 def test_a_change_to_a_mix_is_refused_and_changes_nothing() -> None:
     before = BatchOptions(max_queued_requests=3, overload="shed_oldest")
     changes: dict[str, Any] = {"max_queued_requests": None}
-    with pytest.raises(ValueError, match="an unbounded queue is never full"):
+    with pytest.raises(ValueError, match="an unbounded queue"):
         before.changed(changes)
     assert before.max_queued_requests == 3
 
@@ -171,9 +170,6 @@ def test_an_open_batch_takes_the_other_options(fill: str) -> None:
 # Suggestions for unknown option names: similar names, other systems' names, or none
 
 
-OF_BATCHER = [field.name for field in fields(BatchOptions)]
-
-
 @pytest.mark.parametrize("name", ["method", "xyzzy", "tints", "route", "max_latency", "timeout_fn"])
 def test_what_is_like_no_other_is_not_guessed(name: str) -> None:
     assert suggested(name, NAMES) is None
@@ -200,24 +196,7 @@ def test_a_slip_or_a_part_of_a_name_is(name: str, meant: str) -> None:
     assert nearest(name, NAMES) == meant
 
 
-@pytest.mark.parametrize(
-    ("name", "ours"),
-    [
-        ("batch_timeout", "batch_wait_timeout_s, in seconds"),
-        ("max_wait_time", "batch_wait_timeout_s, in seconds: 10 milliseconds are 0.01"),
-        ("max_queue_delay_microseconds", "batch_wait_timeout_s, in seconds: 100 microseconds are"),
-        ("max_latency_ms", "request_timeout_s, in seconds, to give up, or adaptive="),
-        ("max_enqueued_batches", "max_queued_requests, in requests, not in batches"),
-        ("num_batch_threads", "max_concurrent_batches, "),
-        ("timeout", "batch_wait_timeout_s, the wait for more, handler_timeout_s, of a batch"),
-    ],
-)
-def test_a_peers_name_is_answered_with_ours_and_its_unit(name: str, ours: str) -> None:
-    for known in (OF_BATCHER, NAMES):
-        assert str(suggested(name, known)).startswith(f"write {ours}")
-
-
-def test_a_peers_name_is_told_where_it_is_written() -> None:
+def test_a_similar_name_is_suggested_wherever_options_are_given() -> None:
     async def handler(items: list[int]) -> list[int]:
         return items
 
@@ -228,18 +207,8 @@ def test_a_peers_name_is_told_where_it_is_written() -> None:
         lambda: BackendConfig(**given),
         lambda: shoal.App().endpoint("/", **given),
     ):
-        with pytest.raises(TypeError, match=r"'batch_timeout' is not .*; write batch_wait"):
+        with pytest.raises(TypeError, match=r"'batch_timeout' is not .*; did you mean 'batch_wait"):
             refused()
-
-
-def test_what_a_batcher_lacks_is_not_suggested_for_one() -> None:
-    assert suggested("workers", OF_BATCHER) is None
-    assert suggested("workers", NAMES) == "write num_replicas, with placement='process'"
-
-
-def test_all_that_is_suggested_is_there() -> None:
-    assert {ours for ours, _ in OF_PEERS.values()} <= set(NAMES)
-    assert not set(OF_PEERS) & set(NAMES)
 
 
 @pytest.mark.parametrize("given", [{"method": "POST"}, {"metods": ["POST"]}])

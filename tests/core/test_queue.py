@@ -1,7 +1,6 @@
 """Queues from which any request can leave, each compared with a sorted list."""
 
 import math
-from collections import deque
 from functools import partial
 from typing import Any
 
@@ -9,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.former_scenes import ENDS
 from shoal.core.queue import Amount, ArrivalQueue, RankedQueue, take_from
-from shoal.core.request import TRANSITIONS, Request, RequestOptions, State
+from shoal.core.request import Request, RequestOptions, State
 from shoal.core.timers import Timers
 from shoal.testing import make_request
 
@@ -135,7 +135,7 @@ def test_timers_that_are_forgotten_take_no_room() -> None:
     timers.add(0.0, "the first stays")
     for n in range(10_000):
         timers.forget(timers.add(1.0 + n % 7, "it"))
-    assert len(timers._heap) + len(timers._queue) < 200
+    assert len(timers._heap) < 200
     assert len(timers) == 1
 
 
@@ -152,24 +152,7 @@ def test_what_is_due_may_be_forgotten_while_others_are_and_after() -> None:
     assert len(timers) == 0
 
 
-# Requests: the table of states, and what a handler may read
-
-
-ENDS = {State.FINISHED, State.FAILED, State.DECLINED, State.CANCELLED}
-
-
-def test_the_ends_are_final_and_nothing_else_is() -> None:
-    assert {state for state in State if not TRANSITIONS[state]} == ENDS
-
-
-def test_every_state_can_be_reached_and_leads_to_an_end() -> None:
-    reached: set[State] = set()
-    to_do = deque[State | None]([None])
-    while to_do:
-        new = TRANSITIONS[to_do.popleft()] - reached
-        reached |= new
-        to_do += new
-    assert reached == set(State)
+# Requests: what a handler may read
 
 
 def request(options: RequestOptions | None = None, state: State = State.QUEUED) -> Request:

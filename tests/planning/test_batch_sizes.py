@@ -144,10 +144,8 @@ def test_each_finding_has_a_section_and_each_section_a_finding():
 
 def test_code_of_one_request_is_not_advised_to_raise_the_limit():
     [one] = CASES["one-request-a-batch"]()
-    assert one.symptom == (
-        "One request a batch: the code takes one request at a time, or max_batch_size is 1."
-    )
-    assert "statistics()" in one.change
+    assert one.symptom == "One request a batch"
+    assert one.change.startswith("Let the code take lists")
 
 
 def test_requests_from_before_the_recording_add_no_callers():

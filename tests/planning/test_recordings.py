@@ -236,7 +236,7 @@ def test_run_times_of_one_size_follow_what_the_server_had_learned():
 @pytest.mark.parametrize(
     ("runs", "fixed_s", "per_item_s"),
     [
-        ([(1, 0.04), (2, 0.03)], pytest.approx(0.0336, abs=0.001), 0),
+        ([(1, 0.04), (2, 0.03)], 0.03, 0),
         ([(2, 0.01), (4, 0.03)], 0, pytest.approx(0.0058, abs=0.001)),
         ([(1, 0.0), (2, 0.0)], 0, 0),
     ],

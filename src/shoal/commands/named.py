@@ -43,21 +43,11 @@ _POLL_S: Final = 0.02
 
 
 def add_stop_arguments(parser: ArgumentParser) -> None:
-    describe(
-        parser,
-        _stop,
-        "Stop a server that `shoal start` started, once its running requests have finished.",
-        _STOP_EXAMPLE,
-    )
+    about = "Stop a server that `shoal start` started, once its running requests have finished."
+    describe(parser, _stop, about, _STOP_EXAMPLE)
     add_name_argument(parser)
-    add(
-        parser,
-        "--timeout SECONDS",
-        "how long to wait for it to end",
-        more_than_0_seconds,
-        60.0,
-        dest="timeout_s",
-    )
+    wait = "how long to wait for it to end"
+    add(parser, "--timeout SECONDS", wait, more_than_0_seconds, 60.0, dest="timeout_s")
     add(parser, "--force", "kill it if it takes longer")
     add_json_argument(parser)
 
@@ -125,12 +115,7 @@ def add_logs_arguments(parser: ArgumentParser) -> None:
         "replicas' processes. A server in the foreground writes its log to its own stderr.",
         _LOGS_EXAMPLE,
     )
-    add(
-        parser,
-        "tag TAG",
-        "show only the lines about this backend (small) or this replica (small#0)",
-        nargs="?",
-    )
+    add(parser, "tag TAG", "show only lines about this backend or this replica", nargs="?")
     add_name_argument(parser)
     add(parser, "-n --lines N", "how many of the last lines to show", count, 100)
     add(parser, "-f --follow", "show new lines until the server ends or ^C")
@@ -190,12 +175,7 @@ def _about(tag: str | None) -> Callable[[str], bool]:
 
 
 def _no_log(location: ServerLocation) -> str:
-    if location.holder() is not None:
-        return (
-            f"the server {location.name!r} was started without --detach: its log is in the "
-            "terminal where it was started"
-        )
     return (
-        f"there is no log at {location.log}; start a server with "
-        f"`shoal start --detach{location.flag}`"
+        f"there is no log at {location.log}: the server {location.name!r} does not run, or not "
+        f"with --detach; start it with `shoal start --detach{location.flag}`"
     )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
-from shoal.commands.server.client import add_server_arguments, add_verb, ask, change
+from shoal.commands.server.client import add_family, add_server_arguments, ask, change
 from shoal.commands.support.arguments import (
     add,
-    add_family,
     add_init_arguments,
     add_kwarg_argument,
     count,
@@ -27,7 +26,6 @@ from shoal.commands.support.output import (
     shadows_listed,
     show,
     status_listed,
-    traffic_listed,
     weights,
 )
 from shoal.commands.support.values import (
@@ -41,32 +39,27 @@ from shoal.commands.support.values import (
 from shoal.errors import ShoalError
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.serving.clients.wire import config_shown, written
-from shoal.serving.names import DEFAULT_METHODS, not_there
+from shoal.serving.names import DEFAULT_METHODS, found
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Awaitable, Callable, Mapping
-    from typing import Any
+    from collections.abc import Awaitable, Mapping
 
     from shoal.serving.clients.remote_client import RemoteClient
     from shoal.serving.status import EndpointStatus
 
 
-_EXAMPLE: Final = """\
-  shoal backends create small my_models:Classifier placement=process num_replicas=2
-  shoal backends update small max_batch_size=64 batch_wait_timeout_s=0.005
-  shoal backends scale small 4
-  shoal backends list
-"""
-_CREATE_EXAMPLE: Final = """\
+_BACKENDS_EXAMPLE: Final = """\
   shoal backends create small my_models:Classifier placement=process num_replicas=2
   shoal backends create large my_models:Classifier autoscaling.max_replicas=8 \\
     --arg large.onnx --kwarg threads=4
+  shoal backends update small max_batch_size=64 user_config.threshold=0.5
+  shoal backends scale small 4
+  shoal backends delete large --force
 
 The server must allow the module: shoal start --allow-module my_models
 """
 _STATUS_EXAMPLE: Final = """\
-  shoal status
   shoal status --name canary --json
   shoal status --url https://models.example.com --token-file token
 """
@@ -77,63 +70,47 @@ _NUMBER: Final = ("num_replicas N", "the number of replicas", count)
 _OPTIONS: Final = (
     "options KEY=VALUE",
     (
-        "an option: placement=process (or task, thread, ray), num_replicas=2, "
-        "max_batch_size=64, batch_wait_timeout_s=0.005, user_config.threshold=0.5, "
-        "autoscaling.max_replicas=4, or any other of shoal.BackendConfig; NAME=none unsets one"
+        "an option of shoal.BackendConfig, like placement=process, max_batch_size=64 or "
+        "autoscaling.max_replicas=4; NAME=none unsets one"
     ),
 )
 _STATUS: Final = "Show the backends, replicas and endpoints of a running server."
 
 
 def add_backend_arguments(parser: ArgumentParser) -> None:
-    commands = add_family(parser, "Manage the backends of a running server.", _EXAMPLE)
-    add_verb(commands, "list", _list, "Show the backends and their state.", _EXAMPLE)
-    create = add_verb(
-        commands,
+    verb = add_family(parser, "Manage the backends of a running server.", _BACKENDS_EXAMPLE)
+    verb("list", _list, "Show the backends and their state.")
+    create = verb(
         "create",
-        change(_create, "created the backend {tag}", "a replica of {tag} to be ready"),
+        change(_create, "created the backend {tag}"),
         "Create a backend and wait until one of its replicas is ready.",
-        _CREATE_EXAMPLE,
         _TAG,
         ("code MODULE:NAME", "a function or class in a module that the server allows"),
     )
     add(create, *_OPTIONS, nargs="*")
     add_init_arguments(create)
-    update = add_verb(
-        commands,
+    update = verb(
         "update",
-        change(_update, "updated the backend {tag}", "the replicas of {tag} to apply the change"),
+        change(_update, "updated the backend {tag}"),
         "Change only the named options, without interrupting requests.",
-        "  shoal backends update small max_batch_size=64 user_config.threshold=0.5\n",
         _TAG,
     )
     add(update, *_OPTIONS, nargs="+")
-    delete = add_verb(
-        commands,
+    delete = verb(
         "delete",
-        change(_delete, "deleted the backend {tag}", "the queued requests of {tag}"),
+        change(_delete, "deleted the backend {tag}"),
         "Delete a backend once its queued requests have finished.",
-        "  shoal backends delete old --force\n",
         _TAG,
     )
     add(delete, "--force", "fail its queued requests instead")
-    add(add_verb(commands, "scale", _scale, _SCALE, _SCALE_EXAMPLE, _TAG), *_NUMBER)
-    add_verb(
-        commands,
+    add(verb("scale", _scale, _SCALE, _TAG), *_NUMBER)
+    verb(
         "restart",
-        change(_restart, "restarted the backend {tag}", "the replicas of {tag} to be replaced"),
+        change(_restart, "restarted the backend {tag}"),
         "Replace the replicas. The old ones drain when all new ones are ready.",
-        "  shoal backends restart small\n",
         _TAG,
     )
-    add_verb(
-        commands,
-        "config",
-        _config,
-        "Show the options that were set for a backend.",
-        "  shoal backends config small\n",
-        _TAG,
-    )
+    verb("config", _config, "Show the options that were set for a backend.", _TAG)
 
 
 def add_scale_arguments(parser: ArgumentParser) -> None:
@@ -174,7 +151,6 @@ def _restart(client: RemoteClient, given: Namespace) -> Awaitable[object]:
 _scale = change(
     lambda client, given: client.scale_backend(given.tag, given.num_replicas),
     "scaled the backend {tag} to {num_replicas}",
-    "{tag} to have {num_replicas} replicas",
 )
 
 
@@ -191,13 +167,14 @@ def _status(arguments: Namespace) -> int:
 _ENDPOINTS_EXAMPLE: Final = """\
   shoal endpoints create classify --route /classify --method POST --backend small
   shoal endpoints list
+  shoal endpoints delete classify
 """
 _TRAFFIC_EXAMPLE: Final = """\
-  shoal traffic show
   shoal traffic set classify small=0.9 large=0.1
   shoal traffic set classify small=90% large=10%
 """
 _SHADOW_EXAMPLE: Final = """\
+  shoal shadow show classify --json
   shoal shadow set classify large 10% --compare my_models:alike
   shoal shadow set classify large 0
 """
@@ -208,82 +185,46 @@ _SHADOW: Final = "Copy a share of an endpoint's requests to a backend, and disca
 
 
 def add_endpoint_arguments(parser: ArgumentParser) -> None:
-    commands = add_family(parser, "Manage the endpoints of a running server.", _ENDPOINTS_EXAMPLE)
-    add_verb(
-        commands,
-        "list",
-        _list_endpoints,
-        "Show the endpoints and their traffic.",
-        _ENDPOINTS_EXAMPLE,
-    )
-    create = add_verb(
-        commands,
+    verb = add_family(parser, "Manage the endpoints of a running server.", _ENDPOINTS_EXAMPLE)
+    verb("list", _list_endpoints, "Show the endpoints and their traffic.")
+    create = verb(
         "create",
         change(_create_endpoint, "created the endpoint {endpoint}"),
         "Create an endpoint. Without --backend, it holds its requests until its traffic is set.",
-        "  shoal endpoints create classify --route /classify --backend small\n",
         _NAME,
     )
     add(create, "--backend TAG", "the backend for all its requests")
     add(create, "--route PATH", "its HTTP path (none: no HTTP route)")
-    add(
-        create,
-        "--method METHOD",
-        f"an HTTP method that it accepts; repeatable ({' and '.join(DEFAULT_METHODS)})",
-        action="append",
-        dest="methods",
-    )
-    add_verb(
-        commands,
+    method = f"an HTTP method that it accepts; repeatable ({' and '.join(DEFAULT_METHODS)})"
+    add(create, "--method METHOD", method, action="append", dest="methods")
+    verb(
         "delete",
         change(_delete_endpoint, "deleted the endpoint {endpoint}"),
         "Delete an endpoint. Its backends are kept.",
-        "  shoal endpoints delete classify\n",
         _NAME,
     )
-
-
-def _add_show(commands: Any, family: str, run: Callable[[Namespace], int], about: str) -> None:
-    example = f"  shoal {family} show\n  shoal {family} show classify --json\n"
-    add(add_verb(commands, "show", run, about, example), *_ANY_NAME, nargs="?")
 
 
 def add_traffic_arguments(parser: ArgumentParser) -> None:
-    commands = add_family(parser, _TRAFFIC, _TRAFFIC_EXAMPLE)
-    _add_show(commands, "traffic", _show_traffic, "Show the share of each backend, by endpoint.")
-    set_traffic = add_verb(
-        commands,
-        "set",
-        _set_traffic,
-        f"{_TRAFFIC} The shares must sum to 1, or to 100%.",
-        _TRAFFIC_EXAMPLE,
-        _NAME,
-    )
-    add(
-        set_traffic,
-        "weights BACKEND=WEIGHT",
-        "a backend's share, from 0 to 1, or a percentage; numbers that sum to 100 are percentages",
-        nargs="+",
-    )
+    verb = add_family(parser, _TRAFFIC, _TRAFFIC_EXAMPLE)
+    about = f"{_TRAFFIC} The shares must sum to 1, or to 100%."
+    set_traffic = verb("set", _set_traffic, about, _NAME)
+    share = "a backend's share, from 0 to 1 or like 5%%; numbers that sum to 100 are percentages"
+    add(set_traffic, "weights BACKEND=WEIGHT", share, nargs="+")
 
 
 def add_shadow_arguments(parser: ArgumentParser) -> None:
-    commands = add_family(parser, _SHADOW, _SHADOW_EXAMPLE)
+    verb = add_family(parser, _SHADOW, _SHADOW_EXAMPLE)
     about = "Show how many copies were sent, dropped, failed and compared."
-    _add_show(commands, "shadow", _show_shadows, about)
-    add_verb(
-        commands,
+    add(verb("show", _show_shadows, about), *_ANY_NAME, nargs="?")
+    verb(
         "set",
         _set_shadow,
         _SHADOW,
-        _SHADOW_EXAMPLE,
         _NAME,
         ("backend BACKEND", "the backend that gets the copies"),
         ("proportion PROPORTION", "the share, from 0 to 1 or like 5%%; 0 stops"),
-        (
-            "--compare MODULE:FUNCTION",
-            "a function that returns whether two results agree; its verdicts are counted",
-        ),
+        ("--compare MODULE:FUNCTION", "a function that returns whether two results agree"),
     )
 
 
@@ -303,35 +244,20 @@ def _delete_endpoint(client: RemoteClient, given: Namespace) -> Awaitable[object
     return client.delete_endpoint(given.endpoint)
 
 
-def _shown(arguments: Namespace) -> Mapping[str, EndpointStatus]:
-    name: str | None = arguments.endpoint
-    endpoints = ask(arguments, lambda client: client.status()).endpoints
-    if name is None:
-        return endpoints
-    if name not in endpoints:
-        raise CommandError(not_there("endpoint", name, endpoints), 1)
-    return {name: endpoints[name]}
-
-
-def _show_traffic(arguments: Namespace) -> int:
-    endpoints = _shown(arguments)
-    data = {name: dict(one.traffic) for name, one in endpoints.items()}
-    return show(arguments, data, traffic_listed(endpoints.values()))
-
-
 def _show_shadows(arguments: Namespace) -> int:
-    endpoints = _shown(arguments)
+    name: str | None = arguments.endpoint
+
+    async def shown(client: RemoteClient) -> Mapping[str, EndpointStatus]:
+        endpoints = (await client.status()).endpoints
+        return endpoints if name is None else {name: found("endpoint", name, endpoints)}
+
+    endpoints = ask(arguments, shown)
     data = {name: json.loads(written(one.shadows)) for name, one in endpoints.items()}
     return show(arguments, data, shadows_listed(endpoints.values()))
 
 
 def _set_traffic(arguments: Namespace) -> int:
     name: str = arguments.endpoint
-    if "=" in name:
-        raise CommandError(
-            f"name the endpoint first: shoal traffic set ENDPOINT {name} "
-            f"{' '.join(arguments.weights)}"
-        )
     shares = weights_of(arguments.weights)
     ask(arguments, lambda client: client.set_traffic(name, shares))
     return confirm(arguments, f"traffic of {name}: {weights(shares)}")
@@ -359,21 +285,16 @@ _CALL_EXAMPLE: Final = """\
 
 
 def add_call_arguments(parser: ArgumentParser) -> None:
-    describe(
-        parser,
-        _call,
-        "Call an endpoint of a running server and print the result as JSON.",
-        _CALL_EXAMPLE,
-    )
+    about = "Call an endpoint of a running server and print the result as JSON."
+    describe(parser, _call, about, _CALL_EXAMPLE)
     add(parser, "endpoint ENDPOINT", "the endpoint")
     add(parser, "items JSON", "an argument of the call; - reads it from stdin", nargs="*")
     add_kwarg_argument(parser, "an argument by name; repeatable")
     add(parser, "--stream", "for a method that streams: print one result per line")
     add(parser, "--method-name NAME", "the method of the backend's code to call")
     add(parser, "--shard-key KEY", "calls with equal keys go to the same backend")
-    add(
-        parser, "--timeout SECONDS", "time limit of the call", more_than_0_seconds, dest="timeout_s"
-    )
+    limit = "time limit of the call"
+    add(parser, "--timeout SECONDS", limit, more_than_0_seconds, dest="timeout_s")
     add(parser, "--priority LEVEL", "from 1, the highest", count)
     add_server_arguments(parser)
 
@@ -400,7 +321,7 @@ def _call(arguments: Namespace) -> int:
         except Exception as error:
             raise _call_error(error, is_stream=arguments.stream) from error
 
-    ask(arguments, call, waits_for=f"{arguments.endpoint} to answer")
+    ask(arguments, call)
     return 0
 
 

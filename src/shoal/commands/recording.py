@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
@@ -51,27 +50,17 @@ _TRACE_EXAMPLE: Final = """\
 """
 
 _RECORD: Final = b'"record":"'
-# How often progress is shown where stderr is no terminal.
-_OTHER_PROGRESS_S: Final = 60.0
+_PROGRESS_S: Final = 10.0
+"""How often progress is shown."""
 
 
 def add_trace_arguments(parser: ArgumentParser) -> None:
     describe(parser, _trace, _TRACE_DESCRIPTION, _TRACE_EXAMPLE)
-    add(
-        parser,
-        "--seconds SECONDS",
-        "for how long, at most a day; Ctrl-C stops it sooner",
-        more_than_0_seconds,
-        60.0,
-    )
+    limit = "for how long, at most a day; Ctrl-C stops it sooner"
+    add(parser, "--seconds SECONDS", limit, more_than_0_seconds, 60.0)
     add(parser, "-o --output FILE", "the file, which must not exist", Path, Path("trace.jsonl"))
     add(parser, "--backend TAG", "record this backend only; by default all", tag)
-    add(
-        parser,
-        "--max-requests N",
-        "end after N requests (1,000,000); each takes about 60 bytes",
-        count,
-    )
+    add(parser, "--max-requests N", "end after N requests (1,000,000)", count)
     add(parser, "--max-rate N", "drop requests above N in one second (20,000)", count)
     add_server_arguments(parser)
 
@@ -140,9 +129,6 @@ class Recorded:
 
     def close(self) -> None:
         """Closes the file; sets `failure` if it could not be written."""
-        if self._shown_at and sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
         if self._file is not None:
             try:
                 self._file.close()
@@ -172,16 +158,13 @@ class Recorded:
 
     def _show_progress(self) -> None:
         at, requests = self._last["at"], self._last["requests"]
+        if at < self._shown_at + _PROGRESS_S:
+            return
+        self._shown_at = at
         line = f"{at:.0f} s: {requests:,} requests"
         if self._last["lost"]:
             line += f", {self._last['lost']:,} left out"
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{line}")
-            sys.stderr.flush()
-            self._shown_at = at
-        elif at >= self._shown_at + _OTHER_PROGRESS_S:
-            self._shown_at = at
-            say(line)
+        say(line)
 
 
 async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded) -> None:
@@ -233,12 +216,8 @@ _WHY_EXAMPLE: Final = """\
 
 def add_why_arguments(parser: ArgumentParser) -> None:
     describe(parser, _why, _WHY_DESCRIPTION, _WHY_EXAMPLE)
-    add(
-        parser,
-        "target ENDPOINT|BACKEND",
-        "look at this backend, or at those of this endpoint; by default, at all backends",
-        nargs="?",
-    )
+    target = "look at this backend, or at those of this endpoint (all backends)"
+    add(parser, "target ENDPOINT|BACKEND", target, nargs="?")
     add(parser, "--seconds SECONDS", "for how long to watch", more_than_0_seconds, 10.0)
     add_server_arguments(parser)
 
@@ -298,7 +277,9 @@ def _as_data(name: str, figures: BatcherFigures) -> dict[str, Any]:
         "mean_batch": figures.mean_size if figures.batches else None,
         "max_batch_size": figures.most,
         "reasons": {str(reason): count for reason, count in figures.reasons.items()},
-        "findings": [{**asdict(one), "more": one.more} for one in explain(figures)],
+        "findings": [
+            {**asdict(one), "symptom": one.symptom, "more": one.more} for one in explain(figures)
+        ],
     }
 
 

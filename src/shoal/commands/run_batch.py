@@ -23,6 +23,7 @@ from shoal.batching.calls.progress import reporter
 from shoal.commands.support.arguments import (
     add,
     add_init_arguments,
+    add_loop_argument,
     add_option_argument,
     count,
     describe,
@@ -65,23 +66,11 @@ command again to go on with a job that was stopped.
 """
 
 _EXAMPLE: Final = """\
-  An item in each line of JSON, or in each row of a Parquet file:
-
-    shoal run-batch my_module:embed texts.jsonl vectors.jsonl
-    shoal run-batch my_module:embed texts.parquet vectors.parquet --column text
-
-  A class, as for a backend, in batches of up to 256 items, 2 at a time:
-
-    shoal run-batch my_module:Classifier texts.jsonl labels.jsonl --arg large.onnx \\
-      --option max_batch_size=256 --option max_concurrent_batches=2
-
-  OpenAI's batch lines, as requests to an application, without a server:
-
-    shoal run-batch my_module:app requests.jsonl answers.jsonl
-
-  The first 1,000 lines, for a try; the same command goes on with the next 1,000:
-
-    shoal run-batch my_module:embed texts.jsonl vectors.jsonl --limit 1000
+  shoal run-batch my_module:embed texts.jsonl vectors.jsonl --limit 1000
+  shoal run-batch my_module:embed texts.parquet vectors.parquet --column text
+  shoal run-batch my_module:Classifier texts.jsonl labels.jsonl --arg large.onnx \\
+    --option max_batch_size=256
+  shoal run-batch my_module:app requests.jsonl answers.jsonl     OpenAI's batch lines
 
   The exit code is 0 if all lines went well, 1 if some failed, 130 after Ctrl-C.
 """
@@ -94,12 +83,8 @@ _MOST_REFUSED: Final = 1024
 
 def add_arguments(parser: ArgumentParser) -> None:
     describe(parser, run, _DESCRIPTION, _EXAMPLE)
-    add(
-        parser,
-        "handler MODULE:NAME",
-        "a function of a list, decorated or not, a class whose instance is called, or an "
-        "application, also as FILE.toml, for OpenAI's batch lines",
-    )
+    what = "a function of a list, a class whose instance is called, or an application"
+    add(parser, "handler MODULE:NAME", what)
     add(parser, "input INPUT", "JSON lines, a .parquet file, or - for stdin", Path)
     add(parser, "output OUTPUT", "JSON lines, or a .parquet file", Path)
     add_init_arguments(parser)
@@ -110,14 +95,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add(files, "--overwrite", "begin with the first line, and drop the output")
     add(files, "--quiet", "show no progress and no summary")
     batches = parser.add_argument_group("batches")
-    add(
-        batches,
-        "--window N",
-        "the most lines that are under way (three batches of each slot; "
-        f"{_REQUESTS_AT_ONCE} requests of an application)",
-        count,
-    )
-    add(batches, "--event-loop", "the event loop", default="trio", choices=["trio", "asyncio"])
+    add(batches, "--window N", "the most lines under way (three batches of each slot)", count)
+    add_loop_argument(batches)
     add_option_argument(batches)
 
 
@@ -347,7 +326,7 @@ class _Job:
                 self._add_refused(items, form)
                 write()
                 if self._source.pipe is not None and not items.is_ended:
-                    await self._source.pipe.wait()
+                    await anyio.wait_readable(self._source.pipe)
         finally:
             write()
             self._report(self._results.done - self._first, True)

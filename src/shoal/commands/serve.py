@@ -41,15 +41,9 @@ if TYPE_CHECKING:
 
 
 _EXAMPLE: Final = """\
-  my_module.py contains   app = shoal.App()   and endpoints; then
-
-  shoal serve my_module:app --port 8000     or: shoal serve my_module.py --port 8000
-
-  app.toml contains   [backends.small]   and   [endpoints.classify]; then
-
-  shoal serve app.toml
-
-  shoal serve my_module:app --reload     while you write it
+  shoal serve my_module:app --port 8000        my_module.py contains app = shoal.App()
+  shoal serve app.toml                         with [backends.small] and [endpoints.classify]
+  shoal serve my_module:app --reload           while you write it
   shoal serve my_module:app --workers auto     on all cores
 
   The first SIGTERM or Ctrl-C drains: running requests may finish. The second ends at once.
@@ -57,32 +51,18 @@ _EXAMPLE: Final = """\
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    describe(
-        parser,
-        _run,
-        "Serve a shoal.App, an application declared in a TOML file, or any other ASGI application.",
-        _EXAMPLE,
-    )
-    add(
-        parser,
-        f"application {APPLICATION}",
-        "the application to serve, e.g. my_module:app, my_module.py or app.toml",
-    )
+    about = "Serve a shoal.App, or one declared in a TOML file, or any other ASGI application."
+    describe(parser, _run, about, _EXAMPLE)
+    add(parser, f"application {APPLICATION}", "the application to serve")
     add_server_options(parser)
     add(
         parser,
         "--admin-socket PATH",
-        "serve the admin API at this UNIX socket, which only this user can open",
+        "the admin API at this UNIX socket, which only this user can open",
     )
-
     add(parser, "--reload", "for development: reload the application when its files change")
-    add(
-        parser,
-        "--reload-dir DIRECTORY",
-        "with --reload: a directory with its files; repeatable (the current directory)",
-        Path,
-        action="append",
-    )
+    directory = "with --reload: a directory with its files; repeatable (the current directory)"
+    add(parser, "--reload-dir DIRECTORY", directory, Path, action="append")
     parser.add_argument("--version-fds", type=int, nargs="+", help=SUPPRESS)
 
 
@@ -187,24 +167,11 @@ _SHOWN_LINES: Final = 20
 
 
 def add_start_arguments(parser: ArgumentParser) -> None:
-    describe(
-        parser,
-        _start,
-        "Start a server that the other commands find by its name, with an application or empty.",
-        _START_EXAMPLE,
-    )
-    add(
-        parser,
-        f"application {APPLICATION}",
-        "an application to serve (none: create backends and endpoints with commands)",
-        nargs="?",
-    )
+    about = "Start a server that the other commands find by its name, with an application or empty."
+    describe(parser, _start, about, _START_EXAMPLE)
+    add(parser, f"application {APPLICATION}", "an application to serve (none)", nargs="?")
     add_name_argument(parser)
-    add(
-        parser,
-        "--detach",
-        "return when the server is ready and leave it running; `shoal logs` shows its log",
-    )
+    add(parser, "--detach", "return when the server is ready; `shoal logs` shows its log")
     parser.add_argument("--ready-fd", type=int, help=SUPPRESS)
     add_json_argument(parser)
     add_server_options(parser)

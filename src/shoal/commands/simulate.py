@@ -25,7 +25,7 @@ from shoal.commands.support.output import (
     show,
     table,
 )
-from shoal.commands.support.simulating import Case, Comparison, SimulatedTraffic
+from shoal.commands.support.simulating import Comparison, SimulatedTraffic
 from shoal.commands.support.values import option_pairs, run_time
 from shoal.core.options.names import suggested
 from shoal.core.simulation_results import Arrival, ClosedLoop, Linear, Simulation
@@ -45,27 +45,14 @@ print latencies, batch sizes, dispatch reasons, and how busy the handler was.
 """
 
 _EXAMPLE: Final = """\
-  A handler that takes 2 ms and 0.05 ms an item, at 1,000 requests a second:
+  shoal simulate --rate 1000 --run-time 0.002+0.00005n --option max_batch_size=64
+  shoal simulate --callers 64 --think 0.001 --run-time 0.002+0.00005n
+  shoal simulate monday.csv --run-time 0.002+0.00005n --option priority_levels=2
+  shoal simulate trace.jsonl --compare "max_batch_size=64 batch_wait_timeout_s=0.01"
 
-    shoal simulate --rate 1000 --run-time 0.002+0.00005n --option max_batch_size=64
-
-  64 callers that call again as soon as they have a result, and a millisecond for the network:
-
-    shoal simulate --callers 64 --think 0.001 --run-time 0.002+0.00005n \\
-      --option max_batch_size=64
-
-  The first with a wait of 5 ms, a bounded queue and two priority levels, over a recorded trace
-  (CSV or NDJSON; columns: at, priority, timeout_s, queue_timeout_s, cost, bucket, shard_key,
-  model):
-
-    shoal simulate monday.csv --run-time 0.002+0.00005n --option max_batch_size=64 \\
-      --option batch_wait_timeout_s=0.005 --option max_queued_requests=1000 \\
-      --option priority_levels=2
-
-  What other options would have done to the traffic that `shoal trace` has recorded:
-
-    shoal simulate trace.jsonl --option max_batch_size=64 \\
-      --compare "max_batch_size=64 batch_wait_timeout_s=0.01"
+  0.002+0.00005n is a handler that takes 2 ms for a batch, and 0.05 ms for each item. A trace is CSV
+  or NDJSON, with the columns at, priority, timeout_s, queue_timeout_s, cost, bucket, shard_key and
+  model, or a recording of `shoal trace`.
 """
 
 _TRAFFIC: Final[dict[str, Callable[..., Iterable[float]]]] = {
@@ -83,62 +70,22 @@ def add_arguments(parser: ArgumentParser) -> None:
     traffic = parser.add_argument_group("traffic")
     add(traffic, "--rate R", "requests a second", more_than_0)
     add(traffic, "--duration SECONDS", "for how long requests arrive", more_than_0, 30.0)
-    add(
-        traffic,
-        "--traffic",
-        "how they arrive: poisson (independent callers), constant (at equal intervals), "
-        "bursty (bursts of 1 s, pauses of 4 s)",
-        default="poisson",
-        choices=_TRAFFIC,
-    )
+    kinds = "independent callers, equal intervals, or bursts of 1 s with pauses of 4 s"
+    add(traffic, "--traffic", kinds, default="poisson", choices=_TRAFFIC)
     add(traffic, "--seed N", "seed of the random numbers", int, 0)
-    add(
-        traffic,
-        "--callers N",
-        "callers that call again after each result, instead of --rate",
-        count,
-    )
-    add(
-        traffic,
-        "--think SECONDS",
-        "with --callers: the time from a result to the caller's next call, varied by a "
-        "tenth (0.001)",
-        at_least_0,
-    )
+    add(traffic, "--callers N", "callers that call again after each result", count)
+    add(traffic, "--think SECONDS", "time from a result to the next call (0.001)", at_least_0)
     add(traffic, "file FILE", "recorded traffic, instead of --rate", Path, nargs="?")
-    add(
-        traffic,
-        "--backend NAME",
-        "of several recorded backends, the one to simulate (that with the most requests)",
-    )
+    add(traffic, "--backend NAME", "the one to simulate (the one with the most requests)")
     handler = parser.add_argument_group("handler")
-    add(
-        handler,
-        "--run-time SECONDS",
-        "run time of a batch of n items, like 0.002+0.00005n (as recorded by `shoal trace`)",
-    )
+    add(handler, "--run-time SECONDS", "run time of n items, like 0.002+0.00005n (as recorded)")
     add(handler, "--jitter J", "variation of the run time: 0.1 for about a tenth", at_least_0, 0.0)
     options = parser.add_argument_group("options of the batcher")
     add_option_argument(options)
-    add(
-        options,
-        "--replicas N",
-        "replicas of the backend, each with max_concurrent_batches (1)",
-        count,
-    )
-    add(
-        options,
-        "--load-time SECONDS",
-        "how long it takes to load a model, with the option models",
-        at_least_0,
-        0.0,
-    )
-    add(
-        options,
-        "--compare OPTIONS",
-        'options to compare with, like "max_batch_size=64 overload=wait"; repeatable',
-        action="append",
-    )
+    add(options, "--replicas N", "replicas, each with max_concurrent_batches (1)", count)
+    add(options, "--load-time SECONDS", "to load a model, with the option models", at_least_0, 0.0)
+    compared = 'other options, like "max_batch_size=64 overload=wait"; repeatable'
+    add(options, "--compare OPTIONS", compared, action="append")
     add_output_arguments(parser, "latencies, batch sizes and dispatch reasons")
 
 
@@ -164,11 +111,11 @@ def run(arguments: Namespace) -> int:
         "loads": simulation.loads,
         "priorities": {level: percentiles(latencies) for level, latencies in levels.items()},
     }
-    text = _as_text(simulation, case, handler, traffic.text, comparison.options, levels)
     if len(comparison.cases) > 1:
         data["compared"] = [case.as_data() for case in comparison.cases]
-        text = f"{text}\n\n{comparison.as_text()}"
-    show(arguments, data, text)
+    inputs = facts([("traffic", traffic.text), ("run time", _run_time_text(handler))])
+    parts = [inputs, comparison.as_text(), _by_level(levels), _overload(simulation, handler)]
+    show(arguments, data, "\n\n".join(filter(None, parts)))
     if arguments.plot is not None:
         save_plot(partial(plot, simulation), arguments.plot)
     return 0
@@ -178,21 +125,12 @@ def _handler(arguments: Namespace, recording: Recording | None) -> Linear | Meas
     if arguments.run_time is not None:
         return run_time(arguments.run_time, jitter=arguments.jitter, seed=arguments.seed)
     batcher = None if recording is None else recording.batcher
-    if batcher is None:
-        raise CommandError(
-            "give the run time of a batch of n items: --run-time 0.002+0.00005n; only "
-            "recordings of `shoal trace` contain it"
-        )
-    if batcher.is_open:
-        raise CommandError(
-            f"requests join the batches of {batcher.name} while they run, so these have no run "
-            "time by size; give one: --run-time 0.002+0.00005n"
-        )
-    measured = batcher.run_times(arguments.seed)
+    # Requests join an open batch while it runs, so it has no run time by size.
+    measured = batcher.run_times(arguments.seed) if batcher and not batcher.is_open else None
     if measured is None:
         raise CommandError(
-            f"no batch of {batcher.name} has ended while it was recorded; give the run time of a "
-            "batch of n items: --run-time 0.002+0.00005n"
+            "give the run time of a batch of n items: --run-time 0.002+0.00005n; only recordings "
+            "of `shoal trace` contain it, of batches that are closed and have ended"
         )
     return measured
 
@@ -257,64 +195,26 @@ def _levels(
     return dict(sorted(levels.items()))
 
 
-def _as_text(
-    simulation: Simulation,
-    case: Case,
-    handler: Linear | MeasuredRunTimes,
-    traffic: str,
-    options: str,
-    levels: dict[int, list[float]],
-) -> str:
-    times = _run_time_text(handler)
-    inputs = facts([("traffic", traffic), ("run time", times), ("options", options or "-")])
-    parts = [inputs, _as_facts(simulation, case)]
-    if levels:
-        rows: list[list[str]] = []
-        for level, latencies in levels.items():
-            shares = percentiles(latencies)
-            answered = sum(latency == latency for latency in latencies) / len(latencies)
-            shown = [duration(shares.get(name, math.nan)) for name in ("p50", "p99", "max")]
-            rows.append([str(level), f"{len(latencies):,}", percent(answered), *shown])
-        heads = ("priority", "requests", "answered", "p50", "p99", "max")
-        parts.append(table(heads, rows))
+def _by_level(levels: Mapping[int, Sequence[float]]) -> str:
+    rows: list[list[str]] = []
+    for level, latencies in levels.items():
+        shares = percentiles(latencies)
+        answered = sum(latency == latency for latency in latencies) / len(latencies)
+        shown = [duration(shares.get(name, math.nan)) for name in ("p50", "p99", "max")]
+        rows.append([str(level), f"{len(latencies):,}", percent(answered), *shown])
+    heads = ("priority", "requests", "answered", "p50", "p99", "max")
+    return table(heads, rows) if rows else ""
+
+
+def _overload(simulation: Simulation, handler: Linear | MeasuredRunTimes) -> str:
     most = _most_a_second(simulation, handler)
     lasted_s = simulation.arrived_at[-1] - simulation.arrived_at[0]
-    if lasted_s and most * lasted_s < len(simulation.outcomes):
-        parts.append(
-            f"The traffic exceeds the capacity of these options, {three_digits(most)} requests/s "
-            "in full batches: the queue keeps growing."
-        )
-    return "\n\n".join(parts)
-
-
-def _as_facts(simulation: Simulation, case: Case) -> str:
-    count = len(simulation.outcomes)
-    batches = len(simulation.batches)
-    ends = [
-        f"{ended:,} {outcome}" + (f" ({percent(ended / count)})" if ended < count else "")
-        for outcome, ended in case.outcomes.items()
-    ]
-    reasons = [f"{reason} {percent(some / batches)}" for reason, some in case.reasons.items()]
-    placed: list[tuple[str, str]] = []
-    if simulation.options.sticky_load_factor is not None:
-        placed = [("not on the preferred replica", percent(simulation.spilled_share))]
-    if simulation.options.models is not None:
-        placed = [("loads of models", f"{simulation.loads:,}")]
-    return facts(
-        [
-            ("requests", ", ".join(ends)),
-            ("latency", _times(case.latency)),
-            ("wait in queue", _times(case.wait)),
-            ("batches", f"{batches:,}, of {three_digits(simulation.mean_batch)} on average"),
-            ("dispatched because", ", ".join(reasons)),
-            ("handler busy", percent(simulation.busy_share)),
-            *placed,
-        ]
+    if not lasted_s or most * lasted_s >= len(simulation.outcomes):
+        return ""
+    return (
+        f"The traffic exceeds the capacity of these options, {three_digits(most)} requests/s in "
+        "full batches: the queue keeps growing."
     )
-
-
-def _times(shares: Mapping[str, float]) -> str:
-    return "  ".join(f"{name} {duration(value)}" for name, value in shares.items()) or "-"
 
 
 def _run_time_text(handler: Linear | MeasuredRunTimes) -> str:

@@ -21,6 +21,7 @@ from shoal.batching.decorator.batched import Decorated
 from shoal.commands.support.arguments import (
     add,
     add_init_arguments,
+    add_loop_argument,
     add_option_argument,
     add_output_arguments,
     count,
@@ -178,21 +179,12 @@ these run times, and print the options that meet a target.
 """
 
 _EXAMPLE: Final = """\
-  Which options answer 99% of 1,000 requests a second within 50 ms?
+  shoal tune my_module:embed --item '"a text of usual length"' --rate 1000 --p99 0.05
+  shoal tune my_module:embed --item-from my_module:random_text --rate 1000 --p99 0.05 \\
+    --plot why.png
+  shoal tune my_module:Classifier --arg large.onnx --item '"a text"' --rate 1000 --p99 0.05
 
-    shoal tune my_module:embed --item '"a text of usual length"' --rate 1000 --p99 0.05
-
-  The same with items that a function makes, and the plot that shows why:
-
-    shoal tune my_module:embed --item-from my_module:random_text --rate 1000 --p99 0.05 \\
-      --plot why.png
-
-  A class, as for a backend:
-
-    shoal tune my_module:Classifier --arg large.onnx --item '"a text"' --rate 1000 --p99 0.05
-
-  The handler takes a list: a function, decorated with @shoal.batch or not, or a class with
-  __call__. Measure on the machine where it will run, with nothing else running. The exit code is 0
+  Measure on the machine where the handler will run, with nothing else running. The exit code is 0
   if some options meet the target, 1 if none do.
 """
 
@@ -201,22 +193,11 @@ _DEFAULT_SIZE: Final = 64
 
 def add_arguments(parser: ArgumentParser) -> None:
     describe(parser, run, _DESCRIPTION, _EXAMPLE)
-    add(
-        parser,
-        "handler MODULE:HANDLER",
-        "the handler: a function, e.g. my_module:embed, or a class whose instance is "
-        "called, e.g. my_module:Classifier",
-    )
+    add(parser, "handler MODULE:HANDLER", "a function of a list, or a class with __call__")
     add_init_arguments(parser)
     target = parser.add_argument_group("target")
     add(target, "--rate R", "requests a second", more_than_0, required=True)
-    add(
-        target,
-        "--p99 SECONDS",
-        "the time within which 99%% of them must finish",
-        more_than_0,
-        required=True,
-    )
+    add(target, "--p99 SECONDS", "the time for 99%% of them", more_than_0, required=True)
     items = parser.add_argument_group(
         "items (one of these; for a handler of several parameters a JSON array of arguments, or an "
         "object)"
@@ -226,35 +207,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     add(source, "--items FILE", "a JSON array of items, in turn", Path)
     add(source, "--item-from MODULE:FUNCTION", "a function that makes an item")
     measuring = parser.add_argument_group("measuring")
-    add(
-        measuring,
-        "--max-batch-size N",
-        f"the largest size to try (the decorated handler's, or {_DEFAULT_SIZE})",
-        count,
-    )
+    largest = f"the largest size to try (the decorated handler's, or {_DEFAULT_SIZE})"
+    add(measuring, "--max-batch-size N", largest, count)
     add(measuring, "--runs N", "how many runs of each size to measure", count, 30)
-    add(
-        measuring,
-        "--limit SECONDS",
-        "stop measuring after this time, but not before 5 runs of each size",
-        more_than_0,
-        60.0,
-    )
-    add(
-        measuring,
-        "--event-loop",
-        "the event loop for an async handler",
-        default="trio",
-        choices=["trio", "asyncio"],
-    )
+    add(measuring, "--limit SECONDS", "for measuring, but not before 5 runs", more_than_0, 60.0)
+    add_loop_argument(measuring)
     simulation = parser.add_argument_group("simulation")
-    add(
-        simulation,
-        "--requests N",
-        "how many requests to simulate for each pair of options",
-        count,
-        20_000,
-    )
+    add(simulation, "--requests N", "requests for each pair of options", count, 20_000)
     add_option_argument(simulation)
     add_output_arguments(parser, "run times by size, and the p99 of all options with the target")
 

@@ -73,7 +73,7 @@ def _checked(where: str, value: Any, depth: int) -> Any:
         return [_checked(f"{where}[{at}]", item, depth + 1) for at, item in enumerate(items)]
     if type(value) is dict:
         return _mapping(where, cast("Any", value), depth)
-    raise NotDurable(f"{where} can't be kept as JSON: {value!r} is {_hint(value)}")
+    raise _not_durable(where, value)
 
 
 def _number(where: str, value: float) -> float:
@@ -88,20 +88,13 @@ def _mapping(where: str, value: dict[Any, Any], depth: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, item in value.items():
         if type(key) is not str:
-            raise NotDurable(
-                f"{where} can't be kept as JSON: its key {key!r} would come back as text; "
-                "write text for keys"
-            )
+            raise _not_durable(f"a key of {where}", key)
         found[key] = _checked(f"{where}[{key!r}]", item, depth + 1)
     return found
 
 
-def _hint(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "a tuple, which would come back as a list; write a list"
-    if callable(value):
-        return 'an object of this process; give an import path, such as "package.module:Name"'
-    return (
-        f"of type {type(value).__name__}; give numbers, text, lists and dicts, and let the code "
-        "make the rest of them"
+def _not_durable(where: str, value: object) -> NotDurable:
+    return NotDurable(
+        f"{where} can't be kept as JSON: {value!r} is of type {type(value).__name__}; write text "
+        "for keys, lists for tuples, and import paths for objects of this process"
     )

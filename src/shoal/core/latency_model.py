@@ -40,7 +40,7 @@ from itertools import accumulate, combinations
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Hashable, Iterable, Sequence
 
 _Sample = tuple[float, float]
 """The size of a batch, and how long it ran, in seconds."""
@@ -230,9 +230,8 @@ class LatencyModel:
         points = sorted((*_middle(kept), float(len(kept))) for kept in self._classes.values())
         self._largest = points[-1][0]
         self._one_size = points[0][0] if len(points) == 1 else 0
-        self._a = a = _slope(points)
-        b = _weighted_median([(seconds - a * size, weight) for size, seconds, weight in points])
-        self._b = max(b, _GRAIN_S)  # if this makes the line too high, the level is below 1
+        a, b = line_through(points)
+        self._a, self._b = a, max(b, _GRAIN_S)  # if this is too high, the level is below 1
         self._paces.clear()
         self._paces.extend([seconds / (a * size + self._b) for size, seconds in self._recent])
         if len(self._ratios) >= _FEW:
@@ -273,7 +272,13 @@ def _weighted_median(values: list[tuple[float, float]]) -> float:
     return rising[bisect_left(weights, weights[-1] / 2)][0]
 
 
-def _slope(points: list[tuple[float, float, float]]) -> float:
+def line_through(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Fits a line to sizes, times and weights; returns its slope, at least 0, and the rest."""
+    a = _slope(points)
+    return a, _weighted_median([(seconds - a * size, weight) for size, seconds, weight in points])
+
+
+def _slope(points: Sequence[tuple[float, float, float]]) -> float:
     slopes: list[tuple[float, float]] = []
     for (size, seconds, weight), (larger, more, other) in combinations(points, 2):
         if wider := larger - size:

@@ -1,7 +1,7 @@
 """The request of one call and its states, and the batch that it runs in.
 
-`TRANSITIONS` has all allowed transitions. The engine sets states without checking them, because
-this is on the hot path; the tests check every change against the table::
+The engine sets states without checking them, because this is on the hot path; the tests check every
+change against these transitions::
 
     parked ──> queued ──> running ──> finished
       │          │           ├──────> failed, declined
@@ -61,17 +61,6 @@ class State(Enum):
 
 
 _ENDS = frozenset({State.FINISHED, State.FAILED, State.DECLINED, State.CANCELLED})
-
-TRANSITIONS: Final[Mapping[State | None, frozenset[State]]] = {
-    None: frozenset({State.PARKED, State.QUEUED}),
-    State.PARKED: frozenset({State.QUEUED, State.FAILED, State.CANCELLED}),
-    State.QUEUED: frozenset({State.RUNNING, State.FAILED, State.CANCELLED}),
-    State.RUNNING: _ENDS | {State.QUEUED},  # after a `RetryLater`
-    State.FINISHED: frozenset(),
-    State.FAILED: frozenset(),
-    State.DECLINED: frozenset(),
-    State.CANCELLED: frozenset(),
-}
 
 UNDER_WAY: Final = (State.PARKED, State.QUEUED, State.RUNNING)
 _WITHOUT_RESULT: Final = _ENDS - {State.FINISHED}

@@ -86,12 +86,8 @@ class Traffic:
         """Chooses a backend with a random number from [0, 1)."""
         return self._backends[bisect_right(self._until, point)]
 
-    def choose_for(self, shard_key: str | bytes) -> str:
-        key = (
-            shard_key
-            if isinstance(shard_key, bytes)
-            else shard_key.encode("utf-8", "surrogatepass")
-        )
+    def choose_for(self, shard_key: str) -> str:
+        key = shard_key.encode("utf-8", "surrogatepass")
         best_draw, best = -math.inf, ""
         for tag in self._backends:
             draw = self.weights[tag] / -math.log(drawn(tag, key))

@@ -161,85 +161,37 @@ class Finding:
     """A reason for the size of batches; its kind is the anchor of its section on the `PAGE`."""
 
     kind: str
-    symptom: str
     evidence: str
     change: str
 
     @property
+    def symptom(self) -> str:
+        return title_of(self.kind)
+
+    @property
     def more(self) -> str:
-        return f"{title_of(self.kind)!r} on the page {PAGE!r}"
+        return f"{self.symptom!r} on the page {PAGE!r}"
 
 
-# What each kind of finding says after its title, and the change.
+# The change that each kind of finding asks for.
 FINDINGS: Final = {
-    "not-enough-traffic": (
-        "it is too early to tell.",
-        "Look again under load, or for longer: --seconds 60.",
-    ),
-    "open-batches": (
-        "requests join them while the handler runs.",
-        "Dispatch reasons say nothing here. Compare these numbers with max_batch_size.",
-    ),
-    "batches-are-full": (
-        "max_batch_size limits them.",
-        "Raise max_batch_size if `shoal tune` shows that larger batches cost less per item.",
-    ),
-    "one-request-a-batch": (
-        "the code takes one request at a time, or max_batch_size is 1.",
-        "Let the code take lists. Batched functions that it calls count in their statistics().",
-    ),
-    "costs-fill-batches": (
-        "the items cost as much as a batch may.",
-        "Raise max_batch_cost, or max_batch_size without one, if the memory allows it.",
-    ),
-    "a-smaller-limit": (
-        "an option chooses it.",
-        "Allow more latency (adaptive.p99_s), or larger sizes.",
-    ),
-    "limit": (
-        "this option decides when a batch starts.",
-        "Nothing: requests gather for as long as it takes.",
-    ),
-    "deadlines": (
-        "they dispatch batches early.",
-        "Give calls more time, or set a shorter batch_wait_timeout_s.",
-    ),
-    "flushes": (
-        "the program dispatches batches itself.",
-        "Call flush() only after the last request of a group.",
-    ),
-    "keys-divide-batches": (
-        "only requests of one key share a batch.",
-        "Use fewer keys: round lengths up, or merge rare keys.",
-    ),
-    "slots-split-batches": (
-        "several slots or replicas share the requests.",
-        "Lower max_concurrent_batches or num_replicas, unless parallel runs use more hardware.",
-    ),
-    "one-at-a-time": (
-        "requests arrive one after the other.",
-        "Send items at the same time: with map or results, or as a list in one request.",
-    ),
-    "few-callers": (
-        "each of them waits for its result.",
-        "Raise the concurrency of the clients: workers, threads, connections.",
-    ),
-    "the-wait-ends-first": (
-        "no batch is full by then.",
-        "Keep the wait if callers tolerate it and runs are expensive; else set it to 0.",
-    ),
-    "no-wait": (
-        "the handler runs again and again for few requests.",
-        "Set batch_wait_timeout_s if others share the device. It adds latency.",
-    ),
-    "as-large-as-needed": (
-        "the slots take what arrives.",
-        "Nothing. Batches grow with the traffic; a longer wait would only add latency.",
-    ),
-    "no-gain": (
-        "larger batches would cost about as much per item.",
-        "Nothing, or let the handler process its items together.",
-    ),
+    "not-enough-traffic": "Look again under load, or for longer: --seconds 60.",
+    "open-batches": "Compare these numbers with max_batch_size; dispatch reasons say nothing here.",
+    "batches-are-full": "Raise max_batch_size if `shoal tune` shows that larger batches cost less.",
+    "one-request-a-batch": "Let the code take lists, or look at what batches inside it.",
+    "costs-fill-batches": "Raise max_batch_cost, or else max_batch_size, if the memory allows it.",
+    "a-smaller-limit": "Allow more latency (adaptive.p99_s), or larger sizes.",
+    "limit": "Nothing: requests gather for as long as it takes.",
+    "deadlines": "Give calls more time, or set a shorter batch_wait_timeout_s.",
+    "flushes": "Call flush() only after the last request of a group.",
+    "keys-divide-batches": "Use fewer keys: round lengths up, or merge rare keys.",
+    "slots-split-batches": "Lower max_concurrent_batches or num_replicas, if one is enough.",
+    "one-at-a-time": "Send items at the same time: with map or results, or in one request.",
+    "few-callers": "Raise the concurrency of the clients: workers, threads, connections.",
+    "the-wait-ends-first": "Keep the wait if callers tolerate it, else set it to 0.",
+    "no-wait": "Set batch_wait_timeout_s if others share the device. It adds latency.",
+    "as-large-as-needed": "Nothing: batches grow with the traffic, and a wait would add latency.",
+    "no-gain": "Nothing, or let the handler process its items together.",
 }
 
 
@@ -248,10 +200,7 @@ def title_of(kind: str) -> str:
 
 
 def explain(figures: BatcherFigures) -> list[Finding]:
-    return [
-        Finding(kind, f"{title_of(kind)}: {FINDINGS[kind][0]}", evidence, FINDINGS[kind][1])
-        for kind, evidence in _found(figures)
-    ]
+    return [Finding(kind, evidence, FINDINGS[kind]) for kind, evidence in _found(figures)]
 
 
 def _found(one: BatcherFigures) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal.core.counters import REQUEST_OUTCOMES
+from shoal.core.latency_model import line_through
 from shoal.core.options.options import OPTIONS
 from shoal.core.request import DispatchReason
 
@@ -197,10 +198,13 @@ def measured_run_times(
 ) -> MeasuredRunTimes:
     """Fits a model to sizes and run times; the other arguments guide it for one size."""
     runs_s = _by_size(runs)
-    usual = [(size, median(times), len(times)) for size, times in runs_s.items()]
-    fixed_s, per_item_s = (
-        _line(usual) if len(usual) > 1 else _through(usual[0], fixed_s or 0.0, per_item_s or 0.0)
-    )
+    usual = [(size, median(times), float(len(times))) for size, times in runs_s.items()]
+    if len(usual) > 1:
+        per_item_s, fixed_s = line_through(usual)
+        if fixed_s < 0:
+            per_item_s, fixed_s = median(run_s / size for size, run_s, _ in usual), 0.0
+    else:
+        fixed_s, per_item_s = _through(*usual[0][:2], fixed_s or 0.0, per_item_s or 0.0)
     return MeasuredRunTimes(runs_s, fixed_s, per_item_s, seed)
 
 
@@ -216,31 +220,8 @@ def _by_size(runs: Iterable[tuple[float, float]]) -> dict[float, list[float]]:
     return {median(size for size, _ in part): [run_s for _, run_s in part] for part in parts}
 
 
-def _line(usual: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
-    """Fits a line by relative errors; returns the fixed part, and the part for each item."""
-    weighted = [(size, run_s, count / max(run_s, _LEAST_S) ** 2) for size, run_s, count in usual]
-    total = sum(weight for _, _, weight in weighted)
-    mean_size = sum(size * weight for size, _, weight in weighted) / total
-    mean_s = sum(run_s * weight for _, run_s, weight in weighted) / total
-    spread = sum(weight * (size - mean_size) ** 2 for size, _, weight in weighted)
-    slope = (
-        sum(weight * (size - mean_size) * (run_s - mean_s) for size, run_s, weight in weighted)
-        / spread
-    )
-    fixed_s = mean_s - slope * mean_size
-    if slope < 0:
-        return mean_s, 0.0
-    if fixed_s < 0:
-        squares = sum(weight * size**2 for size, _, weight in weighted)
-        return 0.0, sum(weight * size * run_s for size, run_s, weight in weighted) / squares
-    return fixed_s, slope
-
-
-def _through(
-    usual: tuple[float, float, int], fixed_s: float, per_item_s: float
-) -> tuple[float, float]:
+def _through(size: float, run_s: float, fixed_s: float, per_item_s: float) -> tuple[float, float]:
     """Scales a guess so that it fits the only size that was measured."""
-    size, run_s, _ = usual
     guessed_s = fixed_s + per_item_s * size
     if not guessed_s:
         return run_s, 0.0

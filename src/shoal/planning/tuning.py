@@ -144,7 +144,7 @@ async def _one_run(batcher: Batcher[Any], items: list[Any]) -> float:
     if batcher.fill != "closed":
         raise NotMeasured(
             f"{batcher.name} fills its batches while they run (fill={batcher.fill!r}), so there is "
-            "no run time of a batch; tune is for handlers that answer a whole batch in one run"
+            "no run time of a batch"
         )
     plain: dict[str, Any] = {**_PLAIN, "max_batch_size": len(items)}
     batcher.configure(**plain)
@@ -172,10 +172,7 @@ async def _one_run(batcher: Batcher[Any], items: list[Any]) -> float:
         raise NotMeasured(f"a batch of {len(items)} failed") from errors[0].__cause__ or errors[0]
     after = batcher.statistics().run_s
     if after.total - before.total != 1:
-        raise ValueError(
-            f"{len(items)} requests made {after.total - before.total} runs of the handler; tune is "
-            "for handlers that answer a whole batch in one run"
-        )
+        raise ValueError(f"{len(items)} requests made {after.total - before.total} runs, not one")
     return after.sum - before.sum
 
 

@@ -37,7 +37,6 @@ _LIMIT_S: Final = 10.0
 """How long NVML may take to count the GPUs."""
 
 _FINEST: Final = 1000
-_MOST_SHOWN: Final = 16
 
 
 def exact_part(wanted: float) -> Fraction:
@@ -85,9 +84,9 @@ class DeviceLedger:
 
     def shown(self) -> str:
         """Returns text such as ``"0 has a#0; 1 has a#1 (0.5) and b#0 (0.25)"``."""
-        held = [f"{device} has {_listed(by)}" for device, by in self._holders.items() if by]
-        rest = len(held) - _MOST_SHOWN
-        return "; ".join([*held[:_MOST_SHOWN], *([f"and {rest} more"] if rest > 0 else [])])
+        return "; ".join(
+            f"{device} has {_listed(by)}" for device, by in self._holders.items() if by
+        )
 
     def _free(self, device: str, without: Collection[str] = ()) -> Fraction:
         held = self._holders[device].items()
@@ -177,17 +176,12 @@ class Devices:
         return self._found
 
     def _refusal(self, asked: str) -> NotEnoughGpus:
-        ledger = self._ledger
-        count = len(ledger.devices)
-        if count == 0:
-            return NotEnoughGpus(
-                f"{asked}, and {self._source} none; {VISIBLE} in the environment of the "
-                "server names them, if it can't find them"
-            )
-        more = ", ..." if count > _MOST_SHOWN else ""
-        named = f"{count}: {', '.join(ledger.devices[:_MOST_SHOWN])}{more}"
-        taken = ledger.shown() or "nobody has any"
-        return NotEnoughGpus(f"{asked}, and {self._source} {named}; {taken}")
+        devices = self._ledger.devices
+        has = f"none; {VISIBLE} in the environment of the server names them, if it can't find them"
+        if devices:
+            taken = self._ledger.shown() or "nobody has any"
+            has = f"{len(devices)}: {', '.join(devices)}; {taken}"
+        return NotEnoughGpus(f"{asked}, and {self._source} {has}")
 
 
 def _wanted(config: BackendConfig) -> float | None:
@@ -197,4 +191,4 @@ def _wanted(config: BackendConfig) -> float | None:
 
 def _listed(holders: Mapping[str, Fraction]) -> str:
     named = [name if part == 1 else f"{name} ({float(part):.3g})" for name, part in holders.items()]
-    return " and ".join([*named[:_MOST_SHOWN], *(["others"] if len(named) > _MOST_SHOWN else [])])
+    return " and ".join(named)

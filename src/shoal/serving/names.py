@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar, cast
-from urllib.parse import unquote
 
 from shoal.errors import NoSuchName
 
@@ -28,7 +27,7 @@ PARAMETER_FORMS: Final = "{name}, {name:int}, {name:float}, {name:uuid} or {name
 
 _PARAMETER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(?::(?:str|path|int|float|uuid))?\}")
 _NAME: Final = re.compile(r"\{[A-Za-z0-9_]+(?::str)?")
-_ESCAPE: Final = re.compile(r"%[0-9A-Fa-f]{2}")
+_UNREACHABLE: Final = re.compile(r"%[0-9A-Fa-f]{2}|/\.\.?(?=/|\Z)")
 _TAG: Final = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -86,32 +85,25 @@ def checked_path(path: Any, line: str, *, may_have_parameters: bool = True) -> s
         raise ValueError(f"{path!r}: two parameters of a path can't have one name")
     if path == RESERVED or path.startswith(f"{RESERVED}/"):
         raise ValueError(f"{path!r}: the paths under {RESERVED}/ are the application's own")
-    if (why := _why_unreachable(path)) is not None:
-        raise ValueError(f"no request can reach {path!r}: {why}")
+    if path.startswith("//") or _UNREACHABLE.search(path) or not _is_text(path):
+        raise ValueError(
+            f"no request can reach {path!r}: clients and servers resolve '//', '.', '..' and "
+            "escapes such as %20 before a path is looked up; write the characters themselves"
+        )
     return path
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True
 
 
 def without_names(path: str) -> str:
     # Paths that differ only in names of parameters match the same requests.
     return _NAME.sub("{", path)
-
-
-def _why_unreachable(path: str) -> str | None:
-    """Returns why no request can have exactly this path; None if requests can have it."""
-    if path.startswith("//"):
-        return f'what follows "//" is taken for the name of a host; write "/{path.lstrip("/")}"'
-    if {".", ".."} & set(path.split("/")):
-        return 'clients take the steps "." and ".." out of a path; write it without them'
-    if escape := _ESCAPE.search(path):
-        return (
-            f"{escape[0]!r} is decoded before a path is looked up; write the character itself, "
-            f"{unquote(path)!r}"
-        )
-    try:
-        path.encode("utf-8")
-    except UnicodeEncodeError:
-        return "it holds half of a surrogate pair, which can't be encoded as UTF-8"
-    return None
 
 
 def checked_methods(methods: Any) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from shoal.errors import NotDurable
 from shoal.serving.names import DEFAULT_METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +87,44 @@ Change: TypeAlias = BackendRecord | EndpointRecord | Deleted
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredState:
+    # Both in the order of creation.
     backends: Mapping[str, BackendRecord] = field(default_factory=dict[str, BackendRecord])
     endpoints: Mapping[str, EndpointRecord] = field(default_factory=dict[str, EndpointRecord])
     # The kinds and names of what a program declares, and what was deleted.
     gone: frozenset[tuple[str, str]] = frozenset()
+
+    @classmethod
+    def of(cls, data: Any) -> DeclaredState:
+        """Makes it of what `as_data` has returned."""
+        backends, endpoints = data["backends"], data["endpoints"]
+        return cls(
+            backends={tag: BackendRecord(tag=tag, **body) for tag, body in backends.items()},
+            endpoints={name: EndpointRecord.of(name, body) for name, body in endpoints.items()},
+            gone=frozenset((kind, name) for kind, name in data["gone"]),
+        )
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "backends": {tag: one.body() for tag, one in self.backends.items()},
+            "endpoints": {name: one.body() for name, one in self.endpoints.items()},
+            "gone": sorted(self.gone),
+        }
+
+    def changed(self, changes: Iterable[Change]) -> DeclaredState:
+        backends, endpoints, gone = dict(self.backends), dict(self.endpoints), set(self.gone)
+        for change in changes:
+            match change:
+                case BackendRecord():
+                    backends[change.tag] = change
+                    gone.discard(("backend", change.tag))
+                case EndpointRecord():
+                    endpoints[change.name] = change
+                    gone.discard(("endpoint", change.name))
+                case Deleted(kind, name, is_declared):
+                    (backends if kind == "backend" else endpoints).pop(name, None)
+                    if is_declared:
+                        gone.add((kind, name))
+        return DeclaredState(backends=backends, endpoints=endpoints, gone=frozenset(gone))
 
 
 def _without(record: dict[str, Any], key: str) -> dict[str, Any]:

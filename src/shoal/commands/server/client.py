@@ -14,7 +14,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
 
@@ -166,44 +166,39 @@ def add_server_arguments(parser: ArgumentParser) -> None:
     server = parser.add_argument_group("server")
     which = server.add_mutually_exclusive_group()
     add_name_argument(which)
-    add(
-        which,
-        "--url URL",
-        "the server's URL instead of its name: http://host:port or unix:/path/of.sock",
-    )
+    add(which, "--url URL", "its URL instead: http://host:port or unix:/path/of.sock")
     add_token_argument(server, "a file with the operator's token, for a server that requires one")
     add_json_argument(parser)
 
 
-def add_verb(
-    commands: Any,
-    name: str,
-    run: Callable[[Namespace], int],
-    description: str,
-    example: str,
-    *named: tuple[str, str],
-) -> ArgumentParser:
-    """Adds a command; `named` are the forms and summaries of what it names, such as a backend."""
-    parser: ArgumentParser = commands.add_parser(
-        name, help=description.replace("%", "%%"), allow_abbrev=False
-    )
-    describe(parser, run, description, example)
-    add_server_arguments(parser)
-    for form, summary in named:
-        add(parser, form, summary)
-    return parser
+def add_family(
+    parser: ArgumentParser, description: str, examples: str
+) -> Callable[..., ArgumentParser]:
+    """Returns a function that adds a command, such as ``list`` of ``shoal backends list``."""
+    describe(parser, None, description, examples)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add_verb(
+        name: str, run: Callable[[Namespace], int], about: str, *named: tuple[str, str]
+    ) -> ArgumentParser:
+        # `named` are the forms and summaries of what it names, such as a backend.
+        verb = commands.add_parser(name, help=about.replace("%", "%%"), allow_abbrev=False)
+        describe(verb, run, about, examples)
+        add_server_arguments(verb)
+        for form, summary in named:
+            add(verb, form, summary)
+        return verb
+
+    return add_verb
 
 
 def change(
-    verb: Callable[[RemoteClient, Namespace], Awaitable[object]],
-    done: str,
-    waits_for: str = "the server to answer",
+    verb: Callable[[RemoteClient, Namespace], Awaitable[object]], done: str
 ) -> Callable[[Namespace], int]:
-    """Returns a command that changes the server; its texts have names of its arguments."""
+    """Returns a command that changes the server; its text has names of its arguments."""
 
     def run(arguments: Namespace) -> int:
-        waits = waits_for.format_map(vars(arguments))
-        ask(arguments, lambda client: verb(client, arguments), waits_for=waits)
+        ask(arguments, lambda client: verb(client, arguments))
         return confirm(arguments, done.format_map(vars(arguments)))
 
     return run
@@ -254,15 +249,9 @@ async def _show_wait(waits_for: str) -> None:
 
 
 def _not_there(arguments: Namespace, url: str) -> CommandError:
-    if arguments.url is not None:
-        return CommandError(
-            f"no server answers at {url}; start one with `shoal start`, or with "
-            "`shoal serve my_module:app`",
-            1,
-        )
-    flag = ServerLocation.of(arguments.name).flag
+    flag = "" if arguments.name == "default" else f" --name {arguments.name}"
     return CommandError(
-        f"no server named {arguments.name!r} runs here; start one with "
-        f"`shoal start --detach{flag}`, or give its URL with --url",
+        f"no server answers at {url}; start one with `shoal start --detach{flag}`, or name another "
+        "with --name or --url",
         1,
     )

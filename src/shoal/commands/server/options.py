@@ -34,63 +34,31 @@ def add_server_options(parser: ArgumentParser) -> None:
     summaries = summaries_of(HttpOptions)
     for name, one in FLAGGED.items():
         _add_flag(parser, name, one, summaries.get(name, ""))
-    add(
-        parser,
-        "--event-loop",
-        "event loop: trio, or asyncio for code that needs it, with uvloop if that is "
-        "installed (trio)",
-        choices=get_args(EventLoopName),
-    )
+    loop = "trio, or asyncio, with uvloop if that is installed (trio)"
+    add(parser, "--event-loop", loop, choices=get_args(EventLoopName))
     add(
         parser,
         "--server",
-        "the HTTP server: Shoal's own, or an unmodified Hypercorn (shoal)",
+        "Shoal's own, or stock Hypercorn (shoal)",
         choices=get_args(Server),
     )
-    add(
-        parser,
-        "--workers N",
-        'start N HTTP processes that share the same batches; "auto" starts one for each other '
-        "core (none)",
-        _workers,
-    )
-    add(
-        parser,
-        "--log-level",
-        "level of the log on stderr",
-        default="info",
-        choices=["debug", "info", "warning", "error", "critical"],
-    )
-    add(
-        parser,
-        "--log-format",
-        "format of the log on stderr: text, or one JSON object per line",
-        default="text",
-        choices=LOG_FORMATS,
-    )
+    workers = 'HTTP processes that share the same batches; "auto": one for each other core (none)'
+    add(parser, "--workers N", workers, _workers)
+    levels = ["debug", "info", "warning", "error", "critical"]
+    add(parser, "--log-level", "level of the log on stderr", default="info", choices=levels)
+    form = "format of the log on stderr: text, or one JSON object per line"
+    add(parser, "--log-format", form, default="text", choices=LOG_FORMATS)
     add(
         parser,
         "--otel",
-        "export traces over OTLP, configured with OpenTelemetry's environment variables (OTEL_...)",
+        "export traces over OTLP, configured with the variables OTEL_...",
     )
     operator = parser.add_argument_group("for the operator")
-    add(
-        operator,
-        "--state FILE",
-        "store changes made at run time in this file, and restore them from it",
-        Path,
-    )
-    add_token_argument(
-        operator, "a file with a token; the port then has the admin API, for clients with the token"
-    )
-    add(
-        operator,
-        "--allow-module MODULE",
-        "a module, with its submodules, that backends created at run time may be imported "
-        "from; * for any; repeatable (none)",
-        action="append",
-        dest="allowed_modules",
-    )
+    add(operator, "--state FILE", "store changes made at run time, and restore them", Path)
+    about = "a file with a token; the port then has the admin API, for clients with the token"
+    add_token_argument(operator, about)
+    module = "a module, with submodules, for backends created at run time; * for any; repeatable"
+    add(operator, "--allow-module MODULE", module, action="append", dest="allowed_modules")
 
 
 def _workers(text: str) -> Workers:

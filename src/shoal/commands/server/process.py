@@ -86,16 +86,19 @@ class ServerProcess:
 
     def to_its_end(self) -> int:
         """Serves until a signal or the operator ends the process; returns the exit code."""
-        options = self.options
-        needs_one = self.state or options.admin_socket or options.token or options.model_server
-        if needs_one and self.shoals is None:
+        options, app = self.options, self.shoals
+        need_one = {
+            "--state": self.state,
+            "--admin-socket": options.admin_socket,
+            "--token-file": options.token,
+            "--model-server": options.model_server,
+            "--otel": self.otel,
+            "the socket named admin from systemd": self.passed.admin,
+        }
+        if app is None and any(need_one.values()):
+            named = ", ".join(name for name, given in need_one.items() if given)
             raise CommandError(
-                f"{self.spec} is not a shoal.App; leave out --state, --admin-socket, --token-file "
-                "and --model-server, which need one"
-            )
-        if self.passed.admin is not None and self.shoals is None:
-            raise CommandError(
-                f"{self.spec} is not a shoal.App, which the socket named admin from systemd needs"
+                f"{self.spec} is not a shoal.App; leave out {named}, for which it must be one"
             )
         if self.workers is not None and len(self.passed.public) > 1:
             raise CommandError(
@@ -103,11 +106,6 @@ class ServerProcess:
                 "serves one: pass one, or name one address, or leave --workers out"
             )
         write_logs(self.log_level, self.log_format, options)
-        app = self.shoals
-        if self.otel and app is None:
-            raise CommandError(
-                f"{type(self.app).__name__} is not a shoal.App; leave out --otel, which needs one"
-            )
         with nullcontext() if app is None or not self.otel else _exported(app):
             if self.state is not None and app is not None:
                 _open_state(app, self.state, options)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import threading
 from argparse import (
-    Action,
-    ArgumentError,
     ArgumentParser,
     ArgumentTypeError,
     Namespace,
@@ -17,14 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from shoal.commands.support.output import CommandError
-from shoal.core.options.names import nearest
+from shoal.core.options.names import suggested
 from shoal.core.options.option import checked_token
 from shoal.serving.names import TAG_FORM, is_tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from _typeshed import SupportsWrite
 
 
 def add(
@@ -75,12 +71,8 @@ def token_of(arguments: Namespace) -> str | None:
 
 
 def add_init_arguments(parser: ArgumentParser) -> None:
-    add(
-        parser,
-        "--arg VALUE",
-        "an argument for the class, like large.onnx or 3; repeatable",
-        action="append",
-    )
+    summary = "an argument for the class, like large.onnx or 3; repeatable"
+    add(parser, "--arg VALUE", summary, action="append")
     add_kwarg_argument(parser, "an argument for the class by name, like threads=4; repeatable")
 
 
@@ -89,12 +81,12 @@ def add_kwarg_argument(parser: ArgumentParser, summary: str) -> None:
 
 
 def add_option_argument(group: Any) -> None:
-    add(
-        group,
-        "--option KEY=VALUE",
-        "an option of the batcher, like max_batch_size=64 or overload=wait; repeatable",
-        action="append",
-    )
+    summary = "an option of the batcher, like max_batch_size=64 or overload=wait; repeatable"
+    add(group, "--option KEY=VALUE", summary, action="append")
+
+
+def add_loop_argument(group: Any) -> None:
+    add(group, "--event-loop", "the event loop", default="trio", choices=["trio", "asyncio"])
 
 
 def add_output_arguments(parser: ArgumentParser, shown: str) -> None:
@@ -134,7 +126,7 @@ at_least_0: Final = _number("a number from 0 on", lambda found: 0 <= found < mat
 
 
 class CommandParser(ArgumentParser):
-    """Accepts options anywhere among positional arguments, and suggests for typos."""
+    """Accepts options anywhere among positional arguments, and suggests options for typos."""
 
     # A plain `ArgumentParser` ends an argument with ``nargs="*"`` at the first option after it. In
     # ``create small my:Code --arg 3 retries=1`` the last word would be an unknown argument.
@@ -162,41 +154,19 @@ class CommandParser(ArgumentParser):
         """Prints the error and points to ``--help``: a command's usage fills a screen."""
         self.exit(2, f"{self.prog}: error: {message}\nsee {self.prog} --help\n")
 
-    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        # As in CPython from 3.11.4 on: a reader of the help may close the pipe.
-        with suppress(OSError):
-            super()._print_message(message, file)
-
     def _check_first(self, args: Any) -> None:
         # Otherwise the error would be that a command is missing, or that the option's value is not
         # a command.
         first = str(args[0]).partition("=")[0] if args else ""
         known = [name for action in self._actions for name in action.option_strings]
         if first.startswith("-") and first not in known:
-            hint = _did_you_mean(first, known) or "; write options after the command"
-            self.error(f"unrecognized arguments: {args[0]}{hint}")
-
-    def _check_value(self, action: Action, value: Any) -> None:
-        try:
-            super()._check_value(action, value)
-        except ArgumentError as error:
-            hint = _did_you_mean(value, [str(one) for one in action.choices or ()])
-            raise ArgumentError(action, f"{error.message}{hint}") from None
+            self.error(f"unrecognized arguments: {args[0]}; write options after the command")
 
     def _suggestion(self, unknown: list[str]) -> str:
         known = [name for action in self._actions for name in action.option_strings]
         options = [one.partition("=")[0] for one in unknown if one.startswith("--")]
-        return _did_you_mean(options[0], known) if options else ""
-
-
-def _did_you_mean(given: object, known: list[str]) -> str:
-    near = nearest(given, known)
-    return "" if near is None else f"; did you mean {near!r}?"
-
-
-def add_family(parser: ArgumentParser, description: str, example: str) -> Any:
-    describe(parser, None, description, example)
-    return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+        hint = suggested(options[0], known) if options else None
+        return "" if hint is None else f"; {hint}"
 
 
 def describe(

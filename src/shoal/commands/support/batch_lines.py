@@ -10,17 +10,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from importlib import import_module
 from inspect import Parameter, Signature
 from itertools import islice
-from queue import Empty, Queue
-from threading import Thread
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 from uuid import uuid4
 
 import anyio
-import anyio.to_thread
 
 from shoal.batching.batcher import Batcher
 from shoal.commands.support.output import CommandError
@@ -215,53 +213,20 @@ class Input(NamedTuple):
     """Lines of JSON, or values of rows; `NOT_YET` where the next one is not there yet."""
 
     lines: Iterator[Any]
-    total: int | None
+    total: int | None = None
     """How many there are; None if that is not known."""
-    pipe: Pipe | None = None
-
-
-class Pipe:
-    """The lines of a pipe, read in a thread, since whoever writes it may take any time."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._blocks: Queue[list[bytes] | None] = Queue(16)
-        self._next: list[bytes] | None = []
-        # A daemon: reading can't be stopped, and must not keep the process.
-        Thread(target=self._read, daemon=True).start()
-
-    def lines(self) -> Iterator[Any]:
-        while self._next is not None:
-            yield from self._next
-            try:
-                self._next = self._blocks.get_nowait()
-            except Empty:
-                self._next = []
-                yield NOT_YET
-
-    async def wait(self) -> None:
-        """Waits for the next lines, or the end; lines that were waited for must be taken."""
-        self._next = await anyio.to_thread.run_sync(self._blocks.get, abandon_on_cancel=True)
-
-    def _read(self) -> None:
-        rest = b""
-        while block := os.read(self._descriptor, _BLOCK_BYTES):
-            *lines, rest = (rest + block).split(b"\n")
-            if lines:
-                self._blocks.put(lines)
-        if rest:
-            self._blocks.put([rest])
-        self._blocks.put(None)
+    pipe: int | None = None
+    """The descriptor of a pipe; None for a file, which can be read again."""
 
 
 @contextmanager
 def open_lines(path: Path) -> Generator[Input]:
     if str(path) == "-":
-        yield _of_pipe(0)
+        yield Input(_lines_of_pipe(0), pipe=0)
         return
     with path.open("rb") as file:
         if not path.is_file():
-            yield _of_pipe(file.fileno())
+            yield Input(_lines_of_pipe(file.fileno()), pipe=file.fileno())
             return
         total, end = _whole_lines(file)
         total += file.seek(0, os.SEEK_END) > end  # the last line may have no end
@@ -269,9 +234,18 @@ def open_lines(path: Path) -> Generator[Input]:
         yield Input(file, total)
 
 
-def _of_pipe(descriptor: int) -> Input:
-    pipe = Pipe(descriptor)
-    return Input(pipe.lines(), None, pipe)
+def _lines_of_pipe(descriptor: int) -> Iterator[Any]:
+    rest = b""
+    while True:
+        if not select.select([descriptor], [], [], 0)[0]:
+            yield NOT_YET
+            continue
+        if not (block := os.read(descriptor, _BLOCK_BYTES)):
+            break
+        *lines, rest = (rest + block).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
 
 
 @contextmanager

@@ -36,8 +36,11 @@ def application_of(spec: str) -> ASGIApp:
     if spec.endswith(".toml"):
         return _of_file(spec)
     found = _of_module_file(spec) if spec.endswith(".py") else named(spec, "my_module:app")
-    if (flaw := _flaw(found)) is not None:
-        raise CommandError(f"{spec} is not an ASGI application: {flaw}")
+    if not _takes_scopes(found):
+        raise CommandError(
+            f"{spec} is not an ASGI application, but {found!r:.80}; to serve functions or classes, "
+            "declare them in one: app = shoal.App(), and app.endpoint(...)"
+        )
     return cast("ASGIApp", found)
 
 
@@ -181,21 +184,13 @@ def _module_of(name: str) -> str:
     return ".".join(parts)
 
 
-def _flaw(app: object) -> str | None:
-    if inspect.isclass(app):
-        return (
-            f"it is the class {app.__qualname__}; name an instance of it. To serve a model, "
-            "declare it in an application: app = shoal.App(), and app.endpoint(...) on the class"
-        )
-    if not callable(app):
-        return f"{type(app).__qualname__} objects can't be called"
+def _takes_scopes(app: object) -> bool:
+    if inspect.isclass(app) or not callable(app):
+        return False
     try:
         read_signature(app).bind(None, None, None)
     except TypeError:
-        return (
-            "it does not take (scope, receive, send). To serve a function, declare it in an "
-            "application: app = shoal.App(), and app.endpoint(...) on the function"
-        )
+        return False
     except ValueError:
         pass  # some callables have no signature; a mistake shows when it is served
-    return None
+    return True

@@ -109,7 +109,7 @@ def indented(text: str) -> str:
     return printable(text).replace("\n", "\n  ")
 
 
-_FIGURE: Final = re.compile(r"\d[\d,.]*(e[+-]\d+)?( ?(%|s|ms|µs|B|kiB|MiB|GiB))?")
+_FIGURE: Final = re.compile(r"\d[\d,.]*(e[+-]\d+)?( ?(%|s|ms|µs|MiB))?")
 _NONE: Final = "-"
 
 
@@ -143,12 +143,8 @@ def confirm(arguments: Namespace, done: str) -> int:
 def save_plot(draw: Callable[[Path], None], path: Path) -> None:
     try:
         draw(path)
-    except ImportError as error:
-        raise CommandError(str(error)) from None
-    except ValueError as error:
-        raise CommandError(f"no plot in {path}: {error}") from None
-    except OSError as error:
-        raise CommandError(f"can't write {path}: {error.strerror}") from None
+    except (ImportError, ValueError, OSError) as error:
+        raise CommandError(f"no plot in {path}: {in_one_line(error)}") from None
     say(f"Saved {path}")
 
 
@@ -238,16 +234,6 @@ def endpoints_listed(endpoints: Iterable[EndpointStatus]) -> str:
     return table((*heads, "FAILED OR REFUSED"), rows)
 
 
-def traffic_listed(endpoints: Iterable[EndpointStatus]) -> str:
-    rows = [
-        (one.name, one.route, tag, share)
-        for one in endpoints
-        for tag, share in [(tag, _percent(share)) for tag, share in one.traffic.items()]
-        or [("held until traffic is set", _NONE)]
-    ]
-    return table(("ENDPOINT", "ROUTE", "BACKEND", "SHARE"), rows)
-
-
 def shadows_listed(endpoints: Iterable[EndpointStatus]) -> str:
     rows = [
         (
@@ -283,10 +269,4 @@ def _percent(share: float) -> str:
 
 
 def _size(size: int | None) -> str | None:
-    if size is None:
-        return None
-    for unit in ("B", "kiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size //= 1024
-    return f"{size:,} GiB"
+    return None if size is None else f"{size / 2**20:,.0f} MiB"

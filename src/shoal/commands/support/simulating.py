@@ -45,7 +45,7 @@ class Comparison:
         load_s: float,
     ) -> None:
         # `pairs` are the given options; recorded options apply where none is given. Afterwards
-        # `simulation` and `options` are those of the given options.
+        # `simulation` is that of the given options.
         self.cases: list[Case] = []
         self._traffic = traffic
         self._handler = handler
@@ -68,33 +68,27 @@ class Comparison:
             # What was recorded are the batches of all replicas.
             if (slots := self._today.get("max_concurrent_batches")) is not None:
                 self._today["max_concurrent_batches"] = max(1, slots // (replicas or 1))
-            self.cases.append(Case.recorded(batcher, _written(self._today) or "all defaults"))
+            self.cases.append(Case.recorded(batcher, _written(self._today)))
         self._base = {**self._today, **pairs}
         if recording is not None:
             self._remark_on(recording)
         if batcher is None:
-            self.options = ", ".join(keywords(_plain(pairs)))
-            self.simulation = self._simulate("these options", pairs, self.options or "all defaults")
+            self.simulation = self._simulate("these options", pairs, _listed(pairs))
             return
-        self.options = _written(self._today)
-        self.simulation = self._simulate("today", self._today, self.options)
+        self.simulation = self._simulate("today", self._today, _written(self._today))
         if pairs:
-            self.options = ", ".join(keywords(_plain(pairs)))
-            self.simulation = self._simulate(next(self._letters), self._base, self.options)
+            self.simulation = self._simulate(next(self._letters), self._base, _listed(pairs))
 
     def add(self, pairs: Mapping[str, Any]) -> None:
         """Simulates other options, on top of the given options."""
         name = next(self._letters, None)
         if name is None:
             raise CommandError(f"at most {len(_NAMES)} cases can be compared")
-        options = ", ".join(keywords(_plain(pairs)))
-        self._simulate(name, {**self._base, **pairs}, options)
+        self._simulate(name, {**self._base, **pairs}, _listed(pairs))
 
     def as_text(self) -> str:
         rows = [(name, *texts) for name, texts in rows_of(self.cases)]
-        options = [
-            f"{case.name}: {case.options}" for case in self.cases if case.name not in _UNNAMED
-        ]
+        options = [f"{case.name}: {case.options}" for case in self.cases]
         heads = ("compared", *(case.name for case in self.cases))
         parts = [table(heads, rows), "\n".join(options), "\n".join(self.remarks)]
         return "\n\n".join(filter(None, parts))
@@ -152,9 +146,6 @@ class Comparison:
             self._remarks.append(f"{some} had not finished when the recording ended: left out.")
 
 
-_UNNAMED: Final = frozenset({"recorded", "today", "these options"})
-
-
 def _use_items(recording: Recording, pairs: dict[str, Any]) -> None:
     if "cost" in recording.columns:
         pairs["batch_size_fn"] = _cost
@@ -175,15 +166,14 @@ def _bucket(item: Item | None) -> str | None:
     return None if item is None else item.bucket
 
 
-def _plain(pairs: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: one for name, one in pairs.items() if not OPTIONS[name].is_function}
+def _listed(pairs: Mapping[str, Any]) -> str:
+    plain = {name: one for name, one in pairs.items() if not OPTIONS[name].is_function}
+    return ", ".join(keywords(plain)) or "all defaults"
 
 
 def _written(pairs: Mapping[str, Any]) -> str:
     usual = BatchOptions()
-    return ", ".join(
-        keywords({name: one for name, one in pairs.items() if one != getattr(usual, name)})
-    )
+    return _listed({name: one for name, one in pairs.items() if one != getattr(usual, name)})
 
 
 @dataclass(frozen=True)
@@ -198,9 +188,12 @@ class Case:
     sizes: Sequence[int]  # of each batch
     reasons: Mapping[DispatchReason, int]  # number of batches
     busy_share: float  # the part of the time that slots were busy, 0 to 1; NaN if not known
+    spilled_share: float = math.nan  # of a simulation with shard keys
+    loads: int | None = None  # of models, in a simulation with models
 
     @classmethod
     def simulated(cls, name: str, options: str, simulation: Simulation) -> Case:
+        has_no_homes = simulation.options.sticky_load_factor is None
         return cls(
             name,
             options,
@@ -210,6 +203,8 @@ class Case:
             [len(batch.requests) for batch in simulation.batches],
             {reason: count for reason, count in simulation.reasons.items() if count},
             simulation.busy_share,
+            math.nan if has_no_homes else simulation.spilled_share,
+            None if simulation.options.models is None else simulation.loads,
         )
 
     @classmethod
@@ -283,6 +278,11 @@ def rows_of(cases: Sequence[Case]) -> list[tuple[str, list[str]]]:
         ("mean batch", [three_digits(case.mean_batch) for case in cases]),
         ("handler busy", [_share(case.busy_share) for case in cases]),
     ]
+    if any(case.loads is not None for case in cases):
+        loads = ["-" if case.loads is None else f"{case.loads:,}" for case in cases]
+        rows.append(("loads of models", loads))
+    if not all(math.isnan(case.spilled_share) for case in cases):
+        rows.append(("not on the preferred replica", [_share(one.spilled_share) for one in cases]))
     for reason in DispatchReason:
         if any(case.reasons.get(reason) for case in cases):
             shares = [

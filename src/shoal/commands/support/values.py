@@ -25,22 +25,19 @@ if TYPE_CHECKING:
 
 
 _OPENING: Final = ("[", "{", '"', "'")
-_OPTION: Final = "an option is written KEY=VALUE, like num_replicas=2"
-_BATCH_OPTION: Final = "an option is written KEY=VALUE, like priority_levels=3"
-_KWARG: Final = "--kwarg is written KEY=VALUE, like threads=4"
 _NUMBER: Final = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?"
 _PER_ITEM: Final = re.compile(rf"({_NUMBER})?\*?n")
 _FIXED: Final = re.compile(rf"({_NUMBER})s?")
 
 
-def config_of(texts: Sequence[str], form: str = _OPTION) -> dict[str, Any]:
+def config_of(texts: Sequence[str]) -> dict[str, Any]:
     """Parses KEY=VALUE options; a dotted key names a value in a table."""
     found: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         *tables, name = key.strip().split(".")
         if not equals or not all((*tables, name)):
-            raise CommandError(f"{form}, not {text!r}")
+            raise CommandError(f"an option is written KEY=VALUE, like num_replicas=2, not {text!r}")
         within = found
         for table in tables:
             inner = within.setdefault(table, {})
@@ -54,7 +51,7 @@ def config_of(texts: Sequence[str], form: str = _OPTION) -> dict[str, Any]:
 
 
 def kwargs_of(arguments: Namespace) -> dict[str, Any]:
-    return config_of(arguments.kwarg, _KWARG)
+    return config_of(arguments.kwarg)
 
 
 def init_arguments_of(arguments: Namespace) -> tuple[list[Any], dict[str, Any]]:
@@ -64,7 +61,7 @@ def init_arguments_of(arguments: Namespace) -> tuple[list[Any], dict[str, Any]]:
 def option_pairs(texts: Sequence[str]) -> dict[str, Any]:
     """Parses and checks KEY=VALUE options of a batcher."""
     pairs: dict[str, Any] = {}
-    for name, value in config_of(texts, _BATCH_OPTION).items():
+    for name, value in config_of(texts).items():
         option = OPTIONS.get(name)
         if option is None:
             raise CommandError(str(unknown_option("a batcher", name, OPTIONS)))

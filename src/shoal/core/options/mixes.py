@@ -52,103 +52,51 @@ def _sheds(options: Options) -> bool:
     return options.overload in ("shed_oldest", "shed_lowest")
 
 
-_SIZES: Final = "there is nothing to pad to; pass allowed_batch_sizes=(8, 16, 32)"
+_PADS: Final = "there is nothing to pad to; pass allowed_batch_sizes=(8, 16, 32)"
 _SUMS: Final = "the sizes are sums of costs, and the largest is max_batch_size"
 _BOTH: Final = "what is split must be joined again; pass both"
+_COST: Final = "without it each item costs 1; pass batch_size_fn=(item) -> cost"
 _SHARED: Final = "a large item has several requests, which equal calls can't share"
+_WAIT: Final = "the wait is chosen against the target; leave batch_wait_timeout_s out"
+_SOME: Final = "an idle slot takes only some of the requests, so what can start now depends on them"
 
 _REFUSED: Final[tuple[Mix, ...]] = (
-    _with(
-        "allowed_batch_sizes",
-        "preferred_batch_sizes",
-        "one sets which sizes a batch may have and the other which it should have; "
-        "pass the allowed sizes only",
-    ),
-    _with(
-        "adaptive",
-        "allowed_batch_sizes",
-        "the run times of padded batches rise in steps, but the latency model is linear",
-    ),
+    _with("allowed_batch_sizes", "preferred_batch_sizes", "pass the allowed sizes only"),
+    _with("adaptive", "allowed_batch_sizes", "the run times of padded batches rise in steps"),
     _with("adaptive", "preferred_batch_sizes", "both choose the size of a batch"),
     _with("adaptive", "idle_timeout_s", "both choose how long a batch waits"),
-    (
-        "adaptive",
-        "queue_policies",
-        "the wait is chosen against the target; leave batch_wait_timeout_s out of the policies",
-        lambda o: is_set(o, "adaptive") and sets_windows(o),
-    ),
-    _with(
-        "adaptive",
-        "batch_wait_timeout_s",
-        "the wait is chosen against the target; leave batch_wait_timeout_s out",
-    ),
+    _with("adaptive", "batch_wait_timeout_s", _WAIT),
+    ("adaptive", "queue_policies", _WAIT, lambda o: is_set(o, "adaptive") and sets_windows(o)),
     _with(
         "allowed_batch_sizes",
         "batch_size_fn",
         "padding must have a certain cost, so you have to make it: pass pad=(items, n) -> items",
         unless="pad",
     ),
-    _without(
-        "max_batch_cost",
-        "batch_size_fn",
-        "without it each request costs 1; pass batch_size_fn=(item) -> cost, or max_batch_size",
-    ),
+    _without("max_batch_cost", "batch_size_fn", _COST),
     _with("max_batch_cost", "allowed_batch_sizes", _SUMS),
     _with("max_batch_cost", "preferred_batch_sizes", _SUMS),
-    _without("pad", "allowed_batch_sizes", _SIZES),
-    _without("padding", "allowed_batch_sizes", _SIZES),
+    _without("pad", "allowed_batch_sizes", _PADS),
+    _without("padding", "allowed_batch_sizes", _PADS),
     _without("split", "join", _BOTH),
     _without("join", "split", _BOTH),
-    _without(
-        "split",
-        "batch_size_fn",
-        "only the cost of an item says that it is too large; pass batch_size_fn=(item) -> cost",
-    ),
+    _without("split", "batch_size_fn", _COST),
     _with("dedupe", "split", _SHARED),
     _with("cache", "split", _SHARED),
-    _without(
-        "priority_mixing",
-        "priority_levels",
-        "there is only one level; pass priority_levels=2 or more",
-    ),
+    _without("priority_mixing", "priority_levels", "there is only one level"),
     (
         "overload",
         "max_queued_requests",
-        "an unbounded queue is never full; pass a bound, such as max_queued_requests=1000",
-        lambda o: _sheds(o) and o.max_queued_requests is None,
-    ),
-    (
-        "overload",
-        "max_queued_requests",
-        "a queue without places has no request to shed; pass max_queued_requests=1 or more",
-        lambda o: _sheds(o) and o.max_queued_requests == 0,
-    ),
-    _with_no_places(
-        "bucket_by",
-        "an idle slot takes one key's requests, so how many can start now depends on their keys",
-    ),
-    _with_no_places(
-        "priority_mixing",
-        "an idle slot takes one level's requests, so what can start now depends on their levels",
+        "an unbounded queue and one without places shed nothing; pass max_queued_requests=1000",
+        lambda o: _sheds(o) and not o.max_queued_requests,
     ),
     _with("models", "sticky_load_factor", "both choose the replica of a request"),
-    _with_no_places(
-        "models",
-        "a replica takes one model's requests, so how many can start now depends on their models",
-    ),
-    _with_no_places(
-        "sticky_load_factor",
-        "a replica takes its own keys' requests, so how many can start now depends on their keys",
-    ),
-    _with_no_places(
-        "limit",
-        "a batch that waits for the limit waits in the queue; pass max_queued_requests=1 or more",
-    ),
-    _with(
-        "isolate_errors",
-        "limit",
-        "parts of a failed batch run again at once, beyond any limit",
-    ),
+    _with_no_places("bucket_by", _SOME),
+    _with_no_places("priority_mixing", _SOME),
+    _with_no_places("models", _SOME),
+    _with_no_places("sticky_load_factor", _SOME),
+    _with_no_places("limit", "a batch that waits for the limit waits in the queue"),
+    _with("isolate_errors", "limit", "parts of a failed batch run again at once, beyond any limit"),
     *(
         _with("policy", other, "the policy alone decides how batches are formed")
         for other in (

@@ -60,8 +60,6 @@ if TYPE_CHECKING:
 _GAPS: Final = 128
 # Every fourth of the sorted gaps is considered as a wait.
 _STEP: Final = 4
-# The gaps are sorted again after this many new ones.
-_STALE: Final = 8
 _AND_MORE: Final = 2.0
 # If the largest batch with its first request in time is below this part of the steady size, it is
 # too small to be worth it.
@@ -88,12 +86,6 @@ class AdaptiveRule:
         self._ended: int = 0
         self._ended_at = _NEVER
         self._gaps: deque[float] = deque(maxlen=_GAPS)
-        # The sorted gaps; the sums of the first 0, 1, 2... of them; for each gap as a limit on the
-        # wait, the total wait over all gaps; and the number of gaps added since.
-        self._rising: list[float] = []
-        self._sums: list[float] = [0.0]
-        self._waited_s: list[float] = []
-        self._fresh = 0
 
     def arrived(self, now: float) -> None:
         """Records an arrival, whether a slot is free or not; times must not decrease."""
@@ -103,7 +95,6 @@ class AdaptiveRule:
         if since != _NEVER:
             # A parked request arrived before it was admitted, so the gap may be negative.
             self._gaps.append(max(0.0, now - since))
-            self._fresh += 1
         self._last_arrival = now
 
     def limit(self, waiting: float = 0) -> float:
@@ -170,26 +161,17 @@ class AdaptiveRule:
         # `saves_s` is the time saved by a request that arrives now, minus the loss of the others.
         if saves_s <= 0:
             return 0.0
-        if self._fresh >= _STALE or not self._rising:
-            self._order_gaps()
-        rising, waited_s = self._rising, self._waited_s
+        rising = sorted(self._gaps)
+        sums = list(accumulate(rising, initial=0.0))
         passed = passed_s / _AND_MORE
         # The current gap is longer than what has passed, so shorter gaps do not count.
         first = bisect_right(rising, passed)
-        spent_s = self._sums[first] + passed * (len(rising) - first)
+        spent_s = sums[first] + passed * (len(rising) - first)
         best, best_gain = 0.0, 0.0
         for last in range(len(rising) - 1, first - 1, -_STEP):
-            gain = (last + 1 - first) * saves_s - (many + 1) * (waited_s[last] - spent_s)
+            # The total wait over all gaps, if none lasts longer than this one.
+            waited_s = sums[last + 1] + rising[last] * (len(rising) - 1 - last)
+            gain = (last + 1 - first) * saves_s - (many + 1) * (waited_s - spent_s)
             if gain > best_gain:
                 best, best_gain = rising[last], gain
         return best * _AND_MORE
-
-    def _order_gaps(self) -> None:
-        self._fresh = 0
-        self._rising = rising = sorted(self._gaps)
-        self._sums = list(accumulate(rising, initial=0.0))
-        beyond = range(len(rising) - 1, -1, -1)
-        self._waited_s = [
-            within + gap * more
-            for gap, within, more in zip(rising, self._sums[1:], beyond, strict=True)
-        ]

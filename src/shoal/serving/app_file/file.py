@@ -128,14 +128,17 @@ def _backend(flaws: Flaws, tag: str, value: Any) -> BackendRecord | None:
 
 
 def _checked_code(flaws: Flaws, path: Keys, given: Mapping[str, Any]) -> str | None:
-    code = given.get("code")
-    if code is None:
-        flaws.add(path, 'has no code; write code = "package.module:Name"')
-    elif not isinstance(code, str):
-        flaws.add((*path, "code"), f'must be text, as "package.module:Name", not {code!r}')
-    elif flaws.checked((*path, "code"), split_import_path, code) is not None:
-        return code
+    if "code" in given:
+        return _checked_path(flaws, (*path, "code"), given["code"])
+    flaws.add(path, 'has no code; write code = "package.module:Name"')
     return None
+
+
+def _checked_path(flaws: Flaws, path: Keys, value: Any) -> str | None:
+    if not isinstance(value, str):
+        flaws.add(path, f'must be text, as "package.module:Name", not {value!r}')
+        return None
+    return value if flaws.checked(path, split_import_path, value) else None
 
 
 def _checked_arguments(
@@ -284,22 +287,12 @@ class _EndpointChecks:
             shadow = proportion is not None and self._flaws.checked(
                 (*at, "proportion"), Shadow, "a backend", proportion
             )
-            compare = self._compare(at, given)
+            compare = given.get("compare")
+            if compare is not None:
+                compare = _checked_path(self._flaws, (*at, "compare"), compare)
             if tag is not None and shadow:
                 found[tag] = ShadowRecord(proportion=shadow.proportion, compare=compare)
         return found
-
-    def _compare(self, at: Keys, given: dict[str, Any]) -> str | None:
-        compare = given.get("compare")
-        if compare is None:
-            return None
-        if not isinstance(compare, str):
-            self._flaws.add(
-                (*at, "compare"), f'must be text, as "package.module:a_function", not {compare!r}'
-            )
-            return None
-        self._flaws.checked((*at, "compare"), split_import_path, compare)
-        return compare
 
     def _check_free(self, path: Keys, route: str | None, methods: Collection[str]) -> None:
         for method in methods if route is not None else ():

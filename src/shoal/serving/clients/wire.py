@@ -11,7 +11,6 @@ from __future__ import annotations
 import builtins
 import functools
 import json
-import math
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -158,6 +157,13 @@ KINDS: Final[Mapping[str, type[Exception]]] = {
 RAISED: Final = "raised"
 """The kind of an exception that is not in `KINDS`."""
 
+_ATTRIBUTES: Final[Mapping[type[Exception], Sequence[str]]] = {
+    errors.WrongBatchSize: ("expected", "got"),
+    errors.ReplicaDied: ("replica", "exit_code", "signal", "last_lines"),
+    errors.RetryLater: ("after_s",),
+}
+"""The attributes that an error has beside its text."""
+
 _KIND_OF: Final = {cls: kind for kind, cls in KINDS.items()}
 _BUILTINS: Final[Mapping[str, type[Exception]]] = {
     name: getattr(builtins, name)
@@ -195,27 +201,13 @@ def error_from_wire(error: WireError) -> Exception | None:
         name, like = str(more.get("class", "")), str(more.get("like", ""))
         cls = _BUILTINS.get(like, errors.HandlerFailed)
         return cls(text if name == like else f"{name}: {text}")
-    if error.kind == "wrong-batch-size":
-        expected = more.get("expected")
-        return errors.WrongBatchSize(
-            text, expected=expected if isinstance(expected, int) else 0, got=more.get("got")
-        )
-    if error.kind == "replica-died":
-        return errors.ReplicaDied(
-            text,
-            exit_code=more.get("exit_code"),
-            signal=more.get("signal"),
-            last_lines=str(more.get("last_lines", "")),
-        )
-    if error.kind == "retry-later":
-        after_s = more.get("after_s")
-        made = errors.RetryLater()
-        if isinstance(after_s, (int, float)) and 0 <= after_s < math.inf:
-            made.after_s = float(after_s)
-        made.args = (text,)
-        return made
-    found = cast("Callable[[str], Exception] | None", KINDS.get(error.kind))
-    return None if found is None else found(text)
+    kind = KINDS.get(error.kind)
+    if kind is None or kind not in _ATTRIBUTES:
+        return None if kind is None else kind(text)
+    found = kind.__new__(kind)  # its constructor wants more than a text
+    found.args = (text,)
+    vars(found).update({name: more.get(name) for name in _ATTRIBUTES[kind]})
+    return found
 
 
 def _is_builtin(cls: type) -> bool:
@@ -229,12 +221,5 @@ def _text(error: Exception) -> str:
 
 
 def _more(error: Exception) -> Mapping[str, Any]:
-    match error:
-        case errors.WrongBatchSize():
-            return {"expected": error.expected, "got": error.got}
-        case errors.ReplicaDied():
-            return {name: getattr(error, name) for name in ("exit_code", "signal", "last_lines")}
-        case errors.RetryLater():
-            return {"after_s": error.after_s}
-        case _:
-            return {}
+    names = next((names for kind, names in _ATTRIBUTES.items() if isinstance(error, kind)), ())
+    return {name: getattr(error, name) for name in names}

@@ -237,7 +237,6 @@ class Controller(Client):
         }
 
     async def delete_endpoint(self, name: str) -> None:
-        self.check_open()
         async with self._declaring:
             self.check_open()
             endpoint = self.endpoint(name)
@@ -245,7 +244,6 @@ class Controller(Client):
             self.registry.remove(endpoint)
 
     async def set_traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
-        self.check_open()
         async with self._declaring:
             self.check_open()
             found = self.endpoint(endpoint)
@@ -261,7 +259,6 @@ class Controller(Client):
         *,
         compare: Callable[[Any, Any], bool] | str | None = None,
     ) -> None:
-        self.check_open()
         async with self._declaring:
             self.check_open()
             found = self.endpoint(endpoint)

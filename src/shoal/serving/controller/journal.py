@@ -6,7 +6,7 @@ import logging
 from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 import anyio.lowlevel
 import anyio.to_thread
@@ -104,7 +104,7 @@ class Journal:
             methods=endpoint.methods,
             traffic={} if traffic is None else dict(traffic.weights),
             shadows={
-                tag: ShadowRecord(proportion=flow.proportion, compare=_path_of(flow))
+                tag: ShadowRecord(proportion=flow.proportion, compare=cast("Any", flow.compare))
                 for tag, flow in flows.items()
             },
         )
@@ -186,24 +186,10 @@ def declared(backends: Iterable[str], endpoints: Iterable[str]) -> set[Declared]
 
 
 def _backend_record(tag: str, code: Definition, config: BackendConfig) -> BackendRecord:
-    if code.import_path is None:
-        raise NotDurable(
-            f"{code.name} was given as an object, and only an import path can be kept in a state "
-            f"file; write it as 'package.module:{code.name}'"
-        )
     return BackendRecord(
         tag=tag,
-        import_path=code.import_path,
+        import_path=code.target,
         init_args=code.init_args,
         init_kwargs=dict(code.init_kwargs),
         config=config.durable(),
-    )
-
-
-def _path_of(flow: ShadowFlow) -> str | None:
-    if flow.compare is None or isinstance(flow.compare, str):
-        return flow.compare
-    raise NotDurable(
-        f"compare={flow.compare!r} was given as an object, and only an import path can be kept in "
-        "a state file; write it as 'package.module:name'"
     )
