@@ -221,7 +221,7 @@ async def _send_text(
     async with _one_of_several(job, nth) as text:
         end, stream = text.output.end, text.stream()
         ends.append(end)
-        messages = ChoiceMessages(form, nth, text.output, with_usage=job.asked.with_usage)
+        messages = ChoiceMessages(form, nth, text.output)
         tick = job.times.clock(parking_of_this_loop().now)
         async with stream:
             async for piece in stream:
@@ -273,7 +273,7 @@ class TextRoute(OpenAIRoute):
             await exchange.answer(200, JSON, job.whole(texts))
             return
         assert isinstance(job.forms, AnswerForms)  # other protocols have one text
-        messages = job.forms.messages(exchange.id)
+        messages = job.forms.messages(job.asked)
         ends: list[TextEnd] = []
         merged = TaskStream(job.texts, partial(_send_text, job, messages, ends))
         form = SeveralTexts(messages, ends, job.asked)
