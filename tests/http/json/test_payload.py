@@ -162,15 +162,11 @@ def test_nothing_else_is_told_to_be_a_list_of_items(handler, body):
     assert "One request is one item" not in problem(handler, body).detail
 
 
-def test_the_place_of_an_error_is_as_its_client_has_written_it():
-    class Named(BaseModel):
-        id: str
-
+def test_the_place_of_an_error_is_that_of_pydantic():
     class Asked(BaseModel):
-        stop: str | list[str] | None = None
-        words: list[int | str] = Field(default=[], alias="the words")
-        by: dict[int, int | str] = {}
-        of: Comment | Named | None = None
+        words: list[int] = Field(default=[], alias="the words")
+        by: dict[int, int] = {}
+        of: Comment | None = None
 
     def asks(items: list[Asked]): ...
 
@@ -179,13 +175,10 @@ def test_the_place_of_an_error_is_as_its_client_has_written_it():
         assert found.detail.startswith(".".join(str(s) for s in found.more["errors"][0]["loc"]))
         return {one["loc"] for one in found.more["errors"]}
 
-    assert places(asks, {"stop": 1}) == {("stop",)}
-    assert places(asks, {"stop": ["a", 1]}) == {("stop",), ("stop", 1)}
-    assert places(asks, {"stop": {"a": 1}}) == {("stop",)}
     assert places(asks, {"the words": [1, None]}) == {("the words", 1)}
-    assert places(asks, {"of": {"id": 1}}) == {("of", "author"), ("of", "id")}
-    assert places(asks, {"by": {"a": 1, "2": None}}) == {("by", "a", "[key]"), ("by", "2")}
-    assert places(either, None) == {()}
+    assert places(asks, {"of": {"id": 1}}) == {("of", "author")}
+    assert places(asks, {"by": {"2": None}}) == {("by", "2")}
+    assert places(either, None) == {("int",), ("str",)}
 
 
 def test_a_wrong_item_is_a_422_that_says_where_and_nothing_else():
@@ -198,9 +191,12 @@ def test_a_wrong_item_is_a_422_that_says_where_and_nothing_else():
 
 
 def test_a_million_mistakes_are_counted_and_not_listed():
-    def rows(items: list[list[int]]): ...
+    class Asked(BaseModel, extra="forbid"):
+        text: str = ""
 
-    found = problem(rows, ["x"] * 1000)
+    def asks(items: list[Asked]): ...
+
+    found = problem(asks, {str(number): 1 for number in range(1000)})
     assert found.detail == "It has 1000 errors."
     assert "errors" not in found.more
 

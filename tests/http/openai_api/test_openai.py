@@ -543,7 +543,7 @@ REFUSED = [
     (completion(stop=5), 400, "stop", None),
     (completion(stop=["a", 5]), 400, "stop", None),
     (completion(prompt=5), 400, "prompt", None),
-    (completion(stream_options={"include_usage": 3}), 400, "stream_options.include_usage", None),
+    (completion(stream_options={"include_usage": 3}), 400, "stream_options", None),
     (chat([{"role": "user", "content": 5}]), 400, "messages.0", None),
     (chat([{"role": "user", "content": "a" * 11}], model="narrow"), 400, "messages", None),
     (chat(max_completion_tokens=99, model="few"), 400, "max_completion_tokens", None),

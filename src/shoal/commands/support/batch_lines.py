@@ -202,8 +202,7 @@ def _checked(signature: Signature, *, are_values: bool) -> Callable[[Any], Any]:
         try:
             found = check(line)
         except ValidationError as error:
-            given = {"value": line} if are_values else {"body": line}
-            members = problem_of_validation(error, **given).members("")
+            members = problem_of_validation(error, b"" if are_values else line).members("")
             del members["status"], members["instance"]  # there is no request
             raise LineRefused(members) from None
         return found if is_single else tuple(found.get(one.name, one.default) for one in parameters)

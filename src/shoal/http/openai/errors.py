@@ -13,7 +13,7 @@ from shoal.http.json.validation import JsonType, adapter_of
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Mapping, Sequence
 
     from shoal.errors import ItemTooLarge
     from shoal.http.requests.exchange import Exchange
@@ -114,11 +114,16 @@ def read_body(kind: type[Mapping[str, Any]], exchange: Exchange, body: bytes) ->
         if problem.status != 422:
             raise
         errors = problem.more.get("errors")
-        # A message may be one of several types; the rest of the path is about these.
-        steps = errors[0]["loc"][:2] if errors else ()
-        param = ".".join(map(str, steps)) or None
-        message = problem.detail or problem.title
-        if errors and not steps:  # the detail has advice for endpoints of JSON
-            message = errors[0]["msg"]
+        steps = errors[0]["loc"] if errors else ()
+        param = ".".join([str(steps[0]), *index_in(steps[1:])]) if steps else None
+        # Not the detail, which has advice for endpoints of JSON.
+        message = errors[0]["msg"] if errors else problem.text
+        if param is not None:
+            message = f"{param}: {message}"
         raise refused(message, param=param) from None
     return params
+
+
+def index_in(steps: Sequence[int | str]) -> list[str]:
+    """Returns the index of an element; the steps below a parameter may be types of a union."""
+    return [str(one) for one in steps[:1] if isinstance(one, int)]

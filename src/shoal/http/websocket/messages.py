@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from shoal.http.json.scan import Costs, check_json, encoding_flaw, not_json
+from shoal.http.json.scan import check_json, encoding_flaw, not_json
 from shoal.http.requests.problem import Refused, too_large
 
 _ID_TEXT: Final = r'"[A-Za-z0-9_.:-]{1,64}"|0|[1-9][0-9]{0,14}'
@@ -50,7 +50,6 @@ _AFTER: Final = re.compile(
 _LONGEST_END: Final = 256
 _LONGEST_HEAD: Final = 1024
 _LONGEST_S: Final = 2**31 - 1
-_COSTS: Final = Costs()
 
 # The codes that close a connection.
 UNACCEPTABLE: Final = 1003
@@ -157,7 +156,7 @@ def _request(token: bytes, body: bytes, members: dict[str, Any], *, is_binary: b
 def _members(text: bytes, elements: int) -> dict[str, Any] | NewRequest:
     """Returns the members of a message, or a refused request if a value can't be read."""
     try:
-        check_json(text, elements, _COSTS)
+        check_json(text, elements)
         members = from_json(text, allow_inf_nan=False)
     except Refused as refused:
         return _unreadable(text, refused)
