@@ -26,28 +26,17 @@ HTTP is. If that text is JSON, so is the message, and it has just these two memb
 
 from __future__ import annotations
 
-import json
 import re
-from codecs import BOM_UTF8
 from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from shoal.http.json.scan import check_json, encoding_flaw, not_json
+from shoal.http.json.scan import check_json, not_json
 from shoal.http.requests.problem import Refused, too_large
 
 _ID_TEXT: Final = r'"[A-Za-z0-9_.:-]{1,64}"|0|[1-9][0-9]{0,14}'
 _ID: Final = re.compile(_ID_TEXT.encode())
 _REQUEST: Final = re.compile(rf'\s*\{{\s*"id"\s*:\s*({_ID_TEXT})\s*,\s*"item"\s*:'.encode())
-# The id of a message that can't be parsed: before its item, or after it.
-_OPTION: Final = r'"(?:priority|timeout_s)"\s*:\s*[-+.\w]{1,32}\s*'
-_BEFORE: Final = re.compile(
-    rf'\s*\{{\s*(?:{_OPTION},\s*){{0,2}}"id"\s*:\s*({_ID_TEXT})\s*,'.encode()
-)
-_AFTER: Final = re.compile(
-    rf',\s*"id"\s*:\s*({_ID_TEXT})\s*(?:,\s*{_OPTION}){{0,2}}\}}\s*\Z'.encode()
-)
-_LONGEST_END: Final = 256
 _LONGEST_HEAD: Final = 1024
 _LONGEST_S: Final = 2**31 - 1
 
@@ -161,7 +150,7 @@ def _members(text: bytes, elements: int) -> dict[str, Any] | NewRequest:
     except Refused as refused:
         return _unreadable(text, refused)
     except ValueError as error:
-        return _unreadable(text, not_json(encoding_flaw(text) or str(error)))
+        return _unreadable(text, not_json(str(error)))
     if not isinstance(members, dict):
         raise Violation(VIOLATION, "a message is a JSON object")
     return members  # pyright: ignore[reportUnknownVariableType] (its keys are text)
@@ -169,17 +158,8 @@ def _members(text: bytes, elements: int) -> dict[str, Any] | NewRequest:
 
 def _unreadable(text: bytes, refused: Refused) -> NewRequest:
     """Returns the refused request of a message with a value that can't be read."""
-    is_complex = refused.problem.status == 413
-    try:
-        if not is_complex:
-            # It reads NaN, lone surrogates, deeper nesting, and integers of any length.
-            json.loads(text, parse_int=str)
-    except RecursionError:
-        pass
-    except ValueError:
-        raise Violation(NOT_TEXT, "a message is not JSON") from None
-    found = _BEFORE.match(text.removeprefix(BOM_UTF8)) or _AFTER.search(text[-_LONGEST_END:])
-    if found is None:
+    if (found := _REQUEST.match(text)) is None:
+        is_complex = refused.problem.status == 413
         raise Violation(TOO_BIG if is_complex else NOT_TEXT, refused.problem.title)
     return NewRequest(found[1], b"", refused=refused)
 
