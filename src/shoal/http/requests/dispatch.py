@@ -27,6 +27,7 @@ from shoal.http.requests.problem import (
     method_not_allowed,
     not_found,
     problem_json,
+    problem_of,
 )
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.serving.names import METHODS
@@ -75,9 +76,17 @@ class Page(Route):
 
 
 class ProblemRoute(Route):
-    def __init__(self, problem: Problem) -> None:
+    """Answers with a problem, in the form of the route `form` if it is given."""
+
+    def __init__(self, problem: Problem, form: Route | None = None) -> None:
         super().__init__()
         self._problem = problem
+        self._form = form
+
+    def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
+        if self._form is None:
+            return super().problem(problem, request_id)
+        return self._form.problem(problem, request_id)
 
     async def answer(self, exchange: Exchange) -> None:
         raise Refused(self._problem)
@@ -275,29 +284,8 @@ class RouteDispatcher:
             is_refusal = isinstance(refusal, HTTPException)
             if not is_refusal or has_begun or scope["type"] != "http":
                 raise
-            await self.answer(
-                scope, receive, send, PathMatch[Route]({scope["method"]: _Refusal(refusal)}, {})
-            )
-
-
-class _Refusal(Route):
-    """Raises for its requests; problems have the form of the route `other`, if given."""
-
-    def __init__(self, refusal: Exception, other: Route | None = None) -> None:
-        super().__init__()
-        self._refusal = refusal
-        self._other = other
-
-    def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
-        if self._other is None:
-            return super().problem(problem, request_id)
-        return self._other.problem(problem, request_id)
-
-    async def answer(self, exchange: Exchange) -> None:
-        try:
-            raise self._refusal
-        finally:
-            del self._refusal  # its traceback holds this frame
+            route = ProblemRoute(problem_of(refusal, self.shared.settings))
+            await self.answer(scope, receive, send, PathMatch[Route]({scope["method"]: route}, {}))
 
 
 class _Methods(Route):
@@ -317,14 +305,14 @@ def _other_route(scope: Scope, routes: Mapping[str, Route] | None) -> Route:
     if routes is None:
         if method == "OPTIONS" and scope["path"] == "*":  # asks about the server as a whole
             return _Methods(None)
-        return _Refusal(Refused(not_found()))
+        return ProblemRoute(not_found())
     if method == "HEAD" and "GET" in routes:
         return routes["GET"]
     if method == "OPTIONS":
         return _Methods(routes)
     is_known = method in METHODS or method in ("CONNECT", "QUERY", "TRACE")
     problem = method_not_allowed(_allowed(routes)) if is_known else Problem.of("method-unknown")
-    return _Refusal(Refused(problem), next(iter(routes.values()), None))
+    return ProblemRoute(problem, next(iter(routes.values()), None))
 
 
 def _allowed(routes: Mapping[str, Route] | None) -> list[str]:
