@@ -139,7 +139,7 @@ async def test_a_foreign_host_is_refused_before_the_application():
         answer = await server.talk(request("/"))
     assert answer.startswith(b"HTTP/1.1 421 Misdirected Request\r\n")
     assert b"\r\ncontent-type: application/problem+json\r\n" in answer
-    assert b"can allow more hosts" in answer
+    assert b"can allow more with allowed_hosts (--allow-host)" in answer
     assert not app.entered.is_set()
 
 

@@ -716,7 +716,7 @@ async def test_a_path_or_a_method_that_is_not_there_is_refused_in_the_form_of_th
         assert is_own == (path != "/v1/own/")
 
 
-BASE = "; a client's base URL ends with /v1, once and without another slash"
+BASE = "; a client's base URL ends with /v1, without a slash"
 
 
 @pytest.mark.one_loop

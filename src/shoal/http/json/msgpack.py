@@ -36,16 +36,7 @@ _MOST_LEVELS: Final = 200
 # The number of bytes after the first byte of an element without a length.
 _FIXED: Final = {
     **dict.fromkeys([*range(0x80), *range(0xE0, 0x100), 0xC0, 0xC2, 0xC3], 0),
-    0xCC: 1,
-    0xCD: 2,
-    0xCE: 4,
-    0xCF: 8,
-    0xD0: 1,
-    0xD1: 2,
-    0xD2: 4,
-    0xD3: 8,
-    0xCA: 4,
-    0xCB: 8,
+    **dict(zip(range(0xCA, 0xD4), (4, 8, 1, 2, 4, 8, 1, 2, 4, 8), strict=True)),
     **{0xA0 + size: size for size in range(32)},
 }
 # The number of bytes in the length of text or bytes.

@@ -52,19 +52,13 @@ def too_long(what: str, error: ItemTooLarge, *, param: str | None = None) -> Ref
 def no_such_path(path: str) -> Refused | None:
     """Returns the error for an unknown path; None if another protocol may have it."""
     # Some clients build the path from a base URL with a slash too many, or without /v1.
-    parts = [part for part in path.split("/") if part]
-    is_ours = parts[:1] == ["v1"]
-    while parts[:1] == ["v1"]:
-        del parts[0]
-    rest = "/".join(parts)
-    if parts[:1] == ["responses"] and len(parts) > 1:
+    rest = path.replace(PREFIX, "").strip("/")
+    if rest in PATHS:
+        hint = f"it is {PREFIX}/{rest}; a client's base URL ends with {PREFIX}, without a slash"
+    elif rest.startswith("responses/"):
         hint = "responses are not stored"
-    elif rest in PATHS:
-        hint = f"it is {PREFIX}/{rest}"
-        if path != f"{PREFIX}/{rest}/":
-            hint += f"; a client's base URL ends with {PREFIX}, once and without another slash"
-    elif is_ours:
-        hint = f"there are {', '.join(f'{PREFIX}/{known}' for known in PATHS)}"
+    elif f"{path}/".lstrip("/").startswith("v1/"):
+        hint = f"there are {', '.join(f'{PREFIX}/{one}' for one in PATHS)}"
     else:
         return None
     return refused(f"There is no path {path} here: {hint}", code="unknown_url", status=404)

@@ -158,7 +158,7 @@ class TaskStream:
     def __init__(self, count: int, run: Callable[[int, Sender], Awaitable[None]]) -> None:
         self._count = self._running = count
         self._run_one = run
-        self._failure: Exception | None = None  # that `ready` or `__anext__` has received
+        self._failure: Exception | None = None  # of the first task that failed
 
     async def __aenter__(self) -> Self:
         # A task waits once the client has not taken enough of the others' items.
@@ -183,12 +183,10 @@ class TaskStream:
         return self
 
     async def __anext__(self) -> Any:
+        with suppress(anyio.EndOfStream):
+            return await self._items.receive()
         if self._failure is None:
-            item = await anext(self._items)
-            if not isinstance(item, Exception):
-                return item
-            self._failure = item
-            del item  # the traceback of a failure holds this frame
+            raise StopAsyncIteration
         try:
             raise self._failure
         finally:
@@ -197,20 +195,17 @@ class TaskStream:
     def ready(self) -> list[Any]:
         items: list[Any] = []
         with suppress(anyio.WouldBlock, anyio.EndOfStream):
-            while not isinstance(item := self._items.receive_nowait(), Exception):
-                items.append(item)
-            self._failure = item
+            while True:
+                items.append(self._items.receive_nowait())
         return items
-
-    async def _put(self, item: Any) -> None:
-        await self._send.send(item)
 
     async def _run(self, nth: int) -> None:
         try:
-            await self._run_one(nth, self._put)
+            await self._run_one(nth, self._send.send)
+            self._running -= 1
         except Exception as error:
-            await self._put(error)
-        self._running -= 1
+            self._failure = self._failure or error
+            self._running = 0
         if not self._running:
             self._send.close()
 
