@@ -83,7 +83,7 @@ def document_of(endpoints: Sequence[ServedEndpoint], options: HttpOptions) -> di
     schemas.make()
     paths = _paths_of(operations)
     components: dict[str, Any] = {
-        "schemas": schemas.used(paths, _PROBLEM),
+        "schemas": dict(sorted(schemas.components.items())),
         "responses": {"Problem": _problem(_meaning_of(options))},
         "parameters": _COMMON,
     }
@@ -100,7 +100,6 @@ def document_of(endpoints: Sequence[ServedEndpoint], options: HttpOptions) -> di
 def _paths_of(described: Sequence[Operations]) -> dict[str, dict[str, Any]]:
     paths: dict[str, dict[str, Any]] = {}
     same: dict[str, str] = {}
-    ids = set[str]()
     for one in described:
         endpoint = one.endpoint
         own = path_of(endpoint.path or "")
@@ -113,9 +112,6 @@ def _paths_of(described: Sequence[Operations]) -> dict[str, dict[str, Any]]:
             _rename(operation["parameters"], path)
             only = len(endpoint.methods) == 1
             name = endpoint.name if only else f"{method.lower()}_{endpoint.name}"
-            while name in ids:
-                name += "_"
-            ids.add(name)
             operation["operationId"] = name
     return paths
 

@@ -12,7 +12,7 @@ import typing
 from collections.abc import AsyncIterator, Iterator
 from inspect import Parameter, Signature
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Union, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Union
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaWarningKind
@@ -129,22 +129,6 @@ class Schemas:
                 break
             schema = self.components.get(name.removeprefix(_REF), {})
         return schema
-
-    def used(self, *parts: Any) -> dict[str, Schema]:
-        """Returns the components that parts of a document refer to, by name."""
-        components = dict[str, Schema]()
-        rest = list(parts)
-        while rest:
-            part = rest.pop()
-            if isinstance(part, list):
-                rest += part
-            elif isinstance(part, dict):
-                rest += cast("dict[str, Any]", part).values()
-                name = str(cast("dict[str, Any]", part).get("$ref")).removeprefix(_REF)
-                if name in self.components and name not in components:
-                    components[name] = self.components[name]
-                    rest.append(components[name])
-        return dict(sorted(components.items()))
 
     def array(self) -> Schema:
         return self._nested(_ARRAY, {"type": "number"}, {"type": "boolean"})
