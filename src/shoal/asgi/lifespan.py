@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -19,9 +19,6 @@ from shoal.failures.exceptions import failure_text
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message
-
-# How long an application that reported a failed startup may take to raise the error itself.
-_RAISE_TIMEOUT_S: Final = 1.0
 
 _log = logging.getLogger("shoal.server")
 
@@ -66,10 +63,6 @@ class AppLifespan:
     async def wait_started(self) -> None:
         """Waits until the application has started, or has set `failure`."""
         await self._started.wait()
-        if self.failure is not None:
-            # The error that it may raise next describes the failure better than its message.
-            with anyio.move_on_after(_RAISE_TIMEOUT_S):
-                await self._ended.wait()
 
     async def stop(self, timeout_s: float) -> None:
         """Ends the application; sets `failure` if it fails to end, or does not end in time."""
@@ -119,8 +112,8 @@ class AppLifespan:
                 self._fail("the application's shutdown failed", details)
 
     def _fail(self, message: str, details: str) -> None:
-        # Starlette sends its traceback and then also raises the error; others send one sentence.
-        if self.failure is None or "Traceback" not in self.failure.details:
+        # Starlette sends its traceback and then also raises the error.
+        if self.failure is None:
             last_line = details.strip().rpartition("\n")[2].strip()
             self.failure = LifespanFailed(
                 f"{message}: {last_line}" if last_line else message, details=details

@@ -8,7 +8,6 @@ parsers themselves limit nesting: pydantic's to 200 levels, orjson to 1024.
 
 from __future__ import annotations
 
-import codecs
 import json
 import math
 import re
@@ -99,24 +98,6 @@ def too_complex(max_elements: int) -> Refused:
     return Refused.of("body-too-complex", detail)
 
 
-def encoding_flaw(body: bytes) -> str:
-    """Returns why a body is not text in UTF-8; empty if it is."""
-    if body.startswith(codecs.BOM_UTF8):
-        return "It begins with a byte order mark (BOM): send UTF-8 without one."
-    wide = "UTF-32" if b"\0\0" in body[:4] else "UTF-16"
-    if b"\0" in body[:4] or body.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return f"It is encoded in {wide}: send UTF-8."
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        return (
-            f"It is not UTF-8 (the byte 0x{byte:02X} at {error.start}), but perhaps Latin-1 or "
-            "Windows-1252: send UTF-8."
-        )
-    return ""
-
-
 def _without_strings(body: bytes) -> Iterator[bytes]:
     for piece in _PIECES.finditer(body):
         yield _STRINGS.sub(b"", piece[0])
@@ -153,3 +134,8 @@ def _check_float(number: str) -> None:
 
 def not_json(detail: str) -> Refused:
     return Refused.of("invalid-json", detail)
+
+
+def malformed_json(error: str) -> Refused:
+    """Returns the error for a body that a parser refused, perhaps for its encoding."""
+    return not_json(f"{error}. Send UTF-8 without a byte order mark.")

@@ -21,7 +21,7 @@ from shoal.batching.handlers.array_types import has_arrays
 from shoal.core.extras import advice
 from shoal.http.json.arrays import with_arrays
 from shoal.http.json.content_coding import decoded
-from shoal.http.json.scan import check_cost, check_json, encoding_flaw, not_json
+from shoal.http.json.scan import check_cost, check_json, malformed_json, not_json
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.problem import Problem, Refused
 from shoal.loops.private import rebuilt
@@ -240,7 +240,7 @@ def problem_of_validation(error: ValidationError, body: bytes = b"") -> Problem:
         return Problem.of("invalid-item", f"It has {count} errors.")
     errors = errors_of(error)
     if errors[0]["type"] == "json_invalid" and not errors[0]["loc"]:
-        return not_json(encoding_flaw(body) or errors[0]["msg"]).problem
+        return malformed_json(errors[0]["msg"]).problem
     at, message = first_error(error)
     detail = f"{at}: {message}" if at else message
     if body.lstrip(_SPACE).startswith(b"[") and all(map(_is_about_the_whole, errors)):

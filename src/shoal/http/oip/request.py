@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from shoal.http.json.content_coding import decoded
-from shoal.http.json.scan import check_cost, check_json, encoding_flaw
+from shoal.http.json.scan import check_cost, check_json
 from shoal.http.json.validation import first_error
 from shoal.http.oip.tensor import Allowance, Tensor, check_supported, malformed
 from shoal.http.requests.call import call_headers
@@ -169,15 +169,11 @@ class RequestHeads:
             else:
                 parsed = _VALIDATOR.validate_python(value)
         except ValidationError as error:
-            raise _of_validation(error, head) from None
+            where, message = first_error(error)
+            raise malformed(
+                f"{where}: {message}." if where else f"{message}. Send UTF-8."
+            ) from None
         return RequestHead(parsed, self._max_elements)
-
-
-def _of_validation(error: ValidationError, head: bytes) -> Refused:
-    where, message = first_error(error)
-    if where:
-        return malformed(f"{where}: {message}.")
-    return malformed(encoding_flaw(head) or f"{message}.")
 
 
 # The media type of JSON with binary data after it.

@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from shoal.http.json.scan import check_json, not_json
+from shoal.http.json.scan import check_json, malformed_json
 from shoal.http.requests.problem import Refused, too_large
 
 _ID_TEXT: Final = r'"[A-Za-z0-9_.:-]{1,64}"|0|[1-9][0-9]{0,14}'
@@ -150,7 +150,7 @@ def _members(text: bytes, elements: int) -> dict[str, Any] | NewRequest:
     except Refused as refused:
         return _unreadable(text, refused)
     except ValueError as error:
-        return _unreadable(text, not_json(str(error)))
+        return _unreadable(text, malformed_json(str(error)))
     if not isinstance(members, dict):
         raise Violation(VIOLATION, "a message is a JSON object")
     return members  # pyright: ignore[reportUnknownVariableType] (its keys are text)
