@@ -178,8 +178,6 @@ class Mounts:
 
     def __init__(self) -> None:
         self.by_prefix: dict[str, ASGIApp] = {}
-        # The longest prefix first, so that the first match is the most specific one.
-        self._by_length: list[tuple[str, ASGIApp]] = []
 
     def add(self, prefix: str, app: ASGIApp) -> None:
         """Raises TypeError for other objects, ValueError if the prefix is taken."""
@@ -188,13 +186,11 @@ class Mounts:
         if prefix in self.by_prefix:
             raise ValueError(f"{prefix or '/'!r} is mounted already")
         self.by_prefix[prefix] = app
-        self._by_length = sorted(self.by_prefix.items(), key=lambda item: -len(item[0]))
 
     def at(self, path: str) -> tuple[str, ASGIApp] | None:
-        for prefix, app in self._by_length:
-            if path == prefix or path.startswith(f"{prefix}/"):
-                return prefix, app
-        return None
+        found = [one for one in self.by_prefix if path == one or path.startswith(f"{one}/")]
+        longest = max(found, key=len, default=None)
+        return None if longest is None else (longest, self.by_prefix[longest])
 
 
 class RouteDispatcher:
@@ -289,34 +285,31 @@ class RouteDispatcher:
 
 
 class _Methods(Route):
-    """Answers ``OPTIONS``: without ``Allow`` if the request is about the server."""
+    """Answers ``OPTIONS``."""
 
-    def __init__(self, routes: Mapping[str, Route] | None) -> None:
+    def __init__(self, allowed: list[str]) -> None:
         super().__init__()
-        self._routes = routes
+        self._allow = b"allow", ", ".join(allowed).encode("ascii")
 
     async def answer(self, exchange: Exchange) -> None:
-        allow = (b"allow", ", ".join(_allowed(self._routes)).encode("ascii"))
-        await exchange.answer_without_body(204, [allow] if self._routes else [])
+        await exchange.answer_without_body(204, [self._allow])
 
 
 def _other_route(scope: Scope, routes: Mapping[str, Route] | None) -> Route:
     method = scope["method"]
     if routes is None:
-        if method == "OPTIONS" and scope["path"] == "*":  # asks about the server as a whole
-            return _Methods(None)
         return ProblemRoute(not_found())
     if method == "HEAD" and "GET" in routes:
         return routes["GET"]
     if method == "OPTIONS":
-        return _Methods(routes)
+        return _Methods(_allowed(routes))
     is_known = method in METHODS or method in ("CONNECT", "QUERY", "TRACE")
     problem = method_not_allowed(_allowed(routes)) if is_known else Problem.of("method-unknown")
     return ProblemRoute(problem, next(iter(routes.values()), None))
 
 
-def _allowed(routes: Mapping[str, Route] | None) -> list[str]:
-    methods = {"OPTIONS", *(routes or ())}
+def _allowed(routes: Mapping[str, Route]) -> list[str]:
+    methods = {"OPTIONS", *routes}
     if "GET" in methods:
         methods.add("HEAD")
     return sorted(methods)
