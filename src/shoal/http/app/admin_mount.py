@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from shoal.asgi.extensions import DISCONNECT
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.admin.api import API, AdminApi
-from shoal.http.requests.departures import Departures
 from shoal.http.requests.dispatch import Page, PathMatch, Route, RouteDispatcher
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.shared_parts import SharedParts
@@ -43,8 +42,8 @@ class AdminListener:
         }
         self._is_public_to = is_public_to
         self._behind = behind
-        shared = SharedParts(HttpOptions() if settings is None else settings)
-        self._dispatcher = RouteDispatcher(shared)
+        self._settings = HttpOptions() if settings is None else settings
+        self._dispatcher = RouteDispatcher(SharedParts(self._settings))
         self._api = api
         self._api_page = Page(api.answer)
 
@@ -75,9 +74,9 @@ class AdminListener:
             await self._dispatcher.answer(scope, receive, send, match)
             return
         # There is no lifespan to watch from, so each request has a watching task of its own.
-        departures = Departures()
-        async with departures.watching():
-            await self._dispatcher.answer(scope, receive, send, match, departures)
+        dispatcher = RouteDispatcher(SharedParts(self._settings))
+        async with dispatcher.shared.departures.watching():
+            await dispatcher.answer(scope, receive, send, match)
 
     async def _answer_page(self, page: Page, exchange: Exchange) -> None:
         self._api.check_reader(exchange)

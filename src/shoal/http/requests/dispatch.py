@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from starlette.convertors import Convertor
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from shoal.http.requests.departures import Departures
     from shoal.http.requests.shared_parts import SharedParts
 
 _HOLDING: Final = holding()
@@ -206,14 +205,8 @@ class RouteDispatcher:
 
     @holds_ctrl_c
     async def answer(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        match: PathMatch[Route] | None,
-        departures: Departures | None = None,
+        self, scope: Scope, receive: Receive, send: Send, match: PathMatch[Route] | None
     ) -> None:
-        """Answers a request; `departures` watches its client in place of the shared ones."""
         route: Route | None = None
         if match is not None:
             route = match.routes.get(scope["method"])
@@ -222,7 +215,7 @@ class RouteDispatcher:
                 scope = {**scope, "path_params": params}
         if route is None:
             route = _other_route(scope, None if match is None else match.routes)
-        exchange = self._new_exchange(self.shared, scope, receive, send, departures)
+        exchange = self._new_exchange(self.shared, scope, receive, send)
         try:
             try:
                 await route.answer(exchange)
