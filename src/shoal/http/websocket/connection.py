@@ -39,8 +39,8 @@ from shoal.http.websocket.messages import (
     VIOLATION,
     NewRequest,
     Violation,
+    check_text,
     read,
-    read_again,
 )
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.loops.this_loop import parking_of_this_loop
@@ -236,21 +236,9 @@ class SocketConnection:
             raise Refused(_TAKES_JSON)
         if not new.is_binary and codec.takes == "bytes":
             raise Refused(_TAKES_BYTES)
-        if new.unparsed is None:
-            return codec.item(exchange, new.body)
-        if codec.takes in _PARSED:
-            try:
-                return codec.item(exchange, new.body)
-            except Refused as refused:
-                if refused.problem.kind != "invalid-json":
-                    raise
-        try:
-            whole = read_again(new, self.settings.max_json_elements)
-        except Violation as violation:
-            self._break_off(violation)
-            # Not the violation itself, which would be counted as an error of the endpoint.
-            raise Refused(Problem(400, "invalid-message", violation.reason)) from None
-        return codec.item(exchange, whole.body)
+        if not new.is_binary and codec.takes not in _PARSED:
+            check_text(new.body, self.settings.max_json_elements)
+        return codec.item(exchange, new.body)
 
     async def _relay(self, request: SocketRequest, stream: ItemStream) -> None:
         times = self._shared.streams.of(self._calls.endpoint.name)
