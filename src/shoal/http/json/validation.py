@@ -69,7 +69,7 @@ class JsonType:
         self.media_types = ("application/json", *installed)
         others = ", ".join(self.media_types[1:])
         self._takes = f"{takes}, or {others}" if others else takes
-        self._validator = finite_validator(adapter)
+        self._validator = validator_of(adapter)
 
     def parsed(self, exchange: Exchange, body: bytes, *, is_line: bool = False) -> Any:
         headers = exchange.headers
@@ -147,40 +147,27 @@ def _open_adapter(annotation: Any) -> TypeAdapter[Any]:
     return TypeAdapter[Any](item, config=ConfigDict(arbitrary_types_allowed=True))
 
 
-def finite_validator(adapter: TypeAdapter[Any]) -> SchemaValidator:
+def validator_of(adapter: TypeAdapter[Any], *, is_finite: bool = True) -> SchemaValidator:
+    """Returns a validator that takes no float that is not finite, unless `is_finite` is false."""
     schema: Any = adapter.core_schema
-    return rebuilt(SchemaValidator, _changed(schema, _make_finite, _make_end_early))
+    return rebuilt(SchemaValidator, _changed(schema, is_finite=is_finite))
 
 
-def ending_early_validator(adapter: TypeAdapter[Any]) -> SchemaValidator:
-    """Returns a validator that also takes floats that are not finite."""
-    schema: Any = adapter.core_schema
-    return rebuilt(SchemaValidator, _changed(schema, _make_end_early))
-
-
-def _make_finite(schema: dict[str, Any]) -> None:
-    if schema["type"] == "float":
-        schema.setdefault("allow_inf_nan", False)
-
-
-def _make_end_early(schema: dict[str, Any]) -> None:
-    if schema["type"] in _ENDING_EARLY:
-        schema["fail_fast"] = True
-
-
-def _changed(schema: _Part, *changes: Callable[[dict[str, Any]], None]) -> Any:
-    """Returns a copy of a schema, with changes made to each schema in it."""
-    if isinstance(schema, dict):
-        copy = {
-            key: one if _is_users(key, schema) else _changed(one, *changes)
-            for key, one in schema.items()
-        }
-        for change in changes if _is_schema(schema) else ():
-            change(copy)
-        return copy
+def _changed(schema: _Part, *, is_finite: bool) -> Any:
+    """Returns a copy of a schema, with the changes made to each schema in it."""
     if isinstance(schema, list):
-        return [_changed(one, *changes) for one in schema]
-    return schema
+        return [_changed(one, is_finite=is_finite) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    copy = {
+        key: one if _is_users(key, schema) else _changed(one, is_finite=is_finite)
+        for key, one in schema.items()
+    }
+    if _is_schema(schema) and is_finite and copy["type"] == "float":
+        copy.setdefault("allow_inf_nan", False)
+    if _is_schema(schema) and copy["type"] in _ENDING_EARLY:
+        copy["fail_fast"] = True
+    return copy
 
 
 def _is_schema(part: dict[str, Any]) -> bool:

@@ -26,7 +26,7 @@ from typing_extensions import is_typeddict
 from shoal.batching.handlers.annotations import bare, choices, record_fields
 from shoal.batching.handlers.array_types import unmarked
 from shoal.http.json.payload import fields_adapter
-from shoal.http.json.validation import adapter_of, errors_of, finite_validator
+from shoal.http.json.validation import adapter_of, errors_of, validator_of
 from shoal.http.openai.errors import index_in, refused
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ class ItemMaker:
     def validator(self) -> SchemaValidator | None:
         """Returns None if items need no check; raises TypeError if they can't be checked."""
         if self._parameters is not None:
-            return finite_validator(fields_adapter(self._parameters))
+            return validator_of(fields_adapter(self._parameters))
         if self.annotation in self.unchecked:
             return None
-        return finite_validator(adapter_of(self.annotation))
+        return validator_of(adapter_of(self.annotation))
 
     def named(self, names: Iterable[str]) -> str | None:
         return next((name for name in names if name in self.fields), None)
