@@ -71,7 +71,6 @@ class ShoalCollector(Collector):
     # Set before a scrape; listeners are empty with another server.
     listeners: Mapping[str, CountedConnections] = field(default_factory=dict[str, Any])
     gpus: Mapping[str, GpuStatus] = field(default_factory=dict[str, Any])  # by name
-    pids: Mapping[int, int] = field(default_factory=dict[int, int])  # by worker number
 
     def collect(self) -> Iterator[Metric]:
         yield self._request_times()
@@ -85,7 +84,8 @@ class ShoalCollector(Collector):
         listeners = [((word,), counts.totals()) for word, counts in self.listeners.items()]
         yield from metrics(("listener",), listeners, _OF_LISTENERS)
         yield from _of_gpus(self.gpus)
-        yield from _of_workers(self.pids)
+        pids = [one.pids() for one in self.listeners.values()]
+        yield from _of_workers({number: pid for one in pids for number, pid in one.items()})
 
     def _request_times(self) -> Metric:
         family = HistogramMetricFamily(

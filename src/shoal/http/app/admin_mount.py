@@ -57,15 +57,10 @@ class AdminListener:
         elif path in self._pages and not (self._is_public_to and self._is_public_to(scope)):
             match = PathMatch[Route]({"GET": self._pages[path]}, {})
             await self._answer(scope, receive, send, match)
-        elif self._behind is not None and scope["type"] != "lifespan":
+        elif self._behind is not None:
             await self._behind(scope, receive, send)
-        elif is_http:
-            await self._dispatcher.answer(scope, receive, send, None)
-        elif scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1000})
         else:
-            raise ValueError(f"an admin listener can't answer a scope of type {scope['type']!r}")
+            await self._dispatcher.answer(scope, receive, send, None)
 
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, match: PathMatch[Route]

@@ -188,9 +188,6 @@ class Pages:
         for listener in listeners.values():
             await listener.refresh()
         collector.listeners = listeners
-        collector.pids = {
-            number: pid for one in listeners.values() for number, pid in one.pids().items()
-        }
         await exchange.answer(200, media_type.encode("ascii"), encode(self.registry), FRESH)
 
     async def _answer_routes(self, exchange: Exchange) -> None:

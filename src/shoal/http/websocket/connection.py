@@ -207,7 +207,11 @@ class SocketConnection:
     async def _answer_next(self) -> None:
         request, new = self._new.popleft()
         try:
-            with request.scope_of_task, _HOLDING, EndpointCall(self._calls, request) as call:
+            with (
+                request.scope_of_task,
+                _HOLDING,
+                EndpointCall(self._calls, _exchange(request)) as call,
+            ):
                 found = await call.find(self._headers_of(new))
                 if found.decodes:
                     raise Refused(_ONLY_HTTP)
@@ -231,14 +235,13 @@ class SocketConnection:
         return headers._replace(priority=priority, timeout_s=new.timeout_s)
 
     def _item_of(self, codec: JsonCodec, request: SocketRequest, new: NewRequest) -> Any:
-        exchange = cast("Exchange", request)  # it has all that a reader of items uses
         if new.is_binary and codec.takes == "json":
             raise Refused(_TAKES_JSON)
         if not new.is_binary and codec.takes == "bytes":
             raise Refused(_TAKES_BYTES)
         if not new.is_binary and codec.takes not in _PARSED:
             check_text(new.body, self.settings.max_json_elements)
-        return codec.item(exchange, new.body)
+        return codec.item(_exchange(request), new.body)
 
     async def _relay(self, request: SocketRequest, stream: ItemStream) -> None:
         times = self._shared.streams.of(self._calls.endpoint.name)
@@ -370,6 +373,10 @@ class SocketConnection:
         self._end_all(ShutDown("the server ends"))
         self._close_with = RESTART, "the server ends"
         self._has_work.set()
+
+
+def _exchange(request: SocketRequest) -> Exchange:
+    return cast("Exchange", request)  # it has all that a call and a reader of items use
 
 
 def _too_many(most: int) -> Problem:
