@@ -18,6 +18,7 @@ from starlette.staticfiles import StaticFiles
 import shoal
 from handlers import app_of, double
 from shoal.batching.running.closed_slots import ClosedSlots
+from shoal.http.requests.call import HttpMetadata
 from shoal.replicas.process.wire.batch import metadata_parts, received_metadata
 from shoal.testing import settle
 from shoal.testing.asgi import Call, Lifespan, ask, calling
@@ -132,8 +133,9 @@ async def test_a_process_gets_all_metadata_of_a_request():
     scope = seen[0].caller.scope
     for found in ({}, {"path_params": {"day": date(2026, 11, 29)}, "user": "ann", "auth": User()}):
         scope.update(found)
-        sent = received_metadata(*metadata_parts(seen[0]))
-        there = {**seen[0], "headers": dict(seen[0]["headers"])}
+        metadata = HttpMetadata(seen[0]["endpoint"], seen[0].caller)
+        sent = received_metadata(*metadata_parts(metadata))
+        there = {**metadata, "headers": dict(metadata["headers"])}
         if "auth" in found:
             del there["auth"]
             with pytest.raises(KeyError, match="'auth' could not be sent to this process"):

@@ -15,9 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from batching.scenes import Held
 from serving.fake_client import full_status
 from serving.scenes import Stage, echo, failing, in_turn
-from shoal.core.histogram import TIME_BOUNDS_S, Histogram, StreamTimes
+from shoal.core.histogram import StreamTimes
 from shoal.http.app.app import App
-from shoal.observe.collector import ShoalCollector, StartTimes
+from shoal.observe.collector import ShoalCollector
+from shoal.serving.backends.managed import ReplicaFailures
 from shoal.serving.controller.controller import Controller
 from shoal.serving.status import Status
 from shoal.testing import settle
@@ -202,7 +203,9 @@ def test_each_count_is_that_of_its_name():
     """With replicas that really die there is a restart for each death."""
     backend = replace(full_status().backends["a"], starts=9, deaths=7, restarts=5)
     status = Status(backends={"a": backend})
-    starts = {"a": StartTimes(3, Histogram(TIME_BOUNDS_S).snapshot())}
+    failures = ReplicaFailures("a")
+    failures.start_failures = 3
+    starts = {"a": failures}
     collector = ShoalCollector(list, list, StreamTimes(), lambda: status, lambda: starts)
     registry = CollectorRegistry()
     registry.register(collector)

@@ -226,12 +226,6 @@ async def test_options_and_refusals_name_the_methods(app, path, allowed):
     assert refused.status == 405
 
 
-async def test_options_of_the_server_itself_are_answered(app):
-    async with app.lifespan():
-        assert (await ask(app, "*", method="OPTIONS")).status == 204
-        assert (await ask(app, "/nowhere", method="OPTIONS")).status == 404
-
-
 def app_with_header(name, value):
     app = shoal.App()
 

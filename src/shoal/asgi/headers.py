@@ -77,23 +77,13 @@ class RequestGuard:
         if (host, origin) in self._known:
             return
         if self._hosts is not None and host_of(host) not in self._hosts:
-            self._log_once(421, "host", host, "allowed_hosts (--allow-host)")
-            raise BadRequest(
-                421,
-                "This server does not answer for that host. Its operator can allow more hosts "
-                "with allowed_hosts (--allow-host).",
-            )
+            raise self._refusal(421, "host", host, "allowed_hosts (--allow-host)")
         if origin is not None and self._origins is not None and not self._is_from(origin, host):
-            self._log_once(403, "origin", origin, "allowed_origins (--allow-origin)")
-            raise BadRequest(
-                403,
-                "Requests from that origin are refused. The operator can allow more origins with "
-                "allowed_origins (--allow-origin).",
-            )
+            raise self._refusal(403, "origin", origin, "allowed_origins (--allow-origin)")
         if len(self._known) < _MOST_KNOWN:
             self._known.add((host, origin))
 
-    def _log_once(self, status: int, what: str, sent: bytes, option: str) -> None:
+    def _refusal(self, status: int, what: str, sent: bytes, option: str) -> BadRequest:
         if status not in self._logged:
             self._logged.add(status)
             shown = sent[:_MOST_SHOWN].decode("latin-1")
@@ -102,6 +92,11 @@ class RequestGuard:
                 "logged once.",
                 *(status, what, shown, option),
             )
+        return BadRequest(
+            status,
+            f"The server refuses requests with that {what}. Its operator can allow more with "
+            f"{option}.",
+        )
 
     def check_headers(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Checks a request from its headers; two different hosts are refused."""
@@ -163,7 +158,7 @@ def headers_of_code(
         pair = _octets(name).lower(), _octets(value)
         if pair[0] not in _OF_THE_SERVER and pair[0] not in without:
             headers.append(pair)
-    check_headers(headers)
+    length_of(headers)
     return headers
 
 
@@ -171,17 +166,11 @@ def _octets(text: object) -> bytes:
     return text if isinstance(text, bytes) else str(text).encode("latin-1", "replace")
 
 
-def check_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Raises `ValueError` for an invalid name or value, which could inject a header."""
-    # Not every server and protocol checks this. HTTP/2 carries line breaks, and a proxy that
-    # converts to HTTP/1.1 sends the text after a line break as further headers.
-    for name, value in headers:
-        if not is_sendable(name, value):
-            raise not_sendable(name, value)
-
-
 def length_of(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     """Checks headers, and returns their Content-Length, if any; raises `ValueError`."""
+    # An invalid name or value could inject a header, and not every server and protocol checks this.
+    # HTTP/2 carries line breaks, and a proxy that converts to HTTP/1.1 sends the text after a line
+    # break as further headers.
     length: int | None = None
     for name, value in headers:
         if not is_sendable(name, value):

@@ -219,7 +219,7 @@ class HttpOptions:
             limit for all incomplete WebSocket messages.
         max_json_elements: How many values, keys and containers a JSON body may have; fewer if most
             are containers, since their memory may be no more than 12 times the body's size, plus
-            32 bytes for each permitted element, plus 1 MiB.
+            64 bytes for each permitted element, plus 1 MiB.
         send_timeout_s: How long a client may take to accept one message of an answer, or each 256
             KiB of it, in seconds; a slower client is disconnected.
         answer_timeout_s: How long a call with one result may take if its endpoint has no

@@ -9,8 +9,8 @@ running: the application can still answer, and its readiness page reports the pr
 from __future__ import annotations
 
 import logging
-from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -20,17 +20,15 @@ from shoal.failures.exceptions import failure_text
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message
 
-# How long an application that reported a failed startup may take to raise the error itself.
-_RAISE_TIMEOUT_S: Final = 1.0
-
 _log = logging.getLogger("shoal.server")
 
 
 class _Phase(Enum):
-    NEW = auto()  # the application has not received the startup message
-    STARTING = auto()
-    RUNNING = auto()
-    STOPPING = auto()
+    # How an error in it is named.
+    NEW = ""  # the application has not received the startup message
+    STARTING = "the application did not start"
+    RUNNING = "the application's lifespan ended early"
+    STOPPING = "the application's shutdown failed"
 
 
 class AppLifespan:
@@ -66,10 +64,6 @@ class AppLifespan:
     async def wait_started(self) -> None:
         """Waits until the application has started, or has set `failure`."""
         await self._started.wait()
-        if self.failure is not None:
-            # The error that it may raise next describes the failure better than its message.
-            with anyio.move_on_after(_RAISE_TIMEOUT_S):
-                await self._ended.wait()
 
     async def stop(self, timeout_s: float) -> None:
         """Ends the application; sets `failure` if it fails to end, or does not end in time."""
@@ -98,29 +92,25 @@ class AppLifespan:
             case "lifespan.shutdown.complete":
                 self._ended.set()
             case "lifespan.startup.failed":
-                self._fail("the application did not start", message.get("message", ""))
+                self._fail(_Phase.STARTING.value, message.get("message", ""))
                 self._started.set()
             case "lifespan.shutdown.failed":
-                self._fail("the application's shutdown failed", message.get("message", ""))
+                self._fail(_Phase.STOPPING.value, message.get("message", ""))
             case unknown:
                 raise ValueError(f"{unknown!r} is not a message of the lifespan protocol")
 
     def _failed(self, error: Exception) -> None:
         details = failure_text(error)
-        match self._phase:
-            case _Phase.NEW:
-                _log.debug("the application has no lifespan", exc_info=error)
-            case _Phase.STARTING:
-                self._fail("the application did not start", details)
-            case _Phase.RUNNING:
-                self._fail("the application's lifespan ended early", details)
-                _log.error("the application's lifespan ended early", exc_info=error)
-            case _Phase.STOPPING:
-                self._fail("the application's shutdown failed", details)
+        if self._phase is _Phase.NEW:
+            _log.debug("the application has no lifespan", exc_info=error)
+            return
+        if self._phase is _Phase.RUNNING:
+            _log.error("the application's lifespan ended early", exc_info=error)
+        self._fail(self._phase.value, details)
 
     def _fail(self, message: str, details: str) -> None:
-        # Starlette sends its traceback and then also raises the error; others send one sentence.
-        if self.failure is None or "Traceback" not in self.failure.details:
+        # Starlette sends its traceback and then also raises the error.
+        if self.failure is None:
             last_line = details.strip().rpartition("\n")[2].strip()
             self.failure = LifespanFailed(
                 f"{message}: {last_line}" if last_line else message, details=details

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 from shoal.core.options.names import suggested
 
@@ -114,17 +114,12 @@ def _host(name: str, value: str) -> str:
     host = value.lower()
     if (address := _ipv6(host)) is not None:
         return address
-    if _HOST.fullmatch(host):
-        return host
-    if host.count(":") == 1 and "/" not in host:
-        why = f"leave out the port: {host.partition(':')[0]!r}"
-    elif "*" in host:
-        why = '"*" is for all hosts, and there are no other patterns; name each host'
-    elif not host.isascii():
-        why = 'clients send such a name in ASCII, as "xn--..."'
-    else:
-        why = 'a host is a name or an address, such as "example.com" or "::1"'
-    raise ValueError(f"{name}: no request has the host {value!r}; {why}")
+    if not _HOST.fullmatch(host):
+        raise ValueError(
+            f"{name}: no request has the host {value!r}; a host is a name in ASCII or an address, "
+            'without a port, such as "example.com" or "::1", and "*" is for all hosts'
+        )
+    return host
 
 
 def _origin(name: str, value: str) -> str:
@@ -137,15 +132,10 @@ def _origin(name: str, value: str) -> str:
             host = None if address is None else f"[{address}]"
         if host is not None and (port is None or _DEFAULT_PORTS.get(scheme) != port):
             return f"{scheme}://{host}{f':{port}' if port else ''}"
-    if "*" in origin:
-        why = '"*" is for all origins, and there are no other patterns; name each origin'
-    elif not origin.isascii():
-        why = 'browsers send such a name in ASCII, as "https://xn--..."'
-    elif match is not None and match[3] is not None:
-        why = f"browsers leave out the port of the scheme: {origin.rpartition(':')[0]!r}"
-    else:
-        why = 'an origin is a scheme, a host and perhaps a port, such as "https://example.com"'
-    raise ValueError(f"{name}: no page has the origin {value!r}; {why}")
+    raise ValueError(
+        f"{name}: no page has the origin {value!r}; an origin is a scheme, a host in ASCII, and a "
+        'port if it is not the scheme\'s, such as "https://example.com", and "*" is for all origins'
+    )
 
 
 def _ipv6(host: str) -> str | None:
@@ -162,8 +152,6 @@ SecurityRequirement: TypeAlias = Mapping[str, Sequence[str]]
 # One requirement, or several alternatives.
 SecurityRequirements: TypeAlias = SecurityRequirement | Sequence[SecurityRequirement]
 
-# OpenAPI allows these names of components.
-_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,64}")
 _KINDS: Final = ("apiKey", "http", "mutualTLS", "oauth2", "openIdConnect")
 _EXAMPLE: Final = '{"key": {"type": "apiKey", "in": "header", "name": "X-API-Key"}}'
 
@@ -171,19 +159,15 @@ _EXAMPLE: Final = '{"key": {"type": "apiKey", "in": "header", "name": "X-API-Key
 # Security schemes are only described in the OpenAPI document. Middleware checks the requests.
 def checked_schemes(name: str, value: Any) -> dict[str, dict[str, Any]]:
     """Returns a copy of security schemes by name; raises `TypeError` or `ValueError`."""
-    schemes: dict[str, dict[str, Any]] = {}
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{name} must be a mapping such as {_EXAMPLE}, not {value!r}")
-    for key, scheme in cast("Mapping[str, Any]", value).items():
-        if not isinstance(cast("object", key), str) or not isinstance(scheme, Mapping):
-            raise TypeError(f"{name} must be a mapping such as {_EXAMPLE}, not {value!r}")
-        if not _NAME.fullmatch(key):
-            raise ValueError(f"{name}: a name has 1 to 64 of A-Z a-z 0-9 . _ -, not {key!r}")
-        schemes[key] = dict(cast("Mapping[str, Any]", scheme))
-        if schemes[key].get("type") not in _KINDS:
+    try:
+        schemes = {str(key): dict(scheme) for key, scheme in value.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise TypeError(f"{name} must be a mapping such as {_EXAMPLE}, not {value!r}") from None
+    for key, scheme in schemes.items():
+        if scheme.get("type") not in _KINDS:
             raise ValueError(
                 f"{name}: the type of {key!r} must be one of {', '.join(_KINDS)}, "
-                f"not {schemes[key].get('type')!r}"
+                f"not {scheme.get('type')!r}"
             )
     return schemes
 
@@ -191,9 +175,16 @@ def checked_schemes(name: str, value: Any) -> dict[str, dict[str, Any]]:
 def checked_requirements(name: str, value: Any) -> tuple[dict[str, list[str]], ...]:
     """Returns the alternative requirements; raises `TypeError`."""
     alternatives: Any = [value] if isinstance(value, Mapping) else value
-    if isinstance(alternatives, str) or not isinstance(alternatives, Sequence):
-        raise _wrong(name, value)
-    return tuple(_requirement(name, one) for one in cast("Sequence[object]", alternatives))
+    try:
+        return tuple(
+            {scheme: [*_texts(name, scopes)] for scheme, scopes in one.items()}
+            for one in as_list(name, alternatives)
+        )
+    except (AttributeError, TypeError):
+        raise TypeError(
+            f'{name} must map schemes to lists of scopes, such as {{"key": []}}, or be a list of '
+            f"such mappings, not {value!r}"
+        ) from None
 
 
 def check_known(needed: Any, schemes: Mapping[str, Any]) -> None:
@@ -207,25 +198,6 @@ def check_known(needed: Any, schemes: Mapping[str, Any]) -> None:
                 )
 
 
-def _requirement(name: str, value: Any) -> dict[str, list[str]]:
-    if not isinstance(value, Mapping):
-        raise _wrong(name, value)
-    requirement: dict[str, list[str]] = {}
-    for scheme, scopes in cast("Mapping[str, Any]", value).items():
-        is_text = isinstance(cast("object", scheme), str)
-        if not is_text or isinstance(scopes, str) or not isinstance(scopes, Sequence):
-            raise _wrong(name, value)
-        requirement[scheme] = [str(scope) for scope in cast("Sequence[object]", scopes)]
-    return requirement
-
-
-def _wrong(name: str, value: Any) -> TypeError:
-    return TypeError(
-        f'{name} must map schemes to lists of scopes, such as {{"key": []}}, or be a list of such '
-        f"mappings, not {value!r}"
-    )
-
-
 # As ``module:class``.
 PROTOCOLS: Final[Mapping[str, str]] = {
     "oip": "shoal.http.oip.protocol:OpenInference",
@@ -235,18 +207,17 @@ PROTOCOLS: Final[Mapping[str, str]] = {
 
 def checked_protocols(name: str, value: Any) -> tuple[Any, ...]:
     """Checks names of protocols and `HttpProtocol` objects; raises `TypeError`, `ValueError`."""
-    wanted = f"names of protocols ({', '.join(PROTOCOLS)}) and shoal.http.HttpProtocol objects"
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(f"{name} must be a list of {wanted}, not {value!r}")
-    protocols: tuple[Any, ...] = tuple(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    protocols = as_list(name, value)
     for one in protocols:
-        if isinstance(one, str):
-            if one not in PROTOCOLS:
-                hint = suggested(one, list(PROTOCOLS))
-                raise ValueError(
-                    f"{name} must name protocols ({', '.join(PROTOCOLS)}), not {one!r}"
-                    + (f"; {hint}" if hint else "")
-                )
-        elif not callable(getattr(one, "routes", None)):
-            raise TypeError(f"{name} must be a list of {wanted}, not with {one!r}")
+        if isinstance(one, str) and one not in PROTOCOLS:
+            hint = suggested(one, list(PROTOCOLS))
+            names = ", ".join(PROTOCOLS)
+            raise ValueError(
+                f"{name} must name protocols ({names}), not {one!r}" + (f"; {hint}" if hint else "")
+            )
+        if not isinstance(one, str) and not callable(getattr(one, "routes", None)):
+            raise TypeError(
+                f"{name} must be a list of names of protocols ({', '.join(PROTOCOLS)}) and "
+                f"shoal.http.HttpProtocol objects, not with {one!r}"
+            )
     return protocols

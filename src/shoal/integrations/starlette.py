@@ -184,8 +184,8 @@ class ResultStreamResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Makes the call and sends its items."""
         shared = SharedParts(HttpOptions())
-        async with _departures() as departures:
-            await self._send_to(Exchange(shared, scope, receive, send, departures))
+        async with _departures() as shared.departures:
+            await self._send_to(Exchange(shared, scope, receive, send))
         if self.background is not None:
             await self.background()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, get_args
 
 from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import (
@@ -57,11 +57,6 @@ if TYPE_CHECKING:
     Rows: TypeAlias = Sequence[tuple[Kind, str, str, Callable[[T], float | None]]]
 
 
-class StartTimes(NamedTuple):
-    failures: int  # replicas that could not be started
-    times: HistogramSnapshot  # of starts until the replica was ready
-
-
 @dataclass(eq=False)
 class ShoalCollector(Collector):
     """Converts statistics into metrics, for a `prometheus_client.CollectorRegistry`."""
@@ -72,11 +67,10 @@ class ShoalCollector(Collector):
     times: Callable[[], Iterable[RequestTimes]]  # counted in several places
     streams: StreamTimes
     status: Callable[[], Status | None] = lambda: None  # None without a controller
-    starts: Callable[[], Mapping[str, StartTimes]] = dict  # by backend
+    starts: Callable[[], Mapping[str, Any]] = dict  # by backend, its `ReplicaFailures`
     # Set before a scrape; listeners are empty with another server.
     listeners: Mapping[str, CountedConnections] = field(default_factory=dict[str, Any])
     gpus: Mapping[str, GpuStatus] = field(default_factory=dict[str, Any])  # by name
-    pids: Mapping[int, int] = field(default_factory=dict[int, int])  # by worker number
 
     def collect(self) -> Iterator[Metric]:
         yield self._request_times()
@@ -90,7 +84,8 @@ class ShoalCollector(Collector):
         listeners = [((word,), counts.totals()) for word, counts in self.listeners.items()]
         yield from metrics(("listener",), listeners, _OF_LISTENERS)
         yield from _of_gpus(self.gpus)
-        yield from _of_workers(self.pids)
+        pids = [one.pids() for one in self.listeners.values()]
+        yield from _of_workers({number: pid for one in pids for number, pid in one.items()})
 
     def _request_times(self) -> Metric:
         family = HistogramMetricFamily(
@@ -139,7 +134,7 @@ class ShoalCollector(Collector):
         yield _histogram("batch_step_size", help_, labels, steps)
 
 
-def _of_controller(status: Status, starts: Mapping[str, StartTimes]) -> Iterator[Metric]:
+def _of_controller(status: Status, starts: Mapping[str, Any]) -> Iterator[Metric]:
     endpoints = status.endpoints.items()
     backends = status.backends.items()
     replicas = [((tag, one.tag), one) for tag, backend in backends for one in backend.replicas]
@@ -159,7 +154,7 @@ def _of_controller(status: Status, starts: Mapping[str, StartTimes]) -> Iterator
     )
     started = [((tag,), one) for tag, one in starts.items()]
     yield from metrics(("backend",), started, _OF_STARTS)
-    times = [(where, one.times) for where, one in started]
+    times = [(where, one.start_s.snapshot()) for where, one in started]
     yield _histogram("replica_start_seconds", "Start time of a replica.", ("backend",), times)
     yield from metrics(("backend", "replica"), replicas, _OF_REPLICAS)
     yield from metrics(("endpoint", "backend"), shadows, _OF_SHADOWS)
@@ -274,8 +269,8 @@ _OF_BACKENDS: Final[Rows[BackendStatus]] = (
     (COUNTER, "model_load_seconds", "Total time of loads of models.", lambda b: b.model_load_s),
 )
 
-_OF_STARTS: Final[Rows[StartTimes]] = (
-    (COUNTER, "replica_start_failures", "Failed starts of replicas.", lambda s: s.failures),
+_OF_STARTS: Final[Rows[Any]] = (
+    (COUNTER, "replica_start_failures", "Failed starts of replicas.", lambda s: s.start_failures),
 )
 
 _OF_LISTENERS: Final[Rows[ConnectionTotals]] = (

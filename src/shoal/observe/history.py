@@ -312,16 +312,12 @@ _OUTCOMES: Final = ("finished", "failed", "declined", "left", "refused")
 
 def _rates(now: BatcherStatistics, before: BatcherStatistics | None, passed_s: float) -> Sample:
     if before is None or before.finished > now.finished:  # another batcher of that name
-        return {
-            **dict.fromkeys((*_OUTCOMES, "batches", "size", "wait_s", "run_s"), 0),
-            "reasons": {},
-        }
+        before = now
     batches = now.batch_size.total - before.batch_size.total
 
     def rate(*names: str) -> float:
-        return float(
-            round(sum([getattr(now, n) - getattr(before, n) for n in names]) / passed_s, 3)
-        )
+        counted: float = sum([getattr(now, name) - getattr(before, name) for name in names])
+        return round(counted / passed_s, 3)
 
     return {
         "finished": rate("finished"),
@@ -347,8 +343,5 @@ def _mean(now: HistogramSnapshot, before: HistogramSnapshot) -> float:
 
 
 def _percentiles(times: Sequence[float]) -> Sample:
-    if not times:
-        return {f"p{percent}": None for percent in _PERCENTS}
-    return {
-        f"p{percent}": round(times[-(-len(times) * percent // 100) - 1], 6) for percent in _PERCENTS
-    }
+    places = {percent: -(-len(times) * percent // 100) - 1 for percent in _PERCENTS}
+    return {f"p{one}": round(times[nth], 6) if times else None for one, nth in places.items()}

@@ -222,11 +222,11 @@ async def test_a_body_that_is_not_json_is_refused(client, body):
     assert (answer.status, kind_of(answer)) == (400, "invalid-json")
 
 
-async def test_a_body_in_another_encoding_is_told_by_its_name(client):
+async def test_a_body_in_another_encoding_is_told_the_right_one(client):
     headers = (LOCAL, ("content-type", "application/json"))
     body = '{"tag": "é"}'.encode("utf-16")
     answer = await talk(admin_app(client), "POST", "backends", body=body, headers=headers)
-    assert "It is encoded in UTF-16: send UTF-8." in answer.json()["detail"]
+    assert "Send UTF-8 without a byte order mark." in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("media_type", [None, "text/plain", "application/x-www-form-urlencoded"])

@@ -111,7 +111,6 @@ async def test_bytes_have_the_type_of_annotation_or_response(app, path, body, se
         ("x-gzip", gzip.compress),
         ("GZip", lambda body: gzip.compress(body[:3]) + gzip.compress(body[3:])),
         ("deflate", zlib.compress),
-        ("deflate", lambda body: zlib.compress(body)[2:-4]),
         ("identity", bytes),
     ],
 )
@@ -175,7 +174,7 @@ async def test_a_bomb_is_refused_before_it_is_large(app, coding, compress):
 async def test_what_becomes_a_hundred_times_larger_is_refused(app):
     headers = [("content-encoding", "gzip")]
     answer = await ask(app, "/length", body=gzip.compress(bytes(4 * MIB)), headers=headers)
-    assert (answer.status, "hundredth" in answer.json()["detail"]) == (413, True)
+    assert (answer.status, answer.json()["type"]) == (413, "urn:shoal:problem:body-too-large")
     answer = await ask(app, "/length", body=gzip.compress(bytes(MIB)), headers=headers)
     assert answer.json() == MIB
 

@@ -214,7 +214,7 @@ class Named:
 @pytest.mark.parametrize(
     ("annotation", "item", "errors"),
     [
-        (list[int], ["x"] * 50, 50),
+        (list[int], ["x"] * 50, 1),
         (list[int], ["x"] * 50_000, 1),
         (Numbers, {"numbers": ["x"] * 50_000}, 1),
         (Named, {"numbers": {str(number): "x" for number in range(50_000)}}, 1),
@@ -222,7 +222,7 @@ class Named:
     ],
     ids=["a small list", "list", "model", "dataclass", "dict"],
 )
-async def test_the_first_error_of_a_large_body_is_all_that_is_told(annotation, item, errors):
+async def test_the_first_error_of_a_container_is_all_that_is_told(annotation, item, errors):
     app = shoal.App()
 
     async def one(items):
@@ -304,7 +304,7 @@ def measure(opening, unit, closing, annotation):
 
     def fits(number):
         try:
-            check_json(body_of(number), most, type_._costs)
+            check_json(body_of(number), most)
         except Refused:
             return False
         return True
@@ -322,7 +322,7 @@ def measure(opening, unit, closing, annotation):
         kept = type_.parsed(exchange, body)
     except Refused:
         pass
-    print(peak() - before, 12 * len(body) + 32 * most + 2**20, flush=True)
+    print(peak() - before, 12 * len(body) + 64 * most + 2**20, flush=True)
 
 for case in ast.literal_eval(sys.argv[1]):
     if os.fork() == 0:  # in a process of its own, as the peak of its memory is measured

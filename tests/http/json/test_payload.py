@@ -112,22 +112,17 @@ def test_what_is_not_json_is_a_400(handler, body):
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    "body",
     [
-        ('\ufeff"a"'.encode(), "It begins with a byte order mark (BOM): send UTF-8 without one."),
-        ('"é"'.encode("utf-16"), "It is encoded in UTF-16: send UTF-8."),
-        ('"é"'.encode("utf-16-le"), "It is encoded in UTF-16: send UTF-8."),
-        ('{"a": 1}'.encode("utf-16-be"), "It is encoded in UTF-16: send UTF-8."),
-        ('"é"'.encode("utf-32"), "It is encoded in UTF-32: send UTF-8."),
-        ('{"text": "é"}'.encode("latin-1"), "(the byte 0xE9 at 10), but perhaps Latin-1 or "),
-        ('"100 €"'.encode("cp1252"), "It is not UTF-8 (the byte 0x80 at 5), but perhaps Latin-1 "),
+        *('\ufeff"a"'.encode(), '"é"'.encode("utf-16"), '"é"'.encode("utf-32")),
+        *('{"a": 1}'.encode("utf-16-be"), '{"text": "é"}'.encode("latin-1")),
     ],
 )
 @pytest.mark.parametrize("handler", [anything, numbers, comments, several])
-def test_a_body_in_another_encoding_is_told_by_its_name(handler, body, told):
+def test_a_body_in_another_encoding_is_told_the_right_one(handler, body):
     found = problem(handler, body)
     assert (found.status, found.kind) == (400, "invalid-json")
-    assert told in found.detail
+    assert found.detail.endswith(". Send UTF-8 without a byte order mark.")
 
 
 def texts(items: list[str]): ...
@@ -162,15 +157,11 @@ def test_nothing_else_is_told_to_be_a_list_of_items(handler, body):
     assert "One request is one item" not in problem(handler, body).detail
 
 
-def test_the_place_of_an_error_is_as_its_client_has_written_it():
-    class Named(BaseModel):
-        id: str
-
+def test_the_place_of_an_error_is_that_of_pydantic():
     class Asked(BaseModel):
-        stop: str | list[str] | None = None
-        words: list[int | str] = Field(default=[], alias="the words")
-        by: dict[int, int | str] = {}
-        of: Comment | Named | None = None
+        words: list[int] = Field(default=[], alias="the words")
+        by: dict[int, int] = {}
+        of: Comment | None = None
 
     def asks(items: list[Asked]): ...
 
@@ -179,13 +170,10 @@ def test_the_place_of_an_error_is_as_its_client_has_written_it():
         assert found.detail.startswith(".".join(str(s) for s in found.more["errors"][0]["loc"]))
         return {one["loc"] for one in found.more["errors"]}
 
-    assert places(asks, {"stop": 1}) == {("stop",)}
-    assert places(asks, {"stop": ["a", 1]}) == {("stop",), ("stop", 1)}
-    assert places(asks, {"stop": {"a": 1}}) == {("stop",)}
     assert places(asks, {"the words": [1, None]}) == {("the words", 1)}
-    assert places(asks, {"of": {"id": 1}}) == {("of", "author"), ("of", "id")}
-    assert places(asks, {"by": {"a": 1, "2": None}}) == {("by", "a", "[key]"), ("by", "2")}
-    assert places(either, None) == {()}
+    assert places(asks, {"of": {"id": 1}}) == {("of", "author")}
+    assert places(asks, {"by": {"2": None}}) == {("by", "2")}
+    assert places(either, None) == {("int",), ("str",)}
 
 
 def test_a_wrong_item_is_a_422_that_says_where_and_nothing_else():
@@ -198,9 +186,12 @@ def test_a_wrong_item_is_a_422_that_says_where_and_nothing_else():
 
 
 def test_a_million_mistakes_are_counted_and_not_listed():
-    def rows(items: list[list[int]]): ...
+    class Asked(BaseModel, extra="forbid"):
+        text: str = ""
 
-    found = problem(rows, ["x"] * 1000)
+    def asks(items: list[Asked]): ...
+
+    found = problem(asks, {str(number): 1 for number in range(1000)})
     assert found.detail == "It has 1000 errors."
     assert "errors" not in found.more
 

@@ -543,7 +543,7 @@ REFUSED = [
     (completion(stop=5), 400, "stop", None),
     (completion(stop=["a", 5]), 400, "stop", None),
     (completion(prompt=5), 400, "prompt", None),
-    (completion(stream_options={"include_usage": 3}), 400, "stream_options.include_usage", None),
+    (completion(stream_options={"include_usage": 3}), 400, "stream_options", None),
     (chat([{"role": "user", "content": 5}]), 400, "messages.0", None),
     (chat([{"role": "user", "content": "a" * 11}], model="narrow"), 400, "messages", None),
     (chat(max_completion_tokens=99, model="few"), 400, "max_completion_tokens", None),
@@ -716,7 +716,7 @@ async def test_a_path_or_a_method_that_is_not_there_is_refused_in_the_form_of_th
         assert is_own == (path != "/v1/own/")
 
 
-BASE = "; a client's base URL ends with /v1, once and without another slash"
+BASE = "; a client's base URL ends with /v1, without a slash"
 
 
 @pytest.mark.one_loop
@@ -810,23 +810,17 @@ async def embedded(result, form, *, inputs="a"):
 @pytest.mark.one_loop
 @pytest.mark.parametrize("form", ["float", "base64"])
 @pytest.mark.parametrize(
-    ("result", "told"),
+    "result",
     [
-        (np.zeros((1, 3)), "not of shape (1, 3); return one row for each input"),
-        ([[1.0, 2.0]], "not of shape (1, 2); return one row for each input"),
-        (((1.0,), (2.0,)), "not of shape (2, 1); return one row for each input"),
-        (np.float32(1), "not float"),
-        ("a text", "not text"),
-        (["a"], "not text"),
-        ({"a": 1.0}, "not dict"),
-        (None, "not NoneType"),
+        *(np.zeros((1, 3)), [[1.0, 2.0]], ((1.0,), (2.0,)), np.float32(1), "a text", ["a"]),
+        *({"a": 1.0}, None),
     ],
 )
-async def test_a_result_that_is_not_a_vector_is_no_embedding(result, told, form):
+async def test_a_result_that_is_not_a_vector_is_no_embedding(result, form):
     answer = await embedded(result, form)
     error = answer.json()["error"]
     assert (answer.status, error["param"]) == (400, "model")
-    assert error["message"].endswith(f"a result must be a vector of numbers, {told}")
+    assert error["message"].endswith("must be a vector of numbers, one for each input")
 
 
 async def test_a_failure_is_told_with_the_id_that_the_log_has(app, caplog):

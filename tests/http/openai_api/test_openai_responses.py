@@ -293,7 +293,7 @@ REFUSED = [
     ({"tools": [TOOL], "model": "plain"}, "tools", "unsupported"),
     ({"tool_choice": {"type": "mcp"}}, "tool_choice", "unsupported"),
     ({"text": {"format": {"type": "json_object"}}, "model": "plain"}, "response_format", None),
-    ({"text": {"format": "json"}}, "text.format", None),
+    ({"text": {"format": "json"}}, "text", None),
     ({"input": []}, "input", None),
     ({"input": 5}, "input", None),
     ({"input": ["a"]}, "input", None),

@@ -71,9 +71,9 @@ def test_a_whole_text_ends_before_its_first_stop_sequence(text, stops):
 
 
 def test_a_function_that_counts_tokens_is_not_called_in_the_task_of_the_handler():
-    form = AnswerForms("m", chat=False).messages(b"1")
+    asked = TextAsked(b"1", lambda: 0, False)
+    form = AnswerForms("m", chat=False).messages(asked)
     for count, runs_users_code in ((None, False), (len, True)):
-        asked = TextAsked(b"1", lambda: 0, False)
         text = OneText(form, TextOutput(TextEnd((), None, count)), asked)
         assert text.runs_users_code is runs_users_code
 

@@ -203,28 +203,6 @@ async def test_the_document_of_all_forms_together_is_valid_on_a_served_app():
     assert {"get_judge", "post_judge", "words"} <= set(ids)
 
 
-def examples_in(part, schema=None):
-    """Yields the examples in a part of a document, each with its schema."""
-    if isinstance(part, dict):
-        for one in part.get("examples", {}).values() if "schema" in part else ():
-            yield part["schema"], one["value"]
-        for one in part.values():
-            yield from examples_in(one)
-    elif isinstance(part, list):
-        for one in part:
-            yield from examples_in(one)
-
-
-async def test_every_example_fits_its_schema():
-    from jsonschema import Draft202012Validator
-
-    found = await document(described)
-    examples = [*examples_in(found)]
-    assert len(examples) > 10
-    for schema, value in examples:
-        Draft202012Validator({**schema, "components": found["components"]}).validate(value)
-
-
 async def test_items_and_results_have_the_schemas_of_their_types():
     post, found = await operation(of_fish)
     schemas = found["components"]["schemas"]
@@ -243,7 +221,7 @@ async def test_a_get_has_the_members_of_an_item_that_text_can_stand_for_in_its_q
     get, _ = await operation(of_fish, method="get")
     assert names(get["parameters"]) == ["name", "weight", "X-Request-ID", "X-Request-Timeout"]
     assert get["parameters"][0]["required"] is True
-    assert get["parameters"][1]["schema"] == {"title": "Weight", "type": "number"}
+    assert {"type": "number"} in get["parameters"][1]["schema"]["anyOf"]
     assert "requestBody" not in get
 
 
@@ -295,7 +273,7 @@ async def test_a_response_of_the_codes_own_may_have_any_status():
     post, _ = await operation(of_pages)
     assert set(post["responses"]["200"]["content"]) == {*AS_JSON, "text/html"}
     assert post["responses"]["default"]["content"]["text/html"] == {}
-    assert "default" not in (await operation(of_fish))[0]["responses"]
+    assert "content" not in (await operation(of_fish))[0]["responses"]["default"]
 
 
 @pytest.mark.parametrize(
@@ -307,10 +285,10 @@ async def test_a_stream_has_three_forms_with_the_schema_of_its_items(handler, it
     content = post["responses"]["200"]["content"]
     assert set(content) == {"text/event-stream", "application/x-ndjson", "application/json"}
     assert content["application/json"]["schema"] == {"type": "array", "items": item}
-    assert {"204", "406"} <= set(post["responses"])
-    [event, *_] = content["text/event-stream"]["schema"]["oneOf"]
+    assert "204" in post["responses"]
     [line, end, error] = content["application/x-ndjson"]["schema"]["oneOf"]
-    assert event["properties"]["data"]["contentSchema"] == item
+    event = content["text/event-stream"]["schema"]
+    assert event["properties"]["data"]["contentSchema"]["anyOf"][0] == item
     assert line["properties"]["item"] == item
     assert end["properties"]["end"] == {"const": True}
     assert error["properties"]["error"] == {"$ref": "#/components/schemas/shoal.Problem"}
@@ -369,29 +347,33 @@ def test_every_problem_that_a_call_can_have_is_described():
     assert made - {""} <= KINDS.keys()
 
 
-async def test_the_problems_that_an_endpoint_can_have_are_its_answers():
-    post, found = await operation(of_fish)
-    statuses = {"200", "400", "404", "408", "413", "415", "422", "500", "503", "504"}
-    assert set(post["responses"]) == statuses
-    raw, _ = await operation(of_bytes)
-    assert statuses - set(raw["responses"]) == {"422"}  # its content coding may be unknown
-    whole, _ = await operation(of_requests)
-    assert statuses - set(whole["responses"]) == {"415", "422"}
-    busy = found["components"]["responses"]["Problem503"]
-    assert set(busy["headers"]) == {"X-Request-ID", "Retry-After"}
-    assert "overloaded" in busy["content"]["application/problem+json"]["examples"]
-
-
-async def test_overload_has_the_status_that_was_chosen():
+async def test_the_problems_of_all_endpoints_are_one_response_that_lists_them():
     app = shoal.App(overload_status=429)
     app.endpoint("/x", methods=("POST",))(of_fish)
     found = await document(app)
-    assert "429" in found["paths"]["/x"]["post"]["responses"]
-    responses = found["components"]["responses"]
-    kinds = responses["Problem503"]["content"]["application/problem+json"]["examples"]
-    assert "overloaded" not in kinds
-    kinds = responses["Problem429"]["content"]["application/problem+json"]["examples"]
-    assert list(kinds) == ["overloaded"]
+    responses = found["paths"]["/x"]["post"]["responses"]
+    assert responses.keys() == {"200", "default"}
+    assert responses["default"] == {"$ref": "#/components/responses/Problem"}
+    problem = found["components"]["responses"]["Problem"]
+    assert problem["content"].keys() == {"application/problem+json"}
+    assert "- 429 `overloaded`: The endpoint is overloaded" in problem["description"]
+    for kind in KINDS:
+        assert f"`{kind}`" in problem["description"]
+
+
+async def test_a_problem_fits_its_schema():
+    from jsonschema import Draft202012Validator
+
+    app = shoal.App(debug=True)
+    app.endpoint("/x", methods=("POST",))(of_fish)
+    async with app.lifespan():
+        components = (await document(app))["components"]
+        refused = (await ask(app, "/x", {"name": 1})).json()
+        failed = (await ask(app, "/x", {"name": "cod"})).json()
+    assert (len(refused["errors"]), failed["status"]) == (1, 500)
+    schema = {**components["schemas"]["shoal.Problem"], "components": components}
+    for problem in (refused, failed):
+        Draft202012Validator(schema).validate(problem)
 
 
 async def test_statuses_of_the_codes_own_are_described_as_the_program_says():

@@ -182,7 +182,7 @@ def _checked(signature: Signature, *, are_values: bool) -> Callable[[Any], Any]:
     from pydantic import ValidationError
 
     from shoal.http.json.payload import fields_adapter
-    from shoal.http.json.validation import adapter_of, finite_validator, problem_of_validation
+    from shoal.http.json.validation import adapter_of, problem_of_validation, validator_of
 
     parameters = list(signature.parameters.values())
     is_single = len(parameters) == 1
@@ -192,7 +192,7 @@ def _checked(signature: Signature, *, are_values: bool) -> Callable[[Any], Any]:
     if annotation is Parameter.empty:
         annotation = Any
     adapter = adapter_of(annotation) if is_single else fields_adapter(parameters)
-    validator = finite_validator(adapter)
+    validator = validator_of(adapter)
     check: Callable[[Any], Any]
     check = validator.validate_python if are_values else validator.validate_json
 
@@ -200,8 +200,7 @@ def _checked(signature: Signature, *, are_values: bool) -> Callable[[Any], Any]:
         try:
             found = check(line)
         except ValidationError as error:
-            given = {"value": line} if are_values else {"body": line}
-            members = problem_of_validation(error, **given).members("")
+            members = problem_of_validation(error, b"" if are_values else line).members("")
             del members["status"], members["instance"]  # there is no request
             raise LineRefused(members) from None
         return found if is_single else tuple(found.get(one.name, one.default) for one in parameters)

@@ -29,7 +29,7 @@ from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.core.options.names import suggested
 from shoal.http.admin import recordings
 from shoal.http.admin.guard import Guard
-from shoal.http.json.scan import encoding_flaw, not_json
+from shoal.http.json.scan import malformed_json
 from shoal.http.json.stream_forms import form_for
 from shoal.http.requests.dispatch import PathTable
 from shoal.http.requests.exchange import FRESH, JSON, Exchange, split_path
@@ -69,7 +69,7 @@ async def read_object(exchange: Exchange, max_bytes: int) -> dict[str, Any]:
     try:
         value: Any = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise not_json(encoding_flaw(body) or str(error)) from None
+        raise malformed_json(str(error)) from None
     if not isinstance(value, dict):
         raise TypeError(f"the body must be a JSON object, not {type(value).__name__}")
     return cast("dict[str, Any]", value)

@@ -17,7 +17,7 @@ from collections import deque
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import orjson
@@ -46,10 +46,8 @@ Note = dict[str, Any]
 MOST_HELD: Final = 100_000
 """How many notes are held for a reader; further ones are left out, and counted."""
 
-_MOST_KEYS: Final = 10_000
 _MICROSECONDS: Final = 6
 _TENTHS_OF_A_MS: Final = 4
-_PLAIN: Final = (str, int, float, bool, bytes, type(None))
 
 
 class ArrivalRecorder(BatchObserver):
@@ -78,7 +76,6 @@ class ArrivalRecorder(BatchObserver):
         self._in_second: int = 0
         # of this recording only, so that nobody can try out keys
         self._salt = secrets.token_bytes(16)
-        self._hashes: dict[Hashable, str] = {}
 
     @property
     def is_full(self) -> bool:
@@ -195,22 +192,9 @@ class ArrivalRecorder(BatchObserver):
 
     def _hashed(self, key: Hashable) -> str:
         try:
-            found = self._hashes.get(key)
-            if found is not None:
-                return found
-            is_full = len(self._hashes) >= _MOST_KEYS
-            if _is_plain(key):
-                data = f"{type(key).__name__} {key!r}".encode("utf-8", "backslashreplace")
-            elif is_full:
-                return "unknown"
-            else:  # its text may differ where keys are equal
-                data = b"object %d" % len(self._hashes)
+            return blake2b(b"%d" % hash(key), key=self._salt, digest_size=6).hexdigest()
         except Exception:  # the user's own key
             return "unknown"
-        found = blake2b(data, key=self._salt, digest_size=6).hexdigest()
-        if not is_full:
-            self._hashes[key] = found
-        return found
 
 
 def _outcome(request: Request, now: float) -> str:
@@ -220,11 +204,6 @@ def _outcome(request: Request, now: float) -> str:
         return "declined"
     # One that ran out of time is cancelled while its batch goes on.
     return "expired" if request.deadline is not None and request.deadline <= now else "cancelled"
-
-
-def _is_plain(key: Hashable) -> bool:
-    parts: tuple[object, ...] = cast("Any", key) if isinstance(key, tuple) else (key,)
-    return all(type(part) in _PLAIN for part in parts)
 
 
 # The version of a trace's form; readers refuse a greater one.

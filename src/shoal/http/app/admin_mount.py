@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from shoal.asgi.extensions import DISCONNECT
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.admin.api import API, AdminApi
-from shoal.http.requests.departures import Departures
 from shoal.http.requests.dispatch import Page, PathMatch, Route, RouteDispatcher
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.shared_parts import SharedParts
@@ -43,8 +42,8 @@ class AdminListener:
         }
         self._is_public_to = is_public_to
         self._behind = behind
-        shared = SharedParts(HttpOptions() if settings is None else settings)
-        self._dispatcher = RouteDispatcher(shared)
+        self._settings = HttpOptions() if settings is None else settings
+        self._dispatcher = RouteDispatcher(SharedParts(self._settings))
         self._api = api
         self._api_page = Page(api.answer)
 
@@ -58,15 +57,10 @@ class AdminListener:
         elif path in self._pages and not (self._is_public_to and self._is_public_to(scope)):
             match = PathMatch[Route]({"GET": self._pages[path]}, {})
             await self._answer(scope, receive, send, match)
-        elif self._behind is not None and scope["type"] != "lifespan":
+        elif self._behind is not None:
             await self._behind(scope, receive, send)
-        elif is_http:
-            await self._dispatcher.answer(scope, receive, send, None)
-        elif scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1000})
         else:
-            raise ValueError(f"an admin listener can't answer a scope of type {scope['type']!r}")
+            await self._dispatcher.answer(scope, receive, send, None)
 
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, match: PathMatch[Route]
@@ -75,9 +69,9 @@ class AdminListener:
             await self._dispatcher.answer(scope, receive, send, match)
             return
         # There is no lifespan to watch from, so each request has a watching task of its own.
-        departures = Departures()
-        async with departures.watching():
-            await self._dispatcher.answer(scope, receive, send, match, departures)
+        dispatcher = RouteDispatcher(SharedParts(self._settings))
+        async with dispatcher.shared.departures.watching():
+            await dispatcher.answer(scope, receive, send, match)
 
     async def _answer_page(self, page: Page, exchange: Exchange) -> None:
         self._api.check_reader(exchange)

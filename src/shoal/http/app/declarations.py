@@ -6,7 +6,6 @@ changed it. Existing backends and endpoints are therefore left unchanged; the ot
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from inspect import isclass
 from typing import TYPE_CHECKING, Any
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from shoal.http.app.code import Declared
     from shoal.serving.app_file.file import AppFile
     from shoal.serving.controller.controller import Controller
-
-_log = logging.getLogger("shoal.server")
 
 
 @dataclass(frozen=True)
@@ -231,33 +228,26 @@ class Declarations:
         tags: list[str],
         lacking: set[tuple[str, str]],
     ) -> None:
-        """Starts backends concurrently, with the outcome of starting one after the other."""
-        # They are added in their order. If one fails, those after it are cancelled, and those
-        # before it are waited for. The error of the first in order is raised, so it does not depend
-        # on how long each start takes; the others are logged.
+        """Starts backends concurrently; the first that fails cancels the others."""
+        # They are added in their order.
         turns = [anyio.Event() for _ in range(len(tags) + 1)]
         turns[0].set()
-        scopes = [anyio.CancelScope() for _ in tags]
-        failures: dict[int, Exception] = {}
+        failures: list[Exception] = []
 
         async def open_one(nth: int) -> None:
-            with scopes[nth]:
-                try:
-                    await self._open(controller, lending, tags[nth], lacking, turns[nth])
-                    turns[nth + 1].set()
-                except Exception as error:
-                    failures[nth] = error
-                    for scope in scopes[nth + 1 :]:
-                        scope.cancel()
+            try:
+                await self._open(controller, lending, tags[nth], lacking, turns[nth])
+                turns[nth + 1].set()
+            except Exception as error:
+                failures.append(error)
+                tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
             for nth in range(len(tags)):
                 tasks.start_soon(open_one, nth)
         try:
-            for nth in sorted(failures)[1:]:
-                _log.error("%s", failures[nth].__notes__[-1])
             if failures:
-                raise failures[min(failures)]
+                raise failures[0]
         finally:
             failures.clear()  # their tracebacks hold this frame
 

@@ -7,11 +7,9 @@ import traceback
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-import anyio
-
 from shoal.asgi.lifespan import AppLifespan
 from shoal.errors import NameTaken, NotAllowed, NotDurable
-from shoal.failures.exceptions import failure_text
+from shoal.failures.exceptions import failure_text, ungrouped
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from shoal.errors import LifespanFailed
 
 # Their messages say what to change; a traceback adds nothing.
 _MISTAKES: Final = (NameTaken, NotAllowed, NotDurable)
@@ -67,12 +64,12 @@ class Mounted:
             scope = {**scope, "state": {**scope.get("state", {}), **self._lifespan.state}}
         await self.app(scope, receive, send)
 
-    async def start(self, tasks: TaskGroup) -> LifespanFailed | None:
-        """Returns why it failed to start, or None."""
+    async def start(self, tasks: TaskGroup) -> None:
         self._lifespan = lifespan = AppLifespan(self.app)
         tasks.start_soon(lifespan.run)
         await lifespan.wait_started()
-        return lifespan.failure
+        if lifespan.failure is not None:
+            raise lifespan.failure
 
     async def stop(self) -> None:
         lifespan, self._lifespan = self._lifespan, None
@@ -95,18 +92,9 @@ async def lifespans_of(apps: Iterable[ASGIApp]) -> AsyncGenerator[None]:
     if not mounted:
         yield
         return
-    failure = None
-    async with anyio.create_task_group() as tasks, AsyncExitStack() as stopping:
+    async with ungrouped() as tasks, AsyncExitStack() as stopping:
         stopping.callback(tasks.cancel_scope.cancel)
         for app in mounted:
-            failure = await app.start(tasks)
-            if failure is not None:
-                break
+            await app.start(tasks)
             stopping.push_async_callback(app.stop)
-        else:
-            yield
-    try:
-        if failure is not None:
-            raise failure
-    finally:
-        del failure  # its traceback holds this frame
+        yield

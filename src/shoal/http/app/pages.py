@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from shoal.http.requests.dispatch import Mounts, PathTable, Route
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.shared_parts import SharedParts
-    from shoal.observe.collector import ShoalCollector, StartTimes
+    from shoal.observe.collector import ShoalCollector
+    from shoal.serving.backends.managed import ReplicaFailures
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoint import Endpoint
     from shoal.serving.status import Status
@@ -118,15 +119,9 @@ class Pages:
         if self._controller is not None:
             yield self._controller.times
 
-    def _starts(self) -> dict[str, StartTimes]:
-        from shoal.observe.collector import StartTimes
-
-        if self._controller is None:
-            return {}
-        starts = {tag: one.supervisor.failures for tag, one in self._controller.backends.items()}
-        return {
-            tag: StartTimes(f.start_failures, f.start_s.snapshot()) for tag, f in starts.items()
-        }
+    def _starts(self) -> dict[str, ReplicaFailures]:
+        backends = {} if self._controller is None else self._controller.backends
+        return {tag: backend.supervisor.failures for tag, backend in backends.items()}
 
     def _status(self) -> Status | None:
         return None if self._controller is None else self._controller.status_now()
@@ -193,9 +188,6 @@ class Pages:
         for listener in listeners.values():
             await listener.refresh()
         collector.listeners = listeners
-        collector.pids = {
-            number: pid for one in listeners.values() for number, pid in one.pids().items()
-        }
         await exchange.answer(200, media_type.encode("ascii"), encode(self.registry), FRESH)
 
     async def _answer_routes(self, exchange: Exchange) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from functools import cached_property, partial
 from importlib import import_module
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from shoal.core.histogram import NO_ENDPOINT
@@ -28,7 +27,7 @@ from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes, protocol_
 from shoal.serving.names import METHODS, RESERVED
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import Coroutine, Iterable, Sequence
 
     from starlette.types import Receive, Scope, Send
 
@@ -60,46 +59,6 @@ class _JsonRoutes(ProtocolRoutes):
                 yield endpoint.route, method, route
 
 
-class _CheckedRoutes:
-    def __init__(self, routes: ProtocolRoutes) -> None:
-        self._routes = routes
-        self._last: dict[Endpoint | None, list[_RouteEntry]] = {}
-        self._has_logged = False
-
-    def entries(self, endpoints: Iterable[Endpoint], *, strict: bool) -> Iterator[_RouteEntry]:
-        # Where the protocol fails its error is raised, or the previous routes stay if not `strict`.
-        self._has_logged = False
-        current: dict[Endpoint | None, list[_RouteEntry]] = {}
-        for endpoint in (*endpoints, None):
-            try:
-                current[endpoint] = _checked(
-                    self._routes.besides() if endpoint is None else self._routes.of(endpoint)
-                )
-            except Exception as error:
-                if strict:
-                    raise
-                self._log_once(error)
-                current[endpoint] = self._last.get(endpoint, [])
-        self._last = current
-        return chain.from_iterable(current.values())
-
-    def elsewhere(self, path: str) -> Route | None:
-        try:
-            return self._routes.elsewhere(path)
-        except Exception as error:
-            self._log_once(error)
-            return None
-
-    def _log_once(self, error: Exception) -> None:
-        """Logs an error of the protocol, once until the endpoints change again."""
-        if not self._has_logged:
-            self._has_logged = True
-            name = type(self._routes).__qualname__
-            _log.error(
-                "the protocol of %s failed; its routes stay as they were", name, exc_info=error
-            )
-
-
 def _checked(entries: Iterable[_RouteEntry]) -> list[_RouteEntry]:
     listed = list(entries)
     table = PathTable[Route]()
@@ -114,7 +73,7 @@ class EndpointTable:
     """The routes of one controller's endpoints, rebuilt when the endpoints change."""
 
     # The first protocol with a route at a path wins, after Shoal's own. What a protocol raises for
-    # the existing endpoints is raised here.
+    # the existing endpoints is raised here; for a later one it is logged, and has no routes.
 
     def __init__(
         self, controller: Controller, options: HttpOptions, protocols: Sequence[HttpProtocol] = ()
@@ -127,12 +86,16 @@ class EndpointTable:
 
     def rebuild(self, *, strict: bool = False) -> None:
         self.version = self.registry.version
-        routes = PathTable[Route]()
+        self.routes = PathTable[Route]()
         endpoints = self._controller.endpoints.values()
         for protocol in self._protocols if endpoints or self._others else ():
-            for path, method, route in protocol.entries(endpoints, strict=strict):
-                routes.add(path, (method,), route)
-        self.routes = routes
+            for endpoint in (*endpoints, None):
+                try:
+                    self._add(protocol.besides() if endpoint is None else protocol.of(endpoint))
+                except Exception:
+                    if strict:
+                        raise
+                    _log.exception("the protocol of %s failed", type(protocol).__qualname__)
         self.sockets: PathTable[EndpointCalls] = PathTable()
         placed = [one for one in endpoints if one.route is not None]
         for endpoint in sorted(placed, key=lambda one: "GET" not in one.methods):
@@ -141,6 +104,10 @@ class EndpointTable:
 
             calls = EndpointCalls(endpoint, self._options)
             self.sockets.add(endpoint.route or "", ("GET",), calls)
+
+    def _add(self, entries: Iterable[_RouteEntry]) -> None:
+        for path, method, route in _checked(entries):
+            self.routes.add(path, (method,), route)
 
     def elsewhere(self, path: str) -> PathMatch[Route] | None:
         """Returns the refusing route of the protocol that a path without routes belongs to."""
@@ -151,9 +118,9 @@ class EndpointTable:
         return None
 
     @cached_property
-    def _protocols(self) -> list[_CheckedRoutes]:
+    def _protocols(self) -> list[ProtocolRoutes]:
         others = [one.routes(self._controller, self._options) for one in self._others]
-        return [_CheckedRoutes(one) for one in (_JsonRoutes(self._options), *others)]
+        return [_JsonRoutes(self._options), *others]
 
 
 # The sub-protocol of WebSockets that a client asks for.

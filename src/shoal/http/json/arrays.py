@@ -18,7 +18,6 @@ from shoal.http.requests.problem import Problem, Refused
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shoal.http.json.scan import Costs
     from shoal.http.requests.exchange import Exchange
 
 NPY: Final = npy.NPY.encode()
@@ -43,7 +42,7 @@ def as_npy(value: Any) -> bytes | None:
     return npy.npy_of(np.asarray(value))
 
 
-def read_npy(_exchange: Exchange, body: bytes, _costs: Costs) -> Any:
+def read_npy(_exchange: Exchange, body: bytes) -> Any:
     """Reads a body without content coding; raises `Refused` if it is malformed."""
     try:
         array = npy.array_of(body)

@@ -22,8 +22,6 @@ _MOST_MEMBERS: Final = 1024
 _STEP: Final = 2**16
 
 _GZIP: Final = zlib.MAX_WBITS | 16
-_ZLIB: Final = zlib.MAX_WBITS
-_RAW_DEFLATE: Final = -zlib.MAX_WBITS
 
 
 def decoded(headers: Mapping[bytes, bytes], body: bytes, max_bytes: int) -> bytes:
@@ -35,18 +33,14 @@ def decoded(headers: Mapping[bytes, bytes], body: bytes, max_bytes: int) -> byte
     if coding in (b"gzip", b"x-gzip"):
         data = _members(body, most, _GZIP)
     elif coding == b"deflate":
-        # It means zlib's format, but some clients send the bare deflate format.
-        data = _members(body, most, _ZLIB if _is_zlib(body) else _RAW_DEFLATE)
+        data = _members(body, most, zlib.MAX_WBITS)
     else:
         detail = "A body may have one Content-Encoding of gzip or deflate, or none."
         accepted = ((b"accept-encoding", b"gzip, deflate"),)
         raise Refused.of("unsupported-content-coding", detail, accepted)
-    if data is not None:
-        return data
-    if most == max_bytes:
+    if data is None:
         raise too_large(most)
-    detail = f"A body of more than {_FREE_BYTES} bytes may be compressed to a hundredth at most."
-    raise Refused.of("body-too-large", detail)
+    return data
 
 
 def _members(body: bytes, most: int, window_bits: int) -> bytes | None:
@@ -74,10 +68,6 @@ def _members(body: bytes, most: int, window_bits: int) -> bytes | None:
         if at == len(body):
             return b"".join(pieces)
     raise _malformed()
-
-
-def _is_zlib(body: bytes) -> bool:
-    return len(body) > 1 and body[0] & 15 == zlib.DEFLATED and (body[0] * 256 + body[1]) % 31 == 0
 
 
 def _malformed() -> Refused:

@@ -13,12 +13,18 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.core.extras import is_installed
-from shoal.http.json.scan import BYTES_PER_SCALAR, allowance_of, too_complex
+from shoal.http.json.scan import (
+    BYTES_PER_KEY,
+    BYTES_PER_LIST,
+    BYTES_PER_OBJECT,
+    BYTES_PER_SCALAR,
+    allowance_of,
+    too_complex,
+)
 from shoal.http.requests.plain import packable
 from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
-    from shoal.http.json.scan import Costs
     from shoal.http.requests.exchange import Exchange
 
 MSGPACK: Final = b"application/msgpack"
@@ -30,16 +36,7 @@ _MOST_LEVELS: Final = 200
 # The number of bytes after the first byte of an element without a length.
 _FIXED: Final = {
     **dict.fromkeys([*range(0x80), *range(0xE0, 0x100), 0xC0, 0xC2, 0xC3], 0),
-    0xCC: 1,
-    0xCD: 2,
-    0xCE: 4,
-    0xCF: 8,
-    0xD0: 1,
-    0xD1: 2,
-    0xD2: 4,
-    0xD3: 8,
-    0xCA: 4,
-    0xCB: 8,
+    **dict(zip(range(0xCA, 0xD4), (4, 8, 1, 2, 4, 8, 1, 2, 4, 8), strict=True)),
     **{0xA0 + size: size for size in range(32)},
 }
 # The number of bytes in the length of text or bytes.
@@ -61,11 +58,11 @@ def has_msgpack() -> bool:
     return is_installed("ormsgpack")
 
 
-def read_msgpack(exchange: Exchange, body: bytes, costs: Costs) -> Any:
+def read_msgpack(exchange: Exchange, body: bytes) -> Any:
     """Reads MessagePack with text as keys, and without extension types."""
     import ormsgpack
 
-    _check(body, exchange.settings.max_json_elements, costs)
+    _check(body, exchange.settings.max_json_elements)
     try:
         return ormsgpack.unpackb(body)
     except ValueError as error:
@@ -83,7 +80,7 @@ def packed(value: Any) -> bytes:
         raise TypeError("the result is nested too deeply, or contains itself") from None
 
 
-def _check(body: bytes, max_elements: int, costs: Costs) -> None:
+def _check(body: bytes, max_elements: int) -> None:
     """Walks the elements of a body, and refuses malformed or too complex ones."""
     at, size = 0, len(body)
     allowance = allowance_of(size, max_elements)
@@ -125,10 +122,10 @@ def _check(body: bytes, max_elements: int, costs: Costs) -> None:
         else:
             raise _malformed("it has an extension type, or a byte that means nothing")
         if is_map:
-            cost += costs.per_object + count * costs.per_key
+            cost += BYTES_PER_OBJECT + count * BYTES_PER_KEY
             count *= 2
         else:
-            cost += costs.per_list
+            cost += BYTES_PER_LIST
         declared += count
         cost += count * BYTES_PER_SCALAR
         if declared > max_elements or cost > allowance:

@@ -26,7 +26,7 @@ from typing_extensions import is_typeddict
 
 from shoal.batching.handlers.array_types import has_arrays, is_array
 from shoal.http.json.payload import fields_adapter, reader_for
-from shoal.http.json.validation import errors_of, finite_validator, first_error
+from shoal.http.json.validation import errors_of, first_error, validator_of
 from shoal.http.requests.problem import Problem, Refused
 from shoal.serving.names import parameter_names
 from shoal.serving.query import Query, takes_query
@@ -76,8 +76,8 @@ class QueryReader:
     @cached_property
     def _validator(self) -> SchemaValidator:
         if self._is_record:
-            return finite_validator(TypeAdapter(self._parameters[0].annotation))
-        return finite_validator(fields_adapter(self._parameters))
+            return validator_of(TypeAdapter(self._parameters[0].annotation))
+        return validator_of(fields_adapter(self._parameters))
 
     def _problem(self, error: ValidationError) -> Problem:
         where, message = first_error(error)

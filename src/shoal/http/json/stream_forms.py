@@ -202,13 +202,11 @@ def accepted(accept: bytes) -> bytes | None:
         return _BY_DEFAULT
     best, best_rank = None, (0.0, 0, 0)
     for place, media_type in enumerate(_TYPES):
-        main_type = media_type.partition(b"/")[0]
-        ranges = (media_type, main_type + b"/*", b"*/*")
-        for specificity, each in zip((2, 1, 0), ranges, strict=True):
-            if each in weight_of:
-                order = -place if specificity == 2 else int(media_type == _BY_DEFAULT)
-                rank = weight_of[each], specificity, order
-                if weight_of[each] > 0 and (best is None or rank > best_rank):
-                    best, best_rank = media_type, rank
-                break
+        ranges = (b"*/*", media_type.partition(b"/")[0] + b"/*", media_type)
+        named = [nth for nth, each in enumerate(ranges) if each in weight_of]
+        if named:  # the most specific one counts
+            order = -place if named[-1] == 2 else int(media_type == _BY_DEFAULT)
+            rank = weight_of[ranges[named[-1]]], named[-1], order
+            if rank[0] > 0 and (best is None or rank > best_rank):
+                best, best_rank = media_type, rank
     return best

@@ -2,10 +2,9 @@
 
 A body of another form, such as MessagePack, is checked against the same type (`BodyForm`).
 
-Two validators are built from pydantic's schema of the type, each with small changes. Both reject
-floats that are not finite: JSON has none, but pydantic accepts the *text* ``"Infinity"``. The one
-for large bodies also ends each container at its first error, since an error takes several times
-the memory of its element.
+The validator is built from pydantic's schema of the type, with small changes. It rejects floats
+that are not finite: JSON has none, but pydantic accepts the *text* ``"Infinity"``. It also ends
+each container at its first error, since an error takes several times the memory of its element.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUndefinedAnnotation
-from pydantic_core import SchemaValidator, from_json
+from pydantic_core import SchemaValidator
 from typing_extensions import TypeAliasType
 
 from shoal.batching.handlers.array_types import has_arrays
 from shoal.core.extras import advice
 from shoal.http.json.arrays import with_arrays
 from shoal.http.json.content_coding import decoded
-from shoal.http.json.scan import Costs, check_cost, check_json, encoding_flaw, not_json, too_complex
+from shoal.http.json.scan import check_cost, check_json, malformed_json, not_json
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.problem import Problem, Refused
 from shoal.loops.private import rebuilt
@@ -35,20 +34,13 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
 
 _MOST_ERRORS_SHOWN: Final = 100
-# A body with this many elements has only its first error reported.
-_LARGE: Final = 4096
-
 # How many items a request may have, each in a line.
 MOST_LINES: Final = 4096
 # An error takes a hundred times the memory of the two bytes that cause it.
 _SHOWN_OF_A_LINE: Final = 4
 
 _ENDING_EARLY: Final = frozenset({"list", "tuple", "set", "frozenset", "dict"})
-_UNKNOWN: Final[Any] = object()
 _SPACE: Final = b" \t\r\n"
-# The place of an error in a value.
-Location: TypeAlias = "tuple[int | str, ...]"
-
 _Part: TypeAlias = "dict[str, Any] | list[Any] | str | None"
 # Keys of a schema whose values are the user's data, even if these look like a schema.
 _NO_SCHEMAS: Final = frozenset({"metadata", "serialization"})
@@ -60,7 +52,7 @@ class BodyForm(NamedTuple):
     # The media types that clients use for it, its own first.
     names: tuple[bytes, ...]
     # Reads a body without content coding, or raises `Refused`; None without its package.
-    read: Callable[[Exchange, bytes, Costs], Any] | None
+    read: Callable[[Exchange, bytes], Any] | None
 
 
 class JsonType:
@@ -77,10 +69,7 @@ class JsonType:
         self.media_types = ("application/json", *installed)
         others = ", ".join(self.media_types[1:])
         self._takes = f"{takes}, or {others}" if others else takes
-        self._schema: Any = adapter.core_schema
-        self._validator = finite_validator(adapter)
-        self._costs = _costs_of(self._schema)
-        self._for_large: SchemaValidator | None = None
+        self._validator = validator_of(adapter)
 
     def parsed(self, exchange: Exchange, body: bytes, *, is_line: bool = False) -> Any:
         headers = exchange.headers
@@ -93,18 +82,16 @@ class JsonType:
                     name = form.names[0].decode()
                     detail = f"The server needs {advice('bodies')} for bodies of {name}."
                     raise Refused.of("unsupported-media-type", detail)
-                value = form.read(exchange, body, self._costs)
+                value = form.read(exchange, body)
                 try:
-                    return self._for(len(body)).validate_python(value)
+                    return self._validator.validate_python(value)
                 except ValidationError as error:
-                    raise Refused(problem_of_validation(error, value)) from None
-        elements = check_json(body, exchange.settings.max_json_elements, self._costs)
-        validator = self._validator if elements < _LARGE else self._for(elements)
+                    raise Refused(problem_of_validation(error)) from None
+        check_json(body, exchange.settings.max_json_elements)
         try:
-            return validator.validate_json(body)
+            return self._validator.validate_json(body)
         except ValidationError as error:
-            parsed = _read_again(body, elements)
-            raise Refused(problem_of_validation(error, parsed, body)) from None
+            raise Refused(problem_of_validation(error, body)) from None
 
     def lines(self, exchange: Exchange, body: bytes) -> Iterator[Any]:
         """Yields the item of each line of a body, or the `Refused` of a line that is none."""
@@ -115,8 +102,7 @@ class JsonType:
             raise Refused.of("body-too-complex", f"A request may have {MOST_LINES} lines.")
         most = exchange.settings.max_json_elements
         # Of all lines together, which may have their free memory only once.
-        if check_cost(body, most, self._costs) + body.count(b"\n") > most:
-            raise too_complex(most)
+        check_cost(body, most)
         for line in body.split(b"\n"):
             if line.strip(_SPACE):
                 try:
@@ -134,15 +120,6 @@ class JsonType:
         if b"content-encoding" in headers:
             body = decoded(headers, body, exchange.settings.max_body_bytes)
         return form, body
-
-    def _for(self, elements: int) -> SchemaValidator:
-        if elements < _LARGE:
-            return self._validator
-        if self._for_large is None:
-            self._for_large = rebuilt(
-                SchemaValidator, _changed(self._schema, _make_finite, _make_end_early)
-            )
-        return self._for_large
 
 
 def adapter_of(annotation: Any) -> TypeAdapter[Any]:
@@ -170,69 +147,27 @@ def _open_adapter(annotation: Any) -> TypeAdapter[Any]:
     return TypeAdapter[Any](item, config=ConfigDict(arbitrary_types_allowed=True))
 
 
-def finite_validator(adapter: TypeAdapter[Any]) -> SchemaValidator:
+def validator_of(adapter: TypeAdapter[Any], *, is_finite: bool = True) -> SchemaValidator:
+    """Returns a validator that takes no float that is not finite, unless `is_finite` is false."""
     schema: Any = adapter.core_schema
-    return rebuilt(SchemaValidator, _changed(schema, _make_finite))
+    return rebuilt(SchemaValidator, _changed(schema, is_finite=is_finite))
 
 
-def ending_early_validator(adapter: TypeAdapter[Any]) -> SchemaValidator:
-    """Returns a validator that ends each container at its first error."""
-    schema: Any = adapter.core_schema
-    return rebuilt(SchemaValidator, _changed(schema, _make_end_early))
-
-
-def _make_finite(schema: dict[str, Any]) -> None:
-    if schema["type"] == "float":
-        schema.setdefault("allow_inf_nan", False)
-
-
-def _make_end_early(schema: dict[str, Any]) -> None:
-    if schema["type"] in _ENDING_EARLY:
-        schema["fail_fast"] = True
-
-
-def _changed(schema: _Part, *changes: Callable[[dict[str, Any]], None]) -> Any:
-    """Returns a copy of a schema, with changes made to each schema in it."""
-    if isinstance(schema, dict):
-        copy = {
-            key: one if _is_users(key, schema) else _changed(one, *changes)
-            for key, one in schema.items()
-        }
-        for change in changes if _is_schema(schema) else ():
-            change(copy)
-        return copy
+def _changed(schema: _Part, *, is_finite: bool) -> Any:
+    """Returns a copy of a schema, with the changes made to each schema in it."""
     if isinstance(schema, list):
-        return [_changed(one, *changes) for one in schema]
-    return schema
-
-
-def _costs_of(schema: Any) -> Costs:
-    """Returns the memory costs of a type; models, for example, record which fields were set."""
-    plain = Costs()
-    kinds = {str(each.get("type")) for each in _parts(schema)}
-    forbids = any(
-        "forbid" in (each.get("extra_behavior"), each.get("extra_fields_behavior"))
-        for each in _parts(schema)
-    )
-    makes_objects = forbids or not kinds.isdisjoint({"model", "dataclass"})
-    makes_sets = not kinds.isdisjoint({"set", "frozenset"})
-    return Costs(
-        per_list=plain.per_list * (2 if makes_sets else 1),
-        per_object=plain.per_object * (2 if makes_objects else 1),
-        per_key=plain.per_key * (3 if forbids else 1),  # each key may cause an error
-    )
-
-
-def _parts(schema: _Part) -> Iterator[dict[str, Any]]:
-    """Yields all mappings in a schema, including itself."""
-    if isinstance(schema, dict):
-        yield schema
-        for key, one in schema.items():
-            if not _is_users(key, schema):
-                yield from _parts(one)
-    elif isinstance(schema, list):
-        for one in schema:
-            yield from _parts(one)
+        return [_changed(one, is_finite=is_finite) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    copy = {
+        key: one if _is_users(key, schema) else _changed(one, is_finite=is_finite)
+        for key, one in schema.items()
+    }
+    if _is_schema(schema) and is_finite and copy["type"] == "float":
+        copy.setdefault("allow_inf_nan", False)
+    if _is_schema(schema) and copy["type"] in _ENDING_EARLY:
+        copy["fail_fast"] = True
+    return copy
 
 
 def _is_schema(part: dict[str, Any]) -> bool:
@@ -284,9 +219,7 @@ def _check_media_type(media_type: bytes, takes: str) -> None:
         raise Refused.of("unsupported-media-type", f"This endpoint takes {takes}.")
 
 
-def problem_of_validation(
-    error: ValidationError, value: Any = _UNKNOWN, body: bytes = b""
-) -> Problem:
+def problem_of_validation(error: ValidationError, body: bytes = b"") -> Problem:
     """Returns the problem of an item that does not fit; `body` is JSON, if given."""
     count = error.error_count()
     if count > _MOST_ERRORS_SHOWN:
@@ -294,17 +227,14 @@ def problem_of_validation(
         return Problem.of("invalid-item", f"It has {count} errors.")
     errors = errors_of(error)
     if errors[0]["type"] == "json_invalid" and not errors[0]["loc"]:
-        return not_json(encoding_flaw(body) or errors[0]["msg"]).problem
-    places = [as_written(e["loc"], value, e["type"]) for e in errors]
-    shown = [{**e, "loc": loc} for e, loc in zip(errors, places, strict=True)]
-    at = ".".join(str(step) for step in places[0])
-    detail = f"{at}: {errors[0]['msg']}" if at else errors[0]["msg"]
-    is_list = isinstance(value, list) or body.lstrip(_SPACE).startswith(b"[")
-    if is_list and all(_is_about_the_whole(e["loc"], e["type"]) for e in errors):
+        return malformed_json(errors[0]["msg"]).problem
+    at, message = first_error(error)
+    detail = f"{at}: {message}" if at else message
+    if body.lstrip(_SPACE).startswith(b"[") and all(map(_is_about_the_whole, errors)):
         detail += (
             ". One request is one item: send it without a list around it, or many as JSON lines."
         )
-    return Problem.of("invalid-item", detail, errors=shown)
+    return Problem.of("invalid-item", detail, errors=errors)
 
 
 def errors_of(error: ValidationError) -> list[ErrorDetails]:
@@ -322,39 +252,6 @@ def _shortened(problem: Problem) -> Refused:
     return Refused(replace(problem, more=more))
 
 
-def _read_again(body: bytes, elements: int) -> Any:
-    """Returns the value of a refused body, if it is small."""
-    if elements >= _LARGE:
-        return _UNKNOWN
-    try:
-        return from_json(body)
-    except ValueError:
-        return _UNKNOWN
-
-
-def as_written(loc: Location, value: Any, kind: str) -> Location:
-    """Returns an error's place without the alternatives of a union, as in ``("stop", "str")``."""
-    # The last step of a "missing" error is not in the value.
-    steps: list[int | str] = []
-    within: Any = value
-    last = len(loc) - 1 if kind.startswith("missing") else None
-    for nth, step in enumerate(loc):
-        is_there = within is _UNKNOWN or _has_key(within, step)
-        if isinstance(step, str) and step != "[key]" and nth != last and not is_there:
-            continue
-        steps.append(step)
-        try:
-            within = within[step]
-        except (LookupError, TypeError):
-            within = _UNKNOWN
-    return tuple(steps)
-
-
-def _has_key(value: object, name: int | str) -> bool:
-    return isinstance(value, dict) and name in value
-
-
-def _is_about_the_whole(loc: Location, kind: str) -> bool:
+def _is_about_the_whole(error: ErrorDetails) -> bool:
     """Returns whether an error says that a list should have been something else."""
-    of_type = kind.endswith("_type") or kind in ("enum", "literal_error")
-    return of_type and not any(isinstance(step, int) for step in loc)
+    return error["type"].endswith("_type") and not any(isinstance(one, int) for one in error["loc"])

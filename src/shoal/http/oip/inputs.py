@@ -26,7 +26,7 @@ from starlette.requests import Request
 
 from shoal.batching.handlers.annotations import is_unannotated
 from shoal.batching.handlers.array_types import ArrayType, is_array
-from shoal.http.json.validation import adapter_of, ending_early_validator, first_error, keys_of
+from shoal.http.json.validation import adapter_of, first_error, keys_of, validator_of
 from shoal.http.oip.forms import fields_of, form_of
 from shoal.http.oip.tensor import BF16, BYTES, Tensor, malformed, not_fitting, widened
 
@@ -175,7 +175,7 @@ def _exact(annotation: Any) -> tuple[Any, int]:
 
 def _validator_of(annotation: Any) -> SchemaValidator:
     # Not the one for JSON: a float in binary data may be infinite, or not a number.
-    return ending_early_validator(adapter_of(list[annotation]))
+    return validator_of(adapter_of(list[annotation]), is_finite=False)
 
 
 def _checked(validator: SchemaValidator, values: list[Any], what: str) -> list[Any]:

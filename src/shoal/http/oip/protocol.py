@@ -168,7 +168,7 @@ class _Routes(ProtocolRoutes):
         yield "/v2/health/ready", "GET", MetadataPage(self._ready)
 
     def elsewhere(self, path: str) -> Route | None:
-        return _NotFound(_not_there(path)) if path.startswith("/v2/") else None
+        return _NotFound(_NOT_THERE) if path.startswith("/v2/") else None
 
     def _server(self, _: Exchange) -> tuple[int, dict[str, Any]]:
         extensions = ["binary_tensor_data"]
@@ -202,29 +202,14 @@ class _NotFound(ProblemRoute, ProtocolRoute):
     """Answers at unknown paths of the protocol."""
 
 
-# Triton's extensions by a part of their path, and what Shoal has in their place.
-_EXTENSIONS_OF_OTHERS: Final = {
-    "config": "the server has no model configuration extension; the inputs and outputs of a model "
-    "are at /v2/models/NAME",
-    "stats": "the server has no statistics extension; its metrics are at /-/metrics",
-    "repository": "the server has no model repository extension; its endpoints, which are the "
-    "models, are listed at /-/routes",
-}
-_PATHS: Final = (
-    "the paths are /v2, /v2/health/live, /v2/health/ready, /v2/models/NAME, /v2/models/NAME/ready "
-    "and /v2/models/NAME/infer"
+# Triton's extensions have something in their place.
+_NOT_THERE: Final = Problem.of(
+    "not-found",
+    "There is no such model, version or path. The paths are /v2, /v2/health/live, "
+    "/v2/health/ready, /v2/models/NAME, /v2/models/NAME/ready and /v2/models/NAME/infer. There are "
+    "no extensions: /v2/models/NAME has inputs and outputs, /-/metrics statistics, and /-/routes "
+    "all endpoints, which are the models.",
 )
-
-
-def _not_there(path: str) -> Problem:
-    first, *rest = path.removeprefix("/v2/").rstrip("/").split("/")
-    is_of_models = first == "models"
-    extension = rest[-1] if is_of_models and rest else first
-    if extension not in _EXTENSIONS_OF_OTHERS and is_of_models and rest:
-        detail = f"There is no such model: {rest[0]!r}; or it has no path {path}."
-        return Problem.of("not-found", detail)
-    hint = _EXTENSIONS_OF_OTHERS.get(extension, _PATHS)
-    return Problem.of("not-found", f"There is no such model, version or path: {hint}.")
 
 
 def _backends(endpoint: Endpoint, exchange: Exchange) -> list[Backend]:

@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from shoal.http.json.content_coding import decoded
-from shoal.http.json.scan import Costs, check_cost, check_json, encoding_flaw
+from shoal.http.json.scan import check_cost, check_json
 from shoal.http.json.validation import first_error
 from shoal.http.oip.tensor import Allowance, Tensor, check_supported, malformed
 from shoal.http.requests.call import call_headers
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 _MOST_TENSORS: Final = 256
 _MOST_DIMENSIONS: Final = 32
 _LARGEST_DIMENSION: Final = 2**63 - 1
-_COSTS: Final = Costs()
 # The limits of the kept heads: their number and their length.
 _MOST_KEPT: Final = 256
 _LONGEST_KEPT: Final = 512
@@ -158,27 +157,23 @@ class RequestHeads:
 
     def read(self, head: bytes) -> RequestHead:
         """Reads JSON that other requests are not likely to send."""
-        check_cost(head, self._max_elements, _COSTS)
+        check_cost(head, self._max_elements)
         try:
             try:
                 # It refuses numbers that JSON does not have. Those of more than 64 bits become
                 # floats, which no tensor of integers may have.
                 value = orjson.loads(head)
             except orjson.JSONDecodeError:
-                check_json(head, self._max_elements, _COSTS)
+                check_json(head, self._max_elements)
                 parsed = _VALIDATOR.validate_json(head)  # its error says what is wrong
             else:
                 parsed = _VALIDATOR.validate_python(value)
         except ValidationError as error:
-            raise _of_validation(error, head) from None
+            where, message = first_error(error)
+            raise malformed(
+                f"{where}: {message}." if where else f"{message}. Send UTF-8."
+            ) from None
         return RequestHead(parsed, self._max_elements)
-
-
-def _of_validation(error: ValidationError, head: bytes) -> Refused:
-    where, message = first_error(error)
-    if where:
-        return malformed(f"{where}: {message}.")
-    return malformed(encoding_flaw(head) or f"{message}.")
 
 
 # The media type of JSON with binary data after it.

@@ -13,7 +13,7 @@ from shoal.http.json.validation import JsonType, adapter_of
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Mapping, Sequence
 
     from shoal.errors import ItemTooLarge
     from shoal.http.requests.exchange import Exchange
@@ -52,19 +52,13 @@ def too_long(what: str, error: ItemTooLarge, *, param: str | None = None) -> Ref
 def no_such_path(path: str) -> Refused | None:
     """Returns the error for an unknown path; None if another protocol may have it."""
     # Some clients build the path from a base URL with a slash too many, or without /v1.
-    parts = [part for part in path.split("/") if part]
-    is_ours = parts[:1] == ["v1"]
-    while parts[:1] == ["v1"]:
-        del parts[0]
-    rest = "/".join(parts)
-    if parts[:1] == ["responses"] and len(parts) > 1:
+    rest = path.replace(PREFIX, "").strip("/")
+    if rest in PATHS:
+        hint = f"it is {PREFIX}/{rest}; a client's base URL ends with {PREFIX}, without a slash"
+    elif rest.startswith("responses/"):
         hint = "responses are not stored"
-    elif rest in PATHS:
-        hint = f"it is {PREFIX}/{rest}"
-        if path != f"{PREFIX}/{rest}/":
-            hint += f"; a client's base URL ends with {PREFIX}, once and without another slash"
-    elif is_ours:
-        hint = f"there are {', '.join(f'{PREFIX}/{known}' for known in PATHS)}"
+    elif f"{path}/".lstrip("/").startswith("v1/"):
+        hint = f"there are {', '.join(f'{PREFIX}/{one}' for one in PATHS)}"
     else:
         return None
     return refused(f"There is no path {path} here: {hint}", code="unknown_url", status=404)
@@ -114,11 +108,16 @@ def read_body(kind: type[Mapping[str, Any]], exchange: Exchange, body: bytes) ->
         if problem.status != 422:
             raise
         errors = problem.more.get("errors")
-        # A message may be one of several types; the rest of the path is about these.
-        steps = errors[0]["loc"][:2] if errors else ()
-        param = ".".join(map(str, steps)) or None
-        message = problem.detail or problem.title
-        if errors and not steps:  # the detail has advice for endpoints of JSON
-            message = errors[0]["msg"]
+        steps = errors[0]["loc"] if errors else ()
+        param = ".".join([str(steps[0]), *index_in(steps[1:])]) if steps else None
+        # Not the detail, which has advice for endpoints of JSON.
+        message = errors[0]["msg"] if errors else problem.text
+        if param is not None:
+            message = f"{param}: {message}"
         raise refused(message, param=param) from None
     return params
+
+
+def index_in(steps: Sequence[int | str]) -> list[str]:
+    """Returns the index of an element; the steps below a parameter may be types of a union."""
+    return [str(one) for one in steps[:1] if isinstance(one, int)]

@@ -26,8 +26,8 @@ from typing_extensions import is_typeddict
 from shoal.batching.handlers.annotations import bare, choices, record_fields
 from shoal.batching.handlers.array_types import unmarked
 from shoal.http.json.payload import fields_adapter
-from shoal.http.json.validation import adapter_of, as_written, errors_of, finite_validator
-from shoal.http.openai.errors import refused
+from shoal.http.json.validation import adapter_of, errors_of, validator_of
+from shoal.http.openai.errors import index_in, refused
 
 if TYPE_CHECKING:
     from pydantic_core import SchemaValidator
@@ -65,10 +65,10 @@ class ItemMaker:
     def validator(self) -> SchemaValidator | None:
         """Returns None if items need no check; raises TypeError if they can't be checked."""
         if self._parameters is not None:
-            return finite_validator(fields_adapter(self._parameters))
+            return validator_of(fields_adapter(self._parameters))
         if self.annotation in self.unchecked:
             return None
-        return finite_validator(adapter_of(self.annotation))
+        return validator_of(adapter_of(self.annotation))
 
     def named(self, names: Iterable[str]) -> str | None:
         return next((name for name in names if name in self.fields), None)
@@ -88,10 +88,9 @@ class ItemMaker:
             made = validator.validate_python(values)
         except ValidationError as error:
             first = errors_of(error)[0]
-            loc = as_written(first["loc"], values, first["type"])
+            loc = first["loc"]
             field = str(loc[0]) if loc and self.fields else None
-            steps = loc[1:2] if self.fields else loc[:1]
-            where = ".".join([names.get(field, str(field)), *(str(step) for step in steps)])
+            where = ".".join([names.get(field, str(field)), *index_in(loc[1:] if field else loc)])
             raise refused(f"{where}: {first['msg']}", param=where) from None
         if self._parameters is None:
             return made

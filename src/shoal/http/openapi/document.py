@@ -10,8 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final, Union, get_args, get_origin
 from urllib.parse import quote
 
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
-
 from shoal.asgi.headers import PROBLEM_JSON
 from shoal.batching.handlers.array_types import is_array
 from shoal.http.json.arrays import NPY
@@ -21,6 +19,7 @@ from shoal.http.json.stream_forms import JsonLinesForm, ServerSentEvents
 from shoal.http.openapi.schemas import (
     BINARY,
     JSON,
+    PROBLEM,
     ItemForms,
     Schema,
     Schemas,
@@ -82,11 +81,10 @@ def document_of(endpoints: Sequence[ServedEndpoint], options: HttpOptions) -> di
     schemas = Schemas()
     operations = [Operations(one, schemas, options) for one in endpoints if one.path is not None]
     schemas.make()
-    problems = Problems(schemas, options)
-    paths = _paths_of(operations, problems)
+    paths = _paths_of(operations)
     components: dict[str, Any] = {
-        "schemas": schemas.used(paths, problems.components),
-        "responses": dict(sorted(problems.components.items())),
+        "schemas": dict(sorted(schemas.components.items())),
+        "responses": {"Problem": _problem(_meaning_of(options))},
         "parameters": _COMMON,
     }
     if options.security_schemes:
@@ -99,10 +97,9 @@ def document_of(endpoints: Sequence[ServedEndpoint], options: HttpOptions) -> di
     }
 
 
-def _paths_of(described: Sequence[Operations], problems: Problems) -> dict[str, dict[str, Any]]:
+def _paths_of(described: Sequence[Operations]) -> dict[str, dict[str, Any]]:
     paths: dict[str, dict[str, Any]] = {}
     same: dict[str, str] = {}
-    ids = set[str]()
     for one in described:
         endpoint = one.endpoint
         own = path_of(endpoint.path or "")
@@ -111,13 +108,10 @@ def _paths_of(described: Sequence[Operations], problems: Problems) -> dict[str, 
         for method in endpoint.methods:
             if method.lower() in methods:
                 continue
-            operation = methods[method.lower()] = one.of(method, problems)
+            operation = methods[method.lower()] = one.of(method)
             _rename(operation["parameters"], path)
             only = len(endpoint.methods) == 1
             name = endpoint.name if only else f"{method.lower()}_{endpoint.name}"
-            while name in ids:
-                name += "_"
-            ids.add(name)
             operation["operationId"] = name
     return paths
 
@@ -138,94 +132,18 @@ def _priority(levels: int) -> dict[str, Any]:
     }
 
 
-WITH_RETRY_AFTER: Final = frozenset({429, 503})
-
-MEANINGS: Final = {
-    400: "The request is malformed.",
-    404: "There is no such path.",
-    405: "The path does not take this method. `Allow` says which it takes.",
-    406: "The answer has no form that `Accept` allows.",
-    408: "The request was sent, or the stream was read, too slowly.",
-    413: "The request is too large.",
-    415: "The body has a media type, or a content coding, that the endpoint does not take.",
-    422: "The request does not fit the endpoint.",
-    429: "The endpoint is overloaded. Try again later.",
-    500: "The call failed. The cause is in the server's log, under the request's id.",
-    503: "The endpoint can't take the call now. Try again later.",
-    504: "The call was not answered in time.",
-}
-
-
-def _titles_of(status: int, overload_status: int) -> dict[str, str]:
-    """Returns the titles by kind; the status of an overload is an option."""
-    statuses = KINDS | {"overloaded": (overload_status, KINDS["overloaded"][1])}
-    return {kind: title for kind, (one, title) in statuses.items() if one == status}
-
-
-_MEDIA_TYPES: Final = (
-    (JSONResponse, JSON),
-    (HTMLResponse, "text/html"),
-    (PlainTextResponse, "text/plain"),
-)
 _EVENTS: Final = ServerSentEvents.media_type.decode().partition(";")[0]
 _LINES: Final = JsonLinesForm.media_type.decode().partition(";")[0]
 _BYTES_OR_ANY: Final = (*BYTES_TYPES, Any)
-_ID: Final = "0f3a9c11-2b"
+_PROBLEM: Final = {PROBLEM_JSON.decode(): {"schema": PROBLEM}}
 
 _REQUEST_ID: Final[dict[str, Any]] = {
     "description": "The request's id: the client's own if it is well-formed, else a new one.",
     "required": True,
     "schema": {"type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,64}$"},
 }
-_RETRY_AFTER: Final[dict[str, Any]] = {
-    "description": "When to send the request again, in seconds.",
-    "required": True,
-    "schema": {"type": "integer", "minimum": 1},
-}
-_ALLOW: Final[dict[str, Any]] = {
-    "description": "The methods that the path takes.",
-    "required": True,
-    "schema": {"type": "string"},
-}
 _HEADERS: Final = {"X-Request-ID": _REQUEST_ID}
-_WITH_RETRY: Final = {**_HEADERS, "Retry-After": _RETRY_AFTER}
-_WITH_ALLOW: Final = {**_HEADERS, "Allow": _ALLOW}
-
-
-class Problems:
-    """The responses with problems, which the endpoints share; the schemas have been made."""
-
-    def __init__(self, schemas: Schemas, options: HttpOptions) -> None:
-        self.schema = schemas.problem()
-        self.components: dict[str, Any] = {}
-        self.overload_status: int = options.overload_status
-
-    def of(self, status: int, meaning: str = "") -> dict[str, Any]:
-        """Returns the response with a status; `meaning` replaces the usual description."""
-        if meaning or status not in MEANINGS:
-            return self._made(status, meaning or "A problem.", is_ours=False)
-        name = f"Problem{status}"
-        if name not in self.components:
-            self.components[name] = self._made(status, MEANINGS[status], is_ours=True)
-        return {"$ref": f"#/components/responses/{name}"}
-
-    def _made(self, status: int, meaning: str, *, is_ours: bool) -> dict[str, Any]:
-        examples: dict[str, Any] = {}
-        for kind, title in _titles_of(status, self.overload_status).items() if is_ours else ():
-            members = {"type": f"urn:shoal:problem:{kind}", "title": title}
-            value = {**members, "status": status, "instance": _ID}
-            examples[kind] = {"summary": title, "value": value}
-        headers = _HEADERS
-        if examples and status in WITH_RETRY_AFTER:
-            headers = _WITH_RETRY
-        elif examples and status == 405:
-            headers = _WITH_ALLOW
-        media = {"schema": self.schema, **({"examples": examples} if examples else {})}
-        return {
-            "description": meaning,
-            "headers": headers,
-            "content": {PROBLEM_JSON.decode(): media},
-        }
+_ANY_PROBLEM: Final = {"$ref": "#/components/responses/Problem"}
 
 
 class Operations:
@@ -255,7 +173,7 @@ class Operations:
         if results:
             schemas.add_result((endpoint.name, "result"), Union[results])  # noqa: UP007 - a tuple
 
-    def of(self, method: str, problems: Problems) -> dict[str, Any]:
+    def of(self, method: str) -> dict[str, Any]:
         """Returns the operation of a method; the schemas have been made."""
         endpoint, inputs = self.endpoint, self._inputs
         takes_body = inputs.takes_body(method)
@@ -274,56 +192,41 @@ class Operations:
         body = inputs.body() if takes_body else None
         if body is not None:
             operation["requestBody"] = body
-        operation["responses"] = self._responses_of(method, problems)
+        operation["responses"] = self._responses_of(method)
         if self._security:
             operation["security"] = [dict(one) for one in self._security]
         elif endpoint.documented.security is not None:
             operation["security"] = []
         return operation
 
-    def _responses_of(self, method: str, problems: Problems) -> dict[str, Any]:
-        responses: dict[str, Any] = {"200": self._success(problems)}
+    def _responses_of(self, method: str) -> dict[str, Any]:
+        responses: dict[str, Any] = {"200": self._success(), "default": _ANY_PROBLEM}
         if self.endpoint.streams:
             text = "To a reconnection with `Last-Event-ID`: the stream is not made again."
             responses["204"] = {"description": text, "headers": _HEADERS}
         if self._responses:
-            responses["default"] = self._success(problems)
+            own = self._success()
+            responses["default"] = {**own, "content": {**own["content"], **_PROBLEM}}
         if any(self._security):
             responses["401"] = {"description": "The caller has not said who it is."}
             responses["403"] = {"description": "The caller may not call this."}
-        for status in self._statuses(method, problems):
-            responses[str(status)] = problems.of(status)
         for status, meaning in self.endpoint.documented.responses.items():
-            responses[str(status)] = problems.of(status, meaning)
+            responses[str(status)] = _problem(meaning)
         if method == "HEAD":
             for code in responses:
                 responses[code] = {"description": "As for GET, without the body."}
         return dict(sorted(responses.items()))
 
-    def _statuses(self, method: str, problems: Problems) -> set[int]:
-        is_known = self.endpoint.signature is not None
-        inputs = self._inputs
-        statuses = {400, 404, 408, 413, 500, 503, 504, problems.overload_status}
-        if self.endpoint.streams or not is_known:
-            statuses.add(406)
-        if inputs.checks_types:
-            statuses.add(422)
-        if inputs.takes_body(method) and (inputs.checks_types or inputs.reads_coding):
-            statuses.add(415)
-        if "{" in (self.endpoint.path or ""):
-            statuses.add(405)  # the parameters may fit only another endpoint
-        return statuses
-
-    def _success(self, problems: Problems) -> dict[str, Any]:
+    def _success(self) -> dict[str, Any]:
         schema = self._schemas.of((self.endpoint.name, "result"))
         content: dict[str, Any] = {}
         is_known = self.endpoint.signature is not None
         if not self.endpoint.streams:
             content |= self._whole(schema)
         if self.endpoint.streams or not is_known:
-            content = {**_streams(schema, problems.schema), **content}
+            content = {**_streams(schema), **content}
         for response in self._responses:
-            content |= {_media_type(response): {}}
+            content |= {response.media_type or "*/*": {}}
         if self.endpoint.encodes:
             content |= {"*/*": {}}
         text = "The items, as they are produced." if self.endpoint.streams else "The result."
@@ -350,32 +253,35 @@ def _bare(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def _media_type(response: Any) -> str:
-    for cls, media_type in _MEDIA_TYPES:
-        if issubclass(response, cls):
-            return media_type
-    return "*/*"
+def _problem(meaning: str) -> dict[str, Any]:
+    return {"description": meaning, "headers": _HEADERS, "content": _PROBLEM}
 
 
-def _streams(item: Schema, problem: Schema) -> dict[str, Any]:
+def _meaning_of(options: HttpOptions) -> str:
+    kinds = KINDS | {"overloaded": (options.overload_status, KINDS["overloaded"][1])}
+    listed = [f"- {status} `{kind}`: {title}" for kind, (status, title) in kinds.items()]
+    return "\n".join(["Why the request failed:", "", *listed])
+
+
+def _streams(item: Schema) -> dict[str, Any]:
     # The schemas are those of one message, as was usual before OpenAPI 3.2 had its itemSchema.
-    events = [
-        _event({"const": "message"}, item),
-        _event({"const": "end"}, {"const": {}}),
-        _event({"const": "error"}, problem),
-    ]
     lines = [
         _one_member("item", item),
         _one_member("end", {"const": True}),
-        _one_member("error", problem),
+        _one_member("error", PROBLEM),
     ]
+    data = {"anyOf": [item, {"const": {}}, PROBLEM]}
     return {
         JSON: {"schema": {"type": "array", "items": item}},
         _EVENTS: {
             "schema": {
-                "description": "Each event: `message`, which is unnamed, has an item as JSON; "
-                "`end` and `error` are the last.",
-                "oneOf": events,
+                "description": "Each event: one without a name has an item, and the last one is "
+                "`end` or `error`.",
+                "type": "object",
+                "required": ["data"],
+                "properties": {
+                    "data": {"type": "string", "contentMediaType": JSON, "contentSchema": data}
+                },
             }
         },
         _LINES: {
@@ -384,15 +290,6 @@ def _streams(item: Schema, problem: Schema) -> dict[str, Any]:
                 "oneOf": lines,
             }
         },
-    }
-
-
-def _event(name: Schema, data: Schema) -> Schema:
-    text = {"type": "string", "contentMediaType": JSON, "contentSchema": data}
-    return {
-        "type": "object",
-        "required": ["data"] if name["const"] == "message" else ["event", "data"],
-        "properties": {"event": name, "data": text},
     }
 
 

@@ -12,11 +12,10 @@ import typing
 from collections.abc import AsyncIterator, Iterator
 from inspect import Parameter, Signature
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Union, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Union
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaWarningKind
-from starlette.requests import Request
 from starlette.responses import Response
 
 from shoal.batching.calls.stream import Mark
@@ -45,43 +44,28 @@ _REF: Final = "#/components/schemas/"
 _ARRAY: Final = "shoal.Array"
 _ARRAY_RESULT: Final = "shoal.ArrayResult"
 _PROBLEM: Final = "shoal.Problem"
+PROBLEM: Final[Schema] = {"$ref": f"{_REF}{_PROBLEM}"}
 
 
-_ERROR: Final[dict[str, Any]] = {
+_TEXT: Final[Schema] = {"type": "string"}
+_MISTAKE: Final[Schema] = {
     "type": "object",
     "required": ["loc", "msg", "type"],
-    "properties": {
-        "loc": {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "integer"}]}},
-        "msg": {"type": "string"},
-        "type": {"type": "string"},
-    },
+    "properties": {"loc": {"type": "array"}, "msg": _TEXT, "type": _TEXT},
 }
-
-_PROBLEM_SCHEMA: Final[dict[str, Any]] = {
+_PROBLEM_SCHEMA: Final[Schema] = {
     "type": "object",
     "title": "Problem",
     "description": "Why a request failed, as of RFC 9457.",
     "required": ["type", "title", "status", "instance"],
     "properties": {
-        "type": {
-            "type": "string",
-            "description": "The kind of problem: a URN for programs to compare, or `about:blank`.",
-        },
-        "title": {"type": "string", "description": "The kind of problem, in words."},
+        "type": {**_TEXT, "description": "A URN for programs to compare, or `about:blank`."},
+        "title": _TEXT,
         "status": {"type": "integer", "minimum": 300, "maximum": 599},
-        "detail": {
-            "description": "What is wrong with this request: text, or any JSON that the code chose."
-        },
-        "instance": {
-            "type": "string",
-            "description": "The request's id, which is in the server's log.",
-        },
-        "errors": {"type": "array", "description": "Where the item does not fit.", "items": _ERROR},
-        "traceback": {
-            "type": "array",
-            "description": "The traceback, if the server shows it.",
-            "items": {"type": "string"},
-        },
+        "detail": {"description": "What is wrong: text, or any JSON that the code chose."},
+        "instance": {**_TEXT, "description": "The request's id, which is in the server's log."},
+        "errors": {"type": "array", "items": _MISTAKE},
+        "traceback": {"type": "array", "items": _TEXT},
     },
 }
 
@@ -106,7 +90,7 @@ class _Generator(GenerateJsonSchema):
 
 class Schemas:
     def __init__(self) -> None:
-        self.components: dict[str, Schema] = {}
+        self.components: dict[str, Schema] = {_PROBLEM: _PROBLEM_SCHEMA}
         self._adapters: dict[Key, tuple[JsonSchemaMode, TypeAdapter[Any]]] = {}
         self._found: dict[Key, Schema] = {}
 
@@ -145,26 +129,6 @@ class Schemas:
                 break
             schema = self.components.get(name.removeprefix(_REF), {})
         return schema
-
-    def used(self, *parts: Any) -> dict[str, Schema]:
-        """Returns the components that parts of a document refer to, by name."""
-        components = dict[str, Schema]()
-        rest = list(parts)
-        while rest:
-            part = rest.pop()
-            if isinstance(part, list):
-                rest += part
-            elif isinstance(part, dict):
-                rest += cast("dict[str, Any]", part).values()
-                name = str(cast("dict[str, Any]", part).get("$ref")).removeprefix(_REF)
-                if name in self.components and name not in components:
-                    components[name] = self.components[name]
-                    rest.append(components[name])
-        return dict(sorted(components.items()))
-
-    def problem(self) -> Schema:
-        self.components[_PROBLEM] = _PROBLEM_SCHEMA
-        return {"$ref": f"{_REF}{_PROBLEM}"}
 
     def array(self) -> Schema:
         return self._nested(_ARRAY, {"type": "number"}, {"type": "boolean"})
@@ -229,21 +193,8 @@ def scalars(schemas: Schemas, schema: Schema) -> Iterator[tuple[str, Schema, boo
     record = schemas.resolved(schema)
     required = record.get("required", ())
     for name, member in record.get("properties", {}).items():
-        plain = without_null(member)
-        if _is_scalar(schemas, plain):
-            yield name, plain, name in required
-
-
-def without_null(schema: Schema) -> Schema:
-    """Returns a schema without the choice null, which text does not have."""
-    choices = schema.get("anyOf")
-    if not choices:
-        return schema
-    rest = [one for one in choices if one != {"type": "null"}]
-    outer = {key: value for key, value in schema.items() if key != "anyOf"}
-    if outer.get("default", ...) is None:
-        del outer["default"]
-    return {**outer, **rest[0]} if len(rest) == 1 else {**outer, "anyOf": rest}
+        if _is_scalar(schemas, member):
+            yield name, member, name in required
 
 
 def _is_scalar(schemas: Schemas, schema: Schema) -> bool:
@@ -286,19 +237,9 @@ class ItemForms:
                 pass
 
     @property
-    def checks_types(self) -> bool:
-        """Whether a body may be JSON, which is checked against a type."""
-        return not self._is_known or JSON in self._media_types
-
-    @property
     def takes_lines(self) -> bool:
         """Whether a request may have many items, each in a line."""
         return self._is_known and JSON in self._media_types and not self._endpoint.streams
-
-    @property
-    def reads_coding(self) -> bool:
-        """Whether a content coding is removed; a `Request` has its body as it was sent."""
-        return [one.annotation for one in self._parameters] != [Request]
 
     def _add(self, signature: Signature) -> None:
         self._media_types = reader_for(signature).media_types

@@ -27,6 +27,7 @@ from shoal.http.requests.problem import (
     method_not_allowed,
     not_found,
     problem_json,
+    problem_of,
 )
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.serving.names import METHODS
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from starlette.convertors import Convertor
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from shoal.http.requests.departures import Departures
     from shoal.http.requests.shared_parts import SharedParts
 
 _HOLDING: Final = holding()
@@ -75,9 +75,17 @@ class Page(Route):
 
 
 class ProblemRoute(Route):
-    def __init__(self, problem: Problem) -> None:
+    """Answers with a problem, in the form of the route `form` if it is given."""
+
+    def __init__(self, problem: Problem, form: Route | None = None) -> None:
         super().__init__()
         self._problem = problem
+        self._form = form
+
+    def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
+        if self._form is None:
+            return super().problem(problem, request_id)
+        return self._form.problem(problem, request_id)
 
     async def answer(self, exchange: Exchange) -> None:
         raise Refused(self._problem)
@@ -169,8 +177,6 @@ class Mounts:
 
     def __init__(self) -> None:
         self.by_prefix: dict[str, ASGIApp] = {}
-        # The longest prefix first, so that the first match is the most specific one.
-        self._by_length: list[tuple[str, ASGIApp]] = []
 
     def add(self, prefix: str, app: ASGIApp) -> None:
         """Raises TypeError for other objects, ValueError if the prefix is taken."""
@@ -179,13 +185,11 @@ class Mounts:
         if prefix in self.by_prefix:
             raise ValueError(f"{prefix or '/'!r} is mounted already")
         self.by_prefix[prefix] = app
-        self._by_length = sorted(self.by_prefix.items(), key=lambda item: -len(item[0]))
 
     def at(self, path: str) -> tuple[str, ASGIApp] | None:
-        for prefix, app in self._by_length:
-            if path == prefix or path.startswith(f"{prefix}/"):
-                return prefix, app
-        return None
+        found = [one for one in self.by_prefix if path == one or path.startswith(f"{one}/")]
+        longest = max(found, key=len, default=None)
+        return None if longest is None else (longest, self.by_prefix[longest])
 
 
 class RouteDispatcher:
@@ -201,14 +205,8 @@ class RouteDispatcher:
 
     @holds_ctrl_c
     async def answer(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        match: PathMatch[Route] | None,
-        departures: Departures | None = None,
+        self, scope: Scope, receive: Receive, send: Send, match: PathMatch[Route] | None
     ) -> None:
-        """Answers a request; `departures` watches its client in place of the shared ones."""
         route: Route | None = None
         if match is not None:
             route = match.routes.get(scope["method"])
@@ -217,7 +215,7 @@ class RouteDispatcher:
                 scope = {**scope, "path_params": params}
         if route is None:
             route = _other_route(scope, None if match is None else match.routes)
-        exchange = self._new_exchange(self.shared, scope, receive, send, departures)
+        exchange = self._new_exchange(self.shared, scope, receive, send)
         try:
             try:
                 await route.answer(exchange)
@@ -275,60 +273,36 @@ class RouteDispatcher:
             is_refusal = isinstance(refusal, HTTPException)
             if not is_refusal or has_begun or scope["type"] != "http":
                 raise
-            await self.answer(
-                scope, receive, send, PathMatch[Route]({scope["method"]: _Refusal(refusal)}, {})
-            )
-
-
-class _Refusal(Route):
-    """Raises for its requests; problems have the form of the route `other`, if given."""
-
-    def __init__(self, refusal: Exception, other: Route | None = None) -> None:
-        super().__init__()
-        self._refusal = refusal
-        self._other = other
-
-    def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
-        if self._other is None:
-            return super().problem(problem, request_id)
-        return self._other.problem(problem, request_id)
-
-    async def answer(self, exchange: Exchange) -> None:
-        try:
-            raise self._refusal
-        finally:
-            del self._refusal  # its traceback holds this frame
+            route = ProblemRoute(problem_of(refusal, self.shared.settings))
+            await self.answer(scope, receive, send, PathMatch[Route]({scope["method"]: route}, {}))
 
 
 class _Methods(Route):
-    """Answers ``OPTIONS``: without ``Allow`` if the request is about the server."""
+    """Answers ``OPTIONS``."""
 
-    def __init__(self, routes: Mapping[str, Route] | None) -> None:
+    def __init__(self, allowed: list[str]) -> None:
         super().__init__()
-        self._routes = routes
+        self._allow = b"allow", ", ".join(allowed).encode("ascii")
 
     async def answer(self, exchange: Exchange) -> None:
-        allow = (b"allow", ", ".join(_allowed(self._routes)).encode("ascii"))
-        await exchange.answer_without_body(204, [allow] if self._routes else [])
+        await exchange.answer_without_body(204, [self._allow])
 
 
 def _other_route(scope: Scope, routes: Mapping[str, Route] | None) -> Route:
     method = scope["method"]
     if routes is None:
-        if method == "OPTIONS" and scope["path"] == "*":  # asks about the server as a whole
-            return _Methods(None)
-        return _Refusal(Refused(not_found()))
+        return ProblemRoute(not_found())
     if method == "HEAD" and "GET" in routes:
         return routes["GET"]
     if method == "OPTIONS":
-        return _Methods(routes)
+        return _Methods(_allowed(routes))
     is_known = method in METHODS or method in ("CONNECT", "QUERY", "TRACE")
     problem = method_not_allowed(_allowed(routes)) if is_known else Problem.of("method-unknown")
-    return _Refusal(Refused(problem), next(iter(routes.values()), None))
+    return ProblemRoute(problem, next(iter(routes.values()), None))
 
 
-def _allowed(routes: Mapping[str, Route] | None) -> list[str]:
-    methods = {"OPTIONS", *(routes or ())}
+def _allowed(routes: Mapping[str, Route]) -> list[str]:
+    methods = {"OPTIONS", *routes}
     if "GET" in methods:
         methods.add("HEAD")
     return sorted(methods)

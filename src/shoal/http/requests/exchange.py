@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from shoal.batching.calls.leaving import WhenLeft
-    from shoal.http.requests.departures import Departures
     from shoal.http.requests.shared_parts import SharedParts
 
 
@@ -65,19 +64,10 @@ class Exchange:
     ahead: Mapping[str, Any] | None = None
     # The number of the decoder, and the item that it made in a front end.
     decoded: tuple[int, Any] | None = None
-    # In place of the shared ones.
-    _departures: Departures | None = None
     # On a server without the extension `DISCONNECT`, once the client was watched.
     _watched: Watched | None = None
 
-    def __init__(
-        self,
-        shared: SharedParts,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        departures: Departures | None = None,
-    ) -> None:
+    def __init__(self, shared: SharedParts, scope: Scope, receive: Receive, send: Send) -> None:
         self.began_at = shared.now()
         self.scope = scope
         self.receive = receive
@@ -96,8 +86,6 @@ class Exchange:
             ahead = extensions.get(DECODED)
             if ahead is not None and ahead["receive"] == receive:
                 self.ahead, self.decoded = ahead, ahead["decoded"]
-        if departures is not None:
-            self._departures = departures
 
     @property
     def wants_no_body(self) -> bool:
@@ -108,7 +96,7 @@ class Exchange:
         """Sets a callback for the disconnect, called once; the body must have been read."""
         if self._offered is None:
             self._watched = self._watched or Watched(self.receive, self.id)
-            return partial((self._departures or self._shared.departures).watch, self._watched)
+            return partial(self._shared.departures.watch, self._watched)
         when_left: WhenLeft = self._offered["when_left"]
         return when_left
 
@@ -294,8 +282,7 @@ class Exchange:
             if self._watched is not None:
                 # Servers and middleware may fail if `receive` is pending as a response ends.
                 await self._watched.stopped()
-            departures = self._departures or self._shared.departures
-            limit = departures.limit(self.settings.send_timeout_s)
+            limit = self._shared.departures.limit(self.settings.send_timeout_s)
             with limit:
                 for message in messages:
                     await self._send(message)

@@ -38,7 +38,6 @@ _BYTE_FORMATS: Final = frozenset("Bbc")
 # An attribute of pydantic's own dataclasses and models.
 _SERIALIZER: Final = "__pydantic_serializer__"
 _LARGE_ARRAY: Final = 1024  # bytes
-_TIMES_WITHOUT_LENGTH: Final = frozenset({"Y", "M"})
 
 
 def encoded(value: Any) -> bytes:
@@ -198,23 +197,19 @@ def _of_numpy(value: Any) -> Any:
     dtype = value.dtype
     if dtype.names:
         return _of_structure(value)
+    if dtype.kind in "mM":
+        return _of_times(value)
     if not value.ndim:
         return _of_scalar(value)
-    np: Any = importlib.import_module("numpy")
-    if dtype.kind in "mM":
-        if value.ndim > 1 or np.isnat(value).any():
-            return list(value)
-        return _of_times(value)
     if not _is_plain_number(value):
         return value.tolist()
+    np: Any = importlib.import_module("numpy")
     return _fragment(np.ascontiguousarray(value, dtype.newbyteorder("=")))
 
 
 def _of_scalar(scalar: Any) -> Any:
     if hasattr(scalar, "__setitem__"):  # an array of no dimensions
         return scalar[()]
-    if scalar.dtype.kind in "mM":
-        return None if str(scalar) == "NaT" else _of_times(scalar)
     made = scalar.item()
     if type(made) is not type(scalar):
         return made
@@ -223,19 +218,16 @@ def _of_scalar(scalar: Any) -> Any:
 
 
 def _of_times(value: Any) -> Any:
-    """Raises TypeError for months and years, which have no fixed length."""
+    """Returns times of Python, None for NaT; raises TypeError for durations of months and years."""
     np: Any = importlib.import_module("numpy")
-    unit, count = np.datetime_data(value.dtype)
-    if value.dtype.kind == "M":
-        if count != 1:  # orjson ends the process
-            value = value.astype(f"M8[{unit}]")
-        try:
-            return _fragment(np.ascontiguousarray(value) if value.ndim else value)
-        except orjson.JSONEncodeError:  # it has a year of more than four digits
-            return list(value) if value.ndim else str(value)
-    if unit in _TIMES_WITHOUT_LENGTH:
-        raise TypeError(f"a {value.dtype} can't be written as JSON; convert it to days")
-    return value.tolist() if unit == "generic" else value.astype("m8[us]").tolist()
+    if value.dtype.kind == "m":
+        unit = np.datetime_data(value.dtype)[0]
+        if unit in ("Y", "M"):
+            raise TypeError(f"a {value.dtype} can't be written as JSON; convert it to days")
+        return value.tolist() if unit == "generic" else value.astype("m8[us]").tolist()
+    years = value.astype("M8[Y]")
+    is_far = (years < np.datetime64("0001")) | (years > np.datetime64("9999"))
+    return value.astype(str if is_far.any() else "M8[us]").tolist()
 
 
 def _of_structure(value: Any) -> list[Any]:

@@ -256,18 +256,12 @@ def _of_http_exception(error: HTTPException) -> Problem:
         title = HTTPStatus(status).phrase
     except ValueError:
         title = f"Status {status}"
-    raw: Any = error.headers or ()
     try:
-        pairs = [(name, value) for name, value in getattr(raw, "items", raw.__iter__)()]
-    except (AttributeError, TypeError, ValueError):
-        kind = type(raw).__name__
-        raise ValueError(f"the headers of an HTTPException are a mapping, not {kind}") from None
+        pairs = dict(error.headers or {}).items()
+    except (TypeError, ValueError):
+        raise ValueError("the headers of an HTTPException are a mapping") from None
     headers = tuple(headers_of_code(pairs, _OF_THE_BODY))
     detail: Any = error.detail
-    if isinstance(detail, (bytes, bytearray)):
-        detail = detail.decode("utf-8", "backslashreplace")
-    elif isinstance(detail, BaseException):
-        detail = str(detail)
     if detail is None or isinstance(detail, str):
         return Problem(status, "", title, "" if detail in (None, title) else detail, headers)
     text = _json_of(detail)

@@ -39,8 +39,8 @@ from shoal.http.websocket.messages import (
     VIOLATION,
     NewRequest,
     Violation,
+    check_text,
     read,
-    read_again,
 )
 from shoal.loops.event_loop import holds_ctrl_c
 
@@ -206,7 +206,11 @@ class SocketConnection:
     async def _answer_next(self) -> None:
         request, new = self._new.popleft()
         try:
-            with request.scope_of_task, _HOLDING, EndpointCall(self._calls, request) as call:
+            with (
+                request.scope_of_task,
+                _HOLDING,
+                EndpointCall(self._calls, _exchange(request)) as call,
+            ):
                 found = await call.find(self._headers_of(new))
                 if found.decodes:
                     raise Refused(_ONLY_HTTP)
@@ -230,26 +234,13 @@ class SocketConnection:
         return headers._replace(priority=priority, timeout_s=new.timeout_s)
 
     def _item_of(self, codec: JsonCodec, request: SocketRequest, new: NewRequest) -> Any:
-        exchange = cast("Exchange", request)  # it has all that a reader of items uses
         if new.is_binary and codec.takes == "json":
             raise Refused(_TAKES_JSON)
         if not new.is_binary and codec.takes == "bytes":
             raise Refused(_TAKES_BYTES)
-        if new.unparsed is None:
-            return codec.item(exchange, new.body)
-        if codec.takes in _PARSED:
-            try:
-                return codec.item(exchange, new.body)
-            except Refused as refused:
-                if refused.problem.kind != "invalid-json":
-                    raise
-        try:
-            whole = read_again(new, self.settings.max_json_elements)
-        except Violation as violation:
-            self._break_off(violation)
-            # Not the violation itself, which would be counted as an error of the endpoint.
-            raise Refused(Problem(400, "invalid-message", violation.reason)) from None
-        return codec.item(exchange, whole.body)
+        if not new.is_binary and codec.takes not in _PARSED:
+            check_text(new.body, self.settings.max_json_elements)
+        return codec.item(_exchange(request), new.body)
 
     async def _relay(self, request: SocketRequest, stream: ItemStream) -> None:
         tick = self._shared.streams.of(self._calls.endpoint.name).clock(self._shared.now)
@@ -380,6 +371,10 @@ class SocketConnection:
         self._end_all(ShutDown("the server ends"))
         self._close_with = RESTART, "the server ends"
         self._has_work.set()
+
+
+def _exchange(request: SocketRequest) -> Exchange:
+    return cast("Exchange", request)  # it has all that a call and a reader of items use
 
 
 def _too_many(most: int) -> Problem:

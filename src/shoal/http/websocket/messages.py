@@ -21,36 +21,24 @@ the server sends                  which means
 
 A message of the most frequent form, which has an id and then an item and nothing else, is not
 parsed as a whole: the text of the item is taken out, and validated as the body of a request over
-HTTP is. If that text is JSON, so is the message, and it has just these two members.
+HTTP is. With a further member, that text is not JSON.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from codecs import BOM_UTF8
 from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from shoal.http.json.scan import Costs, check_json, encoding_flaw, not_json
+from shoal.http.json.scan import check_json, malformed_json
 from shoal.http.requests.problem import Refused, too_large
 
 _ID_TEXT: Final = r'"[A-Za-z0-9_.:-]{1,64}"|0|[1-9][0-9]{0,14}'
 _ID: Final = re.compile(_ID_TEXT.encode())
 _REQUEST: Final = re.compile(rf'\s*\{{\s*"id"\s*:\s*({_ID_TEXT})\s*,\s*"item"\s*:'.encode())
-# The id of a message that can't be parsed: before its item, or after it.
-_OPTION: Final = r'"(?:priority|timeout_s)"\s*:\s*[-+.\w]{1,32}\s*'
-_BEFORE: Final = re.compile(
-    rf'\s*\{{\s*(?:{_OPTION},\s*){{0,2}}"id"\s*:\s*({_ID_TEXT})\s*,'.encode()
-)
-_AFTER: Final = re.compile(
-    rf',\s*"id"\s*:\s*({_ID_TEXT})\s*(?:,\s*{_OPTION}){{0,2}}\}}\s*\Z'.encode()
-)
-_LONGEST_END: Final = 256
 _LONGEST_HEAD: Final = 1024
 _LONGEST_S: Final = 2**31 - 1
-_COSTS: Final = Costs()
 
 # The codes that close a connection.
 UNACCEPTABLE: Final = 1003
@@ -76,7 +64,6 @@ class NewRequest(NamedTuple):
     priority: int | None = None  # None for the default level
     timeout_s: float | None = None  # None for no limit of its own
     refused: Refused | None = None  # why it fails at once; None if it does not
-    unparsed: bytes | None = None  # the whole message, which is a request only if `body` is JSON
 
 
 class Cancel(NamedTuple):
@@ -100,7 +87,7 @@ def read(text: str | None, data: bytes | None, most: int, elements: int) -> NewR
         body = message[found.end() : -1]
         # Without a body there is no JSON, but a reader may take it for one that is left out.
         if body and b'"timeout_s"' not in body and b'"priority"' not in body:
-            return NewRequest(found[1], body, unparsed=message)
+            return NewRequest(found[1], body)
     return read_whole(message, elements)
 
 
@@ -118,17 +105,6 @@ def read_whole(text: bytes, elements: int) -> NewRequest | Cancel:
     if members != {"cancel": True} or members["cancel"] is not True:
         raise Violation(VIOLATION, 'a cancellation is {"id": ..., "cancel": true}')
     return Cancel(token)
-
-
-def read_again(new: NewRequest, elements: int) -> NewRequest:
-    """Reads a request as a whole whose `body` is not JSON; raises `Refused` or `Violation`."""
-    assert new.unparsed is not None
-    whole = read_whole(new.unparsed, elements)
-    if isinstance(whole, NewRequest) and whole.refused is not None:
-        raise whole.refused
-    if not isinstance(whole, NewRequest) or whole != new._replace(body=whole.body, unparsed=None):
-        raise Violation(VIOLATION, "a message has a member twice, or the name of one is escaped")
-    return whole
 
 
 def _read_binary(data: bytes) -> NewRequest:
@@ -154,15 +130,21 @@ def _request(token: bytes, body: bytes, members: dict[str, Any], *, is_binary: b
     return NewRequest(token, body, is_binary, priority, timeout_s)
 
 
+def check_text(text: bytes, elements: int) -> Any:
+    """Returns the value of JSON; raises `Refused`."""
+    check_json(text, elements)
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise malformed_json(str(error)) from None
+
+
 def _members(text: bytes, elements: int) -> dict[str, Any] | NewRequest:
     """Returns the members of a message, or a refused request if a value can't be read."""
     try:
-        check_json(text, elements, _COSTS)
-        members = from_json(text, allow_inf_nan=False)
+        members = check_text(text, elements)
     except Refused as refused:
         return _unreadable(text, refused)
-    except ValueError as error:
-        return _unreadable(text, not_json(encoding_flaw(text) or str(error)))
     if not isinstance(members, dict):
         raise Violation(VIOLATION, "a message is a JSON object")
     return members  # pyright: ignore[reportUnknownVariableType] (its keys are text)
@@ -170,17 +152,8 @@ def _members(text: bytes, elements: int) -> dict[str, Any] | NewRequest:
 
 def _unreadable(text: bytes, refused: Refused) -> NewRequest:
     """Returns the refused request of a message with a value that can't be read."""
-    is_complex = refused.problem.status == 413
-    try:
-        if not is_complex:
-            # It reads NaN, lone surrogates, deeper nesting, and integers of any length.
-            json.loads(text, parse_int=str)
-    except RecursionError:
-        pass
-    except ValueError:
-        raise Violation(NOT_TEXT, "a message is not JSON") from None
-    found = _BEFORE.match(text.removeprefix(BOM_UTF8)) or _AFTER.search(text[-_LONGEST_END:])
-    if found is None:
+    if (found := _REQUEST.match(text)) is None:
+        is_complex = refused.problem.status == 413
         raise Violation(TOO_BIG if is_complex else NOT_TEXT, refused.problem.title)
     return NewRequest(found[1], b"", refused=refused)
 

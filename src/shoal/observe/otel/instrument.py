@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -19,23 +19,9 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Tracer, TracerProvider
 
-    from shoal.core.events import Observers
-
 
 SCOPE: Final = "shoal"
 """The name of the instrumentation scope."""
-
-
-class Observed(Protocol):
-    @property
-    def observers(self) -> Observers: ...
-
-
-class Batched(Protocol):
-    @property
-    def watches(self) -> Any:
-        """Observes its batchers, also later ones; None for a method of one instance."""
-        ...
 
 
 class Instrumentation:
@@ -48,9 +34,7 @@ class Instrumentation:
             self._end.pop()()
 
 
-def instrument(
-    target: Observed | Batched, *, tracer_provider: TracerProvider | None = None
-) -> Instrumentation:
+def instrument(target: Any, *, tracer_provider: TracerProvider | None = None) -> Instrumentation:
     """Traces the batches and requests of a batcher, a function, a controller or an application.
 
     ::

@@ -20,7 +20,7 @@ from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 from wsproto.frame_protocol import CloseReason
 
-from shoal.asgi.headers import FRAMING, BadRequest, check_headers
+from shoal.asgi.headers import FRAMING, BadRequest, length_of
 from shoal.server.log_errors import contained
 from shoal.server.streams.call import AppCall, scope_of
 from shoal.server.timeouts import BodyTimeout
@@ -278,7 +278,7 @@ class WebSocketCall(AppCall):
 
     def _accept(self, message: Message) -> None:
         headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
-        check_headers(headers)
+        length_of(headers)
         lower = [(name.lower(), value) for name, value in headers]
         fields = [field for field in lower if field[0] not in _OF_THE_SERVER]
         if any(name == b"sec-websocket-protocol" for name, _ in fields):

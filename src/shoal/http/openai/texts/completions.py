@@ -157,7 +157,7 @@ class TaskStream:
     def __init__(self, count: int, run: Callable[[int, Sender], Awaitable[None]]) -> None:
         self._count = self._running = count
         self._run_one = run
-        self._failure: Exception | None = None  # that `ready` or `__anext__` has received
+        self._failure: Exception | None = None  # of the first task that failed
 
     async def __aenter__(self) -> Self:
         # A task waits once the client has not taken enough of the others' items.
@@ -182,12 +182,10 @@ class TaskStream:
         return self
 
     async def __anext__(self) -> Any:
+        with suppress(anyio.EndOfStream):
+            return await self._items.receive()
         if self._failure is None:
-            item = await anext(self._items)
-            if not isinstance(item, Exception):
-                return item
-            self._failure = item
-            del item  # the traceback of a failure holds this frame
+            raise StopAsyncIteration
         try:
             raise self._failure
         finally:
@@ -196,20 +194,17 @@ class TaskStream:
     def ready(self) -> list[Any]:
         items: list[Any] = []
         with suppress(anyio.WouldBlock, anyio.EndOfStream):
-            while not isinstance(item := self._items.receive_nowait(), Exception):
-                items.append(item)
-            self._failure = item
+            while True:
+                items.append(self._items.receive_nowait())
         return items
-
-    async def _put(self, item: Any) -> None:
-        await self._send.send(item)
 
     async def _run(self, nth: int) -> None:
         try:
-            await self._run_one(nth, self._put)
+            await self._run_one(nth, self._send.send)
+            self._running -= 1
         except Exception as error:
-            await self._put(error)
-        self._running -= 1
+            self._failure = self._failure or error
+            self._running = 0
         if not self._running:
             self._send.close()
 
@@ -220,7 +215,7 @@ async def _send_text(
     async with _one_of_several(job, nth) as text:
         end, stream = text.output.end, text.stream()
         ends.append(end)
-        messages = ChoiceMessages(form, nth, text.output, with_usage=job.asked.with_usage)
+        messages = ChoiceMessages(form, nth, text.output)
         tick = job.clock()
         async with stream:
             async for piece in stream:
@@ -271,7 +266,7 @@ class TextRoute(OpenAIRoute):
             await exchange.answer(200, JSON, job.whole(texts))
             return
         assert isinstance(job.forms, AnswerForms)  # other protocols have one text
-        messages = job.forms.messages(exchange.id)
+        messages = job.forms.messages(job.asked)
         ends: list[TextEnd] = []
         merged = TaskStream(job.texts, partial(_send_text, job, messages, ends))
         form = SeveralTexts(messages, ends, job.asked)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import orjson
@@ -37,44 +36,9 @@ SPECIAL: Final = frozenset(
 _CHOICES_OF: Final = {"tool_choice": "tools", "function_call": "functions"}
 
 
-class Parts(NamedTuple):
-    """The differences between the two kinds of responses."""
-
-    id: bytes
-    object: bytes
-    # The object of a message, as `object` of a whole response.
-    chunk: bytes
-    # Before and after the JSON of a piece's text; as `text` for a whole text.
-    piece: tuple[bytes, bytes]
-    # In its place in the last message.
-    no_piece: bytes
-    text: tuple[bytes, bytes]
-
-
-_USAGE: Final = b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}'
-_END: Final = b'],"usage":' + _USAGE + b"}"
-# For chats, and for completions.
-_PARTS: Final = {
-    True: Parts(
-        b"chatcmpl-",
-        b"chat.completion",
-        b"chat.completion.chunk",
-        (b'"delta":{"content":', b"}"),
-        b'"delta":{}',
-        (b'"message":{"role":"assistant","content":', b',"refusal":null}'),
-    ),
-    False: Parts(
-        b"cmpl-",
-        b"text_completion",
-        b"text_completion",
-        (b'"text":', b""),
-        b'"text":""',
-        (b'"text":', b""),
-    ),
-}
-
-_ROLE: Final = b'"delta":{"role":"assistant","content":""}'
-_GOES_ON: Final = b',"logprobs":null,"finish_reason":null}]'
+# It stands for the text of a piece in a message that is made once.
+_MARK: Final = "\0"
+_MARK_JSON: Final = orjson.dumps(_MARK)
 
 
 class TextAsked(NamedTuple):
@@ -122,112 +86,128 @@ class AnswerForms(Forms):
     """The forms of the responses of one model, to chats or to completions."""
 
     def __init__(self, model: str, *, chat: bool) -> None:
+        self._model = model
         self._chat = chat
-        self._parts = parts = _PARTS[chat]
-        about = b'","created":%d,"model":' + one_line_json(orjson.dumps(model)).replace(b"%", b"%%")
-        head = b'{"id":"' + parts.id + b'%b","object":"'
-        self._head = head + parts.chunk + about
-        head += parts.object + about + b',"choices":['
-        self._whole = head + b"%b" + _END
 
     def stream(self, asked: TextAsked, output: TextOutput) -> OneText:
-        return OneText(self.messages(asked.id), output, asked)
+        return OneText(self.messages(asked), output, asked)
 
-    def messages(self, request_id: bytes) -> MessageForm:
-        return MessageForm(self._parts, self._head % (request_id, time.time()), self._chat)
+    def messages(self, asked: TextAsked) -> MessageForm:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return MessageForm(self._about(asked.id, kind), self._chat, asked.with_usage)
 
     def whole(self, request_id: bytes, outputs: Sequence[TextOutput], prompt_tokens: int) -> bytes:
-        choices = [self._choice(nth, output) for nth, output in enumerate(outputs)]
-        tokens = sum([output.end.tokens for output in outputs])
-        counts = (prompt_tokens, tokens, prompt_tokens + tokens)
-        return self._whole % (request_id, time.time(), b",".join(choices), *counts)
+        kind = "chat.completion" if self._chat else "text_completion"
+        return encoded(
+            {
+                **self._about(request_id, kind),
+                "choices": [self._choice(nth, output) for nth, output in enumerate(outputs)],
+                "usage": _usage(prompt_tokens, [output.end for output in outputs]),
+            }
+        )
 
-    def _choice(self, index: int, output: TextOutput) -> bytes:
-        text, fields = output.text, output.fields
-        if self._chat and fields:
-            given = {"role": "assistant", "content": text or None, "refusal": None, **fields}
-            part = b'"message":' + encoded(given)
-        else:
-            part = orjson.dumps(text).join(self._parts.text)
-        logprobs = _logprobs_json(output.logprobs, chat=self._chat)
-        reason = _reason_json(output.end)
-        return b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b}' % (index, part, logprobs, reason)
+    def _about(self, request_id: bytes, kind: str) -> dict[str, Any]:
+        own_id = f"{'chatcmpl' if self._chat else 'cmpl'}-{request_id.decode()}"
+        return {"id": own_id, "object": kind, "created": int(time.time()), "model": self._model}
+
+    def _choice(self, index: int, output: TextOutput) -> dict[str, Any]:
+        text = output.text
+        part: dict[str, Any] = {"text": text}
+        if self._chat:
+            fields = output.fields
+            content = text or None if fields else text
+            message = {"role": "assistant", "content": content, "refusal": None, **fields}
+            part = {"message": message}
+        logprobs = _logprobs(output.logprobs, chat=self._chat)
+        return _choice(index, part, logprobs, output.end.reason or "stop")
 
 
-@lru_cache
-def forms_of(model: str, *, chat: bool) -> AnswerForms:
-    return AnswerForms(model, chat=chat)
+def _choice(
+    index: int, part: Mapping[str, Any], logprobs: Mapping[str, Any] | None, reason: str | None
+) -> dict[str, Any]:
+    return {"index": index, **part, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _reason_json(end: TextEnd) -> bytes:
-    return orjson.dumps(end.reason or "stop")
+def _usage(prompt_tokens: int, ends: Sequence[TextEnd]) -> dict[str, int]:
+    tokens = sum([end.tokens for end in ends])
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": tokens,
+        "total_tokens": prompt_tokens + tokens,
+    }
 
 
-def _logprobs_json(logprobs: Mapping[str, Any] | None, *, chat: bool) -> bytes:
-    """Writes log probabilities; a list of tokens becomes the lists that completions have."""
-    if logprobs is None:
-        return b"null"
-    if chat or "content" not in logprobs:
-        return encoded(logprobs)
+def _logprobs(logprobs: Mapping[str, Any] | None, *, chat: bool) -> Mapping[str, Any] | None:
+    """Returns log probabilities; a list of tokens becomes the lists that completions have."""
+    if logprobs is None or chat or "content" not in logprobs:
+        return logprobs
     entries: Sequence[Mapping[str, Any]] = logprobs["content"]
     tops = [{top["token"]: top["logprob"] for top in one["top_logprobs"]} for one in entries]
-    return encoded(
-        {
-            "tokens": [one["token"] for one in entries],
-            "token_logprobs": [one["logprob"] for one in entries],
-            "top_logprobs": tops if any(tops) else None,
-        }
-    )
+    return {
+        "tokens": [one["token"] for one in entries],
+        "token_logprobs": [one["logprob"] for one in entries],
+        "top_logprobs": tops if any(tops) else None,
+    }
 
 
 class MessageForm(NamedTuple):
-    """The common parts of the messages of one stream; `head` begins each message's JSON."""
+    """The common parts of the messages of one stream."""
 
-    parts: Parts
-    head: bytes
+    about: Mapping[str, Any]
     chat: bool
+    with_usage: bool
+
+    def message(self, *choices: Mapping[str, Any], usage: Mapping[str, int] | None = None) -> bytes:
+        more = {"usage": usage} if self.with_usage else {}
+        return event({**self.about, "choices": choices, **more})
 
 
 class ChoiceMessages:
-    __slots__ = ("_chat", "_first", "_head", "_last", "_tail", "after", "before", "output")
+    __slots__ = ("_form", "_index", "_is_first", "after", "before", "output")
 
-    def __init__(
-        self, form: MessageForm, index: int, output: TextOutput, *, with_usage: bool
-    ) -> None:
-        parts = form.parts
-        head = b'data: %b,"choices":[{"index":%d,' % (form.head, index)
-        tail = (b',"usage":null}' if with_usage else b"}") + b"\n\n"
+    def __init__(self, form: MessageForm, index: int, output: TextOutput) -> None:
+        self._form = form
+        self._index = index
+        self._is_first = form.chat  # then the role comes first
         self.output = output
-        self._chat = form.chat
-        self._head, self._tail = head, tail
-        self._first = head + _ROLE + _GOES_ON + tail if form.chat else b""
-        self.before = head + parts.piece[0]
-        self.after = parts.piece[1] + _GOES_ON + tail
-        self._last = head + parts.no_piece + b',"logprobs":null,"finish_reason":%b}]' + tail
+        piece = {"delta": {"content": _MARK}} if form.chat else {"text": _MARK}
+        self.before, _, self.after = self._chunk(piece).rpartition(_MARK_JSON)
 
     def piece(self, piece: Any) -> bytes:
         text, fields, logprobs = self.output.take(piece)
-        if logprobs is None and not (fields and self._chat):
+        chat = self._form.chat
+        if logprobs is None and not (fields and chat):
             return self._message(text)
-        if self._chat:
-            delta = {"content": text, **fields} if text else fields
-            part = b'"delta":' + encoded(delta)
-        else:
-            part = b'"text":' + orjson.dumps(text)
-        given = _logprobs_json(logprobs, chat=self._chat)
-        more = one_line_json(b'%b,"logprobs":%b,"finish_reason":null}]' % (part, given))
-        return self._message("", self._head + more + self._tail)
+        part: dict[str, Any] = {"text": text}
+        if chat:
+            part = {"delta": {"content": text, **fields} if text else fields}
+        return self._message("", self._chunk(part, _logprobs(logprobs, chat=chat)))
 
     def ended(self) -> bytes:
         """Returns the rest of the messages, once the model has ended the text."""
         return b"" if self.output.end.reason is not None else self._message(self.output.rest())
 
-    def _message(self, text: str, more: bytes = b"") -> bytes:
-        message, self._first = self._first + more, b""
+    def _message(self, text: str, message: bytes = b"") -> bytes:
+        if self._is_first:
+            self._is_first = False
+            message = self._chunk({"delta": {"role": "assistant", "content": ""}}) + message
         if text:
             message += self.before + one_line_json(orjson.dumps(text)) + self.after
-        end = self.output.end
-        return message if end.reason is None else message + self._last % _reason_json(end)
+        if (reason := self.output.end.reason) is not None:
+            message += self._chunk({"delta": {}} if self._form.chat else {"text": ""}, None, reason)
+        return message
+
+    def _chunk(
+        self,
+        part: Mapping[str, Any],
+        logprobs: Mapping[str, Any] | None = None,
+        reason: str | None = None,
+    ) -> bytes:
+        return self._form.message(_choice(self._index, part, logprobs, reason))
+
+
+def event(content: Mapping[str, Any]) -> bytes:
+    return b"data: %b\n\n" % one_line_json(encoded(content))
 
 
 class EventStream(StreamForm):
@@ -256,9 +236,7 @@ class _Events(EventStream):
         last = b"data: [DONE]\n\n"
         if not self._asked.with_usage:
             return last
-        prompt_tokens, tokens = self._count_prompt(), sum([end.tokens for end in self._ends])
-        usage = _USAGE % (prompt_tokens, tokens, prompt_tokens + tokens)
-        return b'data: %b,"choices":[],"usage":%b}\n\n%b' % (self._form.head, usage, last)
+        return self._form.message(usage=_usage(self._count_prompt(), self._ends)) + last
 
     def error(self, problem: Problem, request_id: str) -> bytes:
         return error_event(problem)
@@ -268,7 +246,7 @@ class OneText(_Events):
     def __init__(self, form: MessageForm, output: TextOutput, asked: TextAsked) -> None:
         end = output.end
         super().__init__(form, (end,), asked)
-        self._choice = choice = ChoiceMessages(form, 0, output, with_usage=asked.with_usage)
+        self._choice = choice = ChoiceMessages(form, 0, output)
         self.runs_users_code = end.counts
         self._text = end
         self._before = choice.before

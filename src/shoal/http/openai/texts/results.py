@@ -21,7 +21,6 @@ text that may begin one is held back until the next piece.
 from __future__ import annotations
 
 import math
-import re
 import secrets
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -36,9 +35,6 @@ from shoal.http.requests.plain import encoded, whole_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-
-_WORD: Final = re.compile(r"\S+")
 
 
 class TextEnd:
@@ -107,12 +103,6 @@ class TextEnd:
         """Takes a whole text, and no other; returns the part before its end."""
         if self._count is None:
             self._count = count_words
-        if not self._stops:
-            tokens = self._count(text)
-            if self._most is None or tokens < self._most:
-                self.tokens = tokens
-                self.reason = "stop"
-                return text
         text = self.take(text)
         if self.reason == "stop":
             self.tokens = self._count(text)
@@ -132,13 +122,6 @@ class TextEnd:
 
 
 def _beginning(text: str, tokens: int, count: Callable[[str], int]) -> str:
-    if count is count_words:
-        last = 0
-        for nth, word in enumerate(_WORD.finditer(text)):
-            if nth == tokens:
-                break
-            last = word.end()
-        return text[:last]
     fits, fails = 0, len(text) + 1
     while fails - fits > 1:
         middle = (fits + fails) // 2
@@ -146,7 +129,7 @@ def _beginning(text: str, tokens: int, count: Callable[[str], int]) -> str:
             fits = middle
         else:
             fails = middle
-    return text[:fits]
+    return text[:fits].rstrip()
 
 
 def _held_back(text: str, stops: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from shoal.http.openai.errors import OPEN, Body, read_body, refused
 from shoal.http.openai.items import AudioMaker, ItemMaker, Prompt, TextMaker, prompts_of
 from shoal.http.openai.models import count_words
-from shoal.http.openai.texts.messages import Forms, TextAsked, forms_of
+from shoal.http.openai.texts.messages import AnswerForms, Forms, TextAsked
 from shoal.http.openai.texts.results import TextEnd, TextOutput
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ async def read_text_request(
     if (stop := params.get("stop")) is not None:
         stops = params["stop"] = _stops(stop)
     model = models.of(params.get("model"), TextMaker)
-    forms = forms_of(model.name, chat=chat)
+    forms = AnswerForms(model.name, chat=chat)
     return TextJob(exchange, model, params, source, forms, stops, n, texts)
 
 

@@ -16,10 +16,10 @@ from shoal.http.json.content_coding import decoded
 from shoal.http.json.whole_request import WholeRequest
 from shoal.http.openai.errors import LONGEST_NAME, refused
 from shoal.http.openai.items import AudioMaker
-from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked, error_event
+from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked, error_event, event
 from shoal.http.openai.texts.text_request import Audio, TextJob
 from shoal.http.requests.exchange import JSON, Exchange
-from shoal.http.requests.plain import encoded, one_line_json
+from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
@@ -124,14 +124,10 @@ class _TranscriptEvents(EventStream):
         self.is_over = self._output.end.reason is not None
         if not piece.text:
             return b""
-        return _event({"type": "transcript.text.delta", "delta": piece.text})
+        return event({"type": "transcript.text.delta", "delta": piece.text})
 
     def end(self) -> bytes:
-        return _event({"type": "transcript.text.done", "text": self._output.text})
+        return event({"type": "transcript.text.done", "text": self._output.text})
 
     def error(self, problem: Problem, request_id: str) -> bytes:
         return error_event(problem)
-
-
-def _event(content: Mapping[str, Any]) -> bytes:
-    return b"data: %b\n\n" % one_line_json(encoded(content))
