@@ -161,7 +161,8 @@ async def test_bounds_on_admission_hold_at_once() -> None:
         await launch(tasks, call(0))
         batcher.configure(max_queued_requests=0, max_batch_size=2, max_concurrent_batches=2)
         await settle()
-        assert batcher.scheduling_capacity() == 3  # two slots of two, less the one that waits
+        # Two slots of two, less the one that waits.
+        assert batcher.statistics().scheduling_capacity == 3
         await launch(tasks, call(1))
         assert held.batches == [[0, 1]]
         await launch(tasks, call(2), call(3))

@@ -18,7 +18,7 @@ import anyio.lowlevel
 from shoal.batching.calls.call import StreamCall, UnaryCall, refuse_batched
 from shoal.batching.current import refuse_own_handler
 from shoal.batching.handlers.binding import not_of_a_batch
-from shoal.batching.handlers.handler import Fill, Handler, stack_of
+from shoal.batching.handlers.handler import Fill, Handler
 from shoal.batching.options import checked_options, held_as_handler
 from shoal.batching.session import Session
 from shoal.core.counters import ClosingCounts, Counters
@@ -394,20 +394,6 @@ class Batcher(Generic[C_co]):
     def failure(self) -> BaseException | None:
         """The error that broke the batcher; None if it is not broken."""
         return None if self._session is None else self._session.failure
-
-    def stacks(self) -> list[str]:
-        """Returns the stack of each slot's task as text, to find out where one hangs."""
-        coroutines = [] if self._session is None else self._session.slots.coroutines
-        return [stack_of(coroutine) for coroutine in coroutines]
-
-    def scheduling_capacity(self) -> float:
-        """Returns how much more work would start at once now; TensorFlow's name for it.
-
-        That is the room in idle slots and open batches minus the queue, in requests or, with a
-        ``batch_size_fn``, in cost. It is 0 if the batcher is not open or is closing, and infinity
-        if ``max_concurrent_batches`` is None.
-        """
-        return 0 if self._session is None else self._session.scheduling_capacity
 
     def statistics(self) -> BatcherStatistics:
         """Returns the current state of the batcher and its counts."""

@@ -37,7 +37,7 @@ from shoal.batching.open_slots import OpenSlots
 from shoal.batching.options import manager_of, refuse_change
 from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.batching.running.requeueing import Requeueing
-from shoal.batching.running.run import TimeLimits, UnaryRun
+from shoal.batching.running.run import UnaryRun
 from shoal.batching.running.stream import StreamRun
 from shoal.core.counters import NO_LEVELS, ClosingCounts
 from shoal.core.forming.call_options import RequestOptionsFactory
@@ -46,6 +46,7 @@ from shoal.failures.exceptions import ends_the_program, is_cancellation, own_cop
 from shoal.failures.hints import with_hint
 from shoal.loops.parking import Bell
 from shoal.loops.this_loop import parking_of_this_loop
+from shoal.loops.timers import LoopTimers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
@@ -101,7 +102,7 @@ class Session:
         # checked where the call is awaited.
         self.thread = self._intake.home.thread
         self.entry = Entry(self._intake, handler.binding, options, self._parking.now, counters)
-        self._limits = TimeLimits(self._parking)
+        self._limits = LoopTimers(self._parking)
         self.slots = self._new_slots(batches)
         self._stopping = anyio.Event()
         self._others_at_rest: Callable[[], Awaitable[None]] | None = None
@@ -263,10 +264,6 @@ class Session:
         if self._drop_asked is not None:
             return self._drop_asked
         return self._options.drop_queued_on_shutdown
-
-    @property
-    def scheduling_capacity(self) -> float:
-        return self._former.scheduling_capacity
 
     def _new_slots(self, batches: dict[Batch, float]) -> ClosedSlots | OpenSlots:
         handler, parking, counters = self._handler, self._parking, self._counters

@@ -30,13 +30,13 @@ from shoal.asgi.extensions import ConnectionCounts
 from shoal.asgi.headers import RequestGuard
 from shoal.asgi.lifespan import AppLifespan
 from shoal.loops.this_loop import parking_of_this_loop
+from shoal.loops.timers import LoopTimers
 from shoal.server.config import Drained, ServerRun, WorkersFailed, address_of
 from shoal.server.connection_limit import Exhaustion, LimitedListener, check_descriptors
 from shoal.server.http1.connection import Http1Connection
 from shoal.server.listeners import AppListener, bind_all
 from shoal.server.proxies import ProxyHeaders
 from shoal.server.shared import Shared
-from shoal.server.timeouts import Timeouts
 from shoal.server.tls import TlsTransport, tls_of
 from shoal.server.transport import Transport, new_poller
 
@@ -242,7 +242,7 @@ class _Server:
         self._draining = anyio.Event()
         self._outcome = ServerRun(lifespan)
         self._parking = parking_of_this_loop()
-        self._timeouts = Timeouts(self._parking)
+        self._timeouts = LoopTimers(self._parking)
         self._poller = new_poller(self._parking)
         # By "main" or "admin"; then the counts that this process keeps itself.
         self._counts: dict[str, CountedConnections] = {}
