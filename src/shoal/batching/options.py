@@ -13,12 +13,11 @@ it (`with_held_functions`), even an error that would end a program.
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Final, cast, get_args, get_origin
-from weakref import WeakSet
 
 from shoal.batching.handlers.binding import annotations_of, element_of
 from shoal.core.extras import need
@@ -31,7 +30,7 @@ from shoal.failures.held import held, holding
 from shoal.loops.event_loop import holds_ctrl_c
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
     from inspect import Signature
     from types import TracebackType
 
@@ -144,33 +143,15 @@ def checked_options(
     return options
 
 
-@asynccontextmanager
-async def _nothing() -> AsyncGenerator[None]:
-    yield
-
-
-_OF_ONE_USE: Final[Any] = type(_nothing())
-
-_entered: Final[WeakSet[AbstractAsyncContextManager[Any]]] = WeakSet()
-
-
 def manager_of(opens: Opens) -> AbstractAsyncContextManager[Any]:
-    """Raises a `TypeError` or `RuntimeError` if ``open`` returned no manager, or a used one."""
-    given = cast("Any", opens)
-    made: object = given if isinstance(opens, AbstractAsyncContextManager) else given()
+    """Raises a `TypeError` if ``open`` returned no context manager."""
+    made: object = opens()
     if not isinstance(made, AbstractAsyncContextManager):
         raise TypeError(
-            f"open={given!r} must return an async context manager, not {made!r}; write "
+            f"open={opens!r} must return an async context manager, not {made!r}; write "
             "@contextlib.asynccontextmanager above an async generator function"
         )
     manager: AbstractAsyncContextManager[Any] = cast("Any", made)
-    if isinstance(made, _OF_ONE_USE):
-        if manager in _entered:
-            raise RuntimeError(
-                f"open={given!r} was entered by a batcher before, and can be entered only once; "
-                "give the function that makes it: open=pool, not open=pool()"
-            )
-        _entered.add(manager)
     return manager
 
 
