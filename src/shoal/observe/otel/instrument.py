@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from opentelemetry import trace
@@ -17,7 +17,7 @@ from shoal.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from opentelemetry.trace import Tracer, TracerProvider
+    from opentelemetry.trace import TracerProvider
 
     from shoal.core.events import Observers
 
@@ -28,14 +28,7 @@ SCOPE: Final = "shoal"
 
 class Observed(Protocol):
     @property
-    def observers(self) -> Observers: ...
-
-
-class Batched(Protocol):
-    @property
-    def watches(self) -> Any:
-        """Observes its batchers, also later ones; None for a method of one instance."""
-        ...
+    def observers(self) -> Observers | None: ...
 
 
 class Instrumentation:
@@ -49,7 +42,7 @@ class Instrumentation:
 
 
 def instrument(
-    target: Observed | Batched, *, tracer_provider: TracerProvider | None = None
+    target: Observed, *, tracer_provider: TracerProvider | None = None
 ) -> Instrumentation:
     """Traces the batches and requests of a batcher, a function, a controller or an application.
 
@@ -80,14 +73,12 @@ def instrument(
         RuntimeError: It is instrumented already.
     """
     tracer = trace.get_tracer(SCOPE, __version__, tracer_provider)
-    if hasattr(type(target), "watches"):
-        return _instrument_batchers(target, tracer)
     observers: Any = getattr(target, "observers", None)
     if not hasattr(observers, "all"):
         raise TypeError(
-            "instrument() takes a shoal.Batcher, a function decorated with @shoal.batch, a "
-            f"shoal.Controller or a shoal.App, such as\n    instrument(app)\nnot "
-            f"{type(target).__name__}"
+            "instrument() takes a shoal.Batcher, a function decorated with @shoal.batch, a method "
+            "of all instances, a shoal.Controller or a shoal.App, such as\n    instrument(app)\n"
+            f"    instrument(Model.predict)\nnot {target!r}"
         )
     if any(isinstance(one, BatchTracer) for one in observers.all):
         raise _instrumented_already(target)
@@ -97,26 +88,6 @@ def instrument(
         end.append(of_requests.begin(tracer))
     observers.add(batches)
     return Instrumentation(end)
-
-
-def _instrument_batchers(target: Any, tracer: Tracer) -> Instrumentation:
-    watches = target.watches
-    if watches is None:
-        raise TypeError(
-            f"instrument() takes a method of all instances, such as\n    instrument("
-            f"{target.__qualname__})\nnot that of one instance"
-        )
-    try:
-        watches.begin(BatchTracer, partial(BatchTracer, tracer))
-    except KeyError:
-        raise _instrumented_already(target) from None
-
-    def end() -> None:
-        for observer in watches.end(BatchTracer):
-            if isinstance(observer, BatchTracer):
-                observer.end()
-
-    return Instrumentation([end])
 
 
 def _instrumented_already(target: object) -> RuntimeError:
