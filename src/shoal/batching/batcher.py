@@ -211,16 +211,12 @@ class Batcher(Generic[C_co]):
         if self._session is not None:
             self._session.stop(others_at_rest, on_change)
 
-    async def aclose(self, *, drop_queued: bool | None = None) -> ClosingCounts:
+    async def aclose(self) -> ClosingCounts:
         """Stops accepting calls, runs the queued requests, and waits until all have ended.
 
         After ``graceful_shutdown_timeout_s`` queued requests fail with `BatcherClosed`, and
         handlers are cancelled. A handler in a thread or under a shield can still answer for 10 s;
         then its callers fail. Idempotent. Called by its own handler, it does not wait.
-
-        Args:
-            drop_queued: Whether queued requests fail at once, so that only running ones are
-                answered; None for the value of ``drop_queued_on_shutdown``.
 
         Returns:
             The outcomes of the requests in it when closing began; `statistics` has totals.
@@ -231,7 +227,7 @@ class Batcher(Generic[C_co]):
             self._closed_unopened = True
             await anyio.lowlevel.checkpoint()
             return ClosingCounts(0, 0, 0)
-        return await self._session.aclose(drop_queued=drop_queued)
+        return await self._session.aclose()
 
     async def __aenter__(self) -> C_co:
         self._refuse_second_opening()
