@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shoal import errors, policies, replicas, statistics, status
     from shoal.asgi.http_options import HttpOptions
     from shoal.batching.batcher import Batcher
-    from shoal.batching.calls.call import StreamCall, UnaryCall
+    from shoal.batching.calls.call import StreamCall, UnaryCall, retrying
     from shoal.batching.calls.stream import END, SKIP, Mark, ResultStream
     from shoal.batching.calls.threads import ThreadStream
     from shoal.batching.current import (
@@ -95,6 +95,7 @@ __all__ = [
     "policies",
     "raise_for_retry",
     "replicas",
+    "retrying",
     "serve",
     "start",
     "statistics",
@@ -108,7 +109,7 @@ _WHERE: Final = {
     "shoal": ("errors", "policies", "replicas", "statistics", "status"),
     "shoal.asgi.http_options": ("HttpOptions",),
     "shoal.batching.batcher": ("Batcher",),
-    "shoal.batching.calls.call": ("StreamCall", "UnaryCall"),
+    "shoal.batching.calls.call": ("retrying", "StreamCall", "UnaryCall"),
     "shoal.batching.calls.stream": ("END", "Mark", "ResultStream", "SKIP"),
     "shoal.batching.calls.threads": ("ThreadStream",),
     "shoal.batching.current": (

@@ -3,8 +3,8 @@
 Its batch is handed to a thread when it is started, and takes tasks while it is being processed: an
 open batch, ``fill="open"``, with an item's cost for a task's size. M is `max_batch_size`, W is
 `batch_wait_timeout_s`, the workers are `max_concurrent_batches`. It never queues a task, which is
-``max_queued_requests=0``, which TS10 is about. TS11 to TS13 are about a scheduler that tries again;
-here the caller does.
+``max_queued_requests=0``; TS10 to TS13 are about that and about trying again, see also
+`test_retrying.py`.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
-"""Model objects, and batchers for threads."""
+"""Model objects, batchers for threads, and calls that try again."""
 
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager
 from typing import Any, assert_type
 
@@ -61,6 +61,15 @@ def any_batcher(
     assert_type(
         shoal.blocking(streams), AbstractContextManager[shoal.BlockingStreamCall[[str], int]]
     )
+
+
+async def tries_again(unary: UnaryCall[[str], int], streams: StreamCall[[str], int]) -> None:
+    call = shoal.retrying(decorated, max_time_s=0.1, delay_s=0.01)
+    assert_type(call, Callable[[str], Coroutine[Any, Any, int]])
+    assert_type(await call("text"), int)
+    assert_type(await shoal.retrying(unary.options(timeout_s=1))("text"), int)
+    await call(1)  # type: ignore[arg-type]
+    shoal.retrying(streams)  # type: ignore[arg-type]
 
 
 def tokens(texts: list[str]) -> int:

@@ -4,15 +4,23 @@ A `UnaryCall` is awaited for one result; a `StreamCall` returns a stream of resu
 the open batcher when the call is awaited or the stream is entered, since a decorated function
 outlives its batchers. So, as with any async function, all errors are raised there, and code that
 gathers many calls gets all of their errors in one place.
+
+`retrying` is for bursts that are shorter than a few batches: with ``max_queued_requests=0`` a call
+is refused even if a slot will be free in a moment. TensorFlow Serving puts such a retrier in front
+of a scheduler that never queues. If callers should wait for as long as it takes, in order and
+without polling, use ``overload="wait"`` instead.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, overload
+
+import anyio
 
 from shoal.batching.calls.intake import result_of
 from shoal.batching.calls.mapping import MapCall, map_in_thread
@@ -20,9 +28,11 @@ from shoal.batching.calls.stream import ResultStream
 from shoal.batching.calls.threads import LoopOfThread, ThreadStream
 from shoal.batching.handlers.handler import innermost
 from shoal.core.forming.call_options import NO_CALL_OPTIONS
+from shoal.core.options.option import seconds
+from shoal.errors import Overloaded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
     from typing import Unpack
 
     from shoal.batching.calls.entry import Entry
@@ -293,3 +303,70 @@ _CALLS: Final[tuple[type[Any], ...]] = (UnaryCall, StreamCall)
 
 def _name(call: object) -> str:
     return getattr(call, "__name__", "call")
+
+
+def retrying(
+    call: Callable[P, Awaitable[R]],
+    /,
+    *,
+    max_time_s: float = 0.010,
+    delay_s: float = 0.0001,
+) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Returns a call that is retried while it raises `Overloaded`.
+
+    ``call = shoal.retrying(embed)``, then ``await call("text")``. The first try is always made.
+    Another is made after `delay_s`, if it would begin less than `max_time_s` after the first. All
+    other errors are raised at once. A deadline of the call starts again with each try:
+    ``shoal.retrying(embed.options(timeout_s=0.5))``.
+
+    Args:
+        call: A batched function, or any other async function that raises `Overloaded`. Not one that
+            returns a stream: a stream is refused when it is entered, not when it is called.
+        max_time_s: How long to try, in seconds; a try that has begun is not cut short.
+        delay_s: How long to wait between two tries, in seconds, above 0.
+
+    Returns:
+        An async function with the parameters of `call`.
+
+    Raises:
+        TypeError: `call` is not an async function, or a time is not a number.
+        ValueError: A time is out of its range.
+
+    Raises (from the call): the last `Overloaded` when no try is left; the errors of `call`.
+
+    Cancellation: as for `call`; between two tries nothing is queued. Checkpoint: always.
+    """
+    _refuse_streams(call)
+    max_time_s = seconds("max_time_s", max_time_s)
+    if seconds("delay_s", delay_s) == 0:
+        raise ValueError(
+            f"delay_s must be above 0 seconds, not {delay_s!r}: it would retry without a pause"
+        )
+
+    @functools.wraps(call, updated=())
+    async def call_again(*args: P.args, **kwargs: P.kwargs) -> R:
+        give_up_at = anyio.current_time() + max_time_s
+        while True:
+            try:
+                return await call(*args, **kwargs)
+            except Overloaded:
+                if anyio.current_time() + delay_s >= give_up_at:
+                    raise
+            await anyio.sleep(delay_s)
+
+    return call_again
+
+
+def _refuse_streams(call: Any) -> None:
+    if not callable(call):
+        raise TypeError(f"retrying() takes an async function, not {call!r}")
+    if (
+        isinstance(call, StreamCall)
+        or inspect.isasyncgenfunction(call)
+        or inspect.isgeneratorfunction(call)
+    ):
+        raise TypeError(
+            f"retrying() takes a call that is awaited, but {call!r} returns a stream, which can be "
+            "refused only when it is entered; retry entering it in a loop of your own:\n"
+            "    async with call(item) as stream: ..."
+        )
