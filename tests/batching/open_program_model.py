@@ -86,6 +86,9 @@ class OpenWorld(World):
 
     def _configure(self, changes: dict[str, Any]) -> None:
         super()._configure(changes)
+        self._took_in()
+
+    def _took_in(self) -> None:
         options = self.options
         self.least = min(self.least, options.max_batch_size)
         self.was_bounded = self.was_bounded or options.max_queued_requests is not None

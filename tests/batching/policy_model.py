@@ -47,17 +47,23 @@ class PolicyWorld(Promises):
                     await super().do(op)
                 except ValueError:
                     assert self.batcher.options is before
+                else:
+                    self.history.append(self.options)
             case _:
                 await super().do(op)
 
     def _configure(self, changes: dict[str, Any]) -> None:
         before = self.options.max_concurrent_batches
         super()._configure(changes)
-        self.history.append(self.options)
         self.unbound = True
         self.changed_at = anyio.current_time()
         if self.options.max_concurrent_batches > before:
             self.free_since = self.changed_at
+
+    def _took_in(self) -> None:
+        self.history.append(self.options)
+        self.unbound = True
+        self.changed_at = anyio.current_time()
 
     def _start(self, op: Any) -> None:
         if isinstance(op, ops.Map):
@@ -203,7 +209,7 @@ class PolicyWorld(Promises):
 
     @contextmanager
     def _run(self, items: list[Call]) -> Iterator[Run]:
-        run = Run(items, self.options, anyio.current_time())
+        run = Run(items, self.formed_under(shoal.current_batch()), anyio.current_time())
         batch = shoal.current_batch()
         self._check_batch(run, batch)
         for item in items:

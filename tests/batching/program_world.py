@@ -11,9 +11,10 @@ result.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
@@ -99,6 +100,7 @@ class World(ABC):
         self.gate: anyio.Event | None = None
         self.closing = False
         self.dropping = False  # whether it drains, and has failed its queue
+        self._formed_under: dict[int, BatchOptions] = {}
 
     # What the program does
 
@@ -150,10 +152,32 @@ class World(ABC):
 
     @property
     def options(self) -> BatchOptions:
-        return self.batcher.options
+        """The options by which batches form now: a batch that gathers keeps those it began with."""
+        session = self.batcher._session
+        return self.batcher.options if session is None else session._in_force
+
+    def formed_under(self, batch: shoal.Batch) -> BatchOptions:
+        """Returns the options that were in force when a batch was formed that starts now."""
+        return self._formed_under.pop(batch.id, self.options)
 
     def _configure(self, changes: dict[str, Any]) -> None:
         self.batcher.configure(**changes)
+        session = self.batcher._session
+        if session is not None and not isinstance(session._intake._adopt, partial):
+            session._intake._adopt = partial(self._adopt, session._intake._adopt)
+
+    def _adopt(self, adopt: Callable[[], None]) -> None:
+        before = self.options
+        adopt()
+        if self.options is not before:
+            session = self.batcher._session
+            assert session is not None
+            self._formed_under = {batch.id: before for batch in session.slots.batches}
+            self._took_in()
+
+    @abstractmethod
+    def _took_in(self) -> None:
+        """Notes that options which were changed before have come into force."""
 
     # What callers and handlers do
 

@@ -482,19 +482,21 @@ async def test_a_batch_that_ended_early_has_no_room_for_those_who_wait_for_admis
         tasks.cancel_scope.cancel()
 
 
-async def test_new_options_apply_to_the_batch_that_is_open(kind: Kind) -> None:
+async def test_options_change_the_batch_after_the_one_that_is_open(kind: Kind) -> None:
     handler = Taker(kind)
     batcher = of(handler, kind, max_batch_size=2, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
         await kind.line_up(tasks, call, 0)
         await anyio.sleep(1)
         batcher.configure(batch_wait_timeout_s=5, max_batch_size=9)
-        await kind.line_up(tasks, call, 1, 2)
-        assert handler.closed == []
         await anyio.sleep(6)
-        assert handler.reasons == [DispatchReason.TIMER]
-        assert handler.batches == [[0, 1, 2]]
-        assert handler.closed == [5]
+        assert handler.closed == []
+        await kind.launch(tasks, call, 1)
+        assert handler.reasons == [DispatchReason.FULL]
+        await kind.line_up(tasks, call, 2, 3, 4)
+        await anyio.sleep(10)
+        assert handler.batches == [[0, 1], [2, 3, 4]]
+        assert handler.closed == [7, 12]
 
 
 async def test_options_that_mean_nothing_to_an_open_batch_are_refused(kind: Kind) -> None:

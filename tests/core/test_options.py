@@ -7,13 +7,14 @@ import pickle
 import re
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 
-from shoal import BatchOptions, LatencyTarget, QueuePolicy
+from shoal import Batcher, BatchOptions, LatencyTarget, QueuePolicy
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions, RequestOptionsFactory
-from shoal.core.options.options import OptionKeywords
+from shoal.core.options.options import OPTIONS, OptionKeywords
 from shoal.errors import ItemTooLarge
 from shoal.testing import make_request
 
@@ -301,6 +302,16 @@ def test_a_change_makes_another_set_and_keeps_the_rest() -> None:
 def test_an_unknown_option_like_no_other_is_told_which_there_are() -> None:
     with pytest.raises(TypeError, match=r"'xyzzy' is not an option .* there are max_batch_size, "):
         BatchOptions.of({"xyzzy": 1})
+
+
+def test_the_page_and_the_docstring_name_the_options_that_change_at_once() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "options.md").read_text("utf-8")
+    of_page = re.search(r"Some options apply at once in any case: ([^.]*)\.", page)
+    of_docstring = re.search(r"These change at\s+once: ([^;]*);", Batcher.configure.__doc__ or "")
+    at_once = {name for name, option in OPTIONS.items() if option.at_once}
+    for found in (of_page, of_docstring):
+        assert found is not None
+        assert set(re.findall(r"`(\w+)`", found[1])) == at_once
 
 
 # The options of a request, from its call's options and the user's functions of one item

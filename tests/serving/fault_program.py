@@ -190,6 +190,12 @@ class FaultProgram:
         while not condition(self._status(tag)):  # noqa: ASYNC110 - a status is only asked for
             await anyio.sleep(0.01)
 
+    async def _until_in_force(self, tag: str) -> None:
+        """Waits until no batch gathers any more under the options of before."""
+        batchers = self._controller.backends[tag].method_batchers.values()
+        while any(each.batcher._session._former.awaits_change for each in batchers):  # noqa: ASYNC110 - nobody tells
+            await anyio.sleep(0.01)
+
     async def _until_recovered(self, tag: str) -> None:
         await self._until(
             tag,
@@ -216,6 +222,7 @@ class FaultProgram:
         errors = (HandlerTimeout, ReplicaDied)
         with self.load.aimed(tag, *errors):
             await self._set(tag, handler_timeout_s=0.2)
+            await self._until_in_force(tag)
             await self._order(tag, "hang", *errors)
             await self._set(tag, handler_timeout_s=None)
 

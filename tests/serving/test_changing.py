@@ -59,15 +59,20 @@ async def test_batch_options_hold_from_the_next_batch_on() -> None:
         assert len(stage.replicas) == 1
 
 
-async def test_a_window_changes_for_requests_that_wait() -> None:
+async def test_a_window_changes_for_the_batch_after_the_one_that_gathers() -> None:
     async with serving_tasks(echo, batch_wait_timeout_s=20, max_batch_size=4) as scene:
         controller, handle, _, tasks = scene
         first = await line_up(tasks, handle.call(1))
         await anyio.sleep(5)
         await change(controller, batch_wait_timeout_s=6)
         await anyio.sleep(9)
+        assert first[0].outcome is PENDING
+        await anyio.sleep(7)
         assert first[0].outcome == 1
-        assert first[0].ended_at == pytest.approx(6)
+        assert first[0].ended_at == pytest.approx(20)
+        second = await line_up(tasks, handle.call(2))
+        await anyio.sleep(7)
+        assert second[0].ended_at == pytest.approx(27)
 
 
 async def test_more_batches_at_once_need_no_new_replica() -> None:

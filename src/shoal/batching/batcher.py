@@ -307,8 +307,12 @@ class Batcher(Generic[C_co]):
     def configure(self, **changes: Unpack[OptionKeywords]) -> None:
         """Changes several options together, from the next batch on.
 
-        They apply at once: to waiting requests, which may have been gathering for a batch, to open
-        batches that still take requests, and to later calls. A handler that runs is not affected.
+        A batch that is filling keeps its options, also for calls that join it: its first request
+        waits with a free slot, or it is an open batch that still takes requests. These change at
+        once: ``max_concurrent_batches``, ``max_queued_requests``, ``overload``, ``refuse_late``,
+        ``request_timeout_s``, ``dedupe``, ``cache``, ``limit``, ``sticky_load_factor``,
+        ``stream_buffer``, ``graceful_shutdown_timeout_s`` and ``drop_queued_on_shutdown``; for
+        continuous batches all options do.
 
         Args:
             **changes: As in `BatchOptions`; options that you omit keep their values.

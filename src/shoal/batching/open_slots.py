@@ -53,10 +53,24 @@ class OpenSlots(Slots[OpenRun]):
         self._resize()
 
     def flush(self) -> None:
-        for joining in self._open.values():
-            if isinstance(joining, OpenJoining):
-                joining.flush()
+        for joining in self._filling():
+            joining.flush()
         super().flush()
+
+    @property
+    def is_gathering(self) -> bool:
+        return bool(self._filling())
+
+    def _filling(self) -> list[OpenJoining]:
+        return [
+            joining
+            for joining in self._open.values()
+            if isinstance(joining, OpenJoining) and not joining.is_closed
+        ]
+
+    def _pass_turn_and_adopt(self) -> None:
+        self._pass_turn()
+        self._intake.adopt()
 
     def _gets_no_more(self, batch: Batch) -> bool:
         former = self._former
@@ -81,7 +95,7 @@ class OpenSlots(Slots[OpenRun]):
                 batch = await self._first_batch()
             finally:
                 if batch is None:
-                    self._pass_turn()
+                    self._pass_turn_and_adopt()
             if batch is None:
                 return False
             await self._run_open(batch, scope)
@@ -118,7 +132,7 @@ class OpenSlots(Slots[OpenRun]):
 
     async def _run_open(self, batch: Batch, scope: Scope) -> None:
         joining = self._open[batch] = self._joining_of(
-            batch, self._queue, self.capacity_changed, self._pass_turn, self._gets_no_more
+            batch, self._queue, self.capacity_changed, self._pass_turn_and_adopt, self._gets_no_more
         )
         self._report_idle()
         try:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,6 +42,7 @@ from shoal.batching.running.stream import StreamRun
 from shoal.core.counters import NO_LEVELS, ClosingCounts
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.forming.former import Former
+from shoal.core.options.options import OPTIONS
 from shoal.failures.exceptions import ends_the_program, is_cancellation, own_copy
 from shoal.failures.hints import with_hint
 from shoal.loops.parking import Bell
@@ -64,6 +65,10 @@ _MOST_COUNTED: Final = 10_000  # waiting requests; their levels are counted one 
 LAST_ANSWERS_S: Final = 10.0
 """How long a handler may still answer after closing has cancelled it, in seconds."""
 
+_AT_ONCE: Final = [name for name, option in OPTIONS.items() if option.at_once]
+_BOUNDS: Final = ["max_concurrent_batches", "max_queued_requests"]
+"""What fits beside any options, and changes alone if the others don't fit beside the old ones."""
+
 
 class Session:
     def __init__(
@@ -78,7 +83,7 @@ class Session:
         self.failure: BaseException | None = None
         self._name = name
         self._handler = handler
-        self._options = options
+        self._options = self._in_force = options
         self._counters = counters
         self._capacity = capacity
         self._parking = parking_of_this_loop()
@@ -95,6 +100,7 @@ class Session:
             counters,
             ring=self._bell.ring,
             is_blocked_by=lambda batch: self.slots.is_blocked_by(batch),
+            adopt=self._adopt,
         )
         self.loop = self._intake.home.loop
         self.process = self._intake.home.process
@@ -211,9 +217,27 @@ class Session:
         self._bell.ring()
 
     def configure(self, options: BatchOptions) -> None:
-        """Applies new options to waiting requests, and to all later batches and calls."""
+        """Applies new options from the next batch on; raises `ValueError` for another ``open``."""
+        # A batch that is filling (it has its first request, and a slot waits with it) keeps its
+        # options. The new ones are applied as soon as it is dispatched or empty. Options of
+        # admission control and of the number of batches are applied at once.
         refuse_change(self._options.open, options.open)
         self._options = options
+        now = options
+        if self.slots.is_gathering:
+            now = _with_what_holds_at_once(self._in_force, options)
+        is_pending = now != options
+        self._former.await_change(is_pending=is_pending)
+        if now != self._in_force or not is_pending:
+            self._take_in(now)
+        else:
+            self._former.reform()
+
+    def _adopt(self) -> None:
+        if not self.slots.is_gathering:
+            self.configure(self._options)
+
+    def _take_in(self, options: BatchOptions) -> None:
         options_factory = RequestOptionsFactory(self._name, options)
         ending: BaseException | None = None
         for request, error in self._former.change(options, options_factory.renew):
@@ -221,6 +245,7 @@ class Session:
                 ending = error
             failure = error if isinstance(error, Exception) else own_copy(error)
             self._intake.fail_one(request, failure)
+        self._in_force = options
         self.entry.configure(options)
         self.slots.configure(options)
         try:
@@ -321,3 +346,11 @@ class Session:
         counters = self._counters
         left = counters.cancelled + counters.expired
         return counters.finished, counters.failed, left, counters.declined
+
+
+def _with_what_holds_at_once(in_force: BatchOptions, wanted: BatchOptions) -> BatchOptions:
+    """Returns `in_force` with the wanted options that do not affect a batch being filled."""
+    for names in (_AT_ONCE, _BOUNDS):
+        with suppress(ValueError):  # not every mix of two sets of options is valid
+            return in_force.changed({name: getattr(wanted, name) for name in names})
+    return in_force

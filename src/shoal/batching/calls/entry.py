@@ -278,6 +278,7 @@ class Entry:
 
     async def _map_alike(self, items: list[Any], *, return_exceptions: bool) -> list[Any]:
         self.intake.check_loop()
+        self.intake.adopt()
         if self.needs_options:  # configured since
             asked = repeat(NO_CALL_OPTIONS)
             return await self._map(items, asked, return_exceptions=return_exceptions)
@@ -308,6 +309,7 @@ class Entry:
         self, items: list[Any], call_options: Iterable[CallOptions], *, return_exceptions: bool
     ) -> list[Any]:
         self.intake.check_loop()
+        self.intake.adopt()
         divided = self._divided_or_error if return_exceptions else self._divided
         splitting = self._splitting  # others may come while it waits
         now, entering = self.now(), dict[Hashable, float]()

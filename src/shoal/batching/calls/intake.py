@@ -57,6 +57,7 @@ class Intake:
         *,
         ring: Callable[[], None],
         is_blocked_by: Callable[[Batch], bool],
+        adopt: Callable[[], None],
     ) -> None:
         self.name = name
         self.former = former
@@ -66,6 +67,7 @@ class Intake:
         self.home = self.refusals.home
         self.soon = parking.soon
         self.ring = ring
+        self._adopt = adopt
         self.parking = parking
         self._counters = counters
         self._batches = former.batches
@@ -76,6 +78,11 @@ class Intake:
 
     def configure(self, options: BatchOptions) -> None:
         self.options_factory = RequestOptionsFactory(self.name, options)
+
+    def adopt(self) -> None:
+        """Applies pending options, if no batch is filling."""
+        if self.former.awaits_change:
+            self._adopt()
 
     def enter(self, item: Any, options: RequestOptions | None, waiter: Any = None) -> Request:
         """Makes a request and adds it to the queue; the caller must `park` at once."""
@@ -129,6 +136,7 @@ class Intake:
         former = self.former
         if options is None and former.live + len(items) <= former.unchecked_below:
             return self._enter_alike(items, waiter)
+        self.adopt()
         now = self._now()
         pairs = zip(items, options or repeat(None), strict=False)
         requests = [self.new_request(item, asked, waiter, now) for item, asked in pairs]
@@ -183,6 +191,8 @@ class Intake:
         is_free = former.admits_freely and former.live < former.bound
         if not is_free and not self.parking.seems_here():
             raise self.refusals.elsewhere()
+        if former.awaits_change:
+            self._adopt()
         options = request.options
         if options is None or options.options_factory is not self.options_factory:
             self._renew(request)

@@ -83,7 +83,7 @@ class Decorated:
 
         It may be called before a batcher is open, such as for a method of ``self`` in a
         constructor, and the options outlive the batcher. For a method it sets the options of this
-        instance only.
+        instance only. See `Batcher.configure` for which batch is the next.
 
         Args:
             **changes: As in `BatchOptions`; options that you omit keep their values.

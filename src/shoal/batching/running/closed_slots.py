@@ -29,6 +29,10 @@ class ClosedSlots(Slots[Run]):
         self.run = replace(self.run, options=options)
         self._resize()
 
+    @property
+    def is_gathering(self) -> bool:
+        return self._former.is_gathering
+
     def _are_at_work(self) -> bool:
         return bool(self.batches)
 

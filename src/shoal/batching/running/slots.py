@@ -180,6 +180,11 @@ class Slots(ABC, Generic[RunT]):
             self._pass_turn()
         self.capacity_changed()
 
+    @property
+    @abstractmethod
+    def is_gathering(self) -> bool:
+        """Whether a batch is filling, with the options with which it began."""
+
     def capacity_changed(self) -> None:
         if self._capacity is not None and self._capacity.slots > self._most:
             self._resize()
@@ -271,8 +276,11 @@ class Slots(ABC, Generic[RunT]):
         """Runs a batch; returns when it ended, in seconds, or None if `scope` was cancelled."""
         # The caller calls `_report_idle` before and after it, but need not between batches that a
         # slot runs in a row. If this raises, it has called it.
+        run = self.run  # with the options with which the batch was filled
+        if self._former.awaits_change:
+            self._intake.adopt()
         try:
-            await self.run.run(batch, scope)
+            await run.run(batch, scope)
         except BaseException as error:
             if is_cancellation(error):
                 self._intake.stop([r for r in batch.members if r.state is RUNNING])

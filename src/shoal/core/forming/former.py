@@ -74,7 +74,8 @@ class Former:
         self._open_room = NOTHING
         self.overdue = Overdue(lambda request: self._policy.demote(request), options)
         self.live = self.parked = self.wake_at = 0
-        self._wakes_always = False
+        # Whether new options are pending until no batch is being collected.
+        self.awaits_change = self._wakes_always = False
         self._left = 0  # how many requests have left the queue, however they did
         self.pressures = pressures = PressureTracker(self.model, lambda: self._policy.cost_of_all())
         self.regathering = Regathering(self.model, self.overdue, pressures)
@@ -274,6 +275,10 @@ class Former:
         return self.live + self._left
 
     @property
+    def is_gathering(self) -> bool:
+        return self.live > 0 and self.pressures.asleep_until != -math.inf
+
+    @property
     def scheduling_capacity(self) -> float:
         return 0 if self.closed else max(0, self._at_once.cost - self.cost)
 
@@ -287,6 +292,10 @@ class Former:
     def parked_and_queued(self) -> list[Request]:
         """Returns parked requests first, so that none is admitted while the others are removed."""
         return [*self._parked, *self._policy.waiting()]
+
+    def await_change(self, *, is_pending: bool) -> None:
+        self.awaits_change = is_pending
+        self.unchecked_below = self.bound if self.takes_anyone and not is_pending else -math.inf
 
     def change(
         self, options: BatchOptions, describe: Callable[[Request], Exception | None]
@@ -343,7 +352,7 @@ class Former:
         self.takes_anyone = self.admits_freely and not distinguishes_requests(options)
         bound = options.max_queued_requests
         self.bound = 0 if self.closed else math.inf if bound is None else bound
-        self.unchecked_below = self.bound if self.takes_anyone else -math.inf
+        self.await_change(is_pending=self.awaits_change)
 
     def _file_by(self, policy: Rule) -> None:
         self._policy = policy

@@ -180,6 +180,8 @@ class Option:
     is_function: bool = False
     # Whether it shapes batches, and so does not apply to code that takes one item at a time.
     for_lists: bool = False
+    # Whether a change also applies to the batch that is filling.
+    at_once: bool = False
     # Makes a value from its form in JSON or TOML.
     from_plain: Check = _as_it_is
     # Returns the form of a value, other than None, in JSON.

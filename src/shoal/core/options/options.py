@@ -237,9 +237,11 @@ class BatchOptions:
     batch_wait_timeout_s: float | None = option(0.0, seconds, for_lists=True, may_be_none=True)
     idle_timeout_s: float | None = option(None, seconds, for_lists=True)
     regather: bool = option(True, yes_or_no, for_lists=True)
-    max_concurrent_batches: int | None = option(1, partial(whole, least=1), may_be_none=True)
-    max_queued_requests: int | None = option(None, partial(whole, least=0))
-    overload: Overload = choice("reject", Overload)
+    max_concurrent_batches: int | None = option(
+        1, partial(whole, least=1), may_be_none=True, at_once=True
+    )
+    max_queued_requests: int | None = option(None, partial(whole, least=0), at_once=True)
+    overload: Overload = choice("reject", Overload, at_once=True)
     batch_size_fn: Callable[[Any], float] | None = callback(
         "batch_size_fn=lambda item: len(item)", for_lists=True
     )
@@ -257,9 +259,9 @@ class BatchOptions:
     queue_policies: Mapping[int, QueuePolicy] = records_by_level(QueuePolicy, _by_level)
     default_queue_policy: QueuePolicy | None = record(QueuePolicy, _queue_policy)
     order: Order = choice("arrival", Order)
-    sticky_load_factor: float | None = option(None, factor)
+    sticky_load_factor: float | None = option(None, factor, at_once=True)
     use_scope_deadline: bool = option(False, yes_or_no)
-    refuse_late: bool = option(False, yes_or_no)
+    refuse_late: bool = option(False, yes_or_no, at_once=True)
     split: Callable[[Any, float], Sequence[Any]] | None = callback(
         "split=lambda item, room: [item[:room], item[room:]]", for_lists=True
     )
@@ -272,19 +274,25 @@ class BatchOptions:
     policy: Callable[["BatchOptions"], BatchPolicy] | None = callback(
         "policy=MyPolicy, a function of the options that makes a BatchPolicy"
     )
-    dedupe: bool | Callable[[Any], Hashable] = option(False, _dedupe, is_function=True)
-    cache: Cache | None = record(Cache, _made_by(Cache, "shoal.Cache(max_size=1000, ttl_s=60)"))
+    dedupe: bool | Callable[[Any], Hashable] = option(
+        False, _dedupe, is_function=True, at_once=True
+    )
+    cache: Cache | None = record(
+        Cache, _made_by(Cache, "shoal.Cache(max_size=1000, ttl_s=60)"), at_once=True
+    )
     models: Models | None = record(Models, _made_by(Models, "shoal.Models(most=4)"))
-    limit: Limit | None = record(Limit, _made_by(Limit, "shoal.Limit(batches_per_s=5)"))
+    limit: Limit | None = record(
+        Limit, _made_by(Limit, "shoal.Limit(batches_per_s=5)"), at_once=True
+    )
     open: Opens | None = option(None, _opens, is_function=True)
-    stream_buffer: int = option(16, partial(whole, least=1))
+    stream_buffer: int = option(16, partial(whole, least=1), at_once=True)
     slow_reader_timeout_s: float | None = option(10.0, seconds, may_be_none=True)
     cancel_abandoned: bool = option(True, yes_or_no)
     handler_timeout_s: float | None = option(None, seconds)
-    request_timeout_s: float | None = option(None, seconds)
+    request_timeout_s: float | None = option(None, seconds, at_once=True)
     isolate_errors: bool = option(False, yes_or_no)
-    graceful_shutdown_timeout_s: float = option(20.0, seconds)
-    drop_queued_on_shutdown: bool = option(False, yes_or_no)
+    graceful_shutdown_timeout_s: float = option(20.0, seconds, at_once=True)
+    drop_queued_on_shutdown: bool = option(False, yes_or_no, at_once=True)
 
     def __post_init__(self) -> None:
         check_options(self)
