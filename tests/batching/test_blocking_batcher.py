@@ -25,13 +25,13 @@ async def countdown(items: list[int]) -> AsyncIterator[list[Any]]:
 
 class Model:
     def __init__(self) -> None:
-        self.batches: list[list[tuple[str, int]]] = []
+        self.batches: list[dict[str, list[Any]]] = []
 
     def run(self, *, text: str, top_k: int = 1) -> str: ...
 
-    def run_batch(self, text: list[str], top_k: list[int]) -> list[str]:
-        self.batches.append([*zip(text, top_k, strict=True)])
-        return [one * times for one, times in self.batches[-1]]
+    def run_batch(self, **lists: list[Any]) -> list[str]:
+        self.batches.append(lists)
+        return [text * top_k for text, top_k in zip(lists["text"], lists["top_k"], strict=True)]
 
 
 def test_threads_call_a_handler_until_the_block_is_left(backend: str) -> None:
@@ -55,16 +55,16 @@ def test_threads_call_a_handler_until_the_block_is_left(backend: str) -> None:
 
 def test_calls_of_many_threads_with_different_keywords_share_a_batch(backend: str) -> None:
     model = Model()
-    batcher = shoal.Batcher(
-        model.run_batch, signature=model.run, max_batch_size=8, batch_wait_timeout_s=None
-    )
+    batcher = shoal.Batcher.over(model, max_batch_size=8, batch_wait_timeout_s=None)
     with shoal.blocking(batcher, backend=backend) as run, ThreadPoolExecutor(8) as threads:
         plain = [threads.submit(run, text=str(number)) for number in range(4)]
         twice = [threads.submit(run, text=str(number), top_k=2) for number in range(4)]
         assert [future.result(10) for future in plain] == ["0", "1", "2", "3"]
         assert [future.result(10) for future in twice] == ["00", "11", "22", "33"]
     (batch,) = model.batches
-    assert sorted(batch) == [(str(number), top_k) for number in range(4) for top_k in (1, 2)]
+    assert sorted(zip(batch["text"], batch["top_k"], strict=True)) == [
+        (str(number), top_k) for number in range(4) for top_k in (1, 2)
+    ]
 
 
 def test_a_generator_handler_gives_streams(backend: str) -> None:

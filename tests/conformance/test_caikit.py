@@ -1,9 +1,10 @@
-"""What caikit's tests of its model batcher assert, on a model's two methods, and from threads too.
+"""What caikit's tests of its model batcher assert, on `Batcher.over`, and from threads too.
 
 Its ``batch_size`` is ``max_batch_size`` here, its ``batch_collect_delay_s`` is ``idle_timeout_s``,
 and its ``stop()`` is leaving the block or ``aclose()``.
 """
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,40 +28,32 @@ class Greeter:
     def run(self, first_name: str, last_name: str = "Bit", title: str | None = None) -> str:
         return " ".join(filter(None, (title, first_name, last_name)))
 
-    async def run_batch(
-        self, first_name: list[str], last_name: list[str], title: list[str | None]
-    ) -> list[str]:
-        self.batches.append(first_name)
-        rows = zip(first_name, last_name, title, strict=True)
+    async def run_batch(self, **lists: list[Any]) -> list[str]:
+        self.batches.append(lists)
+        rows = zip(lists["first_name"], lists["last_name"], lists["title"], strict=True)
         return [self.run(*row) for row in rows]
 
 
 class PlainGreeter(Greeter):
     """The same, with a plain `run_batch`."""
 
-    def run_batch(  # type: ignore[override]
-        self, first_name: list[str], last_name: list[str], title: list[str | None]
-    ) -> list[str]:
-        self.batches.append(first_name)
-        return [self.run(name) for name in first_name]
-
-
-def batcher_of(model: Any, **options: Any) -> Any:
-    return shoal.Batcher(model.run_batch, signature=model.run, **options)
+    def run_batch(self, **lists: list[Any]) -> list[str]:  # type: ignore[override]
+        self.batches.append(lists)
+        return [self.run(name) for name in lists["first_name"]]
 
 
 async def test_twenty_requests_make_batches_of_ten_and_each_gets_its_own_result():
     model = Greeter()
-    async with batcher_of(model, max_batch_size=10, batch_wait_timeout_s=None) as call:
+    async with shoal.Batcher.over(model, max_batch_size=10, batch_wait_timeout_s=None) as call:
         got = await outcomes_in_order(*(call(first_name=str(number)) for number in range(20)))
     assert got == [f"{number} Bit" for number in range(20)]
-    assert [len(batch) for batch in model.batches] == [10, 10]
+    assert [len(batch["first_name"]) for batch in model.batches] == [10, 10]
 
 
 async def test_the_collect_delay_counts_anew_from_each_request():
     model = Greeter()
     async with (
-        batcher_of(model, max_batch_size=5, idle_timeout_s=0.010) as call,
+        shoal.Batcher.over(model, max_batch_size=5, idle_timeout_s=0.010) as call,
         anyio.create_task_group() as tasks,
     ):
         callers = []
@@ -69,22 +62,40 @@ async def test_the_collect_delay_counts_anew_from_each_request():
             last_came_at = anyio.current_time()
             await anyio.sleep(0.009)
         assert [caller.outcome for caller in callers] == [PENDING] * 3
-    assert model.batches == [["Bob", "Jim", "Ann"]]
+    assert [batch["first_name"] for batch in model.batches] == [["Bob", "Jim", "Ann"]]
     assert [caller.ended_at for caller in callers] == [pytest.approx(last_came_at + 0.010)] * 3
+
+
+async def test_a_model_that_wraps_another_says_what_it_passes_on():
+    class Wrapping:
+        def __init__(self, model: Greeter) -> None:
+            self._model = model
+
+            @functools.wraps(model.run)
+            def run(*args: Any, **kwargs: Any) -> str:
+                return model.run(*args, **kwargs)
+
+            self.run = run
+
+        async def run_batch(self, **lists: list[Any]) -> list[str]:
+            return await self._model.run_batch(**lists)
+
+    async with shoal.Batcher.over(Wrapping(Greeter())) as call:
+        assert await call(first_name="Bob", title="Mr") == "Mr Bob Bit"
 
 
 class Stopping(Greeter):
     """Stops the batcher that a test gives it."""
 
-    async def run_batch(self, first_name: Any, last_name: Any, title: Any) -> list[str]:
+    async def run_batch(self, **lists: list[Any]) -> list[str]:
         await self.batcher.aclose()
-        return await super().run_batch(first_name, last_name, title)
+        return await super().run_batch(**lists)
 
 
 class PlainStopping(PlainGreeter):
-    def run_batch(self, first_name: Any, last_name: Any, title: Any) -> list[str]:
+    def run_batch(self, **lists: list[Any]) -> list[str]:
         anyio.from_thread.run(self.batcher.aclose)
-        return super().run_batch(first_name, last_name, title)
+        return super().run_batch(**lists)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +104,7 @@ class PlainStopping(PlainGreeter):
 async def test_a_run_batch_that_stops_its_batcher_is_no_deadlock(kind):
     model = kind()
     time = {"graceful_shutdown_timeout_s": 0.01} if kind is PlainStopping else {}
-    model.batcher = batcher_of(model, max_batch_size=1, **time)
+    model.batcher = shoal.Batcher.over(model, max_batch_size=1, **time)
     async with model.batcher as call, anyio.create_task_group() as tasks:
         callers = await line_up(tasks, call(first_name="running"), call(first_name="waiting"))
     assert callers[0].outcome == "running Bit"
@@ -109,11 +120,11 @@ async def test_a_run_batch_that_stops_its_batcher_is_no_deadlock(kind):
 @pytest.mark.real_time
 def test_twenty_threads_get_their_own_results(backend):
     model = PlainGreeter()
-    batcher = batcher_of(model, max_batch_size=10, batch_wait_timeout_s=None)
+    batcher = shoal.Batcher.over(model, max_batch_size=10, batch_wait_timeout_s=None)
     with shoal.blocking(batcher, backend=backend) as run, ThreadPoolExecutor(20) as threads:
         futures = [threads.submit(run, first_name=str(number)) for number in range(20)]
         assert [future.result(10) for future in futures] == [f"{n} Bit" for n in range(20)]
-    assert [len(batch) for batch in model.batches] == [10, 10]
+    assert [len(batch["first_name"]) for batch in model.batches] == [10, 10]
 
 
 @BACKENDS
@@ -128,7 +139,7 @@ def test_every_thread_that_calls_while_the_batcher_stops_gets_an_answer(backend)
         except shoal.errors.BatcherClosed:
             return answered
 
-    batcher = batcher_of(PlainGreeter(), max_batch_size=3)
+    batcher = shoal.Batcher.over(PlainGreeter(), max_batch_size=3)
     with ThreadPoolExecutor(8) as threads:
         with shoal.blocking(batcher, backend=backend) as run:
             run(first_name="Bob")

@@ -18,13 +18,30 @@ class Plain:
         return [self.run(*pair) for pair in zip(text, top_k, strict=True)]
 
 
-async def models() -> None:
-    model = Plain()
-    async with Batcher(model.run_batch, signature=model.run, name="plain") as call:
+class Async:
+    async def run(self, *, text: str) -> float:
+        return len(text)
+
+    async def run_batch(self, **lists: list[Any]) -> list[float]:
+        return [len(text) for text in lists["text"]]
+
+
+class NoRunBatch:
+    def run(self, text: str) -> float:
+        return len(text)
+
+
+async def over_models() -> None:
+    async with Batcher.over(Plain(), max_batch_size=4, name="plain") as call:
         assert_type(await call("text"), float)
         assert_type(await call(text="text", top_k=3), float)
         await call(top_k=3)  # type: ignore[call-arg]
         await call("text", top_k="3")  # type: ignore[arg-type]
+    async with Batcher.over(Async()) as async_call:
+        assert_type(await async_call(text="text"), float)
+        await async_call("text")  # type: ignore[call-arg]
+    Batcher.over(NoRunBatch())  # type: ignore[arg-type]
+    Batcher.over(Plain(), batch_size=4)  # type: ignore[call-arg]
 
 
 async def lengths(texts: list[str]) -> list[int]:
@@ -41,8 +58,7 @@ async def decorated(texts: list[str]) -> list[int]:
 
 
 def in_threads() -> None:
-    model = Plain()
-    with shoal.blocking(Batcher(model.run_batch, signature=model.run)) as run:
+    with shoal.blocking(Batcher.over(Plain())) as run:
         assert_type(run(text="text", top_k=3), float)
         assert_type(run.options(priority=1)(text="text"), float)
         run(top_k=3)  # type: ignore[call-arg]

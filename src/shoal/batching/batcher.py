@@ -18,7 +18,7 @@ import anyio.lowlevel
 from shoal.batching.calls.call import StreamCall, UnaryCall, refuse_batched
 from shoal.batching.current import refuse_own_handler
 from shoal.batching.handlers.binding import not_of_a_batch
-from shoal.batching.handlers.handler import Fill, Handler
+from shoal.batching.handlers.handler import Fill, Handler, model_handler, stack_of
 from shoal.batching.options import checked_options, held_as_handler
 from shoal.batching.session import Session
 from shoal.core.counters import ClosingCounts, Counters
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.batching.calls.entry import Entry
-    from shoal.batching.calls.stream import Answer, ListAnswer, ListSteps, N, Steps
+    from shoal.batching.calls.stream import Answer, BatchableModel, ListAnswer, ListSteps, N, Steps
     from shoal.batching.open_batch import OpenBatch
     from shoal.batching.running.slots import Capacity
     from shoal.core.counters import BatcherState, BatcherStatistics
@@ -156,6 +156,17 @@ class Batcher(Generic[C_co]):
         self._exit = AsyncExitStack()
         face = StreamCall if self._handler.streams else UnaryCall
         self.call: C_co = cast("C_co", face(self.find, self.loops))
+
+    @classmethod
+    def over(cls, model: BatchableModel[P, R], *, name: str | None = None, **options: Unpack[OptionKeywords]) -> Batcher[UnaryCall[P, R]]:  # fmt: skip
+        """Makes a batcher of a model object, as caikit does; a call has the parameters of ``run``.
+
+        ``run_batch`` gets a list for each parameter of ``run``, by name; ``run`` is never called.
+
+        Raises:
+            TypeError: The model lacks a method, or their parameters don't fit together.
+        """
+        return Batcher[UnaryCall[P, R]](model_handler(model), signature=model.run, name=name or type(model).__qualname__, **options)  # fmt: skip
 
     async def run(self, *, task_status: TaskStatus[C_co] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serves calls until the batcher is closed; pass it to a nursery's ``start``.
@@ -394,6 +405,11 @@ class Batcher(Generic[C_co]):
     def failure(self) -> BaseException | None:
         """The error that broke the batcher; None if it is not broken."""
         return None if self._session is None else self._session.failure
+
+    def stacks(self) -> list[str]:
+        """Returns the stack of each slot's task as text, to find out where one hangs."""
+        coroutines = [] if self._session is None else self._session.slots.coroutines
+        return [stack_of(coroutine) for coroutine in coroutines]
 
     def statistics(self) -> BatcherStatistics:
         """Returns the current state of the batcher and its counts."""

@@ -114,6 +114,20 @@ ListSteps: TypeAlias = "AsyncIterator[SlotList[R, N]] | Iterator[SlotList[R, N]]
 _ALIVE: Final = (State.RUNNING, State.QUEUED, State.PARKED)
 
 
+class BatchableModel(Protocol[P, R_co]):
+    """What `Batcher.over` takes: a method for one call, and one for a batch."""
+
+    @property
+    def run(self) -> Callable[P, Any]:
+        """The method whose parameters a call has; it is never called."""
+        ...
+
+    @property
+    def run_batch(self) -> Callable[..., Answer[R_co]]:
+        """Takes a list for each parameter of ``run`` and returns one result for each call."""
+        ...
+
+
 class ResultIterator(Protocol):
     """The results of a stream: ``async with handle.stream(x) as stream: async for r in stream``."""
 

@@ -5,6 +5,12 @@ step by step (``steps``). Coroutine functions and async generators run in the ev
 functions and plain generators run in worker threads, since they may block. A thread can't be
 interrupted, so a cancellation takes effect only when the call, or the generator's step, has ended.
 
+A model object has a handler, too, as in caikit: ``run`` defines the parameters of a call, and
+``run_batch`` gets one list for each. The defaults of ``run`` are filled in before requests are
+batched, so requests with different keywords share a batch. caikit fills them in for the requests of
+each batch. Then the arguments of ``run_batch`` depend on the other requests of the batch, and a
+missing argument is not noticed if all requests of the batch lack it.
+
 Async user code runs in a copy of the context (`in_own_context`): a worker slot runs one batch after
 the other in one task, and a context variable that a handler sets must not stay set for the next
 batch, which has other callers. A task for each batch would cost more than the rest of its work.
@@ -20,6 +26,7 @@ import weakref
 from contextlib import aclosing
 from contextvars import Context, copy_context
 from functools import partial
+from inspect import Parameter, Signature
 from time import perf_counter
 from types import coroutine
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, get_args
@@ -200,6 +207,63 @@ def _name(function: Callable[..., Any]) -> str:
     while isinstance(function, partial):
         function = function.func
     return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def model_handler(model: Any) -> Any:
+    """Returns a model's ``run_batch``, with the parameters of ``run`` as keywords."""
+    if inspect.isclass(model):
+        raise TypeError(
+            f"Batcher.over() takes a model object, not the class {model!r}; create an instance"
+        )
+    run, run_batch = _method(model, "run"), _method(model, "run_batch")
+    names = _names(run)
+    if inspect.isgeneratorfunction(run_batch) or inspect.isasyncgenfunction(run_batch):
+        raise TypeError(
+            f"{_name(run_batch)}() must give back a list, but is a generator function; "
+            "for streams use shoal.Batcher(model.run_batch, signature=model.run)"
+        )
+    signature = _signature(run_batch)
+    try:
+        signature.bind(**dict.fromkeys(names))
+    except TypeError as error:
+        raise TypeError(
+            f"{_name(run_batch)}() must take each parameter of run() by its name, as a list, and "
+            f"require no others, but run() has ({', '.join(names)}) and it has {signature}: {error}"
+        ) from None
+    handler: Any = partial(run_batch)
+    handler.__signature__ = Signature([Parameter(n, Parameter.KEYWORD_ONLY) for n in names])
+    return handler
+
+
+def _method(model: object, name: str) -> Callable[..., Any]:
+    method: Callable[..., Any] | None = getattr(model, name, None)
+    if not callable(method):
+        raise TypeError(
+            "Batcher.over() takes an object with run(), for one call, and run_batch(), which does "
+            f"the same for lists, but {type(model).__qualname__} has no {name}()"
+        )
+    return method
+
+
+def _names(run: Callable[..., Any]) -> list[str]:
+    signature = _signature(run)
+    parameters = signature.parameters.values()
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        raise TypeError(
+            f"{_name(run)}() must name its parameters, but takes {signature}: each becomes a list "
+            "for run_batch(), and its default is used where a call omits it; a wrapper declares "
+            "them with functools.wraps(inner.run)"
+        )
+    if not parameters:
+        raise TypeError(f"{_name(run)}() takes no argument, so there is nothing to batch")
+    return list(signature.parameters)
+
+
+def _signature(method: Callable[..., Any]) -> Signature:
+    try:
+        return read_signature(method)
+    except ValueError:
+        raise TypeError(f"{_name(method)}() has no readable signature") from None
 
 
 logger: Final = logging.getLogger("shoal")
