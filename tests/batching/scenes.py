@@ -242,4 +242,4 @@ class OfUnhashableKind(metaclass=UnhashableKind):
 
 def slots_of(batcher: shoal.Batcher[Any]) -> int:
     """Returns how many tasks of a batcher wait for batches or run them."""
-    return 0 if batcher._session is None else len(batcher._session.slots.coroutines)
+    return len(batcher.stacks())

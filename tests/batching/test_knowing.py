@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, launch, line_up, outcome, outcomes, settle
+from batching.scenes import Held, Recorder, launch, line_up, outcome, outcomes, plugged, settle
 from shoal.core.request import Batch, DispatchReason
 
 
@@ -203,6 +203,15 @@ async def test_wait_and_run_times_are_measured_in_seconds() -> None:
     assert (statistics.wait_s.total, statistics.run_s.total) == (3, 2)
     assert sum(statistics.run_s.counts) == 2
     assert len(statistics.run_s.counts) == len(statistics.run_s.bounds) + 1
+
+
+async def test_a_batcher_says_where_its_batches_are() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held)
+    assert batcher.stacks() == []
+    async with plugged(held, batcher, 1):
+        (stack,) = batcher.stacks()
+        assert "await self.gate.wait()" in stack
 
 
 # A handler may ask whether its batcher begins to end, and end its streams by itself
