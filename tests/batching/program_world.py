@@ -22,6 +22,7 @@ from anyio.abc import TaskGroup
 
 import shoal
 from batching import programs as ops
+from batching.scenes import slots_of
 from core.former_scenes import TRANSITIONS
 from shoal.core.options.options import BatchOptions
 from shoal.core.request import Request, State
@@ -211,7 +212,7 @@ class World(ABC):
         """Checks what holds when the batcher is closed and all callers have ended."""
         assert all(item.ends == 1 for item in self.items), "a caller has no end, or two"
         assert len(set(map(id, self.errors))) == len(self.errors), "callers share an error"
-        assert self.batcher.stacks() == [], "a task of the batcher is left"
+        assert slots_of(self.batcher) == 0, "a task of the batcher is left"
         statistics = self.batcher.statistics()
         assert (statistics.state, statistics.queued, statistics.parked) == ("closed", 0, 0)
         assert (statistics.running, statistics.batches_running) == (0, 0)

@@ -238,3 +238,8 @@ class UnhashableKind(type):
 
 class OfUnhashableKind(metaclass=UnhashableKind):
     """An object whose type is no key."""
+
+
+def slots_of(batcher: shoal.Batcher[Any]) -> int:
+    """Returns how many tasks of a batcher wait for batches or run them."""
+    return len(batcher.stacks())

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from functools import partial
 from typing import Any
 
 import anyio
@@ -298,22 +297,9 @@ async def test_who_closes_may_say_otherwise() -> None:
     batcher = shoal.Batcher(slowly, max_batch_size=1, **DROP)
     async with anyio.create_task_group() as tasks, batcher as call:
         callers = await launch(tasks, *map(call, range(3)))
-        await batcher.aclose(drop_queued=False)
+        batcher.configure(drop_queued_on_shutdown=False)
+        await batcher.aclose()
     assert [caller.outcome for caller in callers] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("later_s", [0, 1])
-async def test_a_second_close_may_drop_what_the_first_let_wait(later_s: float) -> None:
-    batcher = shoal.Batcher(slowly, max_batch_size=1)
-    async with anyio.create_task_group() as tasks, batcher as call:
-        callers = await launch(tasks, *map(call, range(3)))
-        tasks.start_soon(partial(batcher.aclose, drop_queued=False))
-        if later_s:
-            await anyio.sleep(later_s)
-        else:
-            await anyio.lowlevel.checkpoint()
-        await batcher.aclose(drop_queued=True)
-    check(callers, later_s)
 
 
 async def test_it_may_be_set_while_the_batcher_is_open() -> None:

@@ -172,7 +172,8 @@ async def test_bounds_on_admission_hold_at_once() -> None:
         await launch(tasks, call(0))
         batcher.configure(max_queued_requests=0, max_batch_size=2, max_concurrent_batches=2)
         await settle()
-        assert batcher.scheduling_capacity() == 5  # two slots of three, less the one that waits
+        # Two slots of three, less the one that waits.
+        assert batcher.statistics().scheduling_capacity == 5
         await launch(tasks, call(1), call(2))
         assert held.batches == [[0, 1, 2]]
         await launch(tasks, call(3), call(4))

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, launch, line_up, outcomes, settle, using
+from batching.scenes import Held, Recorder, launch, line_up, outcomes, settle, slots_of, using
 from shoal.batching.running.closed_slots import HELD_MOST_S, IN_A_ROW_MOST
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT
 
@@ -250,7 +250,7 @@ async def test_opening_makes_one_slot_whatever_the_bound(bound: int | None) -> N
     batcher = shoal.Batcher(Recorder(), max_concurrent_batches=bound)
     async with batcher:
         await settle()
-        assert len(batcher.stacks()) == 1
+        assert slots_of(batcher) == 1
 
 
 @pytest.mark.parametrize("bound", [MANY, None])
@@ -263,11 +263,11 @@ async def test_as_many_batches_run_at_once_as_there_are(bound, wait_s):
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, *map(call, range(100)))
         assert batcher.statistics().batches_running == 100
-        assert len(batcher.stacks()) == 101
+        assert slots_of(batcher) == 101
         held.gate.set()
         await settle()
         assert [caller.outcome for caller in callers] == list(range(100))
-        assert len(batcher.stacks()) <= IDLE_SLOTS_KEPT + 1
+        assert slots_of(batcher) <= IDLE_SLOTS_KEPT + 1
         await call(1)
 
 

@@ -14,6 +14,7 @@ import pytest
 import trio
 
 import shoal
+from batching.scenes import slots_of
 from shoal.testing import settle
 
 pytestmark = [
@@ -295,7 +296,7 @@ async def test_opening_and_leaving(how: str, fill: str, form: str) -> None:
         assert ended in ([], [True] * 3)
         assert nothing_is_left(batcher)
         assert not batcher.is_alive
-        assert batcher.stacks() == []
+        assert slots_of(batcher) == 0
         return was_cancelled
 
     await at_every_wait(scene, waits=2)

@@ -172,19 +172,19 @@ async def test_the_scheduling_capacity_is_what_would_start_at_once() -> None:
         held, max_batch_size=4, max_concurrent_batches=2, batch_wait_timeout_s=None
     )
     async with batcher as call, anyio.create_task_group() as tasks:
-        assert batcher.scheduling_capacity() == 8
+        assert batcher.statistics().scheduling_capacity == 8
         await line_up(tasks, *map(call, range(3)))
-        assert batcher.scheduling_capacity() == 5
+        assert batcher.statistics().scheduling_capacity == 5
         await launch(tasks, call(3))
-        assert batcher.scheduling_capacity() == 4
+        assert batcher.statistics().scheduling_capacity == 4
         await launch(tasks, *map(call, range(6)))
-        assert batcher.scheduling_capacity() == batcher.statistics().scheduling_capacity == 0
+        assert batcher.statistics().scheduling_capacity == 0
         held.gate.set()
         batcher.flush()
-    assert batcher.scheduling_capacity() == 0
+    assert batcher.statistics().scheduling_capacity == 0
     unbounded = shoal.Batcher(held, max_concurrent_batches=None)
     async with unbounded:
-        assert unbounded.scheduling_capacity() == math.inf
+        assert unbounded.statistics().scheduling_capacity == math.inf
 
 
 async def test_wait_and_run_times_are_measured_in_seconds() -> None:

@@ -48,11 +48,10 @@ class Life:
         return [pool.get()] * len(items)
 
 
-@pytest.mark.parametrize("form", ["function", "manager"])
-async def test_it_is_entered_before_the_first_batch_and_left_after_the_last(form: str) -> None:
+async def test_it_is_entered_before_the_first_batch_and_left_after_the_last() -> None:
     life = Life()
-    opens: Any = life.opened if form == "function" else life.opened()
-    async with anyio.create_task_group() as tasks, shoal.Batcher(life.handler, open=opens) as call:
+    batcher = shoal.Batcher(life.handler, open=life.opened)
+    async with anyio.create_task_group() as tasks, batcher as call:
         assert await call(1) == "a pool"
         tasks.start_soon(call, 2)
         await settle()
@@ -151,6 +150,7 @@ async def generator() -> AsyncIterator[None]:
     ("opens", "message"),
     [
         (5, "open=pool, an @asynccontextmanager function"),
+        (Life().opened(), r"write open=pool, not open=pool\(\)"),
         (coroutine, r"write @contextlib\.asynccontextmanager above"),
         (generator, r"write @contextlib\.asynccontextmanager above"),
     ],
@@ -158,14 +158,6 @@ async def generator() -> AsyncIterator[None]:
 def test_what_is_no_context_manager_is_refused(opens: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         shoal.Batcher(Life().handler, open=opens)
-
-
-async def test_a_context_manager_of_one_use_is_refused_in_words_the_second_time() -> None:
-    fetch = shoal.batch(open=Life().opened())(Life().handler)
-    async with shoal.open_batchers(fetch):
-        assert await fetch(1) == "a pool"
-    error = await alone(shoal.open_batchers(fetch).__aenter__())
-    assert "give the function that makes it: open=pool, not open=pool()" in str(error)
 
 
 async def test_it_can_not_be_changed_while_the_batcher_is_open() -> None:

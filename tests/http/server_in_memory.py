@@ -7,9 +7,9 @@ import anyio
 
 from shoal.asgi.http_options import HttpOptions
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.server.http1.connection import Http1Connection
+from shoal.loops.timers import LoopTimers
+from shoal.server.http1_connection import Http1Connection
 from shoal.server.shared import Shared
-from shoal.server.timeouts import Timeouts
 from shoal.testing import settle
 
 JSON = "Content-Type: application/json"
@@ -68,7 +68,7 @@ class Client:
     def __init__(self, shared, wire=None):
         self.wire = wire or Wire()
         self.releases = 0
-        self._connection = Http1Connection(shared, self.wire, self._released, None)
+        self._connection = Http1Connection(shared, self.wire, self._released)
         self._connection.start()
 
     def _released(self):
@@ -136,7 +136,7 @@ class ServerInMemory:
 async def serving(app, **options):
     """Serves an application, whose lifespan is not run; ends once all its calls have ended."""
     parking = parking_of_this_loop()
-    timeouts = Timeouts(parking)
+    timeouts = LoopTimers(parking)
     async with anyio.create_task_group() as others:
         others.start_soon(timeouts.run)
         async with anyio.create_task_group() as tasks:

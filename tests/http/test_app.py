@@ -17,11 +17,12 @@ from starlette.staticfiles import StaticFiles
 
 import shoal
 from handlers import app_of, double
+from shoal.asgi.lifespan import AppLifespan
 from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.http.requests.call import HttpMetadata
 from shoal.replicas.process.wire.batch import metadata_parts, received_metadata
 from shoal.testing import settle
-from shoal.testing.asgi import Call, Lifespan, ask, calling
+from shoal.testing.asgi import Call, ask, calling
 
 real_time = pytest.mark.real_time
 
@@ -470,13 +471,10 @@ async def test_a_class_that_fails_to_load_fails_the_start_and_says_where(caplog)
             pytest.fail("opened")
     assert "/broken could not be opened" in raised.value.__notes__[0]
     assert (await ask(app, "/x", 1)).status == 503
-    lifespan = Lifespan(app)
+    lifespan = AppLifespan(app)
     await lifespan.run()
-    (message,) = lifespan.sent
-    assert message["type"] == "lifespan.startup.failed"
-    last = message["message"].rstrip().splitlines()[-1]
-    assert "/broken could not be opened" in last
-    assert "weights.npz" in last
+    assert "/broken could not be opened" in str(lifespan.failure)
+    assert "weights.npz" in str(lifespan.failure)
 
 
 async def test_batchers_close_in_reverse_order():

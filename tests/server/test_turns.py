@@ -10,10 +10,11 @@ from echo_app import EchoApp
 from live_server import http2, live
 
 from shoal.loops.this_loop import parking_of_this_loop
+from shoal.loops.timers import LoopTimers
 from shoal.server.shared import Turns
 from shoal.server.streams import connection
 from shoal.server.streams.http2 import Http2Connection
-from shoal.server.timeouts import Timeout, Timeouts
+from shoal.server.timeouts import Timeout
 from shoal.testing import settle
 
 AT_ONCE = 4
@@ -76,7 +77,7 @@ async def test_after_a_while_turns_are_taken_at_once_again(turns, clock):
 
 
 async def test_timeouts_that_pass_together_end_few_connections_at_once():
-    timeouts = Timeouts(parking_of_this_loop())
+    timeouts = LoopTimers(parking_of_this_loop())
     expired = []
     for number in range(6 * EXPIRED_AT_ONCE):
         Timeout(timeouts, lambda number=number: expired.append(number)).set(0.0)

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from shoal.testing import settle
-from shoal.testing.asgi import Call, Lifespan, ask, calling
+from shoal.testing.asgi import Call, ask, calling
 
 
 async def echo(scope, receive, send):
@@ -165,22 +165,3 @@ async def test_what_the_application_raises_is_raised():
     with pytest.raises(ZeroDivisionError):
         await call.run()
     assert call.returned.is_set()
-
-
-async def test_a_lifespan_starts_and_stops_as_a_server_does_it():
-    seen = []
-
-    async def app(scope, receive, send):
-        for event in ("startup", "shutdown"):
-            seen.append((scope["type"], (await receive())["type"]))
-            await send({"type": f"lifespan.{event}.complete"})
-
-    lifespan = Lifespan(app)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lifespan.run)
-        await lifespan.answered.wait()
-        assert lifespan.sent == [{"type": "lifespan.startup.complete"}]
-        lifespan.stop()
-        await lifespan.answered.wait()
-    assert lifespan.sent[1:] == [{"type": "lifespan.shutdown.complete"}]
-    assert seen == [("lifespan", "lifespan.startup"), ("lifespan", "lifespan.shutdown")]

@@ -281,7 +281,7 @@ def test_the_kit_needs_no_test_framework():
 
 
 PUBLIC = [(shoal.testing, name) for name in shoal.testing.__all__] + [
-    (shoal.testing.asgi, name) for name in ("Answer", "Call", "Lifespan", "ask", "calling")
+    (shoal.testing.asgi, name) for name in ("Answer", "Call", "ask", "calling")
 ]
 
 

@@ -221,16 +221,12 @@ class Batcher(Generic[C_co]):
         if self._session is not None:
             self._session.stop(others_at_rest, on_change)
 
-    async def aclose(self, *, drop_queued: bool | None = None) -> ClosingCounts:
+    async def aclose(self) -> ClosingCounts:
         """Stops accepting calls, runs the queued requests, and waits until all have ended.
 
         After ``graceful_shutdown_timeout_s`` queued requests fail with `BatcherClosed`, and
         handlers are cancelled. A handler in a thread or under a shield can still answer for 10 s;
         then its callers fail. Idempotent. Called by its own handler, it does not wait.
-
-        Args:
-            drop_queued: Whether queued requests fail at once, so that only running ones are
-                answered; None for the value of ``drop_queued_on_shutdown``.
 
         Returns:
             The outcomes of the requests in it when closing began; `statistics` has totals.
@@ -241,7 +237,7 @@ class Batcher(Generic[C_co]):
             self._closed_unopened = True
             await anyio.lowlevel.checkpoint()
             return ClosingCounts(0, 0, 0)
-        return await self._session.aclose(drop_queued=drop_queued)
+        return await self._session.aclose()
 
     async def __aenter__(self) -> C_co:
         self._refuse_second_opening()
@@ -412,15 +408,6 @@ class Batcher(Generic[C_co]):
         """Returns the stack of each slot's task as text, to find out where one hangs."""
         coroutines = [] if self._session is None else self._session.slots.coroutines
         return [stack_of(coroutine) for coroutine in coroutines]
-
-    def scheduling_capacity(self) -> float:
-        """Returns how much more work would start at once now; TensorFlow's name for it.
-
-        That is the room in idle slots and open batches minus the queue, in requests or, with a
-        ``batch_size_fn``, in cost. It is 0 if the batcher is not open or is closing, and infinity
-        if ``max_concurrent_batches`` is None.
-        """
-        return 0 if self._session is None else self._session.scheduling_capacity
 
     def statistics(self) -> BatcherStatistics:
         """Returns the current state of the batcher and its counts."""

@@ -13,12 +13,11 @@ it (`with_held_functions`), even an error that would end a program.
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Final, cast, get_args, get_origin
-from weakref import WeakSet
 
 from shoal.batching.handlers.binding import annotations_of, element_of
 from shoal.core.extras import need
@@ -31,14 +30,12 @@ from shoal.failures.held import held, holding
 from shoal.loops.event_loop import holds_ctrl_c
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping
     from inspect import Signature
     from types import TracebackType
 
     from shoal.batching.handlers.handler import Handler
     from shoal.core.options.options import Opens
-    from shoal.core.policy import Dispatch, Pressure, Wait
-    from shoal.core.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,33 +141,15 @@ def checked_options(
     return options
 
 
-@asynccontextmanager
-async def _nothing() -> AsyncGenerator[None]:
-    yield
-
-
-_OF_ONE_USE: Final[Any] = type(_nothing())
-
-_entered: Final[WeakSet[AbstractAsyncContextManager[Any]]] = WeakSet()
-
-
 def manager_of(opens: Opens) -> AbstractAsyncContextManager[Any]:
-    """Raises a `TypeError` or `RuntimeError` if ``open`` returned no manager, or a used one."""
-    given = cast("Any", opens)
-    made: object = given if isinstance(opens, AbstractAsyncContextManager) else given()
+    """Raises a `TypeError` if ``open`` returned no context manager."""
+    made: object = opens()
     if not isinstance(made, AbstractAsyncContextManager):
         raise TypeError(
-            f"open={given!r} must return an async context manager, not {made!r}; write "
+            f"open={opens!r} must return an async context manager, not {made!r}; write "
             "@contextlib.asynccontextmanager above an async generator function"
         )
     manager: AbstractAsyncContextManager[Any] = cast("Any", made)
-    if isinstance(made, _OF_ONE_USE):
-        if manager in _entered:
-            raise RuntimeError(
-                f"open={given!r} was entered by a batcher before, and can be entered only once; "
-                "give the function that makes it: open=pool, not open=pool()"
-            )
-        _entered.add(manager)
     return manager
 
 
@@ -285,43 +264,24 @@ def _policy(make: Callable[[BatchOptions], Any], options: BatchOptions) -> Any:
     return _HeldPolicy(made) if isinstance(made, BatchPolicy) else made
 
 
-_of_policy = partial(held, name="the policy")
+def _held_method(name: str) -> Callable[..., Any]:
+    def call(policy: _HeldPolicy, *args: Any) -> Any:
+        return getattr(policy.inner, name)(*args)
+
+    return held(call, "the policy")
 
 
 class _HeldPolicy(BatchPolicy):
     """A user's policy; an error of it breaks at most its batcher."""
 
     def __init__(self, policy: BatchPolicy) -> None:
-        self._policy = policy
+        self.inner = policy
 
-    @_of_policy
-    def add(self, request: Request) -> bool:
-        return bool(self._policy.add(request))
-
-    @_of_policy
-    def remove(self, request: Request) -> None:
-        self._policy.remove(request)
-
-    @_of_policy
-    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
-        return self._policy.decide(now, pressure)
-
-    @_of_policy
-    def take(self, dispatch: Dispatch) -> list[Request]:
-        return list(self._policy.take(dispatch))
-
-    @_of_policy
-    def put_back(self, requests: Sequence[Request]) -> None:
-        self._policy.put_back(requests)
-
-    @_of_policy
-    def waiting(self) -> list[Request]:
-        return list(self._policy.waiting())
-
-    @_of_policy
-    def demote(self, request: Request) -> bool:
-        return bool(self._policy.demote(request))
-
-    @_of_policy
-    def __repr__(self) -> str:
-        return repr(self._policy)
+    add = _held_method("add")
+    remove = _held_method("remove")
+    decide = _held_method("decide")
+    take = _held_method("take")
+    put_back = _held_method("put_back")
+    waiting = _held_method("waiting")
+    demote = _held_method("demote")
+    __repr__ = _held_method("__repr__")

@@ -3,8 +3,8 @@
 A session ends in one of these ways. None of them leaves a caller waiting:
 
 *closing* (`Batcher.aclose`, or leaving the block)
-    Intake stops. The queued requests run without waiting for batching windows, or fail at once if
-    ``drop_queued_on_shutdown`` or the argument of `aclose` demands it.
+    Intake stops. The queued requests run without waiting for batching windows, or fail at once with
+    ``drop_queued_on_shutdown``.
     After ``graceful_shutdown_timeout_s`` queued requests fail with `BatcherClosed`, and handlers
     are cancelled. A handler that can't be cancelled, in a thread or under a shield, can still
     answer its callers for another `LAST_ANSWERS_S`. Then they fail too, so that no caller hangs on
@@ -37,7 +37,7 @@ from shoal.batching.open_slots import OpenSlots
 from shoal.batching.options import manager_of, refuse_change
 from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.batching.running.requeueing import Requeueing
-from shoal.batching.running.run import TimeLimits, UnaryRun
+from shoal.batching.running.run import UnaryRun
 from shoal.batching.running.stream import StreamRun
 from shoal.core.counters import NO_LEVELS, ClosingCounts
 from shoal.core.forming.call_options import RequestOptionsFactory
@@ -47,6 +47,7 @@ from shoal.failures.exceptions import ends_the_program, is_cancellation, own_cop
 from shoal.failures.hints import with_hint
 from shoal.loops.parking import Bell
 from shoal.loops.this_loop import parking_of_this_loop
+from shoal.loops.timers import LoopTimers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
@@ -107,12 +108,11 @@ class Session:
         # checked where the call is awaited.
         self.thread = self._intake.home.thread
         self.entry = Entry(self._intake, handler.binding, options, self._parking.now, counters)
-        self._limits = TimeLimits(self._parking)
+        self._limits = LoopTimers(self._parking)
         self.slots = self._new_slots(batches)
         self._stopping = anyio.Event()
         self._others_at_rest: Callable[[], Awaitable[None]] | None = None
         self._closed = anyio.Event()
-        self._drop_asked: bool | None = None
         self._ended_before: tuple[int, int, int, int] | None = None
         self._counts = ClosingCounts(0, 0, 0)
 
@@ -133,7 +133,7 @@ class Session:
                     self.state = "draining"
                     self.slots.draining.set()
                     with anyio.move_on_after(self._options.graceful_shutdown_timeout_s):
-                        if self._drops_queue:
+                        if self._options.drop_queued_on_shutdown:
                             self._intake.drop_queue()
                         if self._others_at_rest is not None:
                             self.stop_waiting()
@@ -166,16 +166,10 @@ class Session:
                 raise hinted  # noqa: B904 - it has its cause
             yield
 
-    async def aclose(self, *, drop_queued: bool | None = None) -> ClosingCounts:
+    async def aclose(self) -> ClosingCounts:
         """Stops intake, and waits until everything has ended."""
         # The counts are those of requests in the batcher when closing began. If the caller is
         # cancelled, closing continues without it.
-        if drop_queued or self._drop_asked is None:
-            self._drop_asked = drop_queued
-        if drop_queued:
-            self._begin_counting()
-            if self.state == "draining":
-                self._fail_queue()
         self.stop()
         if any(map(self.slots.is_running, waiting_batches())):  # a handler must not await itself
             await anyio.lowlevel.checkpoint()
@@ -213,7 +207,7 @@ class Session:
 
     def drain(self) -> None:
         """Stops waiting for batches to fill; drops the queue if the options say so."""
-        if self._drops_queue:
+        if self._options.drop_queued_on_shutdown:
             self._intake.drop_queue()
         self.stop_waiting()
 
@@ -282,16 +276,6 @@ class Session:
         if self._options.priority_levels == 1 or former.live + former.parked > _MOST_COUNTED:
             return NO_LEVELS
         return Counter([request.priority for request in former.parked_and_queued()])
-
-    @property
-    def _drops_queue(self) -> bool:
-        if self._drop_asked is not None:
-            return self._drop_asked
-        return self._options.drop_queued_on_shutdown
-
-    @property
-    def scheduling_capacity(self) -> float:
-        return self._former.scheduling_capacity
 
     def _new_slots(self, batches: dict[Batch, float]) -> ClosedSlots | OpenSlots:
         handler, parking, counters = self._handler, self._parking, self._counters

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Final, Literal
 
 from shoal.core.request import State
@@ -134,6 +135,8 @@ class Observers:
         # Are notified only of batches with failed requests, and of failed requests of open batches.
         # If there are no other observers, batches without failures cost nothing extra.
         self.of_failures: tuple[BatchObserver, ...] = ()
+        # The numbers of batches: batchers of one name may share the observers.
+        self.batch_ids = count(1)
 
     def add(self, observer: BatchObserver, *, only_failures: bool = False) -> None:
         if only_failures:

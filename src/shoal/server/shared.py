@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from shoal.asgi.headers import RequestGuard
     from shoal.asgi.http_options import HttpOptions
     from shoal.loops.parking import Parking
+    from shoal.loops.timers import LoopTimers
     from shoal.server.proxies import ProxyHeaders
-    from shoal.server.timeouts import Timeouts
 
 
 NO_COUNTS: Final[Mapping[str, CountedConnections]] = {}
@@ -44,7 +44,7 @@ class Shared:
         options: HttpOptions,
         state: dict[str, Any],
         parking: Parking,
-        timeouts: Timeouts,
+        timeouts: LoopTimers,
         tasks: TaskGroup,
         scheme: str,
         guard: RequestGuard | None = None,

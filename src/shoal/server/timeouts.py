@@ -1,4 +1,4 @@
-"""The timeouts of a server's connections: one set of timers, and one task that sleeps.
+"""The timeouts of a server's connections.
 
 A connection has one deadline at a time, and moves it with each request. Moving it costs an
 assignment: its timer stays, and is set again if it expires before the deadline.
@@ -9,24 +9,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-import anyio.lowlevel
-
-from shoal.core.timers import Timers
-from shoal.loops.parking import Bell
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.core.timers import Timer
-    from shoal.loops.parking import Parking
+    from shoal.loops.timers import LoopTimers
 
 
 _BYTES_PER_SEND_TIMEOUT: Final = 2**18
 # A client that has sent so much of a body has the whole time again.
 BYTES_PER_BODY_TIMEOUT: Final = 2**14
-# Clients that connected together time out together. Ending them takes a while, and other tasks
-# would have to wait.
-_EXPIRED_AT_ONCE: Final = 16
 
 
 def time_to_send_s(size: int, send_timeout_s: float) -> float:
@@ -34,35 +26,10 @@ def time_to_send_s(size: int, send_timeout_s: float) -> float:
     return send_timeout_s * (1 + size // _BYTES_PER_SEND_TIMEOUT)
 
 
-class Timeouts:
-    def __init__(self, parking: Parking) -> None:
-        self.now = parking.now
-        self.timers = Timers()
-        self._bell = Bell(parking)
-        self._asleep_until = math.inf
-
-    def add(self, at: float, timeout: Timeout) -> Timer:
-        timer = self.timers.add(at, timeout)
-        if at < self._asleep_until:
-            self._bell.ring()
-        return timer
-
-    async def run(self) -> None:
-        while True:
-            now = self.now()
-            for count, timeout in enumerate(tuple(self.timers.due(now)), 1):
-                timeout.expire(now)
-                if count % _EXPIRED_AT_ONCE == 0:
-                    await anyio.lowlevel.checkpoint()
-            self._asleep_until = self.timers.next_at()
-            await self._bell.wait(self._asleep_until)
-            self._asleep_until = -math.inf
-
-
 class Timeout:
     __slots__ = ("_call", "_deadline", "_now", "_timeouts", "_timer", "_timer_at")
 
-    def __init__(self, timeouts: Timeouts, call: Callable[[], object]) -> None:
+    def __init__(self, timeouts: LoopTimers, call: Callable[[], object]) -> None:
         self._timeouts = timeouts
         self._now = timeouts.now
         self._call: Callable[[], object] | None = call
@@ -84,13 +51,13 @@ class Timeout:
         self._deadline = -math.inf
         self._call = None
         if self._timer is not None:
-            self._timeouts.timers.forget(self._timer)
+            self._timeouts.forget(self._timer)
             self._timer = None
 
-    def expire(self, now: float) -> None:
+    def _expire(self) -> None:
         self._timer = None
         self._timer_at = math.inf
-        if self._deadline > now:
+        if self._deadline > self._now():
             if self._deadline < math.inf:
                 self._start(self._deadline)
         elif self._call is not None:
@@ -101,9 +68,9 @@ class Timeout:
         if self._call is None:
             return
         if self._timer is not None:
-            self._timeouts.timers.forget(self._timer)
+            self._timeouts.forget(self._timer)
         self._timer_at = at
-        self._timer = self._timeouts.add(at, self)
+        self._timer = self._timeouts.add(at, self._expire)
 
 
 class BodyTimeout:
@@ -111,7 +78,7 @@ class BodyTimeout:
 
     __slots__ = ("_received", "_timeout", "_timeout_s")
 
-    def __init__(self, timeouts: Timeouts, timeout_s: float, call: Callable[[], object]) -> None:
+    def __init__(self, timeouts: LoopTimers, timeout_s: float, call: Callable[[], object]) -> None:
         self._timeout_s = timeout_s
         self._timeout = Timeout(timeouts, call)
         self.resume()
@@ -138,7 +105,7 @@ class Heartbeat:
 
     __slots__ = ("_call", "_half_s", "_timeout", "is_silent")
 
-    def __init__(self, timeouts: Timeouts, after_s: float, call: Callable[[], object]) -> None:
+    def __init__(self, timeouts: LoopTimers, after_s: float, call: Callable[[], object]) -> None:
         self.is_silent = True  # set it to False whenever something is sent
         self._call = call
         self._half_s = after_s / 2

@@ -140,11 +140,6 @@ def checked_batching(given: Mapping[str, Any], fill: str) -> dict[str, Any]:
         for name, option in OPTIONS.items()
         if name in given
     }
-    if hasattr(cast("Any", type(plain.get("open"))), "__aenter__"):
-        raise TypeError(
-            f"open={plain['open']!r} is a context manager, and a backend enters one for each of "
-            "its methods; give the function that makes it: open=pool, not open=pool()"
-        )
     paths = {
         name: value
         for name, value in plain.items()

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from shoal.batching.batcher import Batcher
     from shoal.batching.calls.entry import Entry
     from shoal.batching.calls.intake import Intake
-    from shoal.batching.decorator.registry import Opening, Watches
+    from shoal.batching.decorator.registry import Opening
+    from shoal.core.events import Observers
     from shoal.core.forming.call_options import CallOptions
     from shoal.core.options.options import OptionKeywords
     from shoal.core.request import Request
@@ -129,10 +130,10 @@ class Decorated:
         return self._opening.options(self._receiver).batch_wait_timeout_s
 
     @property
-    def watches(self) -> Watches | None:
+    def observers(self) -> Observers | None:
         """The observers of this function's batchers; None for a method of one instance."""
         is_bound = self._opening.is_method and self._receiver is not None
-        return None if is_bound else self._opening.watches
+        return None if is_bound else self._opening.observers
 
     def opened(self) -> AbstractAsyncContextManager[Batcher[Any]]:
         return self._opening.opened(self._receiver, self)

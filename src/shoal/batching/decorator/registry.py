@@ -11,9 +11,8 @@ loop, so a function has its batchers by thread as well, unless two loops of a th
 Whether the batcher that was found is another loop's is checked when the call is awaited.
 
 A decorated function outlives its batchers. The options that `configure` sets (`Settings`) and the
-observers (`Watches`) may exist before a batcher is open, and apply to each that is opened later:
-for a method separately for each instance. Each batcher gets an observer of its own, since batchers
-number their batches alike.
+observers may exist before a batcher is open, and apply to each that is opened later. The options of
+a method are separate for each instance.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from functools import cached_property, partial
 from threading import get_ident
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, cast
-from weakref import WeakKeyDictionary
 
 from shoal.batching.batcher import Batcher
 from shoal.batching.calls.call import refuse_batched
@@ -34,17 +32,17 @@ from shoal.batching.decorator.block import OpenedBatcher, block_here, loops_of_c
 from shoal.batching.handlers.binding import signature_of, signature_of_batch
 from shoal.batching.handlers.handler import Handler
 from shoal.batching.options import checked_options
+from shoal.core.events import Observers
 from shoal.errors import NotOpen
 from shoal.loops.event_loop import EventLoop, not_open_here
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Generator, Mapping
     from inspect import Signature
 
     from shoal.batching.calls.entry import Entry
     from shoal.batching.decorator.block import BatcherBlock, Face
     from shoal.batching.handlers.handler import Fill
-    from shoal.core.events import BatchObserver
     from shoal.core.options.options import BatchOptions, OptionKeywords
 
 logger: Final = logging.getLogger("shoal")
@@ -84,39 +82,6 @@ class Settings:
                 f"options can't be set for one {type(receiver).__qualname__}, because it allows no "
                 'weak references; add "__weakref__" to its __slots__'
             ) from None
-
-
-class Watches:
-    def __init__(self, opened: Callable[[], Iterable[Batcher[Any]]]) -> None:
-        self._opened = opened
-        self._makers: dict[object, Callable[[], BatchObserver]] = {}
-        # By kind and batcher; it must not keep the batchers of instances that are gone.
-        self._observers: dict[object, WeakKeyDictionary[Batcher[Any], BatchObserver]] = {}
-
-    def begin(self, kind: object, new_observer: Callable[[], BatchObserver]) -> None:
-        """Observes open and later batchers; raises a `KeyError` if that kind does so already."""
-        if kind in self._makers:
-            raise KeyError(kind)
-        self._makers[kind] = new_observer
-        self._observers[kind] = WeakKeyDictionary()
-        for batcher in self._opened():
-            self._observe(kind, batcher)
-
-    def end(self, kind: object) -> list[BatchObserver]:
-        if self._makers.pop(kind, None) is None:
-            return []
-        ended = list(self._observers.pop(kind).items())
-        for batcher, observer in ended:
-            batcher.observers.remove(observer)
-        return [observer for _, observer in ended]
-
-    def opening(self, batcher: Batcher[Any]) -> None:
-        for kind in tuple(self._makers):
-            self._observe(kind, batcher)
-
-    def _observe(self, kind: object, batcher: Batcher[Any]) -> None:
-        observer = self._observers[kind][batcher] = self._makers[kind]()
-        batcher.observers.add(observer)
 
 
 class Opening:
@@ -161,7 +126,7 @@ class Opening:
         self._in_thread: dict[tuple[int, int | None], list[OpenedBatcher]] = {}
         # The options changed since it was decorated.
         self.settings = Settings()
-        self.watches = Watches(lambda: [one.batcher for one in list(self.table.values())])
+        self.observers = Observers()  # of all batchers, open ones and later ones
         # The entries for calls of a function, by thread.
         self.entries: dict[int, Entry] = {}
         # The keys of the batchers opened by name, also while they are opening or closing.
@@ -292,9 +257,9 @@ class Opening:
             handler,
             signature=self._signature,
             name=self.handler.name,
+            observers=self.observers,
             **self._options_of(receiver),
         )
-        self.watches.opening(batcher)
         return batcher
 
     def withdraw(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:

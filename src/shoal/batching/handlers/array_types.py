@@ -20,7 +20,6 @@ from typing import (
     Any,
     Final,
     Literal,
-    NamedTuple,
     NotRequired,
     Required,
     TypeAlias,
@@ -54,6 +53,8 @@ _CONCRETE: Final = {
 
 _Size: TypeAlias = frozenset[int] | None
 """The sizes that a dimension may have; None for any."""
+
+_Shape: TypeAlias = tuple[_Size, ...]
 
 Check: TypeAlias = Callable[[Any], Any]
 """Returns a value with its arrays converted, or raises a `ValueError`."""
@@ -112,8 +113,8 @@ class ArrayType:
         return self.of_dtype(array)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        if self._shapes and not any(one.fits(shape) for one in self._shapes):
-            declared = " or ".join(map(str, self._shapes))
+        if self._shapes and not any(_fits(shape, one) for one in self._shapes):
+            declared = " or ".join(map(_shape_text, self._shapes))
             raise ValueError(f"its shape is {shape}, and it must be {declared}")
 
     def of_dtype(self, array: Any) -> Any:
@@ -160,27 +161,6 @@ class ArrayType:
             for scalar in choices(*get_args(one)) if get_args(one) else ():
                 if isinstance(scalar, type) and issubclass(scalar, np.generic):
                     yield np.generic if scalar is np.object_ else scalar
-
-
-class _Shape(NamedTuple):
-    """A declared shape: any number of `repeated` dimensions between `head` and `tail`."""
-
-    head: tuple[_Size, ...]
-    repeated: tuple[_Size, ...] = ()
-    tail: tuple[_Size, ...] = ()
-
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        more = len(shape) - len(self.head) - len(self.tail)
-        if more < 0 or (more and not self.repeated):
-            return False
-        sizes = (*self.head, *self.repeated * more, *self.tail)
-        return all(size is None or n in size for n, size in zip(shape, sizes, strict=True))
-
-    def __str__(self) -> str:
-        parts = [*map(_text_of, self.head)]
-        parts += [f"{_text_of(one)}, ..." for one in self.repeated]
-        parts += map(_text_of, self.tail)
-        return f"({', '.join(parts)}{',' if len(parts) == 1 and not self.repeated else ''})"
 
 
 def array_check(signature: Signature) -> Check | None:
@@ -303,32 +283,15 @@ def unmarked(annotation: Any) -> Any:
 
 
 def _shape_of(annotation: Any) -> _Shape | None:
-    """Returns the shape that a type of tuples declares; None for any."""
-    if get_origin(annotation) is not tuple:
+    """Returns the sizes that a type of tuples declares; None for any number of dimensions."""
+    if get_origin(annotation) is not tuple or any(map(_is_open, get_args(annotation))):
         return None
-    head: list[_Size] = []
-    repeated: tuple[_Size, ...] = ()
-    tail: list[_Size] = []
-    for one in get_args(annotation):
-        if one is Ellipsis:
-            repeated = (head.pop(),)
-            continue
-        inner = _shape_of(_unpacked(one)) if _is_unpacked(one) else _Shape((_size_of(one),))
-        inner = inner or _Shape((), (None,))
-        (tail if repeated else head).extend(inner.head)
-        repeated = repeated or inner.repeated
-        tail += inner.tail
-    return _Shape(tuple(head), repeated, tuple(tail))
+    return tuple(map(_size_of, get_args(annotation)))
 
 
-def _is_unpacked(annotation: Any) -> bool:
-    return get_origin(annotation) in _UNPACK or getattr(annotation, "__unpacked__", False)
-
-
-def _unpacked(annotation: Any) -> Any:
-    if get_origin(annotation) in _UNPACK:
-        return get_args(annotation)[0]
-    return tuple[get_args(annotation)]  # type: ignore[misc]  # the arguments are known at run time
+def _is_open(annotation: Any) -> bool:
+    is_unpacked = getattr(annotation, "__unpacked__", False)
+    return annotation is Ellipsis or is_unpacked or get_origin(annotation) in _UNPACK
 
 
 def _size_of(annotation: Any) -> _Size:
@@ -341,8 +304,14 @@ def _size_of(annotation: Any) -> _Size:
     return frozenset(sizes)
 
 
-def _text_of(size: _Size) -> str:
-    return "any" if size is None else " or ".join(map(str, sorted(size)))
+def _fits(shape: tuple[int, ...], declared: _Shape) -> bool:
+    pairs = zip(shape, declared, strict=False)
+    return len(shape) == len(declared) and all(size is None or n in size for n, size in pairs)
+
+
+def _shape_text(declared: _Shape) -> str:
+    sizes = ["any" if one is None else " or ".join(map(str, sorted(one))) for one in declared]
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
 
 
 def _check_numbers(value: Any) -> None:

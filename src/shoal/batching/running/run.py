@@ -13,7 +13,6 @@ handler does.
 from __future__ import annotations
 
 import logging
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,6 @@ from shoal.batching.handlers.handler import in_own_context
 from shoal.core.policies.sizing import padded
 from shoal.core.queue import cost_of
 from shoal.core.request import Batch, State, is_declined
-from shoal.core.timers import Timers
 from shoal.errors import (
     DeadlineExceeded,
     HandlerFailed,
@@ -38,7 +36,6 @@ from shoal.errors import (
 from shoal.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
 from shoal.failures.hints import with_hint
 from shoal.failures.retry_after import retry_of
-from shoal.loops.parking import Bell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -48,8 +45,8 @@ if TYPE_CHECKING:
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
-    from shoal.core.timers import Timer
     from shoal.loops.parking import Parking, Scope
+    from shoal.loops.timers import LoopTimers
 
 RUNNING = State.RUNNING
 
@@ -80,7 +77,10 @@ class Run(ABC):
     options: BatchOptions
     parking: Parking
     counters: Counters
-    limits: TimeLimits
+    # A deadline on the handler's cancel scope would be enough for handlers that end when cancelled.
+    # But a handler may shield its clean-up, and one in a thread can't be cancelled; their callers
+    # must get the error in time, too.
+    limits: LoopTimers
     hold_log: HoldLog
     requeueing: Requeueing
 
@@ -376,33 +376,3 @@ def kinds_of(values: Iterable[Any]) -> Iterable[type]:
 
 def still_running(requests: Sequence[Request]) -> list[Request]:
     return [request for request in requests if request.state is RUNNING]
-
-
-class TimeLimits:
-    """Calls functions at given times, unless they are cancelled before; one task for all runs."""
-
-    # A deadline on the handler's cancel scope would be enough for handlers that end when cancelled.
-    # But a handler may shield its clean-up, and one in a thread can't be cancelled; their callers
-    # must get the error in time, too.
-
-    def __init__(self, parking: Parking) -> None:
-        self._parking = parking
-        self._timers = Timers()
-        self._bell = Bell(parking)
-        self._asleep_until = math.inf
-
-    def add(self, at: float, on_time: Callable[[], object]) -> Timer:
-        if at < self._asleep_until:
-            self._bell.ring()
-        return self._timers.add(at, on_time)
-
-    def forget(self, timer: Timer) -> None:
-        self._timers.forget(timer)
-
-    async def run(self) -> None:
-        while True:
-            for on_time in self._timers.due(self._parking.now()):
-                on_time()
-            on_time = None  # it would keep the last batch alive
-            self._asleep_until = self._timers.next_at()
-            await self._bell.wait(self._asleep_until)

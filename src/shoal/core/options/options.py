@@ -40,7 +40,7 @@ Overload = Literal["reject", "wait", "shed_oldest", "shed_lowest"]
 Order = Literal["arrival", "deadline"]
 Padding = Literal["up", "down", "cost"]
 PriorityMixing = Literal["merge", "isolate"]
-Opens = Callable[[], AbstractAsyncContextManager[Any]] | AbstractAsyncContextManager[Any]
+Opens = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 class ValueKeywords(TypedDict, total=False):
@@ -121,8 +121,10 @@ def _made_by(cls: type[Any], example: str) -> Check:
 
 def _opens(name: str, value: Any) -> Opens:
     if hasattr(cast("Any", type(value)), "__aenter__"):
-        manager: Opens = value
-        return manager
+        raise TypeError(
+            f"{name} takes the function that makes {value!r}, since each batcher enters a manager "
+            "of its own: write open=pool, not open=pool()"
+        )
     make: Opens = function(name, value, form="open=pool, an @asynccontextmanager function")
     if inspect.iscoroutinefunction(make) or inspect.isasyncgenfunction(make):
         raise TypeError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
@@ -17,7 +17,7 @@ from shoal.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from opentelemetry.trace import Tracer, TracerProvider
+    from opentelemetry.trace import TracerProvider
 
 
 SCOPE: Final = "shoal"
@@ -64,14 +64,12 @@ def instrument(target: Any, *, tracer_provider: TracerProvider | None = None) ->
         RuntimeError: It is instrumented already.
     """
     tracer = trace.get_tracer(SCOPE, __version__, tracer_provider)
-    if hasattr(type(target), "watches"):
-        return _instrument_batchers(target, tracer)
     observers: Any = getattr(target, "observers", None)
     if not hasattr(observers, "all"):
         raise TypeError(
-            "instrument() takes a shoal.Batcher, a function decorated with @shoal.batch, a "
-            f"shoal.Controller or a shoal.App, such as\n    instrument(app)\nnot "
-            f"{type(target).__name__}"
+            "instrument() takes a shoal.Batcher, a function decorated with @shoal.batch, a method "
+            "of all instances, a shoal.Controller or a shoal.App, such as\n    instrument(app)\n"
+            f"    instrument(Model.predict)\nnot {target!r}"
         )
     if any(isinstance(one, BatchTracer) for one in observers.all):
         raise _instrumented_already(target)
@@ -81,26 +79,6 @@ def instrument(target: Any, *, tracer_provider: TracerProvider | None = None) ->
         end.append(of_requests.begin(tracer))
     observers.add(batches)
     return Instrumentation(end)
-
-
-def _instrument_batchers(target: Any, tracer: Tracer) -> Instrumentation:
-    watches = target.watches
-    if watches is None:
-        raise TypeError(
-            f"instrument() takes a method of all instances, such as\n    instrument("
-            f"{target.__qualname__})\nnot that of one instance"
-        )
-    try:
-        watches.begin(BatchTracer, partial(BatchTracer, tracer))
-    except KeyError:
-        raise _instrumented_already(target) from None
-
-    def end() -> None:
-        for observer in watches.end(BatchTracer):
-            if isinstance(observer, BatchTracer):
-                observer.end()
-
-    return Instrumentation([end])
 
 
 def _instrumented_already(target: object) -> RuntimeError:
