@@ -22,6 +22,7 @@ import functools
 import inspect
 import logging
 import math
+import traceback
 import weakref
 from contextlib import aclosing
 from contextvars import Context, copy_context
@@ -41,6 +42,7 @@ from shoal.loops.unlimited import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+    from types import CodeType, FrameType
 
 
 Fill: TypeAlias = Literal["closed", "open", "continuous"]
@@ -334,3 +336,30 @@ def in_own_context(user_code: Coroutine[Any, Any, T], log: HoldLog) -> Generator
             resume = send
         except BaseException as error:
             value, resume = error, user_code.throw
+
+
+_OWN_CONTEXT: Final[CodeType] = in_own_context.__code__
+
+
+def stack_of(coroutine: object) -> str:
+    """Formats the frames of a suspended coroutine like a traceback, outermost first."""
+    frames: list[tuple[FrameType, int]] = []
+    awaited: Any = coroutine
+    while awaited is not None:
+        frame = _attribute(awaited, "frame")
+        if frame is not None:
+            frames.append((frame, frame.f_lineno))
+        if frame is not None and frame.f_code is _OWN_CONTEXT:
+            awaited = frame.f_locals["user_code"]
+        else:
+            awaited = _attribute(awaited, "await") or _attribute(awaited, "yieldfrom")
+    return "".join(traceback.StackSummary.extract(iter(frames)).format())
+
+
+def _attribute(awaited: Any, name: str) -> Any:
+    """Reads an attribute with a prefix that depends on the kind of coroutine or generator."""
+    for prefix in ("cr_", "gi_", "ag_"):
+        value = getattr(awaited, prefix + name, None)
+        if value is not None:
+            return value
+    return None
