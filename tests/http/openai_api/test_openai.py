@@ -810,17 +810,23 @@ async def embedded(result, form, *, inputs="a"):
 @pytest.mark.one_loop
 @pytest.mark.parametrize("form", ["float", "base64"])
 @pytest.mark.parametrize(
-    "result",
+    ("result", "told"),
     [
-        *(np.zeros((1, 3)), [[1.0, 2.0]], ((1.0,), (2.0,)), np.float32(1), "a text", ["a"]),
-        *({"a": 1.0}, None),
+        (np.zeros((1, 3)), "not of shape (1, 3); return one row for each input"),
+        ([[1.0, 2.0]], "not of shape (1, 2); return one row for each input"),
+        (((1.0,), (2.0,)), "not of shape (2, 1); return one row for each input"),
+        (np.float32(1), "not float"),
+        ("a text", "not text"),
+        (["a"], "not text"),
+        ({"a": 1.0}, "not dict"),
+        (None, "not NoneType"),
     ],
 )
-async def test_a_result_that_is_not_a_vector_is_no_embedding(result, form):
+async def test_a_result_that_is_not_a_vector_is_no_embedding(result, told, form):
     answer = await embedded(result, form)
     error = answer.json()["error"]
     assert (answer.status, error["param"]) == (400, "model")
-    assert error["message"].endswith("must be a vector of numbers, one for each input")
+    assert error["message"].endswith(f"a result must be a vector of numbers, {told}")
 
 
 async def test_a_failure_is_told_with_the_id_that_the_log_has(app, caplog):

@@ -1,6 +1,7 @@
 """A Starlette request whose body has been read already; it can be sent to another process.
 
 Only data is sent: the method, the URL, the headers, the client, the path parameters and the body.
+Access to other attributes in that process, such as the application, raises an error.
 
 A form costs its parser more than its size says: the parser looks at each parameter of a header
 several times, so a part with thousands of semicolons in a header takes milliseconds. A text of many
@@ -10,7 +11,7 @@ short fields is as slow. Both are bounded before a parser sees the body, with fa
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, cast
 
 import anyio
 from starlette.requests import Request
@@ -33,16 +34,11 @@ _parser_log: Final = logging.getLogger("python_multipart")
 _URL_ENCODED: Final = b"application/x-www-form-urlencoded"
 
 
-class WholeRequest(Request):
-    """A request with its whole body; raises `Refused` for a form that costs too much to read."""
-
+class _RequestWithBody(Request):
     # Its is_disconnected() is always false: a disconnect cancels the call, which the handler sees
     # in current_batch().requests.
 
     def __init__(self, scope: Scope, body: bytes) -> None:
-        for name, value in scope["headers"]:
-            if name == b"content-type":
-                _check_form(value, body)
         super().__init__(scope, _receive_of(body))
         self._whole_body = body
 
@@ -53,7 +49,17 @@ class WholeRequest(Request):
 
     def __reduce__(self) -> tuple[Any, ...]:
         data = {name: self.scope[name] for name in _DATA if name in self.scope}
-        return WholeRequest, (data, self._whole_body)
+        return RequestFromElsewhere, (data, self._whole_body)
+
+
+class WholeRequest(_RequestWithBody):
+    """A request with its whole body; raises `Refused` for a form that costs too much to read."""
+
+    def __init__(self, scope: Scope, body: bytes) -> None:
+        for name, value in scope["headers"]:
+            if name == b"content-type":
+                _check_form(value, body)
+        super().__init__(scope, body)
 
 
 class _Chunks:
@@ -81,6 +87,26 @@ def _receive_of(body: bytes) -> Receive:
         return messages.pop()
 
     return receive
+
+
+def _unavailable(name: str) -> Any:
+    """Returns a property that raises, for an attribute that is not sent."""
+
+    def refuse(_request: Request) -> NoReturn:
+        raise RuntimeError(
+            f"request.{name} is in the server's process, and this code runs in another one: only "
+            "the request's data is sent. Use placement='task', or pass what is needed in a header"
+        )
+
+    return property(refuse)
+
+
+class RequestFromElsewhere(_RequestWithBody):
+    app: Any = _unavailable("app")  # pyright: ignore[reportIncompatibleMethodOverride]
+    state: Any = _unavailable("state")  # pyright: ignore[reportIncompatibleMethodOverride]
+    session: Any = _unavailable("session")  # pyright: ignore[reportIncompatibleMethodOverride]
+    user: Any = _unavailable("user")  # pyright: ignore[reportIncompatibleMethodOverride]
+    auth: Any = _unavailable("auth")  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def _check_form(content_type: bytes, body: bytes) -> None:

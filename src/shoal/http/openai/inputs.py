@@ -73,7 +73,7 @@ def vector_of(result: Any, what: str) -> Sequence[Any]:
         if all(issubclass(kind, Real) for kind in set(map(type, values))):
             return values
     raise refused(
-        f"The model gives no {what}: a result must be a vector of numbers, one for each input",
+        f"The model gives no {what}: a result must be a vector of numbers, not {_form(vector)}",
         param="model",
     )
 
@@ -91,7 +91,9 @@ def number_of(result: Any, what: str) -> float:
             number = values[0]
     if isinstance(number, Real):
         return finite(number, what)
-    raise refused(f"The model gives no {what}: a result must be a number", param="model")
+    raise refused(
+        f"The model gives no {what}: a result must be a number, not {_form(number)}", param="model"
+    )
 
 
 def finite(number: Any, what: str) -> float:
@@ -106,6 +108,17 @@ def finite(number: Any, what: str) -> float:
 
 def _not_finite(what: str) -> Refused:
     return refused(f"The model gave {what} with a number that is not finite", status=500)
+
+
+def _form(value: object) -> str:
+    shape: list[str] = []
+    while type(value) in _LISTS:
+        values: Sequence[Any] = value  # type: ignore[assignment]  # a list or a tuple
+        shape.append(str(len(values)))
+        value = values[0] if values else 0.0
+    if shape and isinstance(value, Real):
+        return f"of shape ({', '.join(shape)}); return one row for each input"
+    return "text" if isinstance(value, str) else f"{type(value).__name__}"
 
 
 class Asked(NamedTuple):
