@@ -31,7 +31,7 @@ from shoal.replicas.process.child.main import Child, NotStarted
 from shoal.replicas.process.wire.messages import MessageCodec
 from shoal.replicas.ray.shards import Shards
 from shoal.replicas.remote.handshake import HANDSHAKE_S, greet_ingress
-from shoal.replicas.remote.sockets import prepare
+from shoal.replicas.remote.sockets import allow_pauses, prepare
 from shoal.replicas.remote.tls import ServerCertificate, TlsSocket
 
 if TYPE_CHECKING:
@@ -139,10 +139,10 @@ class _Listener:
     async def _greet(self, sock: Any, accepting: anyio.CancelScope) -> None:
         is_known = False
         try:
-            sock.setblocking(False)
-            prepare(sock)
             fingerprint = b""
             with anyio.move_on_after(HANDSHAKE_S), suppress(OSError):  # or it is a stranger
+                sock.setblocking(False)
+                prepare(sock)
                 if self._certificate is not None:
                     fingerprint = self._certificate.fingerprint
                     sock = TlsSocket(sock, self._certificate.context, server=True)
@@ -156,6 +156,7 @@ class _Listener:
             sock.setblocking(True)
             self._connected.append(sock)
             if len(self._connected) == 2:
+                allow_pauses(self._connected[0])
                 accepting.cancel()
 
 
