@@ -466,6 +466,16 @@ async def test_a_crash_in_a_stream_comes_after_its_steps(folder):
         await played.ended.wait()
 
 
+async def test_a_crash_is_noticed_at_once_although_a_forked_child_lives_on(folder):
+    async with on_ray(Model, folder.path, cancel_grace_s=0.1) as played:
+        [pid] = await played.run("forks", [1])
+        os.kill(pid, signal.SIGKILL)
+        with anyio.move_on_after(30.0):  # pings would notice after 45 s
+            await played.ended.wait()
+        folder.release("on")
+        assert isinstance(played.error, ReplicaDied)
+
+
 async def test_health_does_not_wait_for_work(folder):
     async with (
         on_ray(AlwaysStuck, cancel_grace_s=0.0) as played,

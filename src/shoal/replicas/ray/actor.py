@@ -79,6 +79,7 @@ class ReplicaActor:
         try:
             # They stay open until the process ends, so that its end has a reason before.
             self._sockets = data, control_socket = anyio.run(self._listener.connected)
+            os.register_at_fork(after_in_child=self._leave_sockets)
             dumps: Any = import_module("ray").cloudpickle.dumps
             control = Control(control_socket, dumps, self._program_is_gone)
             control.watch()
@@ -100,6 +101,11 @@ class ReplicaActor:
     def _watch_shards(self, answers: CallAnswers) -> None:
         if import_module("ray").util.get_current_placement_group() is not None:
             answers.explain = Shards(answers.instance.target, self._must_end).explain
+
+    def _leave_sockets(self) -> None:
+        # In a child that the code forked: it may outlive this process, whose end must show.
+        for sock in self._sockets:
+            sock.close()
 
     def _program_is_gone(self) -> None:
         self._must_end("lost its program")
