@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import signal
+import threading
 from collections.abc import Generator
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
@@ -46,10 +47,12 @@ from shoal.testing.policies import make_request
 from shoal.testing.replicas.check import check_replica
 from shoal.testing.replicas.stage import Played
 from time_limits import SLOW_TEST_S
+from worker_processes import until
 
 ray = pytest.importorskip("ray")
 
 from shoal.replicas.ray.link import Link  # noqa: E402 - it needs Ray
+from shoal.replicas.ray.placing import new_actor  # noqa: E402
 from shoal.replicas.ray.replica import RayReplica  # noqa: E402
 from shoal.replicas.remote.sockets import connect  # noqa: E402
 
@@ -465,6 +468,16 @@ async def test_a_crash_in_a_stream_comes_after_its_steps(folder):
         await played.ended.wait()
 
 
+async def test_a_crash_is_noticed_at_once_although_a_forked_child_lives_on(folder):
+    async with on_ray(Model, folder.path, cancel_grace_s=0.1) as played:
+        [pid] = await played.run("forks", [1])
+        os.kill(pid, signal.SIGKILL)
+        with anyio.move_on_after(30.0):  # pings would notice after 45 s
+            await played.ended.wait()
+        folder.release("on")
+        assert isinstance(played.error, ReplicaDied)
+
+
 async def test_health_does_not_wait_for_work(folder):
     async with (
         on_ray(AlwaysStuck, cancel_grace_s=0.0) as played,
@@ -531,6 +544,35 @@ async def test_results_that_can_not_be_sent_are_a_type_error(folder, method, why
         with pytest.raises(TypeError, match=why):
             await played.run(method, [1])
         assert await played.run("__call__", [1]) == [1]
+
+
+async def test_an_actor_that_is_made_when_its_start_was_stopped_is_killed(folder, monkeypatch):
+    begun, stopped = threading.Event(), threading.Event()
+    lifelines: list[Any] = []
+
+    def late(*args: Any) -> Any:
+        begun.set()
+        stopped.wait()
+        actor = new_actor(*args)
+        lifelines.append(actor.lifeline)
+        return actor
+
+    monkeypatch.setattr("shoal.replicas.ray.replica.new_actor", late)
+    blueprint = Blueprint(
+        identity=Identity("model", "model#9"),
+        definition=Definition(Model, (folder.path,)),
+        placement_options={"ray_options": SMALL},
+    )
+    played = Played(RayReplica(blueprint))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(played.serve)
+        await anyio.to_thread.run_sync(begun.wait)
+        played.replica.stop()
+    assert isinstance(played.error, ReplicaNotStarted)
+    stopped.set()
+    await until(lambda: lifelines)
+    died = await anyio.to_thread.run_sync(partial(lifelines[0].exception, 30.0))
+    assert isinstance(died, ray.exceptions.RayActorError)
 
 
 async def test_a_replica_that_is_killed_while_it_starts_is_not_started(folder):

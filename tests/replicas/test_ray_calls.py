@@ -199,6 +199,23 @@ async def test_a_handle_may_be_an_item():
 
 
 @ON_TRIO
+async def test_classes_that_only_this_program_knows_pass_through_calls():
+    class OnlyHere(Exception):
+        pass
+
+    class Mine(int):
+        def __mul__(self, by: int) -> "Mine":
+            if self < 0:
+                raise OnlyHere("too small")
+            return Mine(int(self) * by)
+
+    async with calling() as (_, handle, _):
+        answer = await handle.call(Mine(5))
+        assert (type(answer), answer) == (Mine, 10)
+        with pytest.raises(OnlyHere, match="too small"):
+            await handle.call(Mine(-5))
+
+
 async def test_an_endpoint_that_does_not_exist_is_named():
     async with calling() as (_, handle, _other):
         with pytest.raises(KeyError, match="there is no endpoint 'none'"):

@@ -93,7 +93,7 @@ class Conversation:
 
         self.data, self.control = worker.connections(on_invalid_frame)
         # A bound method would keep this object and the shared memory alive.
-        self.calls_out = CallOutRunner(partial(_send_on, self.control))
+        self.calls_out = CallOutRunner(partial(_send_on, self.control), dumps)
         # Set when work is under way.
         self.at_work = anyio.Event()
         self._worker = worker
@@ -366,8 +366,9 @@ FROM_CODE: Final = frozenset({FrameKind.CALL_OUT, FrameKind.CREDIT, FrameKind.CA
 class CallOutRunner:
     """Makes the calls of a worker's code to endpoints, each in a task of its own."""
 
-    def __init__(self, send: Callable[[FrameKind, int, Message], object]) -> None:
+    def __init__(self, send: Callable[[FrameKind, int, Message], object], dumps: Dumps) -> None:
         self._send = send
+        self._dumps = dumps
         self._calls: dict[int, AnsweredCall] = {}
         self._asked: deque[Frame] = deque()
         self._has_some = anyio.Event()
@@ -405,22 +406,21 @@ class CallOutRunner:
                         await self._stream(frame.id, answered, await make(call))
                         self._send(FrameKind.END, frame.id, EMPTY)
                     else:
-                        self._send(FrameKind.RESULT, frame.id, _packed(call, await make(call)))
+                        self._send(FrameKind.RESULT, frame.id, self._packed(call, await make(call)))
         except Exception as error:
-            self._send(FrameKind.ERROR, frame.id, packed(as_data(error)))
+            self._send(FrameKind.ERROR, frame.id, packed(as_data(error, self._dumps)))
         finally:
             del self._calls[frame.id]
 
     async def _stream(self, id_: int, answered: AnsweredCall, opened: Any) -> None:
         async with opened as steps:
             async for step in steps:
-                self._send(FrameKind.PART, id_, _packed(None, step))
+                self._send(FrameKind.PART, id_, self._packed(None, step))
                 await answered.sent_step()
 
-
-def _packed(call: CallOut | None, result: Any) -> Message:
-    try:
-        return packed(result)
-    except Exception as error:
-        name = "a step" if call is None else f"the result of {call.endpoint!r}"
-        raise TypeError(f"{name} can't be sent between processes: {error}") from error
+    def _packed(self, call: CallOut | None, result: Any) -> Message:
+        try:
+            return packed(result, dumps=self._dumps)
+        except Exception as error:
+            name = "a step" if call is None else f"the result of {call.endpoint!r}"
+            raise TypeError(f"{name} can't be sent between processes: {error}") from error

@@ -31,7 +31,7 @@ from shoal.replicas.process.child.main import Child, NotStarted
 from shoal.replicas.process.wire.messages import MessageCodec
 from shoal.replicas.ray.shards import Shards
 from shoal.replicas.remote.handshake import HANDSHAKE_S, greet_ingress
-from shoal.replicas.remote.sockets import prepare
+from shoal.replicas.remote.sockets import allow_pauses, prepare
 from shoal.replicas.remote.tls import ServerCertificate, TlsSocket
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class ReplicaActor:
         try:
             # They stay open until the process ends, so that its end has a reason before.
             self._sockets = data, control_socket = anyio.run(self._listener.connected)
+            os.register_at_fork(after_in_child=self._leave_sockets)
             dumps: Any = import_module("ray").cloudpickle.dumps
             control = Control(control_socket, dumps, self._program_is_gone)
             control.watch()
@@ -100,6 +101,11 @@ class ReplicaActor:
     def _watch_shards(self, answers: CallAnswers) -> None:
         if import_module("ray").util.get_current_placement_group() is not None:
             answers.explain = Shards(answers.instance.target, self._must_end).explain
+
+    def _leave_sockets(self) -> None:
+        # In a child that the code forked: it may outlive this process, whose end must show.
+        for sock in self._sockets:
+            sock.close()
 
     def _program_is_gone(self) -> None:
         self._must_end("lost its program")
@@ -139,10 +145,10 @@ class _Listener:
     async def _greet(self, sock: Any, accepting: anyio.CancelScope) -> None:
         is_known = False
         try:
-            sock.setblocking(False)
-            prepare(sock)
             fingerprint = b""
             with anyio.move_on_after(HANDSHAKE_S), suppress(OSError):  # or it is a stranger
+                sock.setblocking(False)
+                prepare(sock)
                 if self._certificate is not None:
                     fingerprint = self._certificate.fingerprint
                     sock = TlsSocket(sock, self._certificate.context, server=True)
@@ -156,6 +162,7 @@ class _Listener:
             sock.setblocking(True)
             self._connected.append(sock)
             if len(self._connected) == 2:
+                allow_pauses(self._connected[0])
                 accepting.cancel()
 
 

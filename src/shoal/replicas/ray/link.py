@@ -16,7 +16,7 @@ import anyio
 from shoal.errors import ReplicaDied
 from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.ray.cluster import death_of, ray
-from shoal.replicas.remote.sockets import connect
+from shoal.replicas.remote.sockets import allow_pauses, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,11 +47,16 @@ class Link:
         self._sockets: list[Any] = []
         self._is_gone = anyio.Event()
 
-    async def attach(self, actor: NewActor, soon: Callable[..., object]) -> str:
-        """Waits until Ray has placed an actor, connects to it, and returns the id of its node."""
+    def own(self, actor: NewActor, soon: Callable[..., object]) -> None:
+        """Takes a new actor, in the thread that has made it, which may be abandoned by then."""
         self._actor = actor.handle
         actor.lifeline.add_done_callback(partial(soon, self._has_gone))
         actor.ending.add_done_callback(partial(soon, self._is_to_end))
+        if self.end is not None:
+            self._kill()
+
+    async def attach(self, actor: NewActor, soon: Callable[..., object]) -> str:
+        """Waits until Ray has placed an actor, connects to it, and returns the id of its node."""
         placed = anyio.Event()
         actor.ready.add_done_callback(lambda _: soon(placed.set))
         await placed.wait()
@@ -60,6 +65,7 @@ class Link:
             node, address = actor.ready.result()
             for _ in range(2):
                 self._sockets.append(await connect(address, actor.token))
+            allow_pauses(self._sockets[0])
         except Exception as error:
             if address is None:
                 self.finish(f"died: {death_of(error) or error!r}", error)

@@ -18,7 +18,7 @@ from shoal.replicas.ray.cluster import my_turn, ray
 from shoal.replicas.ray_options import BUNDLES, GROUP_STRATEGY, with_defaults
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from concurrent.futures import Future
 
     from shoal.core.addresses import ModelServerAddress
@@ -121,7 +121,10 @@ class NewActor(NamedTuple):
     ending: Future[Ending]
 
 
-def new_actor(blueprint: Blueprint, group: ReplicaGroup) -> NewActor:
+def new_actor(
+    blueprint: Blueprint, group: ReplicaGroup, own: Callable[[NewActor], object]
+) -> NewActor:
+    """Requests an actor from Ray, and passes it to `own`. It blocks, and may be abandoned."""
     options = actor_options(blueprint)
     bundles, strategy = options.pop(BUNDLES, None), options.pop(GROUP_STRATEGY, None)
     strategies: Any = import_module("ray.util.scheduling_strategies")
@@ -129,16 +132,18 @@ def new_actor(blueprint: Blueprint, group: ReplicaGroup) -> NewActor:
     with my_turn():
         _remove_left_over()
         if bundles is not None:
-            made = group.make(bundles, strategy, options["name"])
+            bundled = group.make(bundles, strategy, options["name"])
             options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(
-                made,
+                bundled,
                 placement_group_bundle_index=0,
                 placement_group_capture_child_tasks=True,
             )
         actor_class: Any = ray.remote(ReplicaActor).options(**options)
         handle = actor_class.remote(blueprint.identity.replica, token)
         calls = handle.ready, handle.lifeline, handle.ending
-        return NewActor(handle, token, *[method.remote().future() for method in calls])
+        made = NewActor(handle, token, *[method.remote().future() for method in calls])
+        own(made)
+        return made
 
 
 def free_resources() -> str:

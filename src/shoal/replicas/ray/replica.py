@@ -157,10 +157,11 @@ class RayReplica(ConversingReplica):
         place_timeout_s = RayOptions(**blueprint.placement_options).place_timeout_s
         self._limit("place_timeout_s", place_timeout_s)
         tasks.start_soon(self._beside.run, self._watch_wait)
-        # If this is abandoned, nothing refers to the handle, and Ray ends such an actor.
-        make = partial(new_actor, blueprint, self._group)
+        soon = EventLoop.here().soon
+        # If this is abandoned, the link kills the actor. Ray would not, as it has calls.
+        make = partial(new_actor, blueprint, self._group, partial(self._link.own, soon=soon))
         actor = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
-        node = await self._link.attach(actor, EventLoop.here().soon)
+        node = await self._link.attach(actor, soon)
         self._pending = None
         tasks.start_soon(self._beside.run, self._watch_nodes, node)
         self._doing = "its code was still starting"

@@ -119,3 +119,12 @@ def prepare(sock: socket.socket) -> None:
         if hasattr(socket, option):
             with suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def allow_pauses(sock: Any) -> None:
+    """Lets the other end stop reading for any time; another connection must notice a break.
+
+    To the kernel, a reader whose buffer is full is as silent as a network that broke.
+    """
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)

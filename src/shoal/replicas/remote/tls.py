@@ -86,6 +86,9 @@ class TlsSocket:
     def setblocking(self, blocking: bool) -> None:
         self._blocks = blocking
 
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        self._socket.setsockopt(level, option, value)
+
     def recv_into(self, space: Buffer) -> int:
         while True:
             with suppress(BlockingIOError), self._lock:

@@ -11,7 +11,7 @@ import queue
 from collections import deque
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
@@ -19,7 +19,7 @@ import anyio.lowlevel
 from shoal.loops.event_loop import EventLoop
 from shoal.replicas.process.wire.errors import ErrorAsData
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Frame, FrameKind
-from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
+from shoal.replicas.process.wire.messages import packed, unpickled
 from shoal.replicas.threads import (
     InnerCalls,
     WorkCancelled,
@@ -31,24 +31,15 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.groups import Outcome
     from shoal.replicas.code.endpoint_call import CallOut
+    from shoal.replicas.process.child.control import Control
 
 _WHERE: Final = "the process that the call was made by"
-
-
-class FrameTransport(Protocol):
-    """Carries the frames of calls between this process and its parent."""
-
-    # Gets each frame from the parent; from any thread.
-    on_answer: Callable[[Frame], object]
-
-    def send(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> None:
-        """Sends a frame; from any thread."""
 
 
 class ParentChannel:
     """Makes calls over the control channel; they raise the endpoint's errors."""
 
-    def __init__(self, control: FrameTransport) -> None:
+    def __init__(self, control: Control) -> None:
         # The clock of this process's deadlines, less `time.monotonic`, in seconds.
         self.clock_offset = 0.0
         self._control = control
@@ -117,7 +108,7 @@ class ParentChannel:
     def begin(self, call: CallOut, taker: Callable[[Frame], object]) -> int:
         """Sends a call; its frames go to `taker`, in the watchdog's thread."""
         try:
-            message = packed(call)
+            message = packed(call, dumps=self._control.dumps)
         except Exception as error:
             raise TypeError(
                 f"the arguments of a call to {call.endpoint!r} can't be sent between processes: "

@@ -1,0 +1,64 @@
+"""The connections between a program and an actor, without a cluster."""
+
+import select
+import socket
+from concurrent.futures import Future
+from typing import Any
+
+import anyio
+import pytest
+
+from worker_processes import until
+
+pytest.importorskip("ray")
+
+from shoal.loops.event_loop import EventLoop
+from shoal.replicas.ray.actor import _Listener
+from shoal.replicas.ray.link import Link
+from shoal.replicas.ray.placing import NewActor
+from shoal.replicas.remote.handshake import receive
+
+TOKEN = "t" * 40
+# Of the kernel's record of a connection.
+CLOSED = 7
+BACKOFF = 4
+
+
+def probes(sock: socket.socket) -> int:
+    """Returns how often the kernel has asked whether the other end reads again, or gave up."""
+    state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    return 99 if state[0] == CLOSED else state[BACKOFF]
+
+
+@pytest.mark.real_time
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel has no such limit")
+@pytest.mark.parametrize("sender", ["program", "actor"])
+async def test_a_reader_that_pauses_for_long_loses_no_connection(
+    sender: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.replicas.remote.sockets._UNACKNOWLEDGED_MS", 100)
+    listener = _Listener(TOKEN)
+    ready: Future[Any] = Future()
+    ready.set_result(("node", listener.address))
+    link = Link("model#7", 1.0, list)
+    actor_ends: list[Any] = []
+
+    async def accept() -> None:
+        actor_ends.extend(await listener.connected())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(accept)
+        await link.attach(NewActor(None, TOKEN, ready, Future(), Future()), EventLoop.here().soon)
+    data, reader = link._sockets[0], actor_ends[0]
+    if sender == "actor":
+        data, reader = reader, data
+    data.setblocking(False)
+    reader.setblocking(False)
+    sent = 0
+    while select.select([], [data], [], 0.0)[1]:
+        sent += data.send(bytes(2**20))
+    await until(lambda: probes(data) >= 3)
+    assert await receive(reader, sent) == bytes(sent)
+    for sock in actor_ends:
+        sock.close()
+    link.close()
