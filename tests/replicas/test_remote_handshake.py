@@ -6,6 +6,7 @@ import signal
 import socket
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import anyio
@@ -101,6 +102,17 @@ async def test_both_ends_must_know_the_token(token_file, caplog):
         assert "must have at least 32 characters" in said
         said = await failure_of(replica_of(address, token_file(TOKEN), "other"))
         assert "it has no backend 'other'; it has: model" in said
+
+
+async def test_a_token_is_replaced_without_a_restart_of_the_ingress(token_file):
+    path = token_file(TOKEN)
+    async with serving("tcp") as (_, old), serving("tcp", "new-" + TOKEN) as (_, new):
+        assert await answer_of(replica_of(old, path)) == [42]
+        for half in ("", "new-", "new-" + TOKEN[:-1]):
+            Path(path).write_text(half)
+            await failure_of(replica_of(new, path))
+        Path(path).write_text("new-" + TOKEN)
+        assert await answer_of(replica_of(new, path)) == [42]
 
 
 async def test_a_unix_socket_needs_no_token_but_both_ends_agree(tmp_path, token_file):
