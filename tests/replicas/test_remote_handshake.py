@@ -49,8 +49,8 @@ async def serving(address, token=TOKEN, certificate=None):
 
 @pytest.fixture
 def token_file(tmp_path):
-    def write(token):
-        path = tmp_path / f"token-{token[:3]}"
+    def write(token, name=None):
+        path = tmp_path / (name or f"token-{token[:3]}")
         path.write_text(token)
         return str(path)
 
@@ -101,6 +101,21 @@ async def test_both_ends_must_know_the_token(token_file, caplog):
         assert "must have at least 32 characters" in said
         said = await failure_of(replica_of(address, token_file(TOKEN), "other"))
         assert "it has no backend 'other'; it has: model" in said
+
+
+async def test_a_token_is_replaced_without_a_restart_of_the_ingress(token_file):
+    path = token_file(TOKEN, "token")
+    async with serving("tcp") as (_, old), serving("tcp", "new-" + TOKEN) as (_, new):
+        assert await answer_of(replica_of(old, path)) == [42]
+        for half, says in (
+            ("", "it is empty"),
+            ("new-", "at least 32 characters"),
+            ("new-" + TOKEN[:-1], "has another token"),
+        ):
+            token_file(half, "token")
+            assert says in await failure_of(replica_of(new, path))
+        token_file("new-" + TOKEN, "token")
+        assert await answer_of(replica_of(new, path)) == [42]
 
 
 async def test_a_unix_socket_needs_no_token_but_both_ends_agree(tmp_path, token_file):

@@ -407,6 +407,17 @@ async def test_streams_that_all_have_ended_do_not_run_again() -> None:
         assert len(code.runs) == 1
 
 
+@pytest.mark.parametrize("second", [shoal.SKIP, "one"])
+async def test_the_log_says_that_streams_run_again_if_some_do(
+    second: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = Streams([["zero", second]])
+    async with serving(code, num_replicas=2, retries=1, **PAIRS) as (_, handle, stage):
+        await read_until_a_death(stage, handle)
+    assert len(code.runs) == 1 + caplog.text.count("a batch runs again")
+    assert len(code.runs) == (2 if second is shoal.SKIP else 1)
+
+
 async def test_a_stream_that_failed_alone_does_not_run_again() -> None:
     code = Streams([[ValueError("bad"), shoal.SKIP]])
     async with serving(code, num_replicas=2, retries=1, **PAIRS) as (_, handle, stage):

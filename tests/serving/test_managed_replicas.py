@@ -142,6 +142,20 @@ async def test_health_is_not_checked_while_a_replica_drains() -> None:
         held.gate.set()
 
 
+async def test_health_is_not_checked_while_a_replica_finishes_since_its_machine_stops() -> None:
+    stage, held = Stage(), Held()
+    async with serving_tasks(held, stage, health_check_period_s=1) as (_, handle, _, tasks):
+        [caller] = await under_way(tasks, handle.call(1))
+        await anyio.sleep(1.5)
+        stage.health = Health(100)  # it takes no more calls
+        stage.replicas[0].is_leaving = True
+        await anyio.sleep(20)
+        assert stage.replicas[0].killed is None
+        held.gate.set()
+        await settle()
+        assert caller.outcome == 1
+
+
 async def test_one_that_does_not_end_when_it_is_asked_to_is_given_up() -> None:
     stage = Stage()
     stage.stop_gate = anyio.Event()

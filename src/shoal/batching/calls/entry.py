@@ -208,8 +208,7 @@ class Entry:
         calls = SeparateCalls(self.intake, opener.enter)
         for item in items:
             calls.enter(item, lambda item: self.options_of(item, next(rest)))
-        begun(calls.leave)
-        return await calls.outcomes()
+        return await calls.outcomes(begun)
 
     def begin_stream_of(self, item: Any, call_options: CallOptions | None) -> ResultStream[Any]:
         return ResultStream(partial(self._entered_with, item, call_options))

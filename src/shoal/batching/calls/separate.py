@@ -45,8 +45,14 @@ class SeparateCalls:
             request.value = None
             self._waiter.wake()
 
-    async def outcomes(self, *, return_exceptions: bool = True) -> list[Any]:
+    async def outcomes(
+        self,
+        begun: Callable[[Callable[[int], None]], object] | None = None,
+        *,
+        return_exceptions: bool = True,
+    ) -> list[Any]:
         """Waits for all calls; raises the first error, or returns it in its place."""
+        # `begun` gets `leave`.
         made = self._made
         requests = [one for one in made if isinstance(one, Request)]
         try:
@@ -54,8 +60,10 @@ class SeparateCalls:
                 self._drop(requests)
                 await checkpoint()
                 raise next(one for one in made if isinstance(one, Exception))
-            self._waiter.left = sum([request.state in UNDER_WAY for request in requests])
             try:
+                if begun is not None:
+                    begun(self.leave)
+                self._waiter.left = sum([request.state in UNDER_WAY for request in requests])
                 await (self._waiter if self._waiter.left else checkpoint())
             except BaseException:
                 self._drop(requests)

@@ -62,7 +62,9 @@ class _Greeting(NamedTuple):
 def token_in(path: str) -> str:
     """Returns the token in a file; raises `NotAllowed` if it can't be used."""
     try:
-        token = checked_token(Path(path).read_text().strip())
+        if not (text := Path(path).read_text().strip()):
+            raise ValueError("it is empty")
+        token = checked_token(text)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", error)
         raise NotAllowed(f"can't use the token in {path}: {why}") from error

@@ -207,7 +207,7 @@ class RemoteReplica(Replica):
                 self.is_leaving = not frame.body
                 why = unpickled(frame.body) if frame.body else "it is shutting down"
                 server.reason = server.reason or str(why)
-                if not self._under_way and self._description is not None:
+                if not self._under_way:
                     self._to_end.set()
             elif frame.kind is not FrameKind.PING:
                 raise ValueError(f"an unexpected {frame.kind.name}")
@@ -216,6 +216,7 @@ class RemoteReplica(Replica):
             conversation.data.read_available(handle)  # what TLS has decrypted already
             await conversation.data.read_by_loop(handle)
         finally:
+            server.reason = server.reason or conversation.data.failure
             self._to_end.set()
 
     async def _end_conversation(self, conversation: Conversation) -> None:

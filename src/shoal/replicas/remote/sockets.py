@@ -17,7 +17,8 @@ from shoal.replicas.remote.handshake import HANDSHAKE_S, greet_model_server
 if TYPE_CHECKING:
     from shoal.core.addresses import ModelServerAddress
 
-# The kernel notices that a network broke after this time, however busy both programs are.
+# The kernel notices that a network broke after this time, however busy both programs are. It also
+# gives up a program that reads nothing for this time, once the buffers of both sockets are full.
 _IDLE_S: Final = 2
 _PROBES: Final = 3
 _UNACKNOWLEDGED_MS: Final = 5000

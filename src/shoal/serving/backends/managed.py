@@ -134,6 +134,8 @@ class ManagedReplica:
             if not self.life.takes_work:
                 return
             trouble = await self.trouble()
+            if self.replica.is_leaving:
+                return  # it takes no more calls, and ends when its work has finished
             failures = 0 if trouble is None else failures + 1
             if trouble is not None and self.replica.takes_work:  # else its end is logged
                 logger.warning("%s: a health check failed: %s", self.replica.tag, trouble)

@@ -229,7 +229,8 @@ class BatchDispatcher:
                 if attempt is None:
                     note_death(self._pool, member, death)
                     raise
-                if not self._runs_again(member, death, tries):
+                remaining = attempt.untouched()
+                if not self._runs_again(member, death, tries, is_logged=bool(remaining)):
                     raise
                 if attempt.begun:
                     yield attempt.failed(death)
@@ -237,14 +238,16 @@ class BatchDispatcher:
                 if used is not None:
                     used.batches -= 1
                 self._pool.end(member, size)
-            remaining = attempt.untouched()
             tries += 1
 
-    def _runs_again(self, member: PoolMember, death: ReplicaDied, tries: int) -> bool:
+    def _runs_again(
+        self, member: PoolMember, death: ReplicaDied, tries: int, *, is_logged: bool = True
+    ) -> bool:
         is_own = note_death(self._pool, member, death)
         if not is_own or tries >= self._retries():
             return False
-        logger.warning("%s: a batch runs again, since %s", self._name, death)
+        if is_logged:
+            logger.warning("%s: a batch runs again, since %s", self._name, death)
         return True
 
     def _put_back(

@@ -33,6 +33,7 @@ from shoal.replicas.process.wire.messages import EMPTY, MessageCodec, packed, un
 from shoal.replicas.process.wire.start import Defaults, sendable, why_unsendable
 from shoal.replicas.remote.calls_as_data import CallsAsData
 from shoal.replicas.remote.keep_alive import MOST_BYTES, check_size, keep_alive
+from shoal.serving.backend_options import MOST_REMOTE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -151,6 +152,8 @@ class Ingress:
             self._connection.read_available(self._handle)  # what TLS has decrypted already
             await self._connection.read_in_task(self._handle)
         finally:
+            if self._connection.failure is not None:
+                self._end(self._connection.failure)
             self._ended.set()
 
     def _handle(self, frame: Frame) -> None:
@@ -296,6 +299,8 @@ class Ingress:
             calls = CallsAsData(*unpickled(frame.body, frame.buffers))
         except Exception as error:
             raise TypeError(f"the items can't be unpickled in the model server: {error}") from error
+        if len(calls.items) > MOST_REMOTE:
+            raise ValueError(f"a message has {len(calls.items)} calls, more than {MOST_REMOTE}")
         self._messages += 1
         self._requests += len(calls.items)
         batcher = backend.method_batchers.get(calls.method)

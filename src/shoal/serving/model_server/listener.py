@@ -40,6 +40,12 @@ _LEAVING_S: Final = 2.0
 _LAST_ANSWERS_S: Final = 1.0
 """How long the last answers may take to be sent."""
 
+_LOGGED_EACH_S: Final = 60.0
+"""The shortest time between two log lines with the same reason about one host."""
+
+_MOST_LOGGED: Final = 64
+"""The most such log lines in that time."""
+
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _RETRY_S: Final = 0.1
 
@@ -100,6 +106,8 @@ class ModelServerListener:
         self._unknown = 0
         self._accepted = 0
         self._refused: Counter[str] = Counter()
+        # When a host was last logged, by its name and the reason.
+        self._logged_at: dict[tuple[str, str], float] = {}
         # What connections that have ended had received and sent.
         self._past = IngressTraffic()
         self._is_draining = False
@@ -179,14 +187,14 @@ class ModelServerListener:
                     await anyio.sleep(_RETRY_S)
                 continue
             name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a UNIX socket"
+            name = f"the ingress at {name}"
             self._accepted += 1
             if self._unknown >= _MOST_UNKNOWN:
-                self._refused["too many"] += 1
-                logger.warning("%s: closed, since %d others are unknown", name, _MOST_UNKNOWN)
+                self._refuse("too many", name, f"{_MOST_UNKNOWN} others are in their handshake")
                 sock.close()
                 continue
             self._unknown += 1
-            tasks.start_soon(self._serve, sock, f"the ingress at {name}", controller)
+            tasks.start_soon(self._serve, sock, name, controller)
 
     async def _serve(self, sock: socket.socket, name: str, controller: Controller) -> None:
         try:
@@ -227,14 +235,11 @@ class ModelServerListener:
                     fingerprint = self._certificate.fingerprint
                 await greet_ingress(sock, self._token, fingerprint)
         except HandshakeRefused as error:
-            self._refused[error.reason] += 1
-            logger.warning("%s was refused: %s", name, error)
+            self._refuse(error.reason, name, error)
         except TimeoutError:
-            self._refused["timeout"] += 1
-            logger.warning("%s was disconnected: no handshake within %g s", name, HANDSHAKE_S)
+            self._refuse("timeout", name, f"no handshake within {HANDSHAKE_S:g} s")
         except OSError as error:
-            self._refused["broken"] += 1
-            logger.info("%s was disconnected in its handshake: %s", name, error)
+            self._refuse("broken", name, error, logging.INFO)
         except BaseException:
             sock.close()
             raise
@@ -242,3 +247,14 @@ class ModelServerListener:
             return sock
         sock.close()
         return None
+
+    def _refuse(self, reason: str, name: str, why: object, level: int = logging.WARNING) -> None:
+        self._refused[reason] += 1
+        host = name.rpartition(":")[0] or name
+        now, logged = anyio.current_time(), self._logged_at
+        logged = {one: at for one, at in logged.items() if now - at < _LOGGED_EACH_S}
+        if (host, reason) not in logged and len(logged) < _MOST_LOGGED:
+            logged[host, reason] = now
+            text = "%s was refused: %s. This is logged once a minute for each host and reason."
+            logger.log(level, text, name, why)
+        self._logged_at = logged

@@ -51,6 +51,8 @@ class FrameConnection(Generic[K]):
         self._pending: Callable[[], int] = getattr(sock, "pending", _none)
         # Whether the other end is gone, or this one was closed.
         self.is_closed = False
+        # Why the other end is gone, if it did not close the connection.
+        self.failure: str | None = None
         self.sent_bytes = 0
         self._socket = sock
         self._reader: FrameReader[K] = reader or FrameReader()
@@ -165,7 +167,8 @@ class FrameConnection(Generic[K]):
                 count = self._socket.recv_into(space)
             except BlockingIOError:
                 return
-            except OSError:
+            except OSError as error:
+                self._note(error)
                 count = 0
             if count == 0:
                 self.is_closed = True
@@ -200,6 +203,10 @@ class FrameConnection(Generic[K]):
         self._reader.close()
         self._socket.close()
 
+    def _note(self, error: OSError) -> None:
+        if not isinstance(error, ConnectionError):  # such as a time-out
+            self.failure = self.failure or error.strerror or str(error)
+
     def _send_some(self) -> None:
         while self._waiting:
             parts = self._waiting[0]
@@ -207,8 +214,9 @@ class FrameConnection(Generic[K]):
                 count = self._socket.sendmsg(parts[:_MOST_PARTS])
             except BlockingIOError:
                 return
-            except OSError:
+            except OSError as error:
                 # The other end is gone. What it sent before can still be read.
+                self._note(error)
                 self._waiting.clear()
                 return
             self.sent_bytes += count

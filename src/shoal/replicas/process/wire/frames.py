@@ -193,7 +193,8 @@ class FrameReader(Generic[K]):
                 head = yield from self._take(given_back * _NUMBER.size + count * _PLACE.size)
                 numbers = [number for (number,) in _NUMBER.iter_unpack(head)]
             if self._most_bytes is not None:
-                _check_from_afar(numbers[given_back:], given_back, size, self._most_bytes)
+                given = given_back or is_shared
+                _check_from_afar(numbers[given_back:], given, size, self._most_bytes)
             body = yield from self._take(size)
             buffers: list[Any] = []
             for nth in range(given_back, len(numbers), 2):
