@@ -41,12 +41,9 @@ payloads, and hashes bucket keys.
 
 _TRACE_EXAMPLE: Final = """\
   shoal trace --seconds 600 -o trace.jsonl
-  shoal simulate trace.jsonl --option max_batch_size=64
-
   shoal trace --backend small -o small.jsonl --url https://models.example.com --token-file token
 
-  At a server that was not started with `shoal start`, it needs the admin API: serve with
-  --admin-socket PATH, and trace with --url unix:PATH; or with --token-file, at both.
+  It needs the admin API: of shoal start, or of shoal serve --admin-socket or --token-file.
 """
 
 _RECORD: Final = b'"record":"'
@@ -206,7 +203,6 @@ The page {PAGE!r} explains each finding.
 """
 
 _WHY_EXAMPLE: Final = """\
-  shoal why
   shoal why classify --seconds 60
   shoal why --url https://models.example.com --token-file token
 
