@@ -141,7 +141,7 @@ def test_neither_a_wait_nor_a_batch_that_brings_nothing_is_recommended(run_times
     assert (best.max_batch_size, best.batch_wait_timeout_s) == (1, 0.0)
     text = tuned_as_text(run_times, looked, candidates)
     assert "Batching does not help this handler: it processes " in text
-    assert "items a second, and 100 one at a time. Set max_batch_size=1" in text
+    assert "items a second in batches, and 100 one at a time. Set max_batch_size=1" in text
     assert "If others share the device" not in text
     assert tuned_as_data(run_times, looked, candidates)["batching_helps"] is False
 
