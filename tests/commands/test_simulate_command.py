@@ -329,8 +329,6 @@ def test_made_traffic_can_be_compared_too(told):
 def test_mistakes_in_what_is_compared_are_told(told, tmp_path):
     told(*CONSTANT, "--compare", "max_batch_size", code=2)
     assert "an option is written KEY=VALUE" in told.err
-    told(*CONSTANT, *["--compare", "max_batch_size=1"] * 27, code=2)
-    assert "at most 26 cases can be compared" in told.err
     told(*CONSTANT, "--backend", "x", code=2)
     assert "--backend is for a file that `shoal trace` has recorded" in told.err
     told(*CONSTANT, "--plot", str(tmp_path / "absent" / "x.png"), code=2)

@@ -24,7 +24,7 @@ STATES = {
 CAPACITY = {LifeState.NEW, LifeState.STARTING, LifeState.READY}
 
 
-def scene(words: str) -> list[Seen[str]]:
+def scene(words: str) -> list[Seen]:
     """Parses a scene: ``"a:r a2:r3"`` is two ready replicas, the second one with three requests.
 
     Upper-case names are of the wanted version, lower-case ones of an older one.
@@ -126,11 +126,11 @@ def test_an_update_ends_with_no_more_devices_than_there_are(wanted, devices, kee
     assert fewest == (wanted if devices > wanted else wanted - 1)
 
 
-def ready_of(replicas: list[Seen[int]]) -> int:
+def ready_of(replicas: list[Seen]) -> int:
     return sum(seen.state is LifeState.READY for seen in replicas)
 
 
-def capacity_of(replicas: list[Seen[int]]) -> int:
+def capacity_of(replicas: list[Seen]) -> int:
     return sum(seen.state in CAPACITY for seen in replicas)
 
 
@@ -147,7 +147,7 @@ def test_every_small_scene_keeps_the_rules() -> None:
                 check(replicas, wanted)
 
 
-def check(replicas: list[Seen[int]], wanted: int) -> None:
+def check(replicas: list[Seen], wanted: int) -> None:
     decision = decide(replicas, wanted, VERSION)
     gone = set(decision.drain)
     assert len(gone) == len(decision.drain)

@@ -111,8 +111,8 @@ def test_what_was_found_is_told_in_a_table_and_as_data():
 @pytest.mark.parametrize(
     ("rate", "p99_s", "why"),
     [
-        (10, 0.005, "The handler takes 11 ms for a single item, which no option can shorten."),
-        (3000, 0.08, "The handler can process at most 615 items a second, so at least 5 of"),
+        (10, 0.005, "The handler takes 11 ms for an item, which no option can shorten."),
+        (3000, 0.08, "It processes at most 615 items a second: 5 are needed."),
         (100, 0.0111, "Nearest: max_batch_size="),
     ],
 )
@@ -140,8 +140,8 @@ def test_neither_a_wait_nor_a_batch_that_brings_nothing_is_recommended(run_times
     best = candidates[0]
     assert (best.max_batch_size, best.batch_wait_timeout_s) == (1, 0.0)
     text = tuned_as_text(run_times, looked, candidates)
-    assert "Batching does not help this handler: in batches of up to" in text
-    assert "items a second, and 100 one at a time. Set max_batch_size=1" in text
+    assert "Batching does not help this handler: it processes " in text
+    assert "items a second in batches, and 100 one at a time. Set max_batch_size=1" in text
     assert "If others share the device" not in text
     assert tuned_as_data(run_times, looked, candidates)["batching_helps"] is False
 
@@ -157,7 +157,7 @@ def test_nothing_is_told_of_batches_that_were_not_measured():
 def test_that_batching_does_not_help_is_told_where_nothing_meets_the_target_too():
     looked = Search(BatchOptions(), LINEAR, 300, 0.5, requests=200)
     text = tuned_as_text(LINEAR, looked, looked.candidates(lambda _: None))
-    assert "at least 3 of it are needed" in text
+    assert "3 are needed" in text
     assert "Batching does not help this handler" in text
 
 

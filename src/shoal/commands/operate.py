@@ -270,10 +270,7 @@ def _set_shadow(arguments: Namespace) -> int:
     if proportion:
         done = f"shadow traffic of {name}: {weights({backend: proportion})}"
     compare = arguments.compare
-    ask(
-        arguments,
-        lambda client: client.shadow_traffic(name, backend, proportion, compare=compare),
-    )
+    ask(arguments, lambda one: one.shadow_traffic(name, backend, proportion, compare=compare))
     return confirm(arguments, done)
 
 

@@ -41,12 +41,9 @@ payloads, and hashes bucket keys.
 
 _TRACE_EXAMPLE: Final = """\
   shoal trace --seconds 600 -o trace.jsonl
-  shoal simulate trace.jsonl --option max_batch_size=64
-
   shoal trace --backend small -o small.jsonl --url https://models.example.com --token-file token
 
-  At a server that was not started with `shoal start`, it needs the admin API: serve with
-  --admin-socket PATH, and trace with --url unix:PATH; or with --token-file, at both.
+  It needs the admin API: of shoal start, or of shoal serve --admin-socket or --token-file.
 """
 
 _RECORD: Final = b'"record":"'
@@ -71,7 +68,7 @@ def _trace(arguments: Namespace) -> int:
         raise CommandError(f"{path} exists; name another file with -o, or delete it")
     recorded = Recorded(path)
     try:
-        ask(arguments, lambda client: _record(client, arguments, recorded), waits_for=None)
+        ask(arguments, lambda client: _record(client, arguments, recorded))
     except CommandError as error:
         if not recorded.has_begun:
             raise
@@ -206,7 +203,6 @@ The page {PAGE!r} explains each finding.
 """
 
 _WHY_EXAMPLE: Final = """\
-  shoal why
   shoal why classify --seconds 60
   shoal why --url https://models.example.com --token-file token
 
@@ -223,11 +219,7 @@ def add_why_arguments(parser: ArgumentParser) -> None:
 
 
 def _why(arguments: Namespace) -> int:
-    found = ask(
-        arguments,
-        lambda client: _watch(client, arguments),
-        waits_for=f"the requests of {duration(arguments.seconds)}",
-    )
+    found = ask(arguments, lambda client: _watch(client, arguments))
     data = [_as_data(name, figures) for name, figures in found.items()]
     text = "\n\n".join([_as_text(name, figures) for name, figures in found.items()])
     return show(arguments, data, text or "no backends")

@@ -144,33 +144,22 @@ def _as_options(candidate: Candidate) -> str:
 def _without_batches(search: Search) -> list[str]:
     if search.batching_helps:
         return []
-    largest = max(search.run_times.runs_s)
-    text = (
-        f"Batching does not help this handler: in batches of up to {largest} it processes "
-        f"{three_digits(search.most(largest))} items a second, and "
-        f"{three_digits(search.most(1))} one at a time. Set max_batch_size=1, or change the "
-        "handler so that a batch takes less time than its items one by one."
-    )
-    return [text]
+    most, alone = map(three_digits, (search.most(max(search.run_times.runs_s)), search.most(1)))
+    times = f"{most} items a second in batches, and {alone} one at a time"
+    return [f"Batching does not help this handler: it processes {times}. Set max_batch_size=1."]
 
 
 def _why_not(measured: MeasuredRunTimes, search: Search, nearest: Candidate) -> str:
     """Explains the limit: the handler's run time, its throughput, or the time in the queue."""
     alone_s = median(measured.runs_s[1])
     if alone_s > search.p99_s:
-        return (
-            f"The handler takes {duration(alone_s)} for a single item, which no option can shorten."
-        )
+        return f"The handler takes {duration(alone_s)} for an item, which no option can shorten."
     most = search.most(max(measured.runs_s))
     if most < search.rate:
-        return (
-            f"The handler can process at most {three_digits(most)} items a second, so at least "
-            f"{math.ceil(search.rate / most)} of it are needed."
-        )
-    return (
-        f"Nearest: {_as_options(nearest)}, with a p99 of {duration(nearest.p99_s)} and the handler "
-        f"{percent(nearest.busy_share)} busy."
-    )
+        needed = math.ceil(search.rate / most)
+        return f"It processes at most {three_digits(most)} items a second: {needed} are needed."
+    how = f"p99 {duration(nearest.p99_s)}, handler {percent(nearest.busy_share)} busy"
+    return f"Nearest: {_as_options(nearest)}, with {how}."
 
 
 _DESCRIPTION: Final = """\

@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from anyio import TASK_STATUS_IGNORED
@@ -33,6 +33,7 @@ from shoal.asgi.extensions import GUARDED
 from shoal.asgi.headers import PROBLEM_JSON, BadRequest, RequestGuard
 from shoal.asgi.http_options import HttpOptions
 from shoal.asgi.lifespan import AppLifespan
+from shoal.failures.exceptions import alone
 from shoal.server.access_log import AccessLog
 from shoal.server.config import Drained, ServerRun, address_of
 from shoal.server.listeners import AppListener, BoundSocket, Tcp, Unix, bind_all, host_and_port
@@ -182,7 +183,7 @@ class _Host:
         try:
             await module.serve(self, config, shutdown_trigger=until_drain, mode="asgi")
         except Exception as error:
-            cause = _first(error)
+            cause = alone(error)
             if isinstance(cause, OSError) and not self._outcome.is_up:
                 self._outcome.refused = cause
                 return
@@ -297,12 +298,6 @@ class _Messages:
     async def _drop_rest(self) -> None:
         while not self._request_ended.is_set():
             await self.receive()
-
-
-def _first(error: Exception) -> Exception:
-    if isinstance(error, ExceptionGroup):
-        return _first(cast("ExceptionGroup[Exception]", error).exceptions[0])
-    return error
 
 
 async def _answer(error: BadRequest, scope: Scope, _receive: Receive, send: Send) -> None:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.support.output import CommandError, as_mistakes, keywords, say, table
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from shoal.core.simulation_results import Arrival, ClosedLoop, Linear, Simulation
     from shoal.planning.traces import Item, Recording
 
-_NAMES: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # From this ratio to the largest measured batch on, the run time of a batch is a guess.
 _FAR: Final = 1.5
 
@@ -53,7 +53,7 @@ class Comparison:
         self._load_s = load_s
         self._remarks: list[str] = []
         self._largest = 0.0
-        self._letters = iter(_NAMES)
+        self._letters = map(chr, count(ord("A")))
         self._today: dict[str, Any] = {}
         recording = traffic.recording
         batcher = None if recording is None else recording.batcher
@@ -81,10 +81,7 @@ class Comparison:
 
     def add(self, pairs: Mapping[str, Any]) -> None:
         """Simulates other options, on top of the given options."""
-        name = next(self._letters, None)
-        if name is None:
-            raise CommandError(f"at most {len(_NAMES)} cases can be compared")
-        self._simulate(name, {**self._base, **pairs}, _listed(pairs))
+        self._simulate(next(self._letters), {**self._base, **pairs}, _listed(pairs))
 
     def as_text(self) -> str:
         rows = [(name, *texts) for name, texts in rows_of(self.cases)]

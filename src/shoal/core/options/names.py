@@ -27,10 +27,8 @@ def suggested(name: object, known: Collection[str]) -> str | None:
     return None if near is None else f"did you mean {near!r}?"
 
 
-def unknown_option(
-    owner: str, name: object, known: Collection[str], beside: Collection[str] = ()
-) -> TypeError:
-    hint = suggested(name, (*known, *beside)) or f"there are {', '.join(known)}"
+def unknown_option(owner: str, name: object, known: Collection[str]) -> TypeError:
+    hint = suggested(name, known) or f"there are {', '.join(known)}"
     return TypeError(f"{name!r} is not an option of {owner}; {hint}")
 
 

@@ -100,7 +100,7 @@ class AutoscalingOptions:
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
-                raise unknown_option("autoscaling", name, known, beside=("num_replicas",))
+                raise unknown_option("autoscaling", name, known)
         return cls(**options)
 
     def bounded(self, replicas: int) -> int:

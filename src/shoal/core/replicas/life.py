@@ -63,7 +63,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -163,14 +163,12 @@ class ReplicaLife:
         return self.state in _OVER
 
 
-Id = TypeVar("Id")
-
 _NOT_YET_READY = frozenset({LifeState.NEW, LifeState.STARTING})
 
 
 @dataclass(frozen=True, slots=True)
-class Seen(Generic[Id]):
-    id: Id
+class Seen:
+    id: int
     # A replica that must be replaced for another reason has a version that is not wanted.
     version: int
     state: LifeState
@@ -178,19 +176,19 @@ class Seen(Generic[Id]):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision(Generic[Id]):
+class Decision:
     start: int
-    drain: tuple[Id, ...]
+    drain: tuple[int, ...]
 
 
 def decide(
-    replicas: Sequence[Seen[Id]],
+    replicas: Sequence[Seen],
     wanted: int,
     version: int,
     *,
     keeps_ready: bool = False,
     places: int | None = None,
-) -> Decision[Id]:
+) -> Decision:
     # To scale down, older versions go first, then replicas that are not ready, the youngest first,
     # then the least busy ones; of equally busy ones the oldest.
     assert wanted >= 0
