@@ -29,11 +29,11 @@ async def test_rows_are_numbered_through_and_bounded(history):
         await two(1)
         await one.map(range(MOST_ROWS + 10))
     assert history.number == MOST_ROWS + 12
-    rows = history.of("one").since(0)
+    rows = history.by_batcher["one"].since(0)
     assert len(rows) == MOST_ROWS
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
-    assert [row[0] for row in history.of("two").since(0)] == [2]
-    assert [row[0] for row in history.of("one").since(MOST_ROWS + 11)] == [MOST_ROWS + 12]
+    assert [row[0] for row in history.by_batcher["two"].since(0)] == [2]
+    assert [row[0] for row in history.by_batcher["one"].since(MOST_ROWS + 11)] == [MOST_ROWS + 12]
     history.keep_only(["two"])
     assert list(history.by_batcher) == ["two"]
 
@@ -60,7 +60,7 @@ async def test_requests_in_an_open_batch_have_places(history):
         await anyio.sleep(2.5)
         tasks.start_soon(call, 5)
         await anyio.sleep(1)
-        lane = history.of("write")
+        lane = history.by_batcher["write"]
         assert [(place, name) for _, place, _, _, name in lane.now(is_open=True)] == [
             (1, "r-2"),
             (0, ""),  # the place of the one that has left
@@ -96,11 +96,11 @@ async def test_who_comes_late_sees_the_requests_that_are_in_an_open_batch_alread
         await settle()
         batcher.observers.add(history)
         hold.set()
-    rows = history.of("write").since(0)
+    rows = history.by_batcher["write"].since(0)
     # One has left when the others are found, and the last of them has a place beyond those shown.
     assert sorted(row[2] for row in rows) == list(range(MOST_PLACES))
     history.forget_running()
-    assert history.of("write").now(is_open=True) == []
+    assert history.by_batcher["write"].now(is_open=True) == []
 
 
 async def test_failures_of_an_open_batch_are_kept_together_and_bounded():

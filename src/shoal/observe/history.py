@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shoal.core.events import BatchObserver, BatchRecord
@@ -106,14 +106,8 @@ class OpenBatchPlaces:
 
 class BatchHistory(BatchObserver):
     def __init__(self) -> None:
-        self.by_batcher: dict[str, BatcherHistory] = {}
+        self.by_batcher: defaultdict[str, BatcherHistory] = defaultdict(BatcherHistory)
         self.number = 0  # of the last row
-
-    def of(self, batcher: str) -> BatcherHistory:
-        found = self.by_batcher.get(batcher)
-        if found is None:
-            found = self.by_batcher[batcher] = BatcherHistory()
-        return found
 
     def keep_only(self, batchers: Collection[str]) -> None:
         for name in self.by_batcher.keys() - set(batchers):
@@ -126,7 +120,7 @@ class BatchHistory(BatchObserver):
             one.latencies.clear()
 
     def batch_began(self, batcher: str, batch: Batch, now: float) -> None:
-        known = self.of(batcher)
+        known = self.by_batcher[batcher]
         if batch.reason is DispatchReason.OPEN:
             places = known.open_batches[batch.id] = OpenBatchPlaces()
             for request in batch.requests:
@@ -139,12 +133,12 @@ class BatchHistory(BatchObserver):
     def requests_joined(
         self, batcher: str, batch: Batch, requests: Sequence[Request], now: float
     ) -> None:
-        places = self._places(self.of(batcher), batch, requests)
+        places = self._places(self.by_batcher[batcher], batch, requests)
         for request in requests:
             places.join(request, now)
 
     def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
-        known = self.of(batcher)
+        known = self.by_batcher[batcher]
         if request.state is State.FINISHED:
             known.latencies.append(now - request.arrived_at)
         stay = self._places(known, batch).leave(request)
@@ -152,7 +146,7 @@ class BatchHistory(BatchObserver):
             self._add_stay(known, batch.id, stay, now, request.state.value)
 
     def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
-        known = self.of(record.batcher)
+        known = self.by_batcher[record.batcher]
         if record.is_open:
             places = known.open_batches.pop(record.id, None)
             for stay in [] if places is None else [*places.taken()]:
@@ -260,9 +254,8 @@ class Sampler:
         if passed_s < PERIOD_S - _EARLY_S:
             return False
         self.latest = list(self._batchers())
-        latencies = {
-            one.name: sorted(self._history.of(one.name).take_latencies()) for one in self.latest
-        }
+        of = self._history.by_batcher
+        latencies = {one.name: sorted(of[one.name].take_latencies()) for one in self.latest}
         # Nobody has called it for long: a mean of that time would look like one second, and the
         # last sample of an earlier time like what happens now.
         if passed_s <= _LONGEST_S:

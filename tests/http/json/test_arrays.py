@@ -116,7 +116,7 @@ async def test_a_body_of_another_kind_or_none_is_told_what_is_taken(app):
     none = await ask(app, "/twice", method="GET")
     assert (other.status, none.status) == (415, 400)
     assert other.json()["detail"] == (
-        "This endpoint takes nested lists in application/json, or application/msgpack, "
+        "This endpoint takes JSON; send Content-Type: application/json or application/msgpack or "
         "application/x-npy."
     )
     assert none.json()["detail"] == "The request has no body, and the item is in its body."

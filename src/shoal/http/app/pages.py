@@ -120,8 +120,9 @@ class Pages:
             yield self._controller.times
 
     def _starts(self) -> dict[str, ReplicaFailures]:
-        backends = {} if self._controller is None else self._controller.backends
-        return {tag: backend.supervisor.failures for tag, backend in backends.items()}
+        if self._controller is None:
+            return {}
+        return {tag: one.supervisor.failures for tag, one in self._controller.backends.items()}
 
     def _status(self) -> Status | None:
         return None if self._controller is None else self._controller.status_now()

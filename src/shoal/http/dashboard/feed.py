@@ -247,7 +247,7 @@ class Feed:
                     "now": lane.now(is_open=one.is_open),
                 }
                 for one in self._sampler.latest
-                for lane in [self._history.of(one.name)]
+                for lane in [self._history.by_batcher[one.name]]
             ],
             "samples": self._sampler.since(seen.sample),
         }

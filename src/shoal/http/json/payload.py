@@ -84,10 +84,9 @@ def reader_for(signature: Signature) -> Reader:
         return Reader(_request, "request", ("*/*",))
     adapter = adapter_of(Any if annotation is Parameter.empty else annotation)
     if any(map(is_array, choices(annotation))):
-        takes = "nested lists in application/json"
-        arrays = JsonType(adapter, takes, [_msgpack_form(), BodyForm((NPY,), read_npy)])
+        arrays = JsonType(adapter, [_msgpack_form(), BodyForm((NPY,), read_npy)])
         return Reader(arrays.parsed, "array", arrays.media_types, arrays.lines)
-    json = JsonType(adapter, forms=[_msgpack_form()])
+    json = JsonType(adapter, [_msgpack_form()])
     return Reader(json.parsed, "json", json.media_types, json.lines)
 
 
@@ -112,7 +111,7 @@ def _reader_of_fields(parameters: list[Parameter]) -> Reader:
                 f"{parameter.name}: list[Request] takes the whole request, so it must be the "
                 "handler's only parameter"
             )
-    json = JsonType(fields_adapter(parameters), forms=[_msgpack_form()])
+    json = JsonType(fields_adapter(parameters), [_msgpack_form()])
 
     def item(fields: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(fields.get(p.name, p.default) for p in parameters)

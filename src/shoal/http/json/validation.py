@@ -56,19 +56,12 @@ class BodyForm(NamedTuple):
 
 
 class JsonType:
-    """A type that JSON is validated against; `takes` describes the accepted bodies to clients."""
+    """A type that JSON is validated against."""
 
-    def __init__(
-        self,
-        adapter: TypeAdapter[Any],
-        takes: str = "JSON; send Content-Type: application/json",
-        forms: Sequence[BodyForm] = (),
-    ) -> None:
+    def __init__(self, adapter: TypeAdapter[Any], forms: Sequence[BodyForm] = ()) -> None:
         self._forms = {name: form for form in forms for name in form.names}
         installed = [form.names[0].decode() for form in forms if form.read is not None]
         self.media_types = ("application/json", *installed)
-        others = ", ".join(self.media_types[1:])
-        self._takes = f"{takes}, or {others}" if others else takes
         self._validator = validator_of(adapter)
 
     def parsed(self, exchange: Exchange, body: bytes, *, is_line: bool = False) -> Any:
@@ -116,7 +109,7 @@ class JsonType:
         media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         form = self._forms.get(media_type)
         if form is None:
-            _check_media_type(media_type, self._takes)
+            _check_media_type(media_type, self.media_types)
         if b"content-encoding" in headers:
             body = decoded(headers, body, exchange.settings.max_body_bytes)
         return form, body
@@ -210,13 +203,14 @@ def _keys(name: str, field: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys((*(str(path[0]) for path in paths), name)))
 
 
-def _check_media_type(media_type: bytes, takes: str) -> None:
+def _check_media_type(media_type: bytes, accepted: Sequence[str]) -> None:
     # A web page of another origin can send the types of HTML forms, or none, without being asked.
     is_json = media_type == JSON or (
         media_type.startswith(b"application/") and media_type.endswith(b"+json")
     )
     if not is_json:
-        raise Refused.of("unsupported-media-type", f"This endpoint takes {takes}.")
+        detail = f"This endpoint takes JSON; send Content-Type: {' or '.join(accepted)}."
+        raise Refused.of("unsupported-media-type", detail)
 
 
 def problem_of_validation(error: ValidationError, body: bytes = b"") -> Problem:

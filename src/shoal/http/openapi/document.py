@@ -270,7 +270,7 @@ def _streams(item: Schema) -> dict[str, Any]:
         _one_member("end", {"const": True}),
         _one_member("error", PROBLEM),
     ]
-    data = {"anyOf": [item, {"const": {}}, PROBLEM]}
+    data: Schema = {"anyOf": [item, {"const": {}}, PROBLEM]}
     return {
         JSON: {"schema": {"type": "array", "items": item}},
         _EVENTS: {

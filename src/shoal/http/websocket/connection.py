@@ -205,16 +205,13 @@ class SocketConnection:
     @holds_ctrl_c
     async def _answer_next(self) -> None:
         request, new = self._new.popleft()
+        exchange = cast("Exchange", request)  # it has all that a call and a reader of items use
         try:
-            with (
-                request.scope_of_task,
-                _HOLDING,
-                EndpointCall(self._calls, _exchange(request)) as call,
-            ):
+            with request.scope_of_task, _HOLDING, EndpointCall(self._calls, exchange) as call:
                 found = await call.find(self._headers_of(new))
                 if found.decodes:
                     raise Refused(_ONLY_HTTP)
-                item = self._item_of(found.made_by(JsonCodec), request, new)
+                item = self._item_of(found.made_by(JsonCodec), exchange, new)
                 if call.streams:
                     await self._relay(request, call.stream(item))
                     self._end(request, b"end", b"true")
@@ -233,14 +230,14 @@ class SocketConnection:
         priority = headers.priority if new.priority is None else b"%d" % new.priority
         return headers._replace(priority=priority, timeout_s=new.timeout_s)
 
-    def _item_of(self, codec: JsonCodec, request: SocketRequest, new: NewRequest) -> Any:
+    def _item_of(self, codec: JsonCodec, exchange: Exchange, new: NewRequest) -> Any:
         if new.is_binary and codec.takes == "json":
             raise Refused(_TAKES_JSON)
         if not new.is_binary and codec.takes == "bytes":
             raise Refused(_TAKES_BYTES)
         if not new.is_binary and codec.takes not in _PARSED:
             check_text(new.body, self.settings.max_json_elements)
-        return codec.item(_exchange(request), new.body)
+        return codec.item(exchange, new.body)
 
     async def _relay(self, request: SocketRequest, stream: ItemStream) -> None:
         tick = self._shared.streams.of(self._calls.endpoint.name).clock(self._shared.now)
@@ -371,10 +368,6 @@ class SocketConnection:
         self._end_all(ShutDown("the server ends"))
         self._close_with = RESTART, "the server ends"
         self._has_work.set()
-
-
-def _exchange(request: SocketRequest) -> Exchange:
-    return cast("Exchange", request)  # it has all that a call and a reader of items use
 
 
 def _too_many(most: int) -> Problem:

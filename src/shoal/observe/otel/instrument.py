@@ -34,7 +34,7 @@ class Instrumentation:
             self._end.pop()()
 
 
-def instrument(target: Any, *, tracer_provider: TracerProvider | None = None) -> Instrumentation:
+def instrument(target: object, *, tracer_provider: TracerProvider | None = None) -> Instrumentation:
     """Traces the batches and requests of a batcher, a function, a controller or an application.
 
     ::
