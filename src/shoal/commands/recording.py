@@ -68,7 +68,7 @@ def _trace(arguments: Namespace) -> int:
         raise CommandError(f"{path} exists; name another file with -o, or delete it")
     recorded = Recorded(path)
     try:
-        ask(arguments, lambda client: _record(client, arguments, recorded))
+        ask(arguments, lambda client: _record(client, arguments, recorded), waits_for=None)
     except CommandError as error:
         if not recorded.has_begun:
             raise
@@ -219,7 +219,11 @@ def add_why_arguments(parser: ArgumentParser) -> None:
 
 
 def _why(arguments: Namespace) -> int:
-    found = ask(arguments, lambda client: _watch(client, arguments))
+    found = ask(
+        arguments,
+        lambda client: _watch(client, arguments),
+        waits_for=f"the requests of {duration(arguments.seconds)}",
+    )
     data = [_as_data(name, figures) for name, figures in found.items()]
     text = "\n\n".join([_as_text(name, figures) for name, figures in found.items()])
     return show(arguments, data, text or "no backends")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,9 +26,10 @@ from shoal.commands.support.arguments import (
     describe,
     token_of,
 )
-from shoal.commands.support.output import CommandError, as_mistakes, confirm, in_one_line
+from shoal.commands.support.output import CommandError, as_mistakes, confirm, in_one_line, say
 from shoal.core.addresses import admin_socket_directory
 from shoal.errors import ShoalError
+from shoal.failures.exceptions import ungrouped
 from shoal.serving.clients.remote_client import RemoteClient
 
 if TYPE_CHECKING:
@@ -156,6 +158,9 @@ def already_running(location: ServerLocation) -> CommandError:
 
 T = TypeVar("T")
 
+# How long a request may take before the terminal shows what it waits for.
+_PATIENCE_S: Final = 1.0
+
 
 def add_server_arguments(parser: ArgumentParser) -> None:
     server = parser.add_argument_group("server")
@@ -199,13 +204,18 @@ def change(
     return run
 
 
-def ask(arguments: Namespace, verb: Callable[[RemoteClient], Awaitable[T]]) -> T:
-    """Connects to the server, and runs a request."""
+def ask(
+    arguments: Namespace,
+    verb: Callable[[RemoteClient], Awaitable[T]],
+    *,
+    waits_for: str | None = "the server to answer",
+) -> T:
+    """Connects to the server and runs a request; shows `waits_for` on a terminal after a second."""
     url = arguments.url or ServerLocation.of(arguments.name).url()
     with as_mistakes():
         client = RemoteClient(url, token=token_of(arguments))
     try:
-        return anyio.run(_asked, client, verb, backend="trio")
+        return anyio.run(_asked, client, verb, waits_for, backend="trio")
     except CommandError:
         raise
     except ConnectionRefusedError:
@@ -217,12 +227,25 @@ def ask(arguments: Namespace, verb: Callable[[RemoteClient], Awaitable[T]]) -> T
         raise CommandError(in_one_line(error), 1) from None
 
 
-async def _asked(client: RemoteClient, verb: Callable[[RemoteClient], Awaitable[T]]) -> T:
+async def _asked(
+    client: RemoteClient, verb: Callable[[RemoteClient], Awaitable[T]], waits_for: str | None
+) -> T:
     try:
-        return await verb(client)
+        async with ungrouped() as tasks:
+            if waits_for is not None and sys.stderr.isatty():
+                tasks.start_soon(_show_wait, waits_for)
+            try:
+                return await verb(client)
+            finally:
+                tasks.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True):
             await client.aclose()
+
+
+async def _show_wait(waits_for: str) -> None:
+    await anyio.sleep(_PATIENCE_S)
+    say(f"waiting for {waits_for} ...")
 
 
 def _not_there(arguments: Namespace, url: str) -> CommandError:
