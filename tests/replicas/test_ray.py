@@ -399,6 +399,22 @@ async def test_a_replica_is_lost_when_the_program_leaves_ray(folder):
         assert isinstance(played.error, ReplicaDied)
 
 
+async def test_a_replica_that_waits_for_its_place_ends_when_the_program_leaves_ray(
+    folder, monkeypatch, caplog
+):
+    monkeypatch.setattr("shoal.replicas.ray.replica._PATIENCE_S", 0.1)
+    options = {"ray_options": {**SMALL, "resources": {"nowhere": 1}}, "place_timeout_s": 20.0}
+
+    async def leave() -> None:
+        await until(lambda: "model#7 waits: " in caplog.text)
+        await anyio.to_thread.run_sync(ray.shutdown)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(leave)
+        async with on_ray(Model, folder.path, **options) as played:
+            assert str(played.error) == "model#7 was lost: the program has called ray.shutdown()"
+
+
 async def test_code_that_is_stuck_when_its_time_is_up_is_killed(folder):
     async with on_ray(Model, folder.path, cancel_grace_s=0.1) as played:
         async with anyio.create_task_group() as tasks:

@@ -194,6 +194,8 @@ class RayReplica(ConversingReplica):
             await anyio.sleep(_PATIENCE_S)
             if self._pending is None:
                 return
+            if not ray.is_initialized():  # Ray does not say so, and a question would connect again
+                self._link.finish("was lost: the program has called ray.shutdown()")
             if not has_said:
                 has_said = True
                 room = await self._room()
