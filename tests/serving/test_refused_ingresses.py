@@ -1,9 +1,17 @@
 """What a model server logs about ingresses that it refuses again and again."""
 
+import errno
+import socket
+
 import anyio
+import anyio.lowlevel
+import pytest
 
 from shoal.replicas.remote.handshake import HandshakeRefused
+from shoal.server.listeners import BoundSocket
+from shoal.serving.controller.controller import Controller
 from shoal.serving.model_server.listener import ModelServerListener
+from time_limits import HANG_S
 
 
 async def test_a_refused_ingress_that_reconnects_is_logged_once_a_minute(caplog):
@@ -29,3 +37,27 @@ async def test_connections_from_anywhere_write_few_log_lines(caplog):
     await anyio.sleep(60)
     listener._refuse("timeout", "the ingress at 10.0.0.1:2", "no handshake within 5 s")
     assert len(caplog.records) == 65
+
+
+class Exhausted(socket.socket):
+    attempts = 0
+
+    def accept(self):
+        self.attempts += 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+@pytest.mark.real_time
+async def test_a_model_server_that_can_not_accept_ingresses_says_so_once_a_minute(caplog):
+    with Exhausted() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        sock.setblocking(False)
+        listener = ModelServerListener([BoundSocket(sock)], None)
+        async with Controller() as controller, anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.run, controller)
+            with socket.create_connection(sock.getsockname()), anyio.fail_after(HANG_S):
+                while sock.attempts < 3:
+                    await anyio.lowlevel.checkpoint()
+            assert caplog.text.count("can't accept ingresses: Too many open files") == 1
+            tasks.cancel_scope.cancel()

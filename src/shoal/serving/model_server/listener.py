@@ -184,6 +184,8 @@ class ModelServerListener:
                 sock, peer = listening.accept()
             except OSError as error:
                 if error.errno in _EXHAUSTED:
+                    why = f"can't accept ingresses: {error.strerror}"
+                    self._log("exhausted", "the model server", why, logging.ERROR)
                     await anyio.sleep(_RETRY_S)
                 continue
             name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a UNIX socket"
@@ -250,11 +252,14 @@ class ModelServerListener:
 
     def _refuse(self, reason: str, name: str, why: object, level: int = logging.WARNING) -> None:
         self._refused[reason] += 1
+        self._log(reason, name, f"was refused: {why}", level)
+
+    def _log(self, reason: str, name: str, what: str, level: int) -> None:
         host = name.rpartition(":")[0] or name
         now, logged = anyio.current_time(), self._logged_at
         logged = {one: at for one, at in logged.items() if now - at < _LOGGED_EACH_S}
         if (host, reason) not in logged and len(logged) < _MOST_LOGGED:
             logged[host, reason] = now
-            text = "%s was refused: %s. This is logged once a minute for each host and reason."
-            logger.log(level, text, name, why)
+            text = "%s %s. This is logged once a minute for each host and reason."
+            logger.log(level, text, name, what)
         self._logged_at = logged
