@@ -1,6 +1,7 @@
 """A Starlette request whose body has been read already; it can be sent to another process.
 
 Only data is sent: the method, the URL, the headers, the client, the path parameters and the body.
+Access to other attributes in that process, such as the application, raises an error.
 
 A form costs its parser more than its size says: the parser looks at each parameter of a header
 several times, so a part with thousands of semicolons in a header takes milliseconds. A text of many
@@ -26,6 +27,7 @@ _DATA: Final = (
     *("type", "method", "scheme", "http_version", "path", "raw_path", "root_path", "query_string"),
     *("headers", "client", "server", "path_params"),
 )
+_NOT_SENT: Final = frozenset({"app", "state", "session", "user", "auth"})
 _MOST_PARAMETERS: Final = 32
 _MOST_HEADER_BYTES: Final = 2**16
 _MOST_FIELDS: Final = 1000
@@ -53,7 +55,17 @@ class WholeRequest(Request):
 
     def __reduce__(self) -> tuple[Any, ...]:
         data = {name: self.scope[name] for name in _DATA if name in self.scope}
-        return WholeRequest, (data, self._whole_body)
+        return RequestFromElsewhere, (data, self._whole_body)
+
+
+class RequestFromElsewhere(WholeRequest):
+    def __getattribute__(self, name: str) -> Any:
+        if name in _NOT_SENT:
+            raise RuntimeError(
+                f"request.{name} is in the server's process, and this code runs in another one: "
+                "only the request's data is sent. Use placement='task', or send it in a header"
+            )
+        return super().__getattribute__(name)
 
 
 class _Chunks:
