@@ -207,6 +207,7 @@ class Batcher(Generic[C_co]):
 
     def _new_session(self) -> Session:
         self._refuse_second_opening()
+        self._log_oddity()
         self._session = Session(
             self.name, self._handler, self._options, self._counters, self._capacity
         )
@@ -342,6 +343,7 @@ class Batcher(Generic[C_co]):
         if session is not None:
             session.configure(options)
         self._options = options
+        self._log_oddity()
 
     def get_max_batch_size(self) -> int:
         """Returns the current ``max_batch_size``."""
@@ -439,3 +441,7 @@ class Batcher(Generic[C_co]):
         if session is not None:
             session.check_loop()
         return session
+
+    def _log_oddity(self) -> None:
+        if (oddity := self._options.oddity()) is not None:
+            logger.warning("%s: %s", self.name, oddity)

@@ -386,6 +386,19 @@ class BatchOptions:
         _refuse_unknown(changes)
         return replace(self, **changes)
 
+    def oddity(self) -> str | None:
+        """Returns a warning about options that are valid but probably a mistake; None if fine."""
+        if not self.max_queued_requests or self.max_concurrent_batches is None:
+            return None  # with unlimited batches a slot is always free
+        wanted = self.batch_limit.requests * self.max_concurrent_batches
+        if wanted == math.inf or self.max_queued_requests >= wanted:
+            return None
+        return (
+            f"max_queued_requests={self.max_queued_requests} is below max_batch_size * "
+            f"max_concurrent_batches = {wanted}, so full batches can't gather while the handler is "
+            "busy"
+        )
+
 
 OPTIONS: Final = options_of(BatchOptions)
 """All options of a batcher, by their names."""
