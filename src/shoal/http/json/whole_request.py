@@ -11,7 +11,7 @@ short fields is as slow. Both are bounded before a parser sees the body, with fa
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, cast
 
 import anyio
 from starlette.requests import Request
@@ -27,7 +27,6 @@ _DATA: Final = (
     *("type", "method", "scheme", "http_version", "path", "raw_path", "root_path", "query_string"),
     *("headers", "client", "server", "path_params"),
 )
-_NOT_SENT: Final = frozenset({"app", "state", "session", "user", "auth"})
 _MOST_PARAMETERS: Final = 32
 _MOST_HEADER_BYTES: Final = 2**16
 _MOST_FIELDS: Final = 1000
@@ -35,16 +34,11 @@ _parser_log: Final = logging.getLogger("python_multipart")
 _URL_ENCODED: Final = b"application/x-www-form-urlencoded"
 
 
-class WholeRequest(Request):
-    """A request with its whole body; raises `Refused` for a form that costs too much to read."""
-
+class _RequestWithBody(Request):
     # Its is_disconnected() is always false: a disconnect cancels the call, which the handler sees
     # in current_batch().requests.
 
     def __init__(self, scope: Scope, body: bytes) -> None:
-        for name, value in scope["headers"]:
-            if name == b"content-type":
-                _check_form(value, body)
         super().__init__(scope, _receive_of(body))
         self._whole_body = body
 
@@ -58,14 +52,14 @@ class WholeRequest(Request):
         return RequestFromElsewhere, (data, self._whole_body)
 
 
-class RequestFromElsewhere(WholeRequest):
-    def __getattribute__(self, name: str) -> Any:
-        if name in _NOT_SENT:
-            raise RuntimeError(
-                f"request.{name} is in the server's process, and this code runs in another one: "
-                "only the request's data is sent. Use placement='task', or send it in a header"
-            )
-        return super().__getattribute__(name)
+class WholeRequest(_RequestWithBody):
+    """A request with its whole body; raises `Refused` for a form that costs too much to read."""
+
+    def __init__(self, scope: Scope, body: bytes) -> None:
+        for name, value in scope["headers"]:
+            if name == b"content-type":
+                _check_form(value, body)
+        super().__init__(scope, body)
 
 
 class _Chunks:
@@ -93,6 +87,26 @@ def _receive_of(body: bytes) -> Receive:
         return messages.pop()
 
     return receive
+
+
+def _unavailable(name: str) -> Any:
+    """Returns a property that raises, for an attribute that is not sent."""
+
+    def refuse(_request: Request) -> NoReturn:
+        raise RuntimeError(
+            f"request.{name} is in the server's process, and this code runs in another one: only "
+            "the request's data is sent. Use placement='task', or pass what is needed in a header"
+        )
+
+    return property(refuse)
+
+
+class RequestFromElsewhere(_RequestWithBody):
+    app: Any = _unavailable("app")  # pyright: ignore[reportIncompatibleMethodOverride]
+    state: Any = _unavailable("state")  # pyright: ignore[reportIncompatibleMethodOverride]
+    session: Any = _unavailable("session")  # pyright: ignore[reportIncompatibleMethodOverride]
+    user: Any = _unavailable("user")  # pyright: ignore[reportIncompatibleMethodOverride]
+    auth: Any = _unavailable("auth")  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def _check_form(content_type: bytes, body: bytes) -> None:
