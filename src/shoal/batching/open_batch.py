@@ -270,7 +270,7 @@ class OpenBatch(Generic[T, R]):
         Cancellation, or an error: nothing is sent. Checkpoint: always; in a replica that is
         elsewhere, at least every 5 ms.
         """
-        if type(chunks) is not dict and not isinstance(chunks, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(chunks, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"send() takes a dict of an item for each request, not {chunks!r:.80}")
         run = self._run
         await run.send([request.takes(chunk, run) for request, chunk in chunks.items()])
