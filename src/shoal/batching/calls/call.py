@@ -18,7 +18,7 @@ import inspect
 import sys
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, TypeVar, overload
 
 import anyio
 
@@ -37,13 +37,8 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.entry import Entry
     from shoal.batching.calls.intake import Intake
-    from shoal.batching.calls.mapping import (
-        Items,
-        MapAsCompleted,
-        MapKeywords,
-        MapOutcomes,
-        MapResults,
-    )
+    from shoal.batching.calls.mapping import Items, MapKeywords
+    from shoal.batching.calls.progress import Progress
     from shoal.core.forming.call_options import CallKeywords, CallOptions
     from shoal.core.request import Request
     from shoal.loops.event_loop import EventLoop
@@ -127,21 +122,52 @@ class UnaryCall(Generic[P, R]):
 
     @overload
     def map(
-        self: UnaryCall[[T], R], items: Items[T], /, **options: Unpack[MapResults]
+        self: UnaryCall[[T], R],
+        items: Items[T],
+        /,
+        *,
+        as_completed: Literal[False] = False,
+        return_exceptions: Literal[False] = False,
+        window: int | None = None,
+        progress: Progress = False,
     ) -> MapCall[R]: ...
     @overload
     def map(
-        self: UnaryCall[[T], R], items: Items[T], /, **options: Unpack[MapOutcomes]
+        self: UnaryCall[[T], R],
+        items: Items[T],
+        /,
+        *,
+        as_completed: Literal[False] = False,
+        return_exceptions: bool,
+        window: int | None = None,
+        progress: Progress = False,
     ) -> MapCall[R | Exception]: ...
     @overload
-    def map(self, *columns: Items[Any], **options: Unpack[MapResults]) -> MapCall[R]: ...
+    def map(
+        self,
+        *columns: Items[Any],
+        as_completed: Literal[False] = False,
+        return_exceptions: Literal[False] = False,
+        window: int | None = None,
+        progress: Progress = False,
+    ) -> MapCall[R]: ...
     @overload
     def map(
-        self, *columns: Items[Any], **options: Unpack[MapOutcomes]
+        self,
+        *columns: Items[Any],
+        as_completed: Literal[False] = False,
+        return_exceptions: bool,
+        window: int | None = None,
+        progress: Progress = False,
     ) -> MapCall[R | Exception]: ...
     @overload
     def map(
-        self, *columns: Items[Any], **options: Unpack[MapAsCompleted]
+        self,
+        *columns: Items[Any],
+        as_completed: Literal[True],
+        return_exceptions: bool = False,
+        window: int | None = None,
+        progress: Progress = False,
     ) -> MapCall[tuple[int, Any]]: ...
     def map(self, *columns: Any, **options: Unpack[MapKeywords]) -> MapCall[Any]:
         """Calls every item of an iterable: ``results = await call.map(items)`` returns all results.

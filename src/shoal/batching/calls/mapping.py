@@ -11,17 +11,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine
 from functools import partial
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Generic,
-    Literal,
-    Required,
-    Self,
-    TypeAlias,
-    TypedDict,
-    TypeVar,
-)
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypedDict, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -43,29 +33,11 @@ R = TypeVar("R")
 Items: TypeAlias = "Iterable[T] | AsyncIterable[T]"
 
 
-class _MapLimits(TypedDict, total=False):
+class MapKeywords(TypedDict, total=False):
     window: int | None
-    progress: Progress
-
-
-class MapKeywords(_MapLimits, total=False):
     as_completed: bool
     return_exceptions: bool
-
-
-class MapResults(_MapLimits, total=False):
-    as_completed: Literal[False]
-    return_exceptions: Literal[False]
-
-
-class MapOutcomes(_MapLimits, total=False):
-    as_completed: Literal[False]
-    return_exceptions: Required[bool]
-
-
-class MapAsCompleted(_MapLimits, total=False):
-    as_completed: Required[Literal[True]]
-    return_exceptions: bool
+    progress: Progress
 
 
 class DelegatingCoroutine(Coroutine[Any, Any, V]):

@@ -6,16 +6,21 @@ each number of parameters up to three. For more, and for names and defaults, use
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    overload,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
-    from typing import Unpack
 
     from shoal.batching.calls.stream import Answer, ListAnswer, ListSteps, N, ResultStream, Steps
     from shoal.batching.decorator.batched import BatchedFunction, BatchedGenerator
     from shoal.batching.open_batch import OpenBatch
-    from shoal.core.options.options import OptionKeywords
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -53,7 +58,7 @@ class BatchedGeneratorMethod(Protocol[S_contra, P, R]):
 
 
 class Decorator(Protocol):
-    """The type of `batch`, and of what it returns with options only: it decorates a handler."""
+    """The return type of `batch` with options only: it decorates a handler."""
 
     # fmt: off
     @overload
@@ -136,18 +141,6 @@ class Decorator(Protocol):
     def __call__(self, handler: Callable[[S, list[A], list[B], list[C]], ListAnswer[R, N]], /) -> BatchedMethod[S, [A, B, C], R]: ...
     @overload
     def __call__(self, handler: Callable[[S, list[A], list[B], list[C]], Answer[R]], /) -> BatchedMethod[S, [A, B, C], R]: ...
-    @overload
-    def __call__(self, *, fill: Literal["open", "continuous"], streams: Literal[False] = False, **options: Unpack[OptionKeywords]) -> OpenDecorator: ...
-    @overload
-    def __call__(self, *, fill: Literal["open", "continuous"], streams: Literal[True], **options: Unpack[OptionKeywords]) -> OpenStreamDecorator: ...
-    @overload
-    def __call__(self, *, signature: Callable[P, R], fill: Literal["open", "continuous"], streams: Literal[False] = False, **options: Unpack[OptionKeywords]) -> Callable[[Callable[..., Awaitable[None]]], BatchedFunction[P, R]]: ...
-    @overload
-    def __call__(self, *, signature: Callable[P, R], fill: Literal["open", "continuous"], streams: Literal[True], **options: Unpack[OptionKeywords]) -> Callable[[Callable[..., Awaitable[None]]], BatchedGenerator[P, R]]: ...
-    @overload
-    def __call__(self, *, signature: Callable[P, R], fill: Literal["closed"] = "closed", streams: Literal[False] = False, **options: Unpack[OptionKeywords]) -> DecoratorOf[P, R]: ...
-    @overload
-    def __call__(self, **options: Unpack[OptionKeywords]) -> Decorator: ...
     # fmt: on
 
 
