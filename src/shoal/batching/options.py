@@ -143,14 +143,13 @@ def checked_options(
 
 def manager_of(opens: Opens) -> AbstractAsyncContextManager[Any]:
     """Raises a `TypeError` if ``open`` returned no context manager."""
-    made: object = opens()
-    if not isinstance(made, AbstractAsyncContextManager):
+    made = opens()
+    if not isinstance(cast("object", made), AbstractAsyncContextManager):
         raise TypeError(
             f"open={opens!r} must return an async context manager, not {made!r}; write "
             "@contextlib.asynccontextmanager above an async generator function"
         )
-    manager: AbstractAsyncContextManager[Any] = cast("Any", made)
-    return manager
+    return made
 
 
 def refuse_change(before: Opens | None, wanted: Opens | None) -> None:

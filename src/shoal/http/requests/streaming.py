@@ -154,6 +154,7 @@ async def _relay_rest(exchange: Exchange, stream: ItemStream, messages: _Message
     """Sends the rest; the items that are there already are sent together."""
     _let_the_handler_send(exchange, stream, messages)
     form = messages.form
+    results = _of_results(stream)
     async for item in stream:
         pieces: list[bytes] = []
         try:
@@ -167,11 +168,15 @@ async def _relay_rest(exchange: Exchange, stream: ItemStream, messages: _Message
                 await exchange.piece(b"".join(pieces))
             raise
         message = b"".join(pieces)
-        if form.is_over or (isinstance(stream, ResultStream) and stream.is_finished):
+        if form.is_over or (results is not None and results.is_finished):
             return message
         if message:
             await exchange.piece(message)
     return b""
+
+
+def _of_results(stream: object) -> ResultStream[Any] | None:
+    return stream if isinstance(stream, ResultStream) else None  # pyright: ignore[reportUnknownVariableType]
 
 
 def _let_the_handler_send(exchange: Exchange, stream: ItemStream, messages: _Messages) -> None:
