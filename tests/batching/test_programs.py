@@ -104,12 +104,6 @@ FOUND: dict[str, Program] = {
         ],
         releases=False,
     ),
-    "the parts of a map that come too late are counted": Program(
-        False,
-        {"max_batch_size": 2, "max_queued_requests": 2},
-        [Op.SETTLE, mapped("ok", "ok", "ok", "ok", timeout_s=0.0)],
-        releases=False,
-    ),
     "options can change after closing": Program(
         False, {}, [calls(1), Op.CLOSE, Advance(1), Configure({"max_batch_size": 3})]
     ),
