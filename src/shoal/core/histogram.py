@@ -96,7 +96,7 @@ class RequestTimes:
 
     def count(self, endpoint: str, protocol: str, status: int, took_s: float) -> None:
         """Counts an ended request; `status` may be `LEFT`."""
-        key = endpoint, protocol, outcome_of(status)
+        key = endpoint, protocol, _OUTCOMES.get(status) or outcome_of(status)
         series = self._series.get(key)
         if series is None:
             series = self._series[key] = Histogram(TIME_BOUNDS_S)
@@ -124,6 +124,7 @@ def status_of(error: BaseException) -> int:
 
 
 _OUTCOMES: Final[Mapping[int, str]] = {
+    200: "ok",
     408: "timeout",
     429: "unavailable",
     LEFT: "left",
