@@ -29,9 +29,9 @@ import anyio.lowlevel
 from benchmarks.http_app import noop_app
 from shoal.asgi.http_options import HttpOptions
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.loops.timers import LoopTimers
-from shoal.server.http1_connection import Http1Connection
+from shoal.server.http1.connection import Http1Connection
 from shoal.server.shared import Shared
+from shoal.server.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -58,7 +58,7 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
         "connection",
         "its task, the request's part of ASGI, the bytes of the head, and the deadline",
         (
-            "http1_connection.py",
+            "http1/connection.py",
             "http1/call.py",
             "server/served_call.py",
             "sockets/timeouts.py",
@@ -122,9 +122,10 @@ class RequestPath:
     """
 
     def __init__(self, shared: Shared) -> None:
+        nothing: Any = None
         self._shared = shared
         self._connections = [
-            Http1Connection(shared, Client(), lambda: None)  # type: ignore[arg-type]
+            Http1Connection(shared, Client(), lambda: None, nothing)  # type: ignore[arg-type]
             for _ in range(CONNECTIONS)
         ]
         for connection in self._connections:
@@ -144,7 +145,7 @@ async def path_to(app: App, options: HttpOptions | None = None) -> AsyncGenerato
     """Opens an application, and the path to it."""
     async with app.lifespan(), anyio.create_task_group() as tasks:
         parking = parking_of_this_loop()
-        timeouts = LoopTimers(parking)
+        timeouts = Timeouts(parking)
         tasks.start_soon(timeouts.run)
         options = options or HttpOptions()
         yield RequestPath(Shared(app, options, {}, parking, timeouts, tasks, "http"))

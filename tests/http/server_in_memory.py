@@ -8,7 +8,7 @@ import anyio
 from shoal.asgi.http_options import HttpOptions
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.timers import LoopTimers
-from shoal.server.http1_connection import Http1Connection
+from shoal.server.http1.connection import Http1Connection
 from shoal.server.shared import Shared
 from shoal.testing import settle
 
@@ -68,7 +68,7 @@ class Client:
     def __init__(self, shared, wire=None):
         self.wire = wire or Wire()
         self.releases = 0
-        self._connection = Http1Connection(shared, self.wire, self._released)
+        self._connection = Http1Connection(shared, self.wire, self._released, None)
         self._connection.start()
 
     def _released(self):

@@ -24,6 +24,7 @@ from wsproto.connection import ConnectionType
 from wsproto.events import BytesMessage, Message, TextMessage
 
 import shoal
+from shoal.server.server import load_stream_protocols
 from shoal.testing.asgi import Call, ask, calling
 from socket_in_memory import opened
 
@@ -586,6 +587,7 @@ async def test_no_payload_is_in_a_log_at_any_level(caplog):
     async def few(items: list[str]) -> list[str]:
         return [*items, *items]
 
+    load_stream_protocols()  # as a server does soon, lest the client's own coder is heard first
     kind = "Content-Type: application/json"
     with caplog.at_level(logging.DEBUG):
         async with live(app, access_log=True) as server:

@@ -14,7 +14,7 @@ import pytest
 from server_in_memory import Wire, serving
 
 from hostile.http1_corpus import Corpus
-from shoal.server.http1_connection import Http1Connection
+from shoal.server.http1.connection import Http1Connection
 from shoal.testing import settle
 
 pytestmark = pytest.mark.one_loop
@@ -55,15 +55,6 @@ class Outcome:
     left: int = 0
 
 
-class Http1Alone(Http1Connection):
-    """A connection that notes a switch to another protocol, and ends there."""
-
-    def _switch(self, received, parser=None):
-        self.transport.switched(received, parser)
-        self._leave_transport()
-        self._released = None
-
-
 class Reading(Wire):
     """What is read of what one client sends, piece by piece, by a server in memory."""
 
@@ -72,7 +63,7 @@ class Reading(Wire):
         self.peer = (f"client {id(self)}", 80)
         self.outcome = Outcome()
         self._pieces = iter(pieces)
-        self._connection = Http1Alone(server.shared, self, lambda: None)
+        self._connection = Http1Connection(server.shared, self, lambda: None, self._switch)
         self._connection.start()
 
     end_sending = Wire.close
@@ -94,7 +85,7 @@ class Reading(Wire):
         self._connection.abort()
         return self.outcome
 
-    def switched(self, received, parser):
+    def _switch(self, _shared, _transport, _released, received, parser):
         if parser is not None:
             line = parser.line
             read = Read(line.method, line.target, "1.1", parser.headers, is_whole=True)

@@ -10,7 +10,7 @@ from echo_app import EchoApp
 from live_server import live, read_until, request, until_quiet, upgrade
 
 import shoal
-from shoal.server.http1_connection import Http1Connection
+from shoal.server.http1.connection import Http1Connection
 from shoal.server.streams.http1_websocket import WebSocketConnection
 from shoal.server.streams.http2 import Http2Connection, Http2Stream
 from shoal.server.streams.http2_stream import Http2Call

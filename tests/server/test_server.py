@@ -16,7 +16,7 @@ from wsproto.events import CloseConnection, TextMessage
 
 from shoal.asgi.http_options import HttpOptions
 from shoal.errors import LifespanFailed
-from shoal.server.http1_connection import Http1Connection
+from shoal.server.http1.connection import Http1Connection
 from shoal.server.server import serve
 from shoal.server.transport import EpollPoller, TaskPoller
 from time_limits import HANG_S

@@ -16,7 +16,8 @@ from wsproto.events import Ping, TextMessage
 import shoal
 from handlers import app_of, double
 from shoal.http.websocket import connection
-from shoal.server.http1_connection import Http1Connection
+from shoal.server.http1.connection import Http1Connection
+from shoal.server.server import switch_protocol
 from shoal.testing import settle
 
 AT_ONCE = 64
@@ -49,7 +50,7 @@ class SocketClient:
     def __init__(self, server, path="/x"):
         self.wire = SocketWire()
         self.releases = 0
-        http1 = Http1Connection(server.shared, self.wire, self._released)
+        http1 = Http1Connection(server.shared, self.wire, self._released, switch_protocol)
         http1.start()
         head = upgrade("Sec-WebSocket-Protocol: shoal.v1")
         http1.data_received(head.replace(b"GET / ", b"GET %b " % path.encode()))

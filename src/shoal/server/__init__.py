@@ -7,8 +7,8 @@ application. Read its files in this order:
   addresses, `config` its outcome.
 - `shared`: the state that the connections at one address share, and the tasks that call the
   application.
-- `transport`, `tls` and `timeouts`: the sockets. Then `http1_connection`, with `http1` and
-  `streams` (HTTP/2 and WebSocket): connections, from bytes to calls.
+- `transport`, `tls` and `timeouts`: the sockets. Then `http1` and `streams` (HTTP/2 and WebSocket):
+  connections, from bytes to calls.
 - `served_call`: the base of all calls.
 - `proxies`, `access_log` and `log_errors`: the headers of proxies, and the logs.
 """

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -32,7 +33,7 @@ from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.timers import LoopTimers
 from shoal.server.config import Drained, ServerRun, WorkersFailed, address_of
 from shoal.server.connection_limit import Exhaustion, LimitedListener, check_descriptors
-from shoal.server.http1_connection import Http1Connection
+from shoal.server.http1.connection import Http1Connection
 from shoal.server.listeners import AppListener, bind_all
 from shoal.server.proxies import ProxyHeaders
 from shoal.server.shared import Shared
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from shoal.asgi.extensions import CountedConnections
     from shoal.asgi.http_options import HttpOptions
     from shoal.server.config import FrontEndListener, StartFrontEnds
+    from shoal.server.http1.head import HeadParser
     from shoal.server.transport import EpollPoller, TaskPoller
 
 __all__ = ["Drained", "serve"]
@@ -134,6 +136,32 @@ def _ignore(_url: str) -> None:
     pass
 
 
+def load_stream_protocols() -> None:
+    """Loads HTTP/2 and WebSocket, which takes longer than the rest of a start."""
+    import_module("shoal.server.streams.http2")
+    import_module("shoal.server.streams.http1_websocket")
+
+
+def switch_protocol(
+    shared: Shared,
+    transport: Transport | TlsTransport,
+    released: Callable[[], object],
+    received: bytes,
+    parser: HeadParser | None,
+) -> None:
+    """Continues a connection with WebSocket for a request to upgrade, with HTTP/2 for None."""
+    try:
+        from shoal.server.streams.http1_websocket import WebSocketConnection
+        from shoal.server.streams.http2 import Http2Connection
+    except OSError as error:  # too many open files: the next client tries again
+        _log.error("can't load HTTP/2 and WebSocket: %s", error)
+        raise
+    if parser is None:
+        Http2Connection(shared, transport, released).start(received)
+    else:
+        WebSocketConnection(shared, transport, released, parser).start(received)
+
+
 @dataclass(eq=False)
 class _OpenListener:
     """One address: its application, its socket, and the state that its connections share."""
@@ -180,7 +208,7 @@ class _OpenListener:
         transport = Transport(client, self.poller, self.counts)
         try:
             top = transport if self.tls is None else TlsTransport(transport, self.tls)
-            Http1Connection(self.shared, top, self.bound.release).start()
+            Http1Connection(self.shared, top, self.bound.release, switch_protocol).start()
         except OSError:  # the client is gone
             transport.close()
             self.bound.release()
@@ -321,10 +349,11 @@ class _Server:
     async def _load(self) -> None:
         # The clients that waited for the start are answered first.
         await anyio.sleep(_LOADED_AFTER_S)
-        try:
-            await anyio.to_thread.run_sync(self._load_later)
-        except Exception as error:
-            _log.error("can't load a part of the server: %s; a request will load it", error)
+        for load in (load_stream_protocols, self._load_later):
+            try:
+                await anyio.to_thread.run_sync(load)
+            except Exception as error:
+                _log.error("can't load a part of the server: %s; a request will load it", error)
 
     async def _listen(self, accepting: TaskGroup) -> bool:
         try:

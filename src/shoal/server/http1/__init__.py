@@ -1,4 +1,4 @@
 """HTTP/1.1: requests from bytes, the application's calls, and responses as bytes.
 
-Read `head` and `body` first, then `call`.
+Read `connection` first, then `head` and `body`, then `call`.
 """

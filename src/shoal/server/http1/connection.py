@@ -13,7 +13,8 @@ timers of the server (`timeouts`). Cancel scopes would cost more: each request w
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from shoal.asgi.extensions import DISCONNECT, SERVER
 from shoal.asgi.headers import BadRequest
@@ -24,14 +25,10 @@ from shoal.server.listeners import host_and_port
 from shoal.server.log_errors import log_failure
 from shoal.server.served_call import TaskState, run_contained
 from shoal.server.shared import Change
-from shoal.server.streams.http1_websocket import WebSocketConnection
-from shoal.server.streams.http2 import Http2Connection
 from shoal.server.timeouts import Timeout, time_to_send_s
 from shoal.server.transport import Receiver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.types import Scope
 
     from shoal.server.shared import Shared
@@ -44,10 +41,16 @@ _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"
 _MOST_HELD: Final = 2**16
 
 
+# Continues on the same transport: with WebSocket for a request to upgrade, with HTTP/2 for None.
+SwitchProtocol: TypeAlias = Callable[
+    ["Shared", "Transport | TlsTransport", Callable[[], object], bytes, "HeadParser | None"], None
+]
+
+
 class Http1Connection(Receiver):
     __slots__ = (
         *("_awaited", "_began_at", "_call", "_is_closed", "_is_ending", "_known_host", "_name"),
-        *("_parser", "_peer", "_released", "_scope", "_tasks", "_timeout"),
+        *("_parser", "_peer", "_released", "_scope", "_switch_protocol", "_tasks", "_timeout"),
         *("changed", "received", "shared", "transport", "waiter"),
     )
 
@@ -56,10 +59,12 @@ class Http1Connection(Receiver):
         shared: Shared,
         transport: Transport | TlsTransport,
         released: Callable[[], object],
+        switch_protocol: SwitchProtocol,
     ) -> None:
         self.shared = shared
         self.transport = transport
         self._released: Callable[[], object] | None = released
+        self._switch_protocol = switch_protocol
         self.changed = Change(shared)  # data has arrived, the kernel has room, or an end
         self.waiter: Any = None  # of the connection's task, once it has waited for a head
         self._parser = HeadParser(shared.options)
@@ -302,14 +307,11 @@ class Http1Connection(Receiver):
         self._scope = scope_at(shared, self._peer, self._name, "http", version, line)
 
     def _switch(self, received: bytes, parser: HeadParser | None = None) -> None:
-        """Continues with WebSocket for a request to upgrade, with HTTP/2 for None."""
+        """Passes the transport to a connection that speaks another protocol."""
         released = self._released
         assert released is not None
         try:
-            if parser is None:
-                Http2Connection(self.shared, self.transport, released).start(received)
-            else:
-                WebSocketConnection(self.shared, self.transport, released, parser).start(received)
+            self._switch_protocol(self.shared, self.transport, released, received, parser)
         except OSError:  # the client is gone
             self._close()
         else:
