@@ -32,9 +32,9 @@ from benchmarks.http_path import CONNECTIONS, Client
 from shoal.asgi.http_options import HttpOptions
 from shoal.commands.server.process import collect_less_often, skip_what_was_loaded
 from shoal.loops.this_loop import parking_of_this_loop
+from shoal.loops.timers import LoopTimers
 from shoal.server.http1.connection import Http1Connection
 from shoal.server.shared import Shared
-from shoal.server.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -185,7 +185,7 @@ async def serving() -> AsyncIterator[Server]:
     """Serves the application without sockets, as `shoal serve` does with them."""
     async with app.lifespan(), anyio.create_task_group() as tasks:
         parking = parking_of_this_loop()
-        timeouts = Timeouts(parking)
+        timeouts = LoopTimers(parking)
         tasks.start_soon(timeouts.run)
         collect_less_often()
         skip_what_was_loaded()

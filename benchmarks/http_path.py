@@ -29,9 +29,9 @@ import anyio.lowlevel
 from benchmarks.http_app import noop_app
 from shoal.asgi.http_options import HttpOptions
 from shoal.loops.this_loop import parking_of_this_loop
+from shoal.loops.timers import LoopTimers
 from shoal.server.http1.connection import Http1Connection
 from shoal.server.shared import Shared
-from shoal.server.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -145,7 +145,7 @@ async def path_to(app: App, options: HttpOptions | None = None) -> AsyncGenerato
     """Opens an application, and the path to it."""
     async with app.lifespan(), anyio.create_task_group() as tasks:
         parking = parking_of_this_loop()
-        timeouts = Timeouts(parking)
+        timeouts = LoopTimers(parking)
         tasks.start_soon(timeouts.run)
         options = options or HttpOptions()
         yield RequestPath(Shared(app, options, {}, parking, timeouts, tasks, "http"))

@@ -100,7 +100,8 @@ async def test_metrics_and_status_say_who_has_which_and_how_busy_they_are(monkey
         assert sent.gpus == status.gpus
         assert "GPU" in status_listed(status)
         [row] = [r for r in status_listed(status).splitlines() if "NVIDIA L4  b#0" in r]
-        assert row.split() == ["0", "NVIDIA", "L4", "b#0", "0.5", "3", "GiB", "24", "GiB", "25%"]
+        used, total = ["3,072", "MiB"], ["24,576", "MiB"]
+        assert row.split() == ["0", "NVIDIA", "L4", "b#0", "0.5", *used, *total, "25%"]
         nvml.gpus = None
         assert await gpu_samples(app) == {("shoal_replica_gpu_share", "0", "b", "b#0"): 0.5}
 
