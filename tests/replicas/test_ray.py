@@ -412,7 +412,10 @@ async def test_a_replica_that_waits_for_its_place_ends_when_the_program_leaves_r
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(leave)
         async with on_ray(Model, folder.path, **options) as played:
-            assert str(played.error) == "model#7 was lost: the program has called ray.shutdown()"
+            # Ray may be the first to say it.
+            said = str(played.error)
+            assert isinstance(played.error, ReplicaNotStarted)
+            assert "the program has called ray.shutdown()" in said or "never ran" in said
 
 
 async def test_code_that_is_stuck_when_its_time_is_up_is_killed(folder):
