@@ -109,6 +109,7 @@ def test_a_wrong_object_is_told_where_it_is_wrong(body, loc):
 def test_what_is_not_json_is_a_400(handler, body):
     found = problem(handler, body)
     assert (found.status, found.kind) == (400, "invalid-json")
+    assert ("Send UTF-8" in found.detail) is (body == b'"\xff"')
 
 
 @pytest.mark.parametrize(

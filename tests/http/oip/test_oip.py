@@ -281,7 +281,7 @@ async def test_what_is_not_there_is_told_with_what_is(anything, method, path):
 async def test_a_body_in_another_encoding_is_told_the_right_one(anything):
     answer = await ask(anything.app, "/v2/models/m/infer", body='{"inputs": []}'.encode("utf-16"))
     assert answer.status == 400
-    assert "Send UTF-8." in error(answer)
+    assert "Send UTF-8 without a byte order mark." in error(answer)
 
 
 async def test_a_model_without_traffic_is_not_ready():

@@ -69,7 +69,7 @@ async def read_object(exchange: Exchange, max_bytes: int) -> dict[str, Any]:
     try:
         value: Any = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise malformed_json(str(error)) from None
+        raise malformed_json(str(error), body) from None
     if not isinstance(value, dict):
         raise TypeError(f"the body must be a JSON object, not {type(value).__name__}")
     return cast("dict[str, Any]", value)

@@ -136,6 +136,15 @@ def not_json(detail: str) -> Refused:
     return Refused.of("invalid-json", detail)
 
 
-def malformed_json(error: str) -> Refused:
+def malformed_json(error: str, body: bytes) -> Refused:
     """Returns the error for a body that a parser refused, perhaps for its encoding."""
-    return not_json(f"{error}. Send UTF-8 without a byte order mark.")
+    hint = "" if is_utf8(body) else " Send UTF-8 without a byte order mark."
+    return not_json(f"{error}.{hint}")
+
+
+def is_utf8(body: bytes) -> bool:
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return False
+    return not text.startswith("\ufeff") and "\0" not in text[:4]  # as in UTF-16

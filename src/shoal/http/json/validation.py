@@ -221,7 +221,7 @@ def problem_of_validation(error: ValidationError, body: bytes = b"") -> Problem:
         return Problem.of("invalid-item", f"It has {count} errors.")
     errors = errors_of(error)
     if errors[0]["type"] == "json_invalid" and not errors[0]["loc"]:
-        return malformed_json(errors[0]["msg"]).problem
+        return malformed_json(errors[0]["msg"], body).problem
     at, message = first_error(error)
     detail = f"{at}: {message}" if at else message
     if body.lstrip(_SPACE).startswith(b"[") and all(map(_is_about_the_whole, errors)):

@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from shoal.http.json.content_coding import decoded
-from shoal.http.json.scan import check_cost, check_json
+from shoal.http.json.scan import check_cost, check_json, is_utf8
 from shoal.http.json.validation import first_error
 from shoal.http.oip.tensor import Allowance, Tensor, check_supported, malformed
 from shoal.http.requests.call import call_headers
@@ -170,9 +170,9 @@ class RequestHeads:
                 parsed = _VALIDATOR.validate_python(value)
         except ValidationError as error:
             where, message = first_error(error)
-            raise malformed(
-                f"{where}: {message}." if where else f"{message}. Send UTF-8."
-            ) from None
+            if not where and not is_utf8(head):
+                message += ". Send UTF-8 without a byte order mark"
+            raise malformed(f"{where}: {message}." if where else f"{message}.") from None
         return RequestHead(parsed, self._max_elements)
 
 

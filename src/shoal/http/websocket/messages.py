@@ -136,7 +136,7 @@ def check_text(text: bytes, elements: int) -> Any:
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError as error:
-        raise malformed_json(str(error)) from None
+        raise malformed_json(str(error), text) from None
 
 
 def _members(text: bytes, elements: int) -> dict[str, Any] | NewRequest:
