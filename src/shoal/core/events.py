@@ -9,7 +9,9 @@ a batch has them do, too.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -135,8 +137,8 @@ class Observers:
         # Are notified only of batches with failed requests, and of failed requests of open batches.
         # If there are no other observers, batches without failures cost nothing extra.
         self.of_failures: tuple[BatchObserver, ...] = ()
-        # The numbers of batches: batchers of one name may share the observers.
-        self.batch_ids = count(1)
+        # The numbers of batches, by the name of their batcher: several batchers may have one name.
+        self.batch_ids: defaultdict[str, count[int]] = defaultdict(partial(count, 1))
 
     def add(self, observer: BatchObserver, *, only_failures: bool = False) -> None:
         if only_failures:

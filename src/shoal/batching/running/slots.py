@@ -383,7 +383,7 @@ class Slots(ABC, Generic[RunT]):
         return self._bell.wait(math.inf if until is None else until)
 
     def _begun(self, requests: list[Request], reason: DispatchReason, free_at: float) -> Batch:
-        self._last_id = next(self._counters.observers.batch_ids)
+        self._last_id = next(self._counters.observers.batch_ids[self.run.name])
         former, options = self._former, self._former.options
         load: float | None = None
         if options.allowed_batch_sizes is not None or options.batch_size_fn is not None:

@@ -43,7 +43,7 @@ _FREE_BYTES_PER_ELEMENT: Final = 64
 BYTES_PER_SCALAR: Final = 48
 BYTES_PER_LIST: Final = 320
 BYTES_PER_OBJECT: Final = 800
-BYTES_PER_KEY: Final = 300
+BYTES_PER_KEY: Final = 330
 
 
 def check_json(body: bytes, max_elements: int) -> None:
