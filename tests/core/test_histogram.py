@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import shoal
 from shoal.core.histogram import (
     LEFT,
+    MOST_NEW,
     OUTCOMES,
     TIME_BOUNDS_S,
     Histogram,
@@ -44,6 +45,30 @@ def test_many_observations_at_once_count_as_one_after_the_other(parts):
     values = [value for part in parts for value in part]
     assert counts.snapshot().counts == counted(values)
     assert counts.snapshot().sum == pytest.approx(sum(values))
+
+
+@pytest.mark.parametrize("count", [0, 1, MOST_NEW - 1, MOST_NEW, MOST_NEW + 1, 1000])
+def test_what_is_gathered_is_counted_as_if_it_was_observed(count):
+    values = [(number * 7919 % 1000) / 100 for number in range(count)]
+    gathered, observed = Histogram(TIME_BOUNDS_S), Histogram(TIME_BOUNDS_S)
+    for value in [*values, *TIME_BOUNDS_S]:
+        gathered.gather([value])
+        observed.observe(value)
+    assert len(gathered.new) < MOST_NEW
+    found, expected = gathered.snapshot(), observed.snapshot()
+    assert found.counts == expected.counts
+    assert found.sum == pytest.approx(expected.sum)
+
+
+@pytest.mark.parametrize("count", [1, MOST_NEW - 1, MOST_NEW, MOST_NEW + 1, 3 * MOST_NEW])
+def test_many_are_counted_together_and_few_are_kept(count):
+    times = RequestTimes()
+    for _ in range(count):
+        times.count("a", "json", 200, 0.25)
+    for _ in range(2):
+        [one] = times
+        assert (one.times.total, one.times.sum) == (count, 0.25 * count)
+        assert one.times.counts[TIME_BOUNDS_S.index(0.25)] == count
 
 
 def test_outcomes_are_of_a_fixed_set():

@@ -157,7 +157,7 @@ async def test_a_continuous_batch_is_shown_by_its_requests():
     assert ended["shoal_batch_run_seconds_count", CALL, "a"] == 0
 
 
-@pytest.mark.parametrize("items", [0, 1, 2, 600])
+@pytest.mark.parametrize("items", [0, 1, 2, 255, 256, 257, 600])
 def test_the_times_of_two_streams_are_those_between_their_own_items(items):
     times = ItemTimes()
     now = 0.0
@@ -167,6 +167,7 @@ def test_the_times_of_two_streams_are_those_between_their_own_items(items):
         for clock in clocks:
             clock()
         now += 0.25
+    assert len(times.between.new) <= 256
     first, between = times.first.snapshot(), times.between.snapshot()
     assert (first.total, first.sum) == (min(2, 2 * items), 3 * min(2, 2 * items))
     gaps = max(0, 2 * items - 2)

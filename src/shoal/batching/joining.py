@@ -52,7 +52,7 @@ class OpenQueue:
         now = self.parking.now()
         self.occupancy.joined += len(requests)
         self.occupancy.note(now)
-        self._counters.wait_s.observe_all([now - request.arrived_at for request in requests])
+        self._counters.wait_s.gather([now - request.arrived_at for request in requests])
         if (observers := self._counters.observers).all:
             name = self._intake.name
             observers.notify(lambda each: each.requests_joined(name, batch, requests, now))
@@ -289,7 +289,7 @@ class ContinuousJoining(Joining):
 
     def stepped(self, *active: int) -> None:
         if any(active):
-            self._queue.occupancy.steps.observe_all([number for number in active if number])
+            self._queue.occupancy.steps.gather([number for number in active if number])
 
     async def pause(self) -> None:
         await super().pause()

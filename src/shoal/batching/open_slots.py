@@ -147,7 +147,7 @@ class OpenSlots(Slots[OpenRun]):
             del self._open[batch]
             self._counters.batches[batch.reason] += 1
             if not self._are_endless:
-                self._counters.batch_size.observe(batch.size)
+                self._counters.batch_size.gather((batch.size,))
             self._occupancy.note(self._parking.now())
             self.capacity_changed()
 

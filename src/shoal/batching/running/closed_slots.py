@@ -153,5 +153,5 @@ class ClosedSlots(Slots[Run]):
         batch = self._begun(requests, dispatch.reason, free_at)
         batch.group = group
         self._counters.batches[dispatch.reason] += 1
-        self._counters.batch_size.observe(batch.size)
+        self._counters.batch_size.gather((batch.size,))
         return batch

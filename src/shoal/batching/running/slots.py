@@ -298,7 +298,7 @@ class Slots(ABC, Generic[RunT]):
         now = self._parking.now()
         run_s = now - started
         if not self._are_endless:
-            self._counters.run_s.observe(run_s)
+            self._counters.run_s.gather((run_s,))
         interrupted = scope.cancel_called
         failure = batch.failure
         # A service that refuses a batch does so sooner than it would have run it.
@@ -404,7 +404,7 @@ class Slots(ABC, Generic[RunT]):
             else min([request.arrived_at for request in requests])
         )
         batch.free_at = free_at
-        self._counters.wait_s.observe_all(waits)
+        self._counters.wait_s.gather(waits)
         if self._are_open:
             batch.is_continuous = self.run.handler.fill == "continuous"
         if self._counters.observers.all:
