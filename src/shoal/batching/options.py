@@ -30,12 +30,14 @@ from shoal.failures.held import held, holding
 from shoal.loops.event_loop import holds_ctrl_c
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping, Sequence
     from inspect import Signature
     from types import TracebackType
 
     from shoal.batching.handlers.handler import Handler
     from shoal.core.options.options import Opens
+    from shoal.core.policy import Dispatch, Pressure, Wait
+    from shoal.core.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,24 +265,43 @@ def _policy(make: Callable[[BatchOptions], Any], options: BatchOptions) -> Any:
     return _HeldPolicy(made) if isinstance(made, BatchPolicy) else made
 
 
-def _held_method(name: str) -> Callable[..., Any]:
-    def call(policy: _HeldPolicy, *args: Any) -> Any:
-        return getattr(policy.inner, name)(*args)
-
-    return held(call, "the policy")
+_of_policy = partial(held, name="the policy")
 
 
 class _HeldPolicy(BatchPolicy):
     """A user's policy; an error of it breaks at most its batcher."""
 
     def __init__(self, policy: BatchPolicy) -> None:
-        self.inner = policy
+        self._policy = policy
 
-    add = _held_method("add")
-    remove = _held_method("remove")
-    decide = _held_method("decide")
-    take = _held_method("take")
-    put_back = _held_method("put_back")
-    waiting = _held_method("waiting")
-    demote = _held_method("demote")
-    __repr__ = _held_method("__repr__")
+    @_of_policy
+    def add(self, request: Request) -> bool:
+        return bool(self._policy.add(request))
+
+    @_of_policy
+    def remove(self, request: Request) -> None:
+        self._policy.remove(request)
+
+    @_of_policy
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        return self._policy.decide(now, pressure)
+
+    @_of_policy
+    def take(self, dispatch: Dispatch) -> list[Request]:
+        return list(self._policy.take(dispatch))
+
+    @_of_policy
+    def put_back(self, requests: Sequence[Request]) -> None:
+        self._policy.put_back(requests)
+
+    @_of_policy
+    def waiting(self) -> list[Request]:
+        return list(self._policy.waiting())
+
+    @_of_policy
+    def demote(self, request: Request) -> bool:
+        return bool(self._policy.demote(request))
+
+    @_of_policy
+    def __repr__(self) -> str:
+        return repr(self._policy)
