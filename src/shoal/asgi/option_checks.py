@@ -152,6 +152,8 @@ SecurityRequirement: TypeAlias = Mapping[str, Sequence[str]]
 # One requirement, or several alternatives.
 SecurityRequirements: TypeAlias = SecurityRequirement | Sequence[SecurityRequirement]
 
+# OpenAPI allows these names of components.
+_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,64}")
 _KINDS: Final = ("apiKey", "http", "mutualTLS", "oauth2", "openIdConnect")
 _EXAMPLE: Final = '{"key": {"type": "apiKey", "in": "header", "name": "X-API-Key"}}'
 
@@ -160,9 +162,12 @@ _EXAMPLE: Final = '{"key": {"type": "apiKey", "in": "header", "name": "X-API-Key
 def checked_schemes(name: str, value: Any) -> dict[str, dict[str, Any]]:
     """Returns a copy of security schemes by name; raises `TypeError` or `ValueError`."""
     try:
-        schemes = {str(key): dict(scheme) for key, scheme in value.items()}
+        schemes = {key: dict(scheme) for key, scheme in value.items()}
+        misnamed = [key for key in schemes if not _NAME.fullmatch(key)]
     except (AttributeError, TypeError, ValueError):
         raise TypeError(f"{name} must be a mapping such as {_EXAMPLE}, not {value!r}") from None
+    if misnamed:
+        raise ValueError(f"{name}: a name has 1 to 64 of A-Z a-z 0-9 . _ -, not {misnamed[0]!r}")
     for key, scheme in schemes.items():
         if scheme.get("type") not in _KINDS:
             raise ValueError(

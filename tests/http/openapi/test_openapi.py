@@ -416,6 +416,8 @@ BASIC = {"key": {"type": "http", "scheme": "basic"}}
         ({"security_schemes": BASIC}, {"security": {"key": "read"}}, "must map schemes to lists"),
         ({"security_schemes": {"key": {"type": "basic"}}}, {}, "type of 'key' must be one of api"),
         ({"security_schemes": {"key": "basic"}}, {}, "security_schemes must be a mapping"),
+        ({"security_schemes": {"a key": BASIC}}, {}, "a name has 1 to 64 of .*, not 'a key'"),
+        ({"security_schemes": {1: BASIC}}, {}, "security_schemes must be a mapping"),
         ({"security": {"key": []}}, {}, "the scheme 'key'"),
         ({}, {"responses": {"404": "No such fish"}}, "responses maps statuses to texts"),
         ({}, {"responses": {200: "Fine"}}, "a status is from 300 to 599, not 200"),

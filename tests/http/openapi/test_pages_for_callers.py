@@ -250,9 +250,10 @@ async def test_the_viewer_also_shows_the_documents_of_mounted_applications(app):
 async def test_the_files_are_sent_as_the_client_accepts_them(app):
     plain = await get(app, "/-/docs/swagger-ui.css")
     packed = await get(app, "/-/docs/swagger-ui.css", ("accept-encoding", "br, gzip;q=0.5"))
+    refused = await get(app, "/-/docs/swagger-ui.css", ("accept-encoding", "gzip;q=0"))
     assert packed.headers["content-encoding"] == "gzip"
     assert "content-encoding" not in plain.headers
-    assert gzip.decompress(packed.body) == plain.body
+    assert gzip.decompress(packed.body) == plain.body == refused.body
     assert plain.headers["content-type"] == "text/css; charset=utf-8"
     assert (await get(app, "/-/docs/README.md")).status == 404
     assert (await get(app, "/-/docs/..%2Fpage.py")).status == 404

@@ -19,6 +19,8 @@ from urllib.parse import quote
 
 import orjson
 
+from shoal.http.json.stream_forms import weights
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -166,7 +168,7 @@ def page_file(package: str, name: str, accept_encoding: bytes, max_age_s: int) -
         (b"vary", b"accept-encoding"),
         (b"x-content-type-options", b"nosniff"),
     )
-    if is_compressed and b"gzip" in accept_encoding:
+    if is_compressed and _accepts_gzip(accept_encoding):
         headers = (*headers, (b"content-encoding", b"gzip"))
     elif is_compressed:
         body = gzip.decompress(body)
@@ -181,3 +183,8 @@ def _read(package: str, name: str) -> tuple[bytes, bool]:
     if compressed.is_file():
         return compressed.read_bytes(), True
     return (folder / name).read_bytes(), False
+
+
+def _accepts_gzip(accept_encoding: bytes) -> bool:
+    accepted = weights(accept_encoding)
+    return accepted.get(b"gzip", accepted.get(b"*", 0.0)) > 0

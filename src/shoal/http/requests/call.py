@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Hashable, Iterator, Mapping
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 import anyio
 from starlette.datastructures import Headers
@@ -44,21 +44,33 @@ from shoal.serving.shadow import ComparedStream
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from starlette.types import Scope
+
     from shoal.asgi.http_options import HttpOptions
     from shoal.batching.calls.leaving import WhenLeft
     from shoal.batching.calls.stream import ResultStream
     from shoal.core.options.options import BatchOptions
-    from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoint import Endpoint
     from shoal.serving.shadow import PrimaryAnswer
 
 
+class Caller(Protocol):
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def scope(self) -> Scope: ...
+
+    @property
+    def when_left(self) -> WhenLeft: ...
+
+
 class HttpMetadata(Mapping[str, Any]):
     __slots__ = ("_endpoint", "_known", "caller")
 
-    def __init__(self, endpoint: str, caller: Exchange) -> None:
+    def __init__(self, endpoint: str, caller: Caller) -> None:
         self._endpoint = endpoint
         self._known: dict[str, Any] | None = None
         self.caller = caller
@@ -211,7 +223,7 @@ class EndpointCall:
     )
 
     def __init__(
-        self, calls: EndpointCalls, caller: Exchange, when_left: WhenLeft | None = None
+        self, calls: EndpointCalls, caller: Caller, when_left: WhenLeft | None = None
     ) -> None:
         self._calls = calls
         self._caller = caller

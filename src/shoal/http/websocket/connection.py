@@ -205,13 +205,12 @@ class SocketConnection:
     @holds_ctrl_c
     async def _answer_next(self) -> None:
         request, new = self._new.popleft()
-        exchange = cast("Exchange", request)  # it has all that a call and a reader of items use
         try:
-            with request.scope_of_task, _HOLDING, EndpointCall(self._calls, exchange) as call:
+            with request.scope_of_task, _HOLDING, EndpointCall(self._calls, request) as call:
                 found = await call.find(self._headers_of(new))
                 if found.decodes:
                     raise Refused(_ONLY_HTTP)
-                item = self._item_of(found.made_by(JsonCodec), exchange, new)
+                item = self._item_of(found.made_by(JsonCodec), request, new)
                 if call.streams:
                     await self._relay(request, call.stream(item))
                     self._end(request, b"end", b"true")
@@ -230,7 +229,8 @@ class SocketConnection:
         priority = headers.priority if new.priority is None else b"%d" % new.priority
         return headers._replace(priority=priority, timeout_s=new.timeout_s)
 
-    def _item_of(self, codec: JsonCodec, exchange: Exchange, new: NewRequest) -> Any:
+    def _item_of(self, codec: JsonCodec, request: SocketRequest, new: NewRequest) -> Any:
+        exchange = cast("Exchange", request)  # it has all that a reader of items uses
         if new.is_binary and codec.takes == "json":
             raise Refused(_TAKES_JSON)
         if not new.is_binary and codec.takes == "bytes":
