@@ -52,7 +52,7 @@ class SeparateCalls:
         return_exceptions: bool = True,
     ) -> list[Any]:
         """Waits for all calls; raises the first error, or returns it in its place."""
-        # `begun` gets `leave`.
+        # `begun` is called once the calls are made, with the function that ends one: `leave`.
         made = self._made
         requests = [one for one in made if isinstance(one, Request)]
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import anyio
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.replicas.process.calls import Conversation
     from shoal.replicas.process.wire.start import StartMessage
 
-CLOSING_S = 4.0
+CLOSING_S: Final = 4.0
 """How long a stopped replica may take to close its code, in addition to ``cancel_grace_s``."""
 
 

@@ -18,8 +18,9 @@ import threading
 import traceback
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
@@ -30,9 +31,8 @@ from shoal.replicas.process.child.control import Control
 from shoal.replicas.process.child.main import Child, NotStarted
 from shoal.replicas.process.wire.messages import MessageCodec
 from shoal.replicas.ray.shards import Shards
-from shoal.replicas.remote.handshake import HANDSHAKE_S, greet_ingress
-from shoal.replicas.remote.sockets import allow_pauses, prepare
-from shoal.replicas.remote.tls import ServerCertificate, TlsSocket
+from shoal.replicas.remote.sockets import allow_pauses, authenticated
+from shoal.replicas.remote.tls import ServerCertificate
 
 if TYPE_CHECKING:
     from shoal.replicas.process.child.calls import CallAnswers
@@ -41,10 +41,11 @@ if TYPE_CHECKING:
 THREADS: Final = 3
 
 
-class Ending(NamedTuple):
-    how: str
-    # What the code's ``close()`` raised, as text.
-    trouble: str | None = None
+STOPPED: Final = "was stopped"
+"""How a replica has ended whose code was closed without an error."""
+
+# How long the listener waits before it accepts again, after an error.
+_RETRY_S: Final = 0.1
 
 
 class ReplicaActor:
@@ -55,7 +56,7 @@ class ReplicaActor:
         self._listener = _Listener(token)
         self._sockets: Any = ()
         self._lock = threading.Lock()
-        self._end: Future[Ending] = Future()
+        self._end: Future[str] = Future()
         threading.Thread(target=self._run, name="shoal", daemon=True).start()
 
     def __repr__(self) -> str:
@@ -70,33 +71,32 @@ class ReplicaActor:
         """Never returns; the call fails when the actor dies."""
         threading.Event().wait()
 
-    def ending(self) -> Ending:
-        """Returns when the replica must end, or its code was closed."""
+    def ending(self) -> str:
+        """Waits until the replica must end, or its code was closed; returns how it has ended."""
         return self._end.result()
 
     def _run(self) -> None:
-        troubles: list[str] = []
+        failures: list[str] = []  # of the code's close()
         try:
             # They stay open until the process ends, so that its end has a reason before.
             self._sockets = data, control_socket = anyio.run(self._listener.connected)
             os.register_at_fork(after_in_child=self._leave_sockets)
             dumps: Any = import_module("ray").cloudpickle.dumps
-            control = Control(control_socket, dumps, self._program_is_gone)
+            control = Control(control_socket, dumps, partial(self._must_end, "lost its program"))
             control.watch()
             Child(
                 control,
                 MessageCodec(),
                 data,
                 self._watch_shards,
-                lambda: troubles.append(traceback.format_exc()),
+                lambda: failures.append(traceback.format_exc()),
             ).run()
         except NotStarted:
             return  # the program knows, and ends this actor
         except BaseException as error:
-            how = _how_it_ends(error)
-            self._must_end(how, how)
+            self._must_end(_how_it_ends(error))
         else:
-            self._must_end("was stopped", *troubles)
+            self._must_end(failures[0] if failures else STOPPED)
 
     def _watch_shards(self, answers: CallAnswers) -> None:
         if import_module("ray").util.get_current_placement_group() is not None:
@@ -107,13 +107,10 @@ class ReplicaActor:
         for sock in self._sockets:
             sock.close()
 
-    def _program_is_gone(self) -> None:
-        self._must_end("lost its program")
-
-    def _must_end(self, how: str, trouble: str | None = None) -> None:
+    def _must_end(self, how: str) -> None:
         with self._lock:
             if not self._end.done():
-                self._end.set_result(Ending(how, trouble))
+                self._end.set_result(how)
 
 
 class _Listener:
@@ -136,31 +133,20 @@ class _Listener:
         async with anyio.create_task_group() as tasks:
             while True:
                 await anyio.wait_readable(self._socket)
-                with suppress(OSError):
+                try:
                     sock, _ = self._socket.accept()
+                except OSError:  # for example, there are too many open files
+                    await anyio.sleep(_RETRY_S)
+                else:
                     tasks.start_soon(self._greet, sock, tasks.cancel_scope)
         self._socket.close()
         return self._connected
 
     async def _greet(self, sock: Any, accepting: anyio.CancelScope) -> None:
-        is_known = False
-        try:
-            fingerprint = b""
-            with anyio.move_on_after(HANDSHAKE_S), suppress(OSError):  # or it is a stranger
-                sock.setblocking(False)
-                prepare(sock)
-                if self._certificate is not None:
-                    fingerprint = self._certificate.fingerprint
-                    sock = TlsSocket(sock, self._certificate.context, server=True)
-                    await sock.shake_hands()
-                await greet_ingress(sock, self._token, fingerprint)
-                is_known = True
-        finally:
-            if not is_known:
-                sock.close()
-        if is_known:
-            sock.setblocking(True)
-            self._connected.append(sock)
+        with suppress(OSError):  # it is a stranger
+            known = await authenticated(sock, self._token, self._certificate)
+            known.setblocking(True)
+            self._connected.append(known)
             if len(self._connected) == 2:
                 allow_pauses(self._connected[0])
                 accepting.cancel()

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from shoal.core.addresses import ModelServerAddress
     from shoal.replicas.process.wire.shared_memory import SharedMemory
-    from shoal.replicas.ray.actor import Ending
     from shoal.replicas.ray.placing import NewActor
 
 # How long Ray may take to say why a connection has ended.
@@ -37,8 +36,8 @@ class Link:
     def __init__(self, tag: str, cancel_grace_s: float, on_end: Callable[[], object]) -> None:
         # How the link ended, for messages, and Ray's error, if any.
         self.end: tuple[str, BaseException | None] | None = None
-        # What the actor said of its end.
-        self.ending: Ending | None = None
+        # How the actor has ended by its own report; None without one.
+        self.ending: str | None = None
         self.ended = anyio.Event()
         self._on_end = on_end
         self._tag = tag
@@ -120,10 +119,10 @@ class Link:
         for sock in self._sockets:
             sock.close()
 
-    def _is_to_end(self, ending: Future[Ending]) -> None:
+    def _is_to_end(self, ending: Future[str]) -> None:
         if ending.exception() is None:
             self.ending = ending.result()
-            self.finish(self.ending.how)
+            self.finish(self.ending)
 
     def _has_gone(self, lifeline: Future[None]) -> None:
         error = lifeline.exception()

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from shoal.core.addresses import ModelServerAddress
     from shoal.replicas.contract import Blueprint
-    from shoal.replicas.ray.actor import Ending
 
 # The options of every actor: Shoal's supervisor restarts replicas and retries work, and actors must
 # not outlive the program.
@@ -118,7 +117,7 @@ class NewActor(NamedTuple):
     token: str
     ready: Future[tuple[str, ModelServerAddress]]
     lifeline: Future[None]
-    ending: Future[Ending]
+    ending: Future[str]
 
 
 def new_actor(

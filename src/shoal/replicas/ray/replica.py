@@ -31,6 +31,7 @@ from shoal.replicas.process.calls import Conversation
 from shoal.replicas.process.conversing import CLOSING_S, ConversingReplica
 from shoal.replicas.process.wire.frames import FrameKind
 from shoal.replicas.process.wire.start import StartMessage, pickled_code
+from shoal.replicas.ray.actor import STOPPED
 from shoal.replicas.ray.cluster import (
     draining_nodes,
     end_use,
@@ -251,8 +252,8 @@ class RayReplica(ConversingReplica):
             logger.warning("%s had not closed %g s after it was asked to", self.tag, limit_s)
         elif ending is None:
             raise self._link.death()
-        elif ending.trouble is not None:
-            logger.error("%s: close() failed:\n%s", self.tag, ending.trouble)
+        elif ending != STOPPED:
+            logger.error("%s: close() failed: %s", self.tag, ending)
 
     async def _remove_group(self) -> None:
         # The next replica may need its resources.

@@ -1,4 +1,4 @@
-"""Opens connections to model servers, over TCP or a UNIX socket."""
+"""Opens and accepts connections between servers, over TCP or a UNIX socket."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.errors import NotAllowed
-from shoal.replicas.remote.handshake import HANDSHAKE_S, greet_model_server
+from shoal.replicas.remote.handshake import HANDSHAKE_S, greet_ingress, greet_model_server
 
 if TYPE_CHECKING:
     from shoal.core.addresses import ModelServerAddress
+    from shoal.replicas.remote.tls import ServerCertificate
 
 # The kernel notices that a network broke after this time, however busy both programs are. It also
 # gives up a program that reads nothing for this time, once the buffers of both sockets are full.
@@ -54,6 +55,35 @@ async def connect(address: ModelServerAddress, token: str | None) -> Any:
             sock.close()
         if isinstance(error, TimeoutError) and error.errno is None:
             raise TimeoutError(errno.ETIMEDOUT, f"no answer within {HANDSHAKE_S:g} s") from None
+        raise
+    return sock
+
+
+async def authenticated(sock: Any, token: str | None, certificate: ServerCertificate | None) -> Any:
+    """Authenticates both ends of an accepted connection, which an error closes.
+
+    Returns:
+        The socket, with TLS if there is a certificate.
+
+    Raises:
+        HandshakeRefused: The other end is another program, of another version, or has another
+            token.
+        OSError: The connection broke, or the handshake took too long.
+    """
+    try:
+        with anyio.fail_after(HANDSHAKE_S):
+            sock.setblocking(False)
+            prepare(sock)
+            fingerprint = b""
+            if certificate is not None:
+                from shoal.replicas.remote.tls import TlsSocket
+
+                sock = TlsSocket(sock, certificate.context, server=True)
+                await sock.shake_hands()
+                fingerprint = certificate.fingerprint
+            await greet_ingress(sock, token, fingerprint)
+    except BaseException:
+        sock.close()
         raise
     return sock
 

@@ -49,7 +49,8 @@ class ServerCertificate:
 class TlsSocket:
     """A socket with TLS, with the few methods of a socket that are used here.
 
-    If it blocks, threads may read and write at the same time, which OpenSSL does not allow.
+    A thread may read it while others write, although OpenSSL allows one thread at a time: the lock
+    is not held while one waits for the network.
     """
 
     _blocks = False

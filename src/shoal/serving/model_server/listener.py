@@ -12,8 +12,8 @@ import anyio
 
 from shoal.core.addresses import model_server_address
 from shoal.failures.exceptions import ungrouped
-from shoal.replicas.remote.handshake import HANDSHAKE_S, HandshakeRefused, greet_ingress, token_in
-from shoal.replicas.remote.sockets import prepare
+from shoal.replicas.remote.handshake import HANDSHAKE_S, HandshakeRefused, token_in
+from shoal.replicas.remote.sockets import authenticated
 from shoal.serving.model_server.ingress import Ingress, IngressTraffic
 from shoal.serving.status import ModelServerStatus
 
@@ -200,12 +200,12 @@ class ModelServerListener:
 
     async def _serve(self, sock: socket.socket, name: str, controller: Controller) -> None:
         try:
-            authenticated = await self._authenticated(sock, name)
+            known = await self._authenticated(sock, name)
         finally:
             self._unknown -= 1
-        if authenticated is None:
+        if known is None:
             return
-        ingress = Ingress(authenticated, name, controller)
+        ingress = Ingress(known, name, controller)
         self.ingresses.add(ingress)
         logger.info("%s is connected", name)
         try:
@@ -225,29 +225,13 @@ class ModelServerListener:
     async def _authenticated(self, sock: Any, name: str) -> Any:
         """Returns the socket, with TLS if that is on; None if the other end is not an ingress."""
         try:
-            with anyio.fail_after(HANDSHAKE_S):
-                sock.setblocking(False)
-                prepare(sock)
-                fingerprint = b""
-                if self._certificate is not None:
-                    from shoal.replicas.remote.tls import TlsSocket
-
-                    sock = TlsSocket(sock, self._certificate.context, server=True)
-                    await sock.shake_hands()
-                    fingerprint = self._certificate.fingerprint
-                await greet_ingress(sock, self._token, fingerprint)
+            return await authenticated(sock, self._token, self._certificate)
         except HandshakeRefused as error:
             self._refuse(error.reason, name, error)
         except TimeoutError:
             self._refuse("timeout", name, f"no handshake within {HANDSHAKE_S:g} s")
         except OSError as error:
             self._refuse("broken", name, error, logging.INFO)
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-        sock.close()
         return None
 
     def _refuse(self, reason: str, name: str, why: object, level: int = logging.WARNING) -> None:

@@ -24,6 +24,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 import types
@@ -111,9 +112,11 @@ class NotStarted(SystemExit):
 class Child:
     """Runs the code of a replica.
 
+    In the main thread of a process, code without async parts runs in that thread, as in a script.
+    Otherwise it runs in an event loop, and its plain parts in the threads of that loop.
+
     Args:
-        on_start: Called when the code has started. With it, all code runs in an event loop, and
-            plain code in its threads. Without it, code without async parts runs in this thread.
+        on_start: Called when the code has started.
         on_close_error: Called in the handler of an error of the code's ``close()``.
     """
 
@@ -122,7 +125,7 @@ class Child:
         control: Control,
         codec: MessageCodec,
         sock: socket.socket,
-        on_start: Callable[[CallAnswers], object] | None = None,
+        on_start: Callable[[CallAnswers], object] = lambda _: None,
         on_close_error: Callable[[], object] = traceback.print_exc,
     ) -> None:
         self._on_start = on_start
@@ -148,7 +151,8 @@ class Child:
                 answers = self._answers_of(definition, user_config)
         except Exception as error:
             self._fail_start(frame, error)
-        if answers is not None and self._on_start is None and _is_plain(answers.instance):
+        is_main = threading.current_thread() is threading.main_thread()
+        if answers is not None and is_main and _is_plain(answers.instance):
             self._run_plain(frame, answers, user_config)
         else:
             anyio.run(
@@ -179,6 +183,7 @@ class Child:
                 context.copy().run(warm_up)
         except Exception as error:
             self._fail_start(frame, error)
+        self._on_start(answers)
         self._control.on_cancel = work.cancel
         if (health := instance.hook("health")) is not None:
             self._control.on_health_check = lambda id_: self._control.check_in_thread(
@@ -218,8 +223,7 @@ class Child:
                 await work.call_hook(warm_up)
         except Exception as error:
             self._fail_start(frame, error)
-        if self._on_start is not None:
-            self._on_start(answers)
+        self._on_start(answers)
         self._control.on_health_check = work.check_health
         work.send(FrameKind.RESULT, frame.id, packed(sendable(instance.description)))
         await work.run()
