@@ -1,11 +1,13 @@
 """The connections between a program and an actor, without a cluster."""
 
+import errno
 import select
 import socket
 from concurrent.futures import Future
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from worker_processes import until
@@ -62,3 +64,32 @@ async def test_a_reader_that_pauses_for_long_loses_no_connection(
     for sock in actor_ends:
         sock.close()
     link.close()
+
+
+async def test_an_actor_that_can_not_accept_tries_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.replicas.ray.actor._RETRY_S", 1000.0)
+    listener = _Listener(TOKEN)
+    attempts: list[str] = []
+
+    class Full:
+        """Of a process with as many open files as it may have."""
+
+        def fileno(self) -> int:
+            return listening.fileno()
+
+        def accept(self) -> Any:
+            attempts.append("accept")
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    listening, listener._socket = listener._socket, Full()  # type: ignore[assignment]
+    with socket.create_connection((listener.address.host, listener.address.port)):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.connected)
+            await until(lambda: bool(attempts))
+            for _ in range(10):
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+    listening.close()
+    assert attempts == ["accept"]

@@ -149,27 +149,31 @@ async def test_an_ingress_of_another_version_is_refused_with_both_versions(tmp_p
 
 @asynccontextmanager
 async def impostor(path, answer):
-    """Runs a program that accepts one connection at a UNIX socket, and greets it with `answer`."""
+    """Runs a program that accepts one connection at a UNIX socket, and serves it with `answer`."""
     with socket.socket(socket.AF_UNIX) as listening_socket:
         listening_socket.bind(path)
         listening_socket.listen()
         listening_socket.setblocking(False)
 
-        async def greet():
+        async def serve():
             await anyio.wait_readable(listening_socket)
             sock, _ = listening_socket.accept()
             sock.setblocking(False)
             with sock:
-                await handshake.receive(sock, handshake._GREETING.size)
                 await answer(sock)
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(greet)
+            tasks.start_soon(serve)
             yield f"unix:{path}"
+
+
+async def greeting_from(sock):
+    await handshake.receive(sock, handshake._GREETING.size)
 
 
 async def test_a_model_server_of_another_version_is_refused(tmp_path):
     async def be_newer(sock):
+        await greeting_from(sock)
         await handshake.send_all(sock, greeting_of(99, b"9.9"))
 
     async with impostor(f"{tmp_path}/a", be_newer) as address:
@@ -180,6 +184,7 @@ async def test_a_model_server_of_another_version_is_refused(tmp_path):
 
 async def test_a_server_that_does_not_know_the_token_is_refused(tmp_path, token_file):
     async def lie(sock):
+        await greeting_from(sock)
         await handshake.send_all(sock, handshake._greeting("anything"))
         await handshake.receive(sock, handshake._PROOF)
         await handshake.send_all(sock, b"\x01" + bytes(handshake._PROOF))
@@ -247,22 +252,13 @@ async def test_silence_ends_a_connection_and_others_get_in(tmp_path, monkeypatch
 @asynccontextmanager
 async def lying(tmp_path, lie):
     """Runs a model server of one connection, and yields a replica for it."""
-    with socket.socket(socket.AF_UNIX) as listening_socket:
-        listening_socket.bind(f"{tmp_path}/a")
-        listening_socket.listen()
-        listening_socket.setblocking(False)
 
-        async def serve():
-            await anyio.wait_readable(listening_socket)
-            sock, _ = listening_socket.accept()
-            sock.setblocking(False)
-            with sock:
-                await handshake.greet_ingress(sock, None, b"")
-                await lie(sock)
+    async def greet_and_lie(sock):
+        await handshake.greet_ingress(sock, None, b"")
+        await lie(sock)
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(serve)
-            yield replica_of(f"unix:{tmp_path}/a")
+    async with impostor(f"{tmp_path}/a", greet_and_lie) as address:
+        yield replica_of(address)
 
 
 @pytest.mark.parametrize(
