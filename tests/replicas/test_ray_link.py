@@ -32,17 +32,14 @@ def probes(sock: socket.socket) -> int:
     return 99 if state[0] == CLOSED else state[BACKOFF]
 
 
-@pytest.mark.real_time
-@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel has no such limit")
-@pytest.mark.parametrize("sender", ["program", "actor"])
-async def test_a_reader_that_pauses_for_long_loses_no_connection(
-    sender: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shoal.replicas.remote.sockets._UNACKNOWLEDGED_MS", 100)
+async def attached(link: Link, ending: Future[str]) -> list[Any]:
+    """Attaches a link to an actor that is in this process; returns the actor's sockets."""
     listener = _Listener(TOKEN)
     ready: Future[Any] = Future()
     ready.set_result(("node", listener.address))
-    link = Link("model#7", 1.0, list)
+    soon = EventLoop.here().soon
+    actor = NewActor(None, TOKEN, ready, Future(), ending)
+    link.own(actor, soon)
     actor_ends: list[Any] = []
 
     async def accept() -> None:
@@ -50,7 +47,19 @@ async def test_a_reader_that_pauses_for_long_loses_no_connection(
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(accept)
-        await link.attach(NewActor(None, TOKEN, ready, Future(), Future()), EventLoop.here().soon)
+        await link.attach(actor, soon)
+    return actor_ends
+
+
+@pytest.mark.real_time
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel has no such limit")
+@pytest.mark.parametrize("sender", ["program", "actor"])
+async def test_a_reader_that_pauses_for_long_loses_no_connection(
+    sender: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.replicas.remote.sockets._UNACKNOWLEDGED_MS", 100)
+    link = Link("model#7", 1.0, list)
+    actor_ends = await attached(link, Future())
     data, reader = link._sockets[0], actor_ends[0]
     if sender == "actor":
         data, reader = reader, data
@@ -93,3 +102,20 @@ async def test_an_actor_that_can_not_accept_tries_again_later(
             tasks.cancel_scope.cancel()
     listening.close()
     assert attempts == ["accept"]
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize(
+    ("is_closing", "how"), [(True, "was stopped"), (False, "was lost: its connection was closed")]
+)
+async def test_an_actor_that_stops_unasked_was_lost(*, is_closing: bool, how: str) -> None:
+    ending: Future[str] = Future()
+    link = Link("model#7", 1.0, list)
+    link.is_closing = is_closing
+    actor_ends = await attached(link, ending)
+    ending.set_result("was stopped")
+    await link.ended.wait()
+    assert str(link.death()) == f"model#7 {how}"
+    for sock in actor_ends:
+        sock.close()
+    link.close()

@@ -15,6 +15,7 @@ import anyio
 
 from shoal.errors import ReplicaDied
 from shoal.replicas.process.wire.connection import FrameConnection
+from shoal.replicas.ray.actor import STOPPED
 from shoal.replicas.ray.cluster import death_of, ray
 from shoal.replicas.remote.sockets import allow_pauses, connect
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 # How long Ray may take to say why a connection has ended.
 _REASON_S: Final = 0.5
 
+_DISCONNECTED: Final = "was lost: its connection was closed"
+
 
 class Link:
     shared_memory: SharedMemory | None = None
@@ -38,6 +41,7 @@ class Link:
         self.end: tuple[str, BaseException | None] | None = None
         # How the actor has ended by its own report; None without one.
         self.ending: str | None = None
+        self.is_closing = False  # the code was asked to close
         self.ended = anyio.Event()
         self._on_end = on_end
         self._tag = tag
@@ -95,7 +99,7 @@ class Link:
         """Ends the link, since a connection has ended; Ray may say the reason in time."""
         with anyio.move_on_after(_REASON_S):
             await self.ended.wait()
-        self.finish("was lost: its connection was closed")
+        self.finish(_DISCONNECTED)
 
     def finish(self, how: str, cause: BaseException | None = None) -> None:
         """Ends the link, and kills the actor. Idempotent."""
@@ -122,7 +126,8 @@ class Link:
     def _is_to_end(self, ending: Future[str]) -> None:
         if ending.exception() is None:
             self.ending = ending.result()
-            self.finish(self.ending)
+            was_asked = self.ending != STOPPED or self.is_closing
+            self.finish(self.ending if was_asked else _DISCONNECTED)
 
     def _has_gone(self, lifeline: Future[None]) -> None:
         error = lifeline.exception()

@@ -243,6 +243,7 @@ class RayReplica(ConversingReplica):
 
     async def _close(self) -> None:
         assert self._conversation is not None
+        self._link.is_closing = True
         self._conversation.close_worker()
         limit_s = self.blueprint.options.cancel_grace_s + CLOSING_S
         with anyio.move_on_after(limit_s) as waiting:
