@@ -31,18 +31,18 @@ def new_work() -> OpenWork:
     return OpenWork(OpenStart("model", True, 1, None), NEVER, [].append, lambda: None)
 
 
-async def test_between_short_steps_others_run_every_5_ms(clock):
+async def test_between_short_steps_others_run_every_10_ms(clock):
     work = new_work()
     await work.pause()
     assert not lets_others_run(work.pause())
     assert not lets_others_run(work.send([]))
-    clock.append(100.004)
+    clock.append(100.009)
     assert not lets_others_run(work.send([]))
-    clock.append(100.005)
+    clock.append(100.010)
     assert lets_others_run(work.send([]))
     await work.send([])
     assert not lets_others_run(work.pause())
-    clock.append(100.020)
+    clock.append(100.030)
     assert lets_others_run(work.pause())
     await work.pause()
     assert not lets_others_run(work.send([]))

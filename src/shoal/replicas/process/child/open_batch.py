@@ -38,8 +38,8 @@ RUNNING: Final = State.RUNNING
 _MOST_UNREPORTED: Final = 4
 """How many messages may arrive before the parent learns of it; it sends no more than 8 ahead."""
 
-_PASS_S: Final = 0.005
-"""How long other tasks wait at most for a handler of short steps, as CPython's threads do."""
+_PASS_S: Final = 0.01
+"""How long other tasks wait at most for a handler of short steps."""
 
 _MOST_STEPS: Final = 1000
 """After how many steps without an answer their numbers of requests are sent."""
@@ -172,8 +172,8 @@ class OpenWork:
 
     async def send(self, chunks: Sequence[tuple[Request, Any]]) -> None:
         await self._let_others_run()
-        requests = [request for request, _ in chunks]
-        if min([request.waiter.room for request in requests], default=1) <= 0:
+        if any([request.waiter.room <= 0 for request, _ in chunks]):
+            requests = [request for request, _ in chunks]
             await wait_for_room(requests, _is_full, self._wait_for_readers)
         for request, chunk in chunks:
             if request.state is RUNNING:
