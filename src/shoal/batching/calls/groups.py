@@ -116,19 +116,16 @@ class Splitting:
                 raise self._options_factory.refusal(part.options.cost)
         return parts
 
-    def joined(self, requests: Sequence[Request]) -> Any:
-        for request in requests:
-            if request.error is not None:
-                raise request.error
-        if len(requests) == 1:
-            return requests[0].value
-        join = cast("Callable[[list[Any]], Any]", self._join)
-        return join([request.value for request in requests])
-
     def outcome(self, requests: Sequence[Request]) -> Outcome:
-        """Returns what `joined` returns or raises, and clears the errors of the requests."""
+        """Joins the results of an item's parts; clears the errors of the requests."""
         try:
-            return self.joined(requests), None
+            for request in requests:
+                if request.error is not None:
+                    raise request.error
+            if len(requests) == 1:
+                return requests[0].value, None
+            join = cast("Callable[[list[Any]], Any]", self._join)
+            return join([request.value for request in requests]), None
         except Exception as error:
             return None, error
         finally:
