@@ -53,16 +53,8 @@ class DelegatingCoroutine(Coroutine[Any, Any, V]):
     def send(self, value: Any, /) -> Any:
         return self._coroutine.send(value)
 
-    def throw(
-        self,
-        kind: Any,
-        value: BaseException | object = None,
-        traceback: Any = None,
-        /,
-    ) -> Any:
-        if value is None and traceback is None:
-            return self._coroutine.throw(kind)
-        return self._coroutine.throw(kind, value, traceback)
+    def throw(self, *error: Any) -> Any:
+        return self._coroutine.throw(*error)
 
     def close(self) -> None:
         self._coroutine.close()
