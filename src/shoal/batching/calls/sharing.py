@@ -83,7 +83,6 @@ def _bytes_of(name: str, value: Any) -> bytes:
 _MISSING: Final = object()
 _NO_BUFFER: Final = object()
 """The waiter of a stream's request that has no buffer yet."""
-RUNNING = State.RUNNING
 
 
 class Sharing:

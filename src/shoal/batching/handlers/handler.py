@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, get_a
 import anyio
 
 from shoal.batching.handlers.annotations import read_signature
-from shoal.batching.handlers.binding import Binding, signature_of_call
+from shoal.batching.handlers.binding import Binding, refuse_unnamed, signature_of_call
 from shoal.core.options.option import one_of, yes_or_no
 from shoal.errors import WrongResultType
 from shoal.loops.unlimited import in_thread
@@ -249,14 +249,8 @@ def _method(model: object, name: str) -> Callable[..., Any]:
 
 def _names(run: Callable[..., Any]) -> list[str]:
     signature = _signature(run)
-    parameters = signature.parameters.values()
-    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
-        raise TypeError(
-            f"{_name(run)}() must name its parameters, but takes {signature}: each becomes a list "
-            "for run_batch(), and its default is used where a call omits it; a wrapper declares "
-            "them with functools.wraps(inner.run)"
-        )
-    if not parameters:
+    refuse_unnamed(f"{_name(run)}()", signature)
+    if not signature.parameters:
         raise TypeError(f"{_name(run)}() takes no argument, so there is nothing to batch")
     return list(signature.parameters)
 
