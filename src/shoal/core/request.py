@@ -60,10 +60,8 @@ class State(Enum):
     """Its caller left."""
 
 
-_ENDS = frozenset({State.FINISHED, State.FAILED, State.DECLINED, State.CANCELLED})
-
 UNDER_WAY: Final = (State.PARKED, State.QUEUED, State.RUNNING)
-_WITHOUT_RESULT: Final = _ENDS - {State.FINISHED}
+_WITHOUT_RESULT: Final = frozenset({State.FAILED, State.DECLINED, State.CANCELLED})
 
 
 class RequestBatch:

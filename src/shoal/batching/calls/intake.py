@@ -146,7 +146,7 @@ class Intake:
         for request in requests:
             asked = request.options
             if asked is None or asked.options_factory is not self.options_factory:
-                self._renew(request)
+                self.options_factory.renew(request)
         self._admit_all(requests)
         for request in requests:
             self.deadlines.watch(request)
@@ -195,19 +195,11 @@ class Intake:
             self._adopt()
         options = request.options
         if options is None or options.options_factory is not self.options_factory:
-            self._renew(request)
+            self.options_factory.renew(request)
             options = request.options
         deadline = None if options is None else options.deadline
         if deadline is not None and deadline <= request.arrived_at:
             raise self.refusals.late((request,))
-
-    def _renew(self, request: Request) -> None:
-        error = self.options_factory.renew(request)
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error  # its traceback holds this frame
 
     def _settle(self, admission: Admission, request: Request) -> None:
         """Handles the outcome of an admission; raises if the request was refused."""

@@ -23,6 +23,7 @@ metadata of their calls: its ``user_context``, as in a call over HTTP, or else a
 
 from __future__ import annotations
 
+from copy import copy
 from functools import partial
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
@@ -254,9 +255,7 @@ def _without_limits(options: RequestOptions | None) -> RequestOptions | None:
     """Returns the options of the shared request, from those of the first call."""
     if options is None:
         return None
-    own = type(options).__new__(type(options))
-    for name in options.__slots__:
-        setattr(own, name, getattr(options, name, None))  # some are set in the queue only
+    own = copy(options)
     own.deadline = own.queue_timeout_s = own.timer = own.queue_timer = None
     return own
 

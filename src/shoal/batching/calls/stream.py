@@ -332,7 +332,7 @@ class ResultStream(Generic[R_co]):
     def _begin(self) -> Request:
         self._intake, request = self._make()
         self._request = request
-        request.waiter.watch = watch = Watch(self, _dropped)
+        request.waiter.watch = watch = Watch(self, Watch.dropped)
         watch.intake = self._intake
         watch.request = request
         return request
@@ -389,7 +389,3 @@ async def _refused(error: Exception) -> None:
     """Executes a checkpoint for a stream with a request that could not be made."""
     if not isinstance(error, NotOpen):  # that may be raised in another event loop, or in none
         await anyio.lowlevel.checkpoint()
-
-
-def _dropped(watch: Any) -> None:
-    watch.dropped()

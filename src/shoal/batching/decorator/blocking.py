@@ -264,11 +264,11 @@ class _PortalRun:
 
     def sync(self, function: Callable[[], T]) -> T:
         """Raises `BatcherClosed` after the block was left, `NotOpen` in a forked process."""
-        self._check_process()
-        try:
-            return self._portal.call(function)
-        except RuntimeError as error:
-            raise self._closed(error) from error
+
+        async def call() -> T:
+            return function()
+
+        return self(call)
 
     def leave(self, stream: ResultStream[Any] | MapCall[Any]) -> None:
         if os.getpid() != self._process:
@@ -285,7 +285,9 @@ class _PortalRun:
             with setting(calls_from_thread, True):  # a handler that calls itself would hang
                 future: Future[T] = self._portal.start_task_soon(function)
         except RuntimeError as error:
-            raise self._closed(error) from error
+            if not self._closing.is_set():
+                raise
+            raise BatcherClosed("the block of shoal.blocking() has been left") from error
         try:
             return future.result()
         except BaseException:
@@ -299,8 +301,3 @@ class _PortalRun:
                 f"{os.getpid()}, a fork of it, which has no copy of the block's thread; enter "
                 "another block here:\n    with shoal.blocking(f) as call:\n        call(item)"
             )
-
-    def _closed(self, error: RuntimeError) -> Exception:
-        if not self._closing.is_set():
-            return error
-        return BatcherClosed("the block of shoal.blocking() has been left")

@@ -296,14 +296,6 @@ class HoldLog:
         )
 
 
-class HoldLogs(dict[str, HoldLog]):
-    """The `HoldLog` of each code, by its description; made on first use."""
-
-    def __missing__(self, code: str) -> HoldLog:
-        self[code] = log = HoldLog(code)
-        return log
-
-
 @coroutine
 def in_own_context(user_code: Coroutine[Any, Any, T], log: HoldLog) -> Generator[Any, Any, T]:
     """Awaits a coroutine in a copy of the current context, in the same task."""

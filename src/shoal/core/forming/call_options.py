@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, cast
 
-from shoal.core.options.names import unknown_option
+from shoal.core.options.names import refuse_unknown
 from shoal.core.options.option import seconds, whole, yes_or_no
 from shoal.core.policies.factory import distinguishes_requests
 from shoal.core.request import NOTHING, RequestOptions
@@ -46,9 +46,7 @@ class CallOptions(NamedTuple):
 
     def with_changes(self, given: Mapping[str, Any]) -> CallOptions:
         """Checks options (`TypeError`, `ValueError`), and applies those that are not None."""
-        for name in given:
-            if name not in _CHECKS:
-                raise unknown_option("a call", name, _CHECKS)
+        refuse_unknown("a call", given, _CHECKS)
         return self._replace(
             **{
                 name: _CHECKS[name](name, value)
@@ -150,15 +148,12 @@ class RequestOptionsFactory:
         error.limit_exceeded = f"It costs {cost!s:.20}, and a batch may cost {most}."
         return error
 
-    def renew(self, request: Request) -> Exception | None:
-        """Replaces the record of a waiting request; returns why it can't be served, if so."""
+    def renew(self, request: Request) -> None:
+        """Replaces the record of a waiting request; raises why it can't be served, like `of`."""
         before = request.options
         if before is None and not self.of_each:
-            return None
-        try:
-            asked = self.of(request.item, NO_CALL_OPTIONS, request.arrived_at)
-        except Exception as error:
-            return error
+            return
+        asked = self.of(request.item, NO_CALL_OPTIONS, request.arrived_at)
         asked.deadline = asked.due = None
         if before is not None:
             asked.metadata = before.metadata
@@ -173,7 +168,8 @@ class RequestOptionsFactory:
             asked.timer, asked.queue_timer = before.timer, before.queue_timer
             asked.delayed_at = before.delayed_at
         request.options = asked
-        return self.refusal(asked.cost) if asked.cost > self._limit_cost else None
+        if asked.cost > self._limit_cost:
+            raise self.refusal(asked.cost)
 
     def _model(self, item: Any, metadata: Mapping[str, Any]) -> str | None:
         assert self._models is not None
