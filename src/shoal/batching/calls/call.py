@@ -118,7 +118,7 @@ class UnaryCall(Generic[P, R]):
         return self._find(), args
 
     def _elsewhere(self, intake: Intake) -> Entry:
-        raise intake.refusals.elsewhere()
+        raise intake.elsewhere()
 
     @overload
     def map(

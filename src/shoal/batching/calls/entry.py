@@ -122,7 +122,7 @@ class Entry:
         finally:
             if when_left is not None:
                 when_left(None)
-        raise intake.refusals.elsewhere()
+        raise intake.elsewhere()
 
     def map_plan(self, call_options: CallOptions | None, *, as_completed: bool) -> MapPlan:
         async def call_all(*columns: Sequence[Any]) -> list[Any]:

@@ -276,7 +276,7 @@ class ResultStream(Generic[R_co]):
             # Another event loop raises these for a wait of this one.
             if not isinstance(error, (TypeError, RuntimeError)) or self._intake.home.loop.is_here:
                 raise
-            raise self._intake.refusals.elsewhere() from error
+            raise self._intake.elsewhere() from error
         if items:
             item: R_co = items.popleft()
             if buffer.hold is not None:
