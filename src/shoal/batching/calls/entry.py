@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 from anyio.lowlevel import checkpoint
 
-from shoal.batching.calls.groups import Splitting, all_results, any_failed, clear_errors
+from shoal.batching.calls.groups import all_results, any_failed, clear_errors, outcome_of, parts_of
 from shoal.batching.calls.intake import result_of
 from shoal.batching.calls.leaving import CallerLeft, leave, run_unless_left
 from shoal.batching.calls.separate import SeparateCalls
@@ -67,7 +67,6 @@ class Entry:
         else:
             self._sharing = self._sharing or Sharing(self.intake, self._counters)
             self._sharing.configure(options)
-        self._splitting = Splitting(self.intake.name, options, self.options_factory)
         self.needs_options = (
             self.options_factory.of_each
             or options.request_timeout_s is not None
@@ -287,7 +286,7 @@ class Entry:
         self.intake.check_loop()
         self.intake.adopt()
         divided = self._divided_or_error if return_exceptions else self._divided
-        splitting = self._splitting  # others may come while it waits
+        join = self.options.join  # it may change while this waits
         now, entering = self.now(), dict[Hashable, float]()
         # A call that can't be made has its error in place of its parts.
         calls: list[list[Part] | Exception] = []
@@ -314,7 +313,7 @@ class Entry:
                         self.intake.abandon(request)
             rest = iter(requests)
             outcomes = [
-                splitting.outcome(list(islice(rest, len(one))))
+                outcome_of(list(islice(rest, len(one))), join)
                 if isinstance(one, list)
                 else (None, one)
                 for one in calls
@@ -337,7 +336,7 @@ class Entry:
         queued = entering.get(options.key)
         if queued is None:
             queued = self.intake.former.cost_beside(options)
-        parts = self._splitting.parts(item, options, call_options, now, queued)
+        parts = parts_of(item, options, call_options, self.options_factory, now, queued)
         if len(parts) > 1:
             self._counters.split_calls += 1
             self._counters.split_requests += len(parts)
