@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -106,15 +107,13 @@ class FedSource:
         window.notify()
 
 
+@dataclass(slots=True, eq=False)
 class _Chunk:
-    __slots__ = ("deadline", "first", "items", "outcomes")
-
-    def __init__(self, first: int, items: list[Any]) -> None:
-        self.first = first
-        self.items = items
-        # That of the scope in which the items were taken.
-        self.deadline = anyio.current_effective_deadline()
-        self.outcomes: list[Any] | None = None
+    first: int
+    items: list[Any]
+    # That of the scope in which the items were taken.
+    deadline: float
+    outcomes: list[Any] | None = None
 
 
 class MapWindow:
@@ -181,7 +180,7 @@ class MapWindow:
             items = self.source.take(self.chunk)
             if not items:
                 return
-            chunk = _Chunk(self._started, items)
+            chunk = _Chunk(self._started, items, anyio.current_effective_deadline())
             self._started += len(items)
             self.room -= len(items)
             if not self._as_completed:
