@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
@@ -199,18 +200,12 @@ class BlockingStreamCall(BlockingFace, Generic[P, R]):
         return ThreadStream(partial(self._call, *args, **kwargs), self._run, self._run.leave)
 
 
+@dataclass(eq=False)
 class _BlockingContext:
-    def __init__(
-        self,
-        call: Any,
-        batcher: Callable[[], Batcher[Any]],
-        opened: AbstractAsyncContextManager[Any],
-        backend: str,
-    ) -> None:
-        self._call = call
-        self._batcher = batcher
-        self._opened = opened
-        self._backend = backend
+    _call: Any
+    _batcher: Callable[[], Batcher[Any]]
+    _opened: AbstractAsyncContextManager[Any]
+    _backend: str
 
     def __enter__(self) -> Any:
         if EventLoop.here().trio_run is not None:  # a trio task can't wait for a portal

@@ -26,6 +26,7 @@ import traceback
 import weakref
 from contextlib import aclosing
 from contextvars import Context, copy_context
+from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, Signature
 from time import perf_counter
@@ -271,17 +272,15 @@ LOGGED_EACH_S: Final = 60.0
 """The shortest time between two such log lines about the same code, in seconds."""
 
 
+@dataclass(eq=False)
 class HoldLog:
     """Logs that some code held up its event loop, at most once a minute."""
 
     # The time is measured when the code returns control, so nothing wakes up while no code runs.
 
-    def __init__(
-        self, code: str, advice: str = "declare it with def, or await the slow part"
-    ) -> None:
-        self._code = code
-        self._advice = advice
-        self._logged_at = -math.inf
+    _code: str
+    _advice: str = "declare it with def, or await the slow part"
+    _logged_at: float = -math.inf
 
     def held(self, since: float, until: float) -> None:
         """The times are of `perf_counter`, in seconds."""
