@@ -77,13 +77,9 @@ class MapCall(DelegatingCoroutine["list[R]"], AsyncIterator[R], Generic[R]):
     ``async with f.map(items) as results: async for result in results: ...``.
     """
 
-    _size: int | None = None
-    _as_completed = False
-    _returns = False
-    _progress: Progress = False
     _window: MapWindow | None = None
     _made: Coroutine[Any, Any, list[R]] | None = None
-    _is_over = False
+    _is_over = True  # until it is made: an option may be refused
     _is_busy = False
     _done = 0
     _awaited: int | None = None
@@ -102,16 +98,11 @@ class MapCall(DelegatingCoroutine["list[R]"], AsyncIterator[R], Generic[R]):
         self._columns = columns
         self._plan = plan
         self._at_once = at_once
-        if options:
-            self._take(options)
-
-    def _take(self, options: MapKeywords) -> None:
-        self._is_over = True  # if one of them is refused
         window = options.get("window")
         self._size = None if window is None else whole("window", window, least=1)
         self._as_completed = yes_or_no("as_completed", options.get("as_completed", False))
         self._returns = yes_or_no("return_exceptions", options.get("return_exceptions", False))
-        self._progress = checked_progress(options.get("progress", False))
+        self._progress: Progress = checked_progress(options.get("progress", False))
         self._is_over = False
 
     # As a coroutine.
@@ -231,7 +222,7 @@ class MapCall(DelegatingCoroutine["list[R]"], AsyncIterator[R], Generic[R]):
         self.leave()
         await anyio.lowlevel.checkpoint()
         if self._window is not None:
-            await self._window.wait_ended()
+            await self._window.ended.wait()
 
     def leave(self) -> None:
         self._is_over = True

@@ -144,7 +144,7 @@ class MapWindow:
         self._failure: BaseException | None = None
         self._changed = anyio.Event()
         self._refused: deque[anyio.Event] = deque()  # of chunks that wait to be called again
-        self._ended = anyio.Event()
+        self.ended = anyio.Event()
         self._scope = anyio.CancelScope()
         self._loop = EventLoop.here()
         self.tasks: TaskGroup
@@ -164,7 +164,7 @@ class MapWindow:
                 if is_cancellation(error):
                     raise
             finally:
-                self._ended.set()
+                self.ended.set()
                 self.notify()
 
         self._loop.start(own_tasks)
@@ -201,9 +201,9 @@ class MapWindow:
                 raise self.source.error
             return False
         self._changed = anyio.Event()
-        if not self._ended.is_set():
+        if not self.ended.is_set():
             await self._changed.wait()
-        if self._ended.is_set():
+        if self.ended.is_set():
             raise BatcherClosed("the tasks of this map were cancelled")
         return True
 
@@ -220,9 +220,6 @@ class MapWindow:
             self._scope.cancel()
         else:
             self._loop.soon(self._scope.cancel)
-
-    async def wait_ended(self) -> None:
-        await self._ended.wait()
 
     async def _run_next(self) -> None:
         chunk = self._waiting.popleft()

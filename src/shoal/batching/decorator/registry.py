@@ -68,20 +68,18 @@ class Settings:
         """Returns a dict to change; raises a `TypeError` without weak references."""
         if receiver is None:
             return self._of_function
-        found = self._of_instances.get(id(receiver))
-        if found is None:
-            found = self._of_instances[id(receiver)] = (self._watched(receiver), {})
-        return found[1]
-
-    def _watched(self, receiver: object) -> weakref.ref[Any]:
         number, of_instances = id(receiver), self._of_instances
+        if number in of_instances:
+            return of_instances[number][1]
         try:
-            return weakref.ref(receiver, lambda _: of_instances.pop(number, None))
+            watched = weakref.ref(receiver, lambda _: of_instances.pop(number, None))
         except TypeError:
             raise TypeError(
                 f"options can't be set for one {type(receiver).__qualname__}, because it allows no "
                 'weak references; add "__weakref__" to its __slots__'
             ) from None
+        of_instances[number] = (watched, {})
+        return of_instances[number][1]
 
 
 class Opening:

@@ -95,24 +95,22 @@ class OptionKeywords(ValueKeywords, total=False):
 
 def _by_level(name: str, value: Any) -> dict[int, QueuePolicy]:
     by_level = mapping(name, value, f"{name}={{2: QueuePolicy(timeout_s=1)}}")
-    return {level: _queue_policy(name, policy) for level, policy in by_level.items()}
-
-
-def _queue_policy(_: str, value: Any) -> QueuePolicy:
-    if not isinstance(value, QueuePolicy):
-        raise TypeError(f"a queue policy must be a QueuePolicy record, not {value!r}")
-    return value
+    return {level: _queue_policy(f"{name}[{level}]", policy) for level, policy in by_level.items()}
 
 
 def _made_by(cls: type[Any], example: str) -> Check:
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, cls):
+            or_none = "" if value is None else " or None"
             raise TypeError(
-                f"{name} must be a {cls.__name__} or None, not {value!r}; write {name}={example}"
+                f"{name} must be a {cls.__name__}{or_none}, not {value!r}; write {name}={example}"
             )
         return value
 
     return check
+
+
+_queue_policy = _made_by(QueuePolicy, "shoal.QueuePolicy(timeout_s=1)")
 
 
 def _opens(name: str, value: Any) -> Opens:
