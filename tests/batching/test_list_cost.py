@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, List  # noqa: UP035 - users write it, and
 import pytest
 
 import shoal
+from shoal.batching.handlers.binding import annotations_of
 from shoal.batching.options import adapted
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def nodes_of_alias(graphs: Graphs) -> int:
     ],
 )
 def test_a_function_of_the_handlers_list_is_rays(handler: Any, fn: Any, cost: float) -> None:
-    assert adapted(fn, handler)("four") == cost
+    assert adapted(fn, annotations_of(handler))("four") == cost
 
 
 def length(text: str) -> int:
@@ -190,10 +191,11 @@ def nothing() -> int:
     ],
 )
 def test_everything_else_is_a_function_of_one_item_and_stays_as_it_is(handler, fn):
-    assert adapted(fn, handler) is fn
+    assert adapted(fn, annotations_of(handler)) is fn
 
 
 def test_of_several_arguments_rays_function_sees_the_first() -> None:
-    assert adapted(letters, pairs_handler)(("four", 1)) == 4
-    assert adapted(length, pairs_handler) is length
-    assert adapted(letters, pairs_handler) == adapted(letters, pairs_handler)
+    wanted = annotations_of(pairs_handler)
+    assert adapted(letters, wanted)(("four", 1)) == 4
+    assert adapted(length, wanted) is length
+    assert adapted(letters, wanted) == adapted(letters, wanted)

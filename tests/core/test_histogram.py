@@ -24,7 +24,7 @@ from shoal.core.histogram import (
 def test_an_observation_at_a_bound_is_counted_below_it():
     counts = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 2.5, math.inf):
-        counts.observe(value)
+        counts.gather((value,))
     assert counts.snapshot() == HistogramSnapshot((1.0, 2.0), (2, 2, 2), 6, math.inf)
 
 
@@ -53,7 +53,7 @@ def test_what_is_gathered_is_counted_as_if_it_was_observed(count):
     gathered, observed = Histogram(TIME_BOUNDS_S), Histogram(TIME_BOUNDS_S)
     for value in [*values, *TIME_BOUNDS_S]:
         gathered.gather([value])
-        observed.observe(value)
+        observed.gather((value,))
     assert len(gathered.new) < MOST_NEW
     found, expected = gathered.snapshot(), observed.snapshot()
     assert found.counts == expected.counts

@@ -224,7 +224,7 @@ def test_each_level_has_its_policy_or_the_default_one() -> None:
 
 @pytest.mark.parametrize("given", [3, [QueuePolicy()], QueuePolicy(), None])
 def test_policies_are_given_by_level(given: Any) -> None:
-    with pytest.raises(TypeError, match="queue_policies must map levels to QueuePolicy records"):
+    with pytest.raises(TypeError, match=r"queue_policies must be a mapping, .* QueuePolicy\("):
         BatchOptions(queue_policies=given)
 
 
@@ -232,9 +232,9 @@ def test_policies_are_given_by_level(given: Any) -> None:
 def test_a_queue_policy_and_a_latency_target_are_records(given: Any) -> None:
     with pytest.raises(TypeError, match=r"write adaptive=shoal\.LatencyTarget"):
         BatchOptions(adaptive=given)
-    with pytest.raises(TypeError, match="a queue policy must be a QueuePolicy record"):
+    with pytest.raises(TypeError, match="must be a QueuePolicy or None, not"):
         BatchOptions(default_queue_policy=given)
-    with pytest.raises(TypeError, match="a queue policy must be a QueuePolicy record"):
+    with pytest.raises(TypeError, match="must be a QueuePolicy or None, not"):
         BatchOptions(queue_policies={1: given})
 
 
@@ -376,7 +376,7 @@ def test_a_waiting_request_gets_new_options_and_keeps_those_of_its_call() -> Non
     request.options = before
     before.delayed_at = 3.0
     after = options_factory(priority_levels=3, batch_size_fn=len, bucket_by=str.upper)
-    assert after.renew(request) is None
+    after.renew(request)
     asked = request.options
     assert asked is not before
     assert (asked.cost, asked.key, asked.priority) == (3, "ABC", 3)

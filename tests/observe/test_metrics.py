@@ -12,7 +12,7 @@ import shoal
 from handlers import double
 from shoal.asgi import extensions
 from shoal.asgi.extensions import ConnectionCounts
-from shoal.core.histogram import ItemTimes, StreamTimes
+from shoal.core.histogram import ItemTimes
 from shoal.observe.collector import ShoalCollector
 from shoal.testing import settle
 
@@ -30,7 +30,7 @@ def samples_of(registry):
 def registry_of(batcher, *times):
     registry = CollectorRegistry()
     found = lambda: [("a", "__call__", batcher.statistics())]  # noqa: E731
-    registry.register(ShoalCollector(found, lambda: times, StreamTimes()))
+    registry.register(ShoalCollector(found, lambda: times, {}))
     return registry
 
 

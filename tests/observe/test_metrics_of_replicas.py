@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from batching.scenes import Held
 from serving.fake_client import full_status
 from serving.scenes import Stage, echo, failing, in_turn
-from shoal.core.histogram import StreamTimes
 from shoal.http.app.app import App
 from shoal.observe.collector import ShoalCollector
 from shoal.serving.backends.managed import ReplicaFailures
@@ -206,7 +205,7 @@ def test_each_count_is_that_of_its_name():
     failures = ReplicaFailures("a")
     failures.start_failures = 3
     starts = {"a": failures}
-    collector = ShoalCollector(list, list, StreamTimes(), lambda: status, lambda: starts)
+    collector = ShoalCollector(list, list, {}, lambda: status, lambda: starts)
     registry = CollectorRegistry()
     registry.register(collector)
     assert Figures(generate_latest(registry).decode()).counts("a") == (9, 3, 7, 5)

@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from observe import traced_code
 from observe.spans import Spans, ids
 from replicas.remote_servers import TOKEN, listening
-from shoal.core.histogram import StreamTimes
 from shoal.observe import instrument
 from shoal.observe.collector import ShoalCollector
 from shoal.serving.controller.controller import Controller
@@ -60,7 +59,7 @@ async def test_a_trace_goes_on_in_the_model_server(tmp_path, streams):
 
 def figures(controller):
     registry = CollectorRegistry()
-    collector = ShoalCollector(controller.statistics, list, StreamTimes(), controller.status_now)
+    collector = ShoalCollector(controller.statistics, list, {}, controller.status_now)
     registry.register(collector)
     return {
         (sample.name.removeprefix("shoal_"), *sample.labels.values()): sample.value

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
@@ -25,7 +25,7 @@ from shoal.asgi.option_checks import (
     checked_schemes,
 )
 from shoal.core.addresses import checked_listening, model_server_address
-from shoal.core.options.names import unknown_option
+from shoal.core.options.names import refuse_unknown
 from shoal.core.options.option import (
     check_options,
     choice,
@@ -144,12 +144,6 @@ def checked_middleware(name: str, value: Any) -> tuple[Any, ...]:
                 f", or functions that take an application and return another, not {one!r}"
             )
     return middleware
-
-
-def _check_names(what: str, keywords: Iterable[str], names: list[str]) -> None:
-    for name in keywords:
-        if name not in names:
-            raise unknown_option(what, name, names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,7 +349,7 @@ class HttpOptions:
         if not isinstance(options, Mapping):
             raise TypeError(f'http must be options such as {{"port": 8000}}, not {options!r}')
         keywords = cast("Mapping[str, Any]", options)
-        _check_names("http", keywords, [one.name for one in fields(cls)])
+        refuse_unknown("http", keywords, [one.name for one in fields(cls)])
         return cls(**keywords)
 
     @classmethod
@@ -365,7 +359,7 @@ class HttpOptions:
         Raises:
             TypeError: An option is unknown, or not about an application.
         """
-        _check_names("shoal.App", keywords, [*APP_OPTIONS, "middleware"])
+        refuse_unknown("shoal.App", keywords, [*APP_OPTIONS, "middleware"])
         return cls(**keywords)
 
     @classmethod
@@ -375,7 +369,7 @@ class HttpOptions:
         Raises:
             TypeError: An option is unknown, or not about the server.
         """
-        _check_names("shoal.serve", keywords, list(ServerKeywords.__annotations__))
+        refuse_unknown("shoal.serve", keywords, list(ServerKeywords.__annotations__))
         return cls(**keywords)
 
 

@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Final, cast, get_args, get_origin
 
 from shoal.batching.handlers.binding import annotations_of, element_of
@@ -30,14 +31,11 @@ from shoal.failures.held import held, holding
 from shoal.loops.event_loop import holds_ctrl_c
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
-    from inspect import Signature
+    from collections.abc import Callable, Hashable, Mapping
     from types import TracebackType
 
     from shoal.batching.handlers.handler import Handler
     from shoal.core.options.options import Opens
-    from shoal.core.policy import Dispatch, Pressure, Wait
-    from shoal.core.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +43,11 @@ class CostByList:
     """The cost of one item, by a function of a list; equal to another with the same function."""
 
     of_list: Callable[[list[Any]], float]
+    # Whether items are tuples of arguments, of which Ray's function gets the first.
+    is_of_first: bool = False
 
     def __call__(self, item: Any) -> float:
-        return self.of_list([item])
-
-
-@dataclass(frozen=True, slots=True)
-class CostByFirst:
-    """The cost of a call's arguments, of which Ray's function of a list gets the first."""
-
-    of_list: Callable[[list[Any]], float]
-
-    def __call__(self, arguments: tuple[Any, ...]) -> float:
-        return self.of_list([arguments[0]])
+        return self.of_list([item[0] if self.is_of_first else item])
 
 
 def of_list(fn: Callable[[list[Any]], float], /) -> Callable[[Any], float]:
@@ -82,25 +72,15 @@ def of_list(fn: Callable[[list[Any]], float], /) -> Callable[[Any], float]:
     return CostByList(fn)
 
 
-def adapted(fn: Callable[[Any], float], handler: Callable[..., Any]) -> Callable[[Any], float]:
+def adapted(fn: Callable[[Any], float], wanted: list[Any]) -> Callable[[Any], float]:
     """Returns a user's ``batch_size_fn`` as a function of one item, whichever form it has."""
     # It has Ray Serve's form if its first parameter has the same annotation `list[T]` as the
-    # handler's first. All others are treated as functions of one item, also with a bare `list`,
-    # which may be the type of one item, and without annotations.
-    given, wanted = annotations_of(fn), annotations_of(handler)
+    # handler's first, of those that are `wanted`. All others are treated as functions of one item,
+    # also with a bare `list`, which may be the type of one item, and without annotations.
+    given = annotations_of(fn)
     if not given or not wanted or not _is_lists_of_same(given[0], wanted[0]):
         return fn
-    return CostByFirst(fn) if len(wanted) > 1 else CostByList(fn)
-
-
-def adapted_to_items(fn: Callable[[Any], float], signature: Signature) -> Callable[[Any], float]:
-    """Like `adapted`, if only the signature of a call with one item is known."""
-    given, parameters = annotations_of(fn), list(signature.parameters.values())
-    if not given or not parameters or element_of(given[0]) is Parameter.empty:
-        return fn
-    if element_of(given[0]) != parameters[0].annotation:
-        return fn
-    return CostByFirst(fn) if len(parameters) > 1 else CostByList(fn)
+    return CostByList(fn, len(wanted) > 1)
 
 
 def _is_lists_of_same(given: Any, wanted: Any) -> bool:
@@ -116,12 +96,11 @@ def checked_options(
 ) -> BatchOptions:
     """Checks options against each other and the handler, and applies them to `before`."""
     if callable(given.get("batch_size_fn")):
-        cost_of: Any = given["batch_size_fn"]
+        wanted = annotations_of(handler.function)
         if handler.binding.gives != "lists":
-            cost_of = adapted_to_items(cost_of, handler.binding.signature)
-        else:
-            cost_of = adapted(cost_of, handler.function)
-        given = {**given, "batch_size_fn": cost_of}
+            parameters = handler.binding.signature.parameters.values()
+            wanted = [GenericAlias(list, (parameter.annotation,)) for parameter in parameters]
+        given = {**given, "batch_size_fn": adapted(given["batch_size_fn"], wanted)}
     options = BatchOptions.of(given) if before is None else before.changed(given)
     if options.cache is not None:
         need("cache=", "cachetools", "cache")
@@ -265,43 +244,25 @@ def _policy(make: Callable[[BatchOptions], Any], options: BatchOptions) -> Any:
     return _HeldPolicy(made) if isinstance(made, BatchPolicy) else made
 
 
-_of_policy = partial(held, name="the policy")
+def _held_method(name: str, convert: Callable[[Any], Any] = lambda value: value) -> Any:
+    @partial(held, name="the policy")
+    def call(self: _HeldPolicy, *args: Any) -> Any:
+        return convert(getattr(self.policy, name)(*args))
+
+    return call
 
 
 class _HeldPolicy(BatchPolicy):
     """A user's policy; an error of it breaks at most its batcher."""
 
     def __init__(self, policy: BatchPolicy) -> None:
-        self._policy = policy
+        self.policy = policy
 
-    @_of_policy
-    def add(self, request: Request) -> bool:
-        return bool(self._policy.add(request))
-
-    @_of_policy
-    def remove(self, request: Request) -> None:
-        self._policy.remove(request)
-
-    @_of_policy
-    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
-        return self._policy.decide(now, pressure)
-
-    @_of_policy
-    def take(self, dispatch: Dispatch) -> list[Request]:
-        return list(self._policy.take(dispatch))
-
-    @_of_policy
-    def put_back(self, requests: Sequence[Request]) -> None:
-        self._policy.put_back(requests)
-
-    @_of_policy
-    def waiting(self) -> list[Request]:
-        return list(self._policy.waiting())
-
-    @_of_policy
-    def demote(self, request: Request) -> bool:
-        return bool(self._policy.demote(request))
-
-    @_of_policy
-    def __repr__(self) -> str:
-        return repr(self._policy)
+    add = _held_method("add", bool)
+    remove = _held_method("remove")
+    decide = _held_method("decide")
+    take = _held_method("take", list)
+    put_back = _held_method("put_back")
+    waiting = _held_method("waiting", list)
+    demote = _held_method("demote", bool)
+    __repr__ = _held_method("__repr__")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import (
@@ -68,12 +69,6 @@ class Histogram:
         # Observations that are not counted yet; many are counted together.
         self.new: list[float] = []
 
-    def observe(self, value: float) -> None:
-        new = self.new
-        new.append(value)
-        if len(new) >= MOST_NEW:
-            self.count_new()
-
     def observe_all(self, values: Iterable[float]) -> None:
         values = sorted(values)
         if not values:
@@ -124,7 +119,9 @@ class TimesOfOne(NamedTuple):
 
 class RequestTimes:
     def __init__(self) -> None:
-        self._series: dict[tuple[str, str, str], Histogram] = {}
+        # By endpoint, protocol and outcome.
+        self._series: defaultdict[tuple[str, str, str], Histogram]
+        self._series = defaultdict(partial(Histogram, TIME_BOUNDS_S))
         # By endpoint, protocol and status.
         self._new: defaultdict[tuple[str, str, int], list[float]] = defaultdict(list)
 
@@ -149,15 +146,8 @@ class RequestTimes:
     def count_new(self) -> None:
         for (endpoint, protocol, status), new in self._new.items():
             if new:
-                self._of(endpoint, protocol, status).observe_all(new)
+                self._series[endpoint, protocol, outcome_of(status)].observe_all(new)
                 new.clear()
-
-    def _of(self, endpoint: str, protocol: str, status: int) -> Histogram:
-        key = endpoint, protocol, outcome_of(status)
-        series = self._series.get(key)
-        if series is None:
-            series = self._series[key] = Histogram(TIME_BOUNDS_S)
-        return series
 
 
 def outcome_of(status: int) -> str:
@@ -206,7 +196,7 @@ class ItemTimes:
         last = now()
         yield
         arrived_at = now()
-        self.first.observe(arrived_at - last)
+        self.first.gather((arrived_at - last,))
         between = self.between
         new = between.new
         while True:
@@ -216,20 +206,3 @@ class ItemTimes:
             new.append(arrived_at - last)
             if len(new) >= MOST_NEW:
                 between.count_new()
-
-
-class StreamTimes:
-    def __init__(self) -> None:
-        self._times: dict[str, ItemTimes] = {}
-
-    def of(self, endpoint: str) -> ItemTimes:
-        times = self._times.get(endpoint)
-        if times is None:
-            times = self._times[endpoint] = ItemTimes()
-        return times
-
-    def keep(self, endpoints: Container[str]) -> None:
-        self._times = {name: times for name, times in self._times.items() if name in endpoints}
-
-    def __iter__(self) -> Iterator[tuple[str, ItemTimes]]:
-        return iter(self._times.items())

@@ -27,6 +27,7 @@ Invariants:
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -60,10 +61,8 @@ class State(Enum):
     """Its caller left."""
 
 
-_ENDS = frozenset({State.FINISHED, State.FAILED, State.DECLINED, State.CANCELLED})
-
 UNDER_WAY: Final = (State.PARKED, State.QUEUED, State.RUNNING)
-_WITHOUT_RESULT: Final = _ENDS - {State.FINISHED}
+_WITHOUT_RESULT: Final = frozenset({State.FAILED, State.DECLINED, State.CANCELLED})
 
 
 class RequestBatch:
@@ -84,65 +83,42 @@ class RequestBatch:
     on_left: Callable[[Request | None], object] | None
 
 
+@dataclass(slots=True, eq=False)
 class RequestOptions:
     """The options of one request: those of its call, its priority, cost and bucket key."""
 
     # In a queue of requests that are not all alike, each has its own record. Otherwise requests
     # share one, or have None.
 
-    __slots__ = (
-        "asked_priority",
-        "cost",
-        "deadline",
-        "delayed_at",
-        "due",
-        "home",
-        "key",
-        "metadata",
-        "model",
-        "number",
-        "options_factory",
-        "priority",
-        "queue_timeout_s",
-        "queue_timer",
-        "timer",
-        "waits_for_room",
-    )
+    deadline: float | None = None
+    metadata: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    priority: int = 1
+    cost: float = 1
+    # All requests of one batch have equal keys.
+    key: Hashable = None
+    # Its deadline, or that of its caller's scopes if it is earlier: batches are formed for it.
+    due: float | None = field(init=False)
+    # The `Member` that it prefers; None for no preference.
+    home: Any = field(default=None, init=False)
+    # The model that it needs; None for none.
+    model: str | None = field(default=None, init=False)
+    queue_timeout_s: float | None = field(default=None, init=False)
+    # Its position in the order of arrival; set by the queue.
+    number: int = field(default=0, init=False)
+    # When it was moved behind others because it had waited too long.
+    delayed_at: float | None = field(default=None, init=False)
+    # The level that its caller requested, if any.
+    asked_priority: int | None = field(default=None, init=False)
+    # The factory of this record; admission checks whether it is still the current one.
+    options_factory: object = field(default=None, init=False)
+    # Entries of the batcher's `Timers`, for its deadline and for its time in the queue.
+    timer: list[Any] | None = field(default=None, init=False)
+    queue_timer: list[Any] | None = field(default=None, init=False)
+    # Whether it waits for a place in a full queue, whatever `overload` says.
+    waits_for_room: bool = field(default=False, init=False)
 
-    def __init__(
-        self,
-        deadline: float | None = None,
-        metadata: Mapping[str, Any] = NOTHING,
-        priority: int = 1,
-        cost: float = 1,
-        key: Hashable = None,
-    ) -> None:
-        self.deadline = deadline
-        # Its deadline, or that of its caller's scopes if it is earlier: batches are formed for it.
-        self.due = deadline
-        self.metadata = metadata
-        self.priority = priority
-        self.cost = cost
-        # All requests of one batch have equal keys.
-        self.key = key
-        # The `Member` that it prefers; None for no preference.
-        self.home: Any = None
-        # The model that it needs; None for none.
-        self.model: str | None = None
-        self.queue_timeout_s: float | None = None
-        # Its position in the order of arrival; set by the queue.
-        self.number = 0
-        # When it was moved behind others because it had waited too long.
-        self.delayed_at: float | None = None
-        # The level that its caller requested, if any.
-        self.asked_priority: int | None = None
-        # The factory of this record; admission checks whether it is still the current one.
-        self.options_factory: object = None
-        # Entries of the batcher's `Timers`, for its deadline and for its time in the queue.
-        self.timer: list[Any] | None = None
-        self.queue_timer: list[Any] | None = None
-        # Whether it waits for a place in a full queue, whatever `overload` says.
-        self.waits_for_room = False
+    def __post_init__(self) -> None:
+        self.due = self.deadline
 
 
 class Returned(NamedTuple):
@@ -154,6 +130,7 @@ class Returned(NamedTuple):
     deaths: int = 0  # and how many of these times because its replica had died
 
 
+@dataclass(slots=True, init=False, eq=False, repr=False)
 class Request:
     """The request of one call: what the caller passed, and where its result goes.
 
@@ -169,19 +146,6 @@ class Request:
 
     # No constructor: a request is created for each call, and a Python-level __init__ would be the
     # most expensive part of it. `error`, `batch` and `options` are None until they are set.
-    __slots__ = (
-        "arrived_at",
-        "batch",
-        "context",
-        "error",
-        "item",
-        "options",
-        "returned",
-        "state",
-        "value",
-        "waiter",
-    )
-
     item: Any
     arrived_at: float
     context: Context

@@ -35,7 +35,7 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.batching.decorator.block import BatcherBlock, public_blocks
 from shoal.batching.handlers.annotations import Annotations, read_signature
-from shoal.core.histogram import LEFT, StreamTimes
+from shoal.core.histogram import LEFT
 from shoal.errors import ShoalError, ShutDown
 from shoal.failures.exceptions import own_copy
 from shoal.http.json.stream_forms import form_for
@@ -244,7 +244,7 @@ async def _answer_metrics(request: Request) -> Response:
     from shoal.observe.collector import ShoalCollector
 
     registry = CollectorRegistry()
-    registry.register(ShoalCollector(_statistics, tuple, StreamTimes()))
+    registry.register(ShoalCollector(_statistics, tuple, {}))
     ProcessCollector(registry=registry)
     encode, media_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(registry), headers={"content-type": media_type, **_FRESH})

@@ -27,7 +27,7 @@ from shoal.errors import NotOpen
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Sequence
 
     import trio
 
@@ -185,17 +185,28 @@ class Home:
         self.described = self.loop.described()
 
 
-def not_open_here(name: str, homes: Iterable[Home]) -> NotOpen:
+def not_open_here(name: str, homes: Sequence[Home], written: str = "...") -> NotOpen:
     """Returns the error for a caller in another event loop than those of open batchers."""
+    # `written` is how the program writes the batched function.
     here = EventLoop.here()
-    advice = (
-        "plain code calls it by:\n    with shoal.blocking(...) as call:\n        call(item)"
-        if here.is_none
-        else "each event loop opens its own batcher:\n"
-        "    async with shoal.open_batchers(...):\n        ..."
-    )
+    there = " and ".join(home.described for home in homes)
+    where = f"it is open in {there}, and " if homes else "it "
+    if here.is_none:
+        advice = (
+            f"plain code writes:\n    with shoal.blocking({written}) as call:\n"
+            "        ...  # call(item)\n"
+            "and in a thread of a program that has it open in an event loop: "
+            f"{written}.from_thread(item)"
+        )
+    else:
+        advice = (
+            "each event loop opens its own, around the calls:\n"
+            f"    async with shoal.open_batchers({written}):\n"
+            f"        ...  # {written}(item)\n"
+            "or open all batched functions at their first call, with one line in main:\n"
+            "    async with shoal.open_batchers():"
+        )
     return NotOpen(
-        f"{name} is not open in this event loop: it is open in "
-        f"{' and '.join(home.described for home in homes)}, and was called from "
+        f"{name} is not open in this event loop: {where}was called from "
         f"{here.described()}; {advice}"
     )

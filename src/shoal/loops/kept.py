@@ -49,13 +49,12 @@ class KeptBlock(Generic[T]):
         # Ends the keeper if the block is dropped. It starts no thread: it may run while the
         # interpreter shuts down, when a new thread would never begin.
         weakref.finalize(self, closing.set).atexit = False
-        self._keeper = keeper = _Keeper(opened, backend, closing)
         try:
-            keeper.start()
-            self.portal, self.value = keeper.entered.result()
+            entered, self._left = _keep(opened, backend, closing)
+            self.portal, self.value, self._loop_thread = entered.result()
         except BaseException:  # a Ctrl-C, too
             closing.set()
-            del self._keeper, keeper  # its error's traceback holds this frame
+            entered = None  # its error's traceback holds this frame
             raise
 
     def leave(
@@ -66,7 +65,7 @@ class KeptBlock(Generic[T]):
         # Modules may be empty when the interpreter ends, and no other thread runs any more.
         if self._is_ending() or os.getpid() != self._process:
             return
-        is_own = threading.get_ident() == self._keeper.loop_thread or waits_for_caller()
+        is_own = threading.get_ident() == self._loop_thread or waits_for_caller()
         is_dropped = kind is not None and issubclass(kind, GeneratorExit)
         if is_own and not is_dropped:
             raise WouldDeadlock(
@@ -76,42 +75,35 @@ class KeptBlock(Generic[T]):
         self.closing.set()
         if is_dropped and (is_own or EventLoop.is_in_thread()):
             return
-        left = self._keeper.left
+        left = self._left
         try:
             left.result()
         finally:
-            del left, self._keeper  # its error's traceback holds this frame
+            del left, self._left  # its error's traceback holds this frame
 
 
-class _Keeper(Generic[T]):
-    """A thread that enters the event loop and the block, and leaves them on a signal."""
+def _keep(
+    opened: AbstractAsyncContextManager[T], backend: str, closing: threading.Event
+) -> tuple[Future[tuple[BlockingPortal, T, int]], Future[None]]:
+    """Starts a thread that enters the event loop and the block, and leaves them on a signal."""
+    # The portal, the value of the block and the loop's thread, or the error of entering.
+    entered: Future[tuple[BlockingPortal, T, int]] = Future()
+    # Done when all is left, with the error of leaving.
+    left: Future[None] = Future()
 
-    def __init__(
-        self, opened: AbstractAsyncContextManager[T], backend: str, closing: threading.Event
-    ) -> None:
-        self._opened = opened
-        self._backend = backend
-        self._closing = closing
-        self.loop_thread: int | None = None
-        # The portal and the value of the block, or the error of entering.
-        self.entered: Future[tuple[BlockingPortal, T]] = Future()
-        # Done when all is left, with the error of leaving.
-        self.left: Future[None] = Future()
-
-    def start(self) -> None:
-        """Starts the thread, in a copy of the caller's context."""
-        target = partial(copy_context().run, self._run)
-        threading.Thread(target=target, name="shoal keeps a block", daemon=True).start()
-
-    def _run(self) -> None:
+    def keep() -> None:
         try:
             with ExitStack() as stack:
-                portal = stack.enter_context(start_blocking_portal(self._backend))
-                self.loop_thread = portal.call(threading.get_ident)
-                value = stack.enter_context(portal.wrap_async_context_manager(self._opened))
-                self.entered.set_result((portal, value))
-                self._closing.wait()
+                portal = stack.enter_context(start_blocking_portal(backend))
+                thread = portal.call(threading.get_ident)
+                value = stack.enter_context(portal.wrap_async_context_manager(opened))
+                entered.set_result((portal, value, thread))
+                closing.wait()
         except BaseException as error:
-            (self.left if self.entered.done() else self.entered).set_exception(error)
+            (left if entered.done() else entered).set_exception(error)
         else:
-            self.left.set_result(None)
+            left.set_result(None)
+
+    target = partial(copy_context().run, keep)
+    threading.Thread(target=target, name="shoal keeps a block", daemon=True).start()
+    return entered, left

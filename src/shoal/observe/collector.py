@@ -44,7 +44,6 @@ if TYPE_CHECKING:
         HistogramSnapshot,
         ItemTimes,
         RequestTimes,
-        StreamTimes,
     )
 
 
@@ -65,7 +64,7 @@ class ShoalCollector(Collector):
     # statistics of each batcher.
     batchers: Callable[[], Iterable[tuple[str, str, BatcherStatistics]]]
     times: Callable[[], Iterable[RequestTimes]]  # counted in several places
-    streams: StreamTimes
+    streams: Mapping[str, ItemTimes]
     status: Callable[[], Status | None] = lambda: None  # None without a controller
     starts: Callable[[], Mapping[str, Any]] = dict  # by backend, its `ReplicaFailures`
     # Set before a scrape; listeners are empty with another server.
@@ -75,7 +74,7 @@ class ShoalCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield self._request_times()
         yield from self._of_batchers()
-        streams = [((name,), times) for name, times in self.streams]
+        streams = [((name,), times) for name, times in self.streams.items()]
         for name, help_, of_stream in _STREAM_HISTOGRAMS:
             found = [(where, of_stream(times).snapshot()) for where, times in streams]
             yield _histogram(name, help_, ("endpoint",), found)

@@ -633,7 +633,7 @@ async def test_the_items_of_streams_are_timed(is_plain):
         socket.say(id=1, item=1)
         while "end" not in await socket.read():
             pass
-        ((name, times),) = socket.app._shared.streams
+        ((name, times),) = socket.app._shared.streams.items()
         first, between = times.first.snapshot(), times.between.snapshot()
         assert (name, first.total, between.total) == ("slow", 1, 2)
         assert (first.sum, between.sum) == (pytest.approx(2), pytest.approx(0.4))

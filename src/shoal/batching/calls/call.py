@@ -118,7 +118,7 @@ class UnaryCall(Generic[P, R]):
         return self._find(), args
 
     def _elsewhere(self, intake: Intake) -> Entry:
-        raise intake.refusals.elsewhere()
+        raise intake.elsewhere()
 
     @overload
     def map(
@@ -384,15 +384,14 @@ def retrying(
 
 
 def _refuse_streams(call: Any) -> None:
-    if not callable(call):
-        raise TypeError(f"retrying() takes an async function, not {call!r}")
     if (
-        isinstance(call, StreamCall)
+        not callable(call)
+        or isinstance(call, StreamCall)
         or inspect.isasyncgenfunction(call)
         or inspect.isgeneratorfunction(call)
     ):
         raise TypeError(
-            f"retrying() takes a call that is awaited, but {call!r} returns a stream, which can be "
-            "refused only when it is entered; retry entering it in a loop of your own:\n"
+            f"retrying() takes an async function, not {call!r}; a call that returns a stream can "
+            "be refused only when it is entered, so retry entering it in a loop of your own:\n"
             "    async with call(item) as stream: ..."
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 from anyio.lowlevel import checkpoint
 
-from shoal.batching.calls.groups import Splitting, all_results, any_failed, clear_errors
+from shoal.batching.calls.groups import all_results, any_failed, clear_errors, outcome_of, parts_of
 from shoal.batching.calls.intake import result_of
 from shoal.batching.calls.leaving import CallerLeft, leave, run_unless_left
 from shoal.batching.calls.separate import SeparateCalls
@@ -67,7 +67,6 @@ class Entry:
         else:
             self._sharing = self._sharing or Sharing(self.intake, self._counters)
             self._sharing.configure(options)
-        self._splitting = Splitting(self.intake.name, options, self.options_factory)
         self.needs_options = (
             self.options_factory.of_each
             or options.request_timeout_s is not None
@@ -89,14 +88,15 @@ class Entry:
         """Makes a call with bound arguments; raises `CallerLeft` if `when_left` reports it."""
         intake, request = self.intake, None
         try:
+            if self._divides:
+                asked = call_options or NO_CALL_OPTIONS
+                run = partial(self._map, [item], [asked], return_exceptions=False)
+                [value] = await (run() if when_left is None else run_unless_left(when_left, run))
+                return value
             options = None
             if call_options is not None or self.needs_options:
                 asked = call_options or NO_CALL_OPTIONS
                 options = self._request_options_of(item, asked, self.now())
-            if self._divides:
-                assert options is not None
-                run = partial(self._call_divided, item, options, call_options or NO_CALL_OPTIONS)
-                return await (run() if when_left is None else run_unless_left(when_left, run))
             sharing = self._sharing
             if sharing is None or (call_options is not None and not call_options.share):
                 request = intake.enter(item, options)
@@ -121,7 +121,7 @@ class Entry:
         finally:
             if when_left is not None:
                 when_left(None)
-        raise intake.refusals.elsewhere()
+        raise intake.elsewhere()
 
     def map_plan(self, call_options: CallOptions | None, *, as_completed: bool) -> MapPlan:
         async def call_all(*columns: Sequence[Any]) -> list[Any]:
@@ -178,19 +178,21 @@ class Entry:
         except Exception:
             await checkpoint()
             raise
-        return await self.begin_all(items, call_options, return_exceptions=return_exceptions)
+        return await self.call_all(items, call_options, return_exceptions=return_exceptions)
 
-    def begin_all(
+    async def call_all(
         self, items: list[Any], call_options: CallOptions | None, *, return_exceptions: bool
-    ) -> Coroutine[Any, Any, list[Any]]:
+    ) -> list[Any]:
+        self.intake.check_loop()
+        self.intake.adopt()
         if call_options is None and not self.needs_options:
-            return self._map_alike(items, return_exceptions=return_exceptions)
+            return await self._map_alike(items, return_exceptions=return_exceptions)
         sharing = self._shared_for(call_options)
         if sharing is not None:
             options_of = partial(self.options_of, call_options=call_options)
-            return sharing.map(items, options_of, return_exceptions=return_exceptions)
+            return await sharing.map(items, options_of, return_exceptions=return_exceptions)
         asked = repeat(call_options or NO_CALL_OPTIONS)
-        return self._map(items, asked, return_exceptions=return_exceptions)
+        return await self._map(items, asked, return_exceptions=return_exceptions)
 
     async def outcomes_of(
         self,
@@ -241,27 +243,6 @@ class Entry:
     ) -> RequestOptions:
         return self.options_factory.of(item, call_options, now, anyio.current_effective_deadline())
 
-    async def _call_divided(
-        self, item: Any, options: RequestOptions, call_options: CallOptions
-    ) -> Any:
-        """Makes one call with one or several requests; the first that fails ends it."""
-        splitting = self._splitting
-        queued = self.intake.former.cost_beside(options)
-        parts = splitting.parts(item, options, call_options, self.now(), queued)
-        if len(parts) > 1:
-            self._count_split(parts)
-        requests = self.intake.enter_parts(parts)
-        waiter: GroupWaiter = requests[0].waiter
-        waiter.has_failed = partial(any_failed, requests)
-        await self._wait_for(requests)
-        for request in requests:
-            if request.error is None:
-                self.intake.abandon(request)
-        try:
-            return splitting.joined(requests)
-        finally:
-            clear_errors(requests)
-
     async def _wait_for(self, requests: Sequence[Request]) -> None:
         """Waits until all have ended, or one part has failed; drops them if it is cancelled."""
         try:
@@ -276,11 +257,6 @@ class Entry:
                     self.intake.former.overdue.forget(request)
 
     async def _map_alike(self, items: list[Any], *, return_exceptions: bool) -> list[Any]:
-        self.intake.check_loop()
-        self.intake.adopt()
-        if self.needs_options:  # configured since
-            asked = repeat(NO_CALL_OPTIONS)
-            return await self._map(items, asked, return_exceptions=return_exceptions)
         if not items:
             await checkpoint()
             return []
@@ -310,7 +286,7 @@ class Entry:
         self.intake.check_loop()
         self.intake.adopt()
         divided = self._divided_or_error if return_exceptions else self._divided
-        splitting = self._splitting  # others may come while it waits
+        join = self.options.join  # it may change while this waits
         now, entering = self.now(), dict[Hashable, float]()
         # A call that can't be made has its error in place of its parts.
         calls: list[list[Part] | Exception] = []
@@ -328,10 +304,16 @@ class Entry:
             if not requests:
                 await checkpoint()
                 return calls.copy()
+            if len(items) == 1:  # the first part that fails ends it
+                requests[0].waiter.has_failed = partial(any_failed, requests)
             await self._wait_for(requests)
+            if len(items) == 1:
+                for request in requests:
+                    if request.error is None:
+                        self.intake.abandon(request)
             rest = iter(requests)
             outcomes = [
-                splitting.outcome(list(islice(rest, len(one))))
+                outcome_of(list(islice(rest, len(one))), join)
                 if isinstance(one, list)
                 else (None, one)
                 for one in calls
@@ -354,12 +336,9 @@ class Entry:
         queued = entering.get(options.key)
         if queued is None:
             queued = self.intake.former.cost_beside(options)
-        parts = self._splitting.parts(item, options, call_options, now, queued)
+        parts = parts_of(item, options, call_options, self.options_factory, now, queued)
         if len(parts) > 1:
-            self._count_split(parts)
+            self._counters.split_calls += 1
+            self._counters.split_requests += len(parts)
         entering[options.key] = queued + options.cost
         return parts
-
-    def _count_split(self, parts: list[Part]) -> None:
-        self._counters.split_calls += 1
-        self._counters.split_requests += len(parts)

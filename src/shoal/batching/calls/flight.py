@@ -8,7 +8,8 @@ back, as the only reader of a stream does, and then fails alone.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from shoal.batching.stream_buffer import StreamBuffer
 from shoal.core.request import RequestBatch, State
@@ -79,35 +80,29 @@ REPLAYED_MOST: Final = 1024
 """How many items of a stream are kept for readers that join it later."""
 
 
+@dataclass(eq=False)
 class SharedBuffer:
     """The waiter of a request that readers share; a `StreamBuffer` for the engine."""
 
-    waiter = None
-    watch = None
-    passes_on = None
+    waiter: ClassVar = None
+    watch: ClassVar = None
+    passes_on: ClassVar = None
 
-    def __init__(
-        self,
-        parking: Parking,
-        capacity: int,
-        flight: Flight,
-        *,
-        ended: Callable[[], object],
-        overflowed: Callable[[], object],
-        fail: Callable[[Request, Exception], object],
-    ) -> None:
-        self.parking = parking
-        self.capacity = capacity
-        # Takes the items of the engine; its length is that of the longest buffer of a reader.
-        self.items = self
-        # The items so far; None if they are not kept any more.
-        self.history: list[Any] | None = []
-        self.has_sent = False
-        self.hold: Any = None
-        self.flight = flight
-        self._ended = ended
-        self._overflowed = overflowed
-        self._fail = fail
+    parking: Parking
+    capacity: int
+    flight: Flight
+    ended: Callable[[], object]
+    overflowed: Callable[[], object]
+    fail: Callable[[Request, Exception], object]
+    # The items so far; None if they are not kept any more.
+    history: list[Any] | None = field(default_factory=list[Any])
+    has_sent: bool = False
+    hold: Any = None
+
+    @property
+    def items(self) -> SharedBuffer:
+        """Itself: takes the items of the engine; its length is that of the longest buffer."""
+        return self
 
     def buffer_of_new_reader(self) -> StreamBuffer:
         assert self.history is not None
@@ -118,7 +113,7 @@ class SharedBuffer:
             self.history.append(item)
             if len(self.history) > REPLAYED_MOST:
                 self.history = None
-                self._overflowed()
+                self.overflowed()
         for buffer in self._buffers():
             buffer.items.append(item)
             buffer.has_sent = True
@@ -130,7 +125,7 @@ class SharedBuffer:
     def wake(self) -> None:
         """Ends the streams if the request has ended; the readers already have its items."""
         if self.flight.leader.batch is None and not self.flight.waits:
-            self._ended()
+            self.ended()
 
     def offer(self) -> None:
         # `append` has offered the item to each reader.
@@ -162,7 +157,7 @@ class SharedBuffer:
         """Fails the readers with full buffers; returns True."""
         for request in list(self.flight.members):
             if len(request.waiter.items) >= self.capacity:
-                self._fail(request, error())
+                self.fail(request, error())
         return True
 
     def _buffers(self) -> list[StreamBuffer]:
@@ -173,7 +168,4 @@ class SharedBuffer:
 
 
 def filled_buffer(parking: Parking, capacity: int, items: list[Any]) -> StreamBuffer:
-    buffer = StreamBuffer(parking, capacity)
-    buffer.items = deque(items)
-    buffer.has_sent = bool(items)
-    return buffer
+    return StreamBuffer(parking, capacity, deque(items), has_sent=bool(items))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shoal.core.request import State
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from shoal.core.forming.call_options import CallOptions, RequestOptionsFactory
-    from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request, RequestOptions
     from shoal.loops.parking import Parking
 
@@ -86,63 +85,57 @@ class Part(NamedTuple):
     options: RequestOptions
 
 
-class Splitting:
-    def __init__(
-        self, name: str, options: BatchOptions, options_factory: RequestOptionsFactory
-    ) -> None:
-        self._name = name
-        self._most_cost = options.batch_limit.cost
-        self._split = options.split
-        self._join = options.join
-        self._options_factory = options_factory
+def parts_of(
+    item: Any,
+    whole: RequestOptions,
+    call_options: CallOptions,
+    options_factory: RequestOptionsFactory,
+    now: float,
+    ahead: float,
+) -> list[Part]:
+    """Splits an item that does not fit into one batch; raises what ``split`` raises."""
+    # `ahead` is the cost of the requests in front of it.
+    split, most = options_factory.options.split, options_factory.limit_cost
+    room = most - ahead % most
+    parts = [Part(item, whole)]
+    if split is not None and whole.cost > room:
+        parts = [
+            Part(part, options_factory.of(part, call_options, now))
+            for part in _checked(options_factory.name, split(item, room))
+        ]
+    for part in parts:
+        # All parts have the item's deadline and bucket.
+        part.options.deadline, part.options.due = whole.deadline, whole.due
+        part.options.key = whole.key
+        if part.options.cost > most:
+            raise options_factory.refusal(part.options.cost)
+    return parts
 
-    def parts(
-        self, item: Any, whole: RequestOptions, call_options: CallOptions, now: float, ahead: float
-    ) -> list[Part]:
-        """Splits an item that does not fit into one batch; raises what ``split`` raises."""
-        # `ahead` is the cost of the requests in front of it.
-        room = self._most_cost - ahead % self._most_cost
-        parts = [Part(item, whole)]
-        if self._split is not None and whole.cost > room:
-            parts = [
-                Part(part, self._options_factory.of(part, call_options, now))
-                for part in self._checked(self._split(item, room))
-            ]
-        for part in parts:
-            # All parts have the item's deadline and bucket.
-            part.options.deadline, part.options.due = whole.deadline, whole.due
-            part.options.key = whole.key
-            if part.options.cost > self._most_cost:
-                raise self._options_factory.refusal(part.options.cost)
-        return parts
 
-    def joined(self, requests: Sequence[Request]) -> Any:
+def _checked(name: str, given: Any) -> list[Any]:
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given:
+        raise TypeError(
+            f"split of {name} must give back a list of parts, at least one, not {given!r:.80}"
+        )
+    # A copy, since user functions run while it is iterated.
+    parts: Sequence[Any] = given  # pyright: ignore[reportUnknownVariableType]
+    return list(parts)
+
+
+def outcome_of(requests: Sequence[Request], join: Callable[[list[Any]], Any] | None) -> Outcome:
+    """Joins the results of an item's parts; clears the errors of the requests."""
+    try:
         for request in requests:
             if request.error is not None:
                 raise request.error
         if len(requests) == 1:
-            return requests[0].value
-        join = cast("Callable[[list[Any]], Any]", self._join)
-        return join([request.value for request in requests])
-
-    def outcome(self, requests: Sequence[Request]) -> Outcome:
-        """Returns what `joined` returns or raises, and clears the errors of the requests."""
-        try:
-            return self.joined(requests), None
-        except Exception as error:
-            return None, error
-        finally:
-            clear_errors(requests)
-
-    def _checked(self, given: Any) -> list[Any]:
-        if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given:
-            raise TypeError(
-                f"split of {self._name} must give back a list of parts, at least one, "
-                f"not {given!r:.80}"
-            )
-        # A copy, since user functions run while it is iterated.
-        parts: Sequence[Any] = given  # pyright: ignore[reportUnknownVariableType]
-        return list(parts)
+            return requests[0].value, None
+        assert join is not None
+        return join([request.value for request in requests]), None
+    except Exception as error:
+        return None, error
+    finally:
+        clear_errors(requests)
 
 
 def all_results(outcomes: list[Outcome], *, return_exceptions: bool) -> list[Any]:

@@ -63,11 +63,13 @@ class Intake:
         self.former = former
         self.configure(former.options)
         self.deadlines = Deadlines(parking, former.overdue, self.expire)
-        self.refusals = CallErrors(name, counters, is_blocked_by)
-        self.home = self.refusals.home
+        self.home = Home()
+        # The error that broke the batcher.
+        self.failure: BaseException | None = None
         self.soon = parking.soon
         self.ring = ring
         self._adopt = adopt
+        self._is_blocked_by = is_blocked_by
         self.parking = parking
         self._counters = counters
         self._batches = former.batches
@@ -87,7 +89,7 @@ class Intake:
     def enter(self, item: Any, options: RequestOptions | None, waiter: Any = None) -> Request:
         """Makes a request and adds it to the queue; the caller must `park` at once."""
         if self._batches and running_batch.get(None) is not None:
-            self.refusals.refuse_blocked()
+            self.refuse_blocked()
         request = self.new_request(item, options, waiter, self._now())
         former = self.former
         if former.live < former.unchecked_below:  # none is parked
@@ -122,7 +124,7 @@ class Intake:
     def enter_stream(self, item: Any, options: RequestOptions | None) -> tuple[Intake, Request]:
         """Adds the request of a stream to the queue; its waiter is the stream's buffer."""
         if not self.parking.seems_here():
-            raise self.refusals.elsewhere()
+            raise self.elsewhere()
         buffer = StreamBuffer(self.parking, self.former.options.stream_buffer)
         return self, self.enter(item, options, buffer)
 
@@ -131,7 +133,7 @@ class Intake:
     ) -> list[Request]:
         """Adds all requests or none; their common waiter must be awaited at once."""
         self.check_loop()
-        self.refusals.refuse_blocked()
+        self.refuse_blocked()
         waiter = GroupWaiter(self.parking, len(items))
         former = self.former
         if options is None and former.live + len(items) <= former.unchecked_below:
@@ -142,11 +144,11 @@ class Intake:
         requests = [self.new_request(item, asked, waiter, now) for item, asked in pairs]
         first = requests[0]
         if first.deadline is not None and first.deadline <= first.arrived_at:
-            raise self.refusals.late(requests)
+            raise self.late(requests)
         for request in requests:
             asked = request.options
             if asked is None or asked.options_factory is not self.options_factory:
-                self._renew(request)
+                self.options_factory.renew(request)
         self._admit_all(requests)
         for request in requests:
             self.deadlines.watch(request)
@@ -190,31 +192,23 @@ class Intake:
         former = self.former
         is_free = former.admits_freely and former.live < former.bound
         if not is_free and not self.parking.seems_here():
-            raise self.refusals.elsewhere()
+            raise self.elsewhere()
         if former.awaits_change:
             self._adopt()
         options = request.options
         if options is None or options.options_factory is not self.options_factory:
-            self._renew(request)
+            self.options_factory.renew(request)
             options = request.options
         deadline = None if options is None else options.deadline
         if deadline is not None and deadline <= request.arrived_at:
-            raise self.refusals.late((request,))
-
-    def _renew(self, request: Request) -> None:
-        error = self.options_factory.renew(request)
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error  # its traceback holds this frame
+            raise self.late((request,))
 
     def _settle(self, admission: Admission, request: Request) -> None:
         """Handles the outcome of an admission; raises if the request was refused."""
         if admission.refusal is not None:
-            raise self.refusals.not_admitted(admission.refusal, (request,))
+            raise self.not_admitted(admission.refusal, (request,))
         if admission.victim is not None:
-            admission.victim.error = self.refusals.shed(admission.victim, request.arrived_at)
+            admission.victim.error = self.shed(admission.victim, request.arrived_at)
             self.parking.wake_all((admission.victim,))
         if admission.ring:
             self.ring()
@@ -222,7 +216,7 @@ class Intake:
     def _admit_all(self, requests: list[Request]) -> None:
         refusal = self.former.refusal_of(requests)
         if refusal is not None:
-            raise self.refusals.not_admitted(refusal, requests)
+            raise self.not_admitted(refusal, requests)
         for index, request in enumerate(requests):
             try:
                 self._settle(self.former.admit(request), request)
@@ -230,13 +224,13 @@ class Intake:
                 for other in requests[:index]:
                     if other.state in (QUEUED, PARKED):
                         self.former.leave(other, State.FAILED)
-                self.refusals.count_rejected([one for one in requests if one is not request])
+                self.count_rejected([one for one in requests if one is not request])
                 raise
 
     def check_loop(self) -> None:
         """Raises `NotOpen` or `BatcherClosed` if the caller is not in the batcher's event loop."""
         if not self.home.loop.is_here:
-            raise self.refusals.elsewhere()
+            raise self.elsewhere()
 
     def abandon(self, request: Request, why: Unserved = "cancelled") -> None:
         """Drops a request that its caller has left; only its error if it has ended already."""
@@ -255,7 +249,7 @@ class Intake:
             if batch.on_left is not None:
                 batch.on_left(request)
         else:
-            self.refusals.notify_left((request,), why, self._now())
+            self.notify_left((request,), why, self._now())
             if self.former.leave(request):
                 self.ring()
 
@@ -269,7 +263,6 @@ class Intake:
         self.parking.wake_all((request,))
 
     def close(self) -> None:
-        self.refusals.closed = True
         self.former.close()
         self.ring()
 
@@ -283,7 +276,7 @@ class Intake:
 
     def fail(self, requests: Iterable[Request], failure: BaseException | None) -> None:
         """Fails requests, and all later calls, because the batcher has stopped."""
-        self.refusals.failure = failure
+        self.failure = failure
         self.takes_back = False
         self.stop(requests)
 
@@ -293,68 +286,46 @@ class Intake:
             if (batch := request.batch) is not None:
                 batch.active -= 1
                 request.batch = None
-            self.fail_one(request, self.refusals.stopped())
+            self.fail_one(request, self.stopped())
 
     def fail_one(self, request: Request, error: Exception) -> None:
         request.error = error
         self._counters.failed += 1
         self.parking.wake_all((request,))
 
-
-def result_of(request: Request) -> Any:
-    if request.error is None:
-        return request.value
-    try:
-        raise request.error
-    finally:
-        request.error = None  # its traceback holds this frame
-
-
-class CallErrors:
-    """Makes the errors for one batcher's calls, and counts those that are never queued."""
-
-    def __init__(
-        self, name: str, counters: Counters, is_blocked_by: Callable[[Batch], bool]
-    ) -> None:
-        self.home = Home()
-        self.closed = False
-        # The error that broke the batcher.
-        self.failure: BaseException | None = None
-        self._name = name
-        self._counters = counters
-        self._is_blocked_by = is_blocked_by
+    # The errors for calls. Those that are never queued are counted with them.
 
     def elsewhere(self) -> ShoalError:
-        return self.stopped() if self.closed else not_open_here(self._name, [self.home])
+        return self.stopped() if self.former.closed else not_open_here(self.name, [self.home])
 
     def stopped(self) -> BatcherClosed:
         if self.failure is None:
-            return BatcherClosed(f"{self._name} is closed")
-        error = BatcherClosed(f"{self._name} stopped: {shown(self.failure)}")
+            return BatcherClosed(f"{self.name} is closed")
+        error = BatcherClosed(f"{self.name} stopped: {shown(self.failure)}")
         error.__cause__ = self.failure
         return error
 
     def not_admitted(self, why: str, requests: Sequence[Request]) -> ShoalError:
         self.count_rejected(requests)
-        if self.closed:
+        if self.former.closed:
             return self.stopped()
-        return Overloaded(f"{self._name} is overloaded: {why}")
+        return Overloaded(f"{self.name} is overloaded: {why}")
 
     def count_rejected(self, requests: Sequence[Request]) -> None:
-        if not self.closed:
+        if not self.former.closed:
             self._counters.rejected += len(requests)
             self.notify_left(requests, "rejected")
 
     def shed(self, request: Request, now: float) -> Overloaded:
         self._counters.shed += 1
         self.notify_left((request,), "shed", now)
-        return Overloaded(f"{self._name} is overloaded, and has shed this request for another one")
+        return Overloaded(f"{self.name} is overloaded, and has shed this request for another one")
 
     def late(self, requests: Sequence[Request]) -> DeadlineExceeded:
         """Returns the error for requests with a deadline that passed before they are queued."""
         self._counters.expired += len(requests)
         self.notify_left(requests, "expired")
-        return DeadlineExceeded(f"a call to {self._name} was made after its deadline")
+        return DeadlineExceeded(f"a call to {self.name} was made after its deadline")
 
     def notify_left(
         self, requests: Sequence[Request], why: Unserved, now: float | None = None
@@ -364,7 +335,7 @@ class CallErrors:
             return
         for request in requests:
             at = request.arrived_at if now is None else now
-            observers.notify(methodcaller("request_left", self._name, request, why, at))
+            observers.notify(methodcaller("request_left", self.name, request, why, at))
 
     def refuse_blocked(self) -> None:
         """Raises `WouldDeadlock` for a call that would wait for the handler that makes it."""
@@ -372,10 +343,19 @@ class CallErrors:
         if batch is None or not self._is_blocked_by(batch):
             return
         raise WouldDeadlock(
-            f"the handler of {self._name} calls its own batcher, and waits for a slot while its "
+            f"the handler of {self.name} calls its own batcher, and waits for a slot while its "
             "batch has the only one: it would wait for ever; allow more slots, "
             "max_concurrent_batches=2, or call the plain function that does the work"
         )
+
+
+def result_of(request: Request) -> Any:
+    if request.error is None:
+        return request.value
+    try:
+        raise request.error
+    finally:
+        request.error = None  # its traceback holds this frame
 
 
 class Deadlines:

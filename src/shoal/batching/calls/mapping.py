@@ -53,16 +53,8 @@ class DelegatingCoroutine(Coroutine[Any, Any, V]):
     def send(self, value: Any, /) -> Any:
         return self._coroutine.send(value)
 
-    def throw(
-        self,
-        kind: Any,
-        value: BaseException | object = None,
-        traceback: Any = None,
-        /,
-    ) -> Any:
-        if value is None and traceback is None:
-            return self._coroutine.throw(kind)
-        return self._coroutine.throw(kind, value, traceback)
+    def throw(self, *error: Any) -> Any:
+        return self._coroutine.throw(*error)
 
     def close(self) -> None:
         self._coroutine.close()
@@ -85,13 +77,9 @@ class MapCall(DelegatingCoroutine["list[R]"], AsyncIterator[R], Generic[R]):
     ``async with f.map(items) as results: async for result in results: ...``.
     """
 
-    _size: int | None = None
-    _as_completed = False
-    _returns = False
-    _progress: Progress = False
     _window: MapWindow | None = None
     _made: Coroutine[Any, Any, list[R]] | None = None
-    _is_over = False
+    _is_over = True  # until it is made: an option may be refused
     _is_busy = False
     _done = 0
     _awaited: int | None = None
@@ -110,16 +98,11 @@ class MapCall(DelegatingCoroutine["list[R]"], AsyncIterator[R], Generic[R]):
         self._columns = columns
         self._plan = plan
         self._at_once = at_once
-        if options:
-            self._take(options)
-
-    def _take(self, options: MapKeywords) -> None:
-        self._is_over = True  # if one of them is refused
         window = options.get("window")
         self._size = None if window is None else whole("window", window, least=1)
         self._as_completed = yes_or_no("as_completed", options.get("as_completed", False))
         self._returns = yes_or_no("return_exceptions", options.get("return_exceptions", False))
-        self._progress = checked_progress(options.get("progress", False))
+        self._progress: Progress = checked_progress(options.get("progress", False))
         self._is_over = False
 
     # As a coroutine.
@@ -239,7 +222,7 @@ class MapCall(DelegatingCoroutine["list[R]"], AsyncIterator[R], Generic[R]):
         self.leave()
         await anyio.lowlevel.checkpoint()
         if self._window is not None:
-            await self._window.wait_ended()
+            await self._window.ended.wait()
 
     def leave(self) -> None:
         self._is_over = True

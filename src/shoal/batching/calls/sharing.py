@@ -23,6 +23,7 @@ metadata of their calls: its ``user_context``, as in a call over HTTP, or else a
 
 from __future__ import annotations
 
+from copy import copy
 from functools import partial
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
@@ -83,7 +84,6 @@ def _bytes_of(name: str, value: Any) -> bytes:
 _MISSING: Final = object()
 _NO_BUFFER: Final = object()
 """The waiter of a stream's request that has no buffer yet."""
-RUNNING = State.RUNNING
 
 
 class Sharing:
@@ -125,7 +125,7 @@ class Sharing:
     def enter(self, item: Any, options: RequestOptions | None, waiter: Any = None) -> Request:
         """Makes the request of one call, like `Intake.enter`; it may have ended already."""
         intake = self._intake
-        intake.refusals.refuse_blocked()
+        intake.refuse_blocked()
         key = self._key(item, options)
         request = intake.new_request(item, options, waiter, intake.parking.now())
         value = self._results.get(key, _MISSING) if self._cache is not None else _MISSING
@@ -136,7 +136,7 @@ class Sharing:
             return request
         deadline = None if options is None else options.deadline
         if deadline is not None and deadline <= request.arrived_at:
-            raise intake.refusals.late((request,))
+            raise intake.late((request,))
         flight = self._flights.get(key)
         if flight is None or _waits_for_caller(flight):
             flight = self._begun(key, item, options, streams=waiter is _NO_BUFFER)
@@ -152,7 +152,7 @@ class Sharing:
         """Makes the request of a stream, like `Intake.enter_stream`; it may have ended already."""
         intake = self._intake
         if not intake.parking.seems_here():
-            raise intake.refusals.elsewhere()
+            raise intake.elsewhere()
         request = self.enter(item, options, _NO_BUFFER)
         if request.waiter is _NO_BUFFER:  # it was answered from the cache
             capacity = intake.former.options.stream_buffer
@@ -255,9 +255,7 @@ def _without_limits(options: RequestOptions | None) -> RequestOptions | None:
     """Returns the options of the shared request, from those of the first call."""
     if options is None:
         return None
-    own = type(options).__new__(type(options))
-    for name in options.__slots__:
-        setattr(own, name, getattr(options, name, None))  # some are set in the queue only
+    own = copy(options)
     own.deadline = own.queue_timeout_s = own.timer = own.queue_timer = None
     return own
 

@@ -276,7 +276,7 @@ class ResultStream(Generic[R_co]):
             # Another event loop raises these for a wait of this one.
             if not isinstance(error, (TypeError, RuntimeError)) or self._intake.home.loop.is_here:
                 raise
-            raise self._intake.refusals.elsewhere() from error
+            raise self._intake.elsewhere() from error
         if items:
             item: R_co = items.popleft()
             if buffer.hold is not None:
@@ -332,7 +332,7 @@ class ResultStream(Generic[R_co]):
     def _begin(self) -> Request:
         self._intake, request = self._make()
         self._request = request
-        request.waiter.watch = watch = Watch(self, _dropped)
+        request.waiter.watch = watch = Watch(self, Watch.dropped)
         watch.intake = self._intake
         watch.request = request
         return request
@@ -389,7 +389,3 @@ async def _refused(error: Exception) -> None:
     """Executes a checkpoint for a stream with a request that could not be made."""
     if not isinstance(error, NotOpen):  # that may be raised in another event loop, or in none
         await anyio.lowlevel.checkpoint()
-
-
-def _dropped(watch: Any) -> None:
-    watch.dropped()

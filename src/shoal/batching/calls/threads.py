@@ -7,6 +7,7 @@ has none, and its start would take a sixth longer.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from shoal.batching.current import calls_from_thread
@@ -95,6 +96,7 @@ def _not_one(name: str, number: int) -> NotOpen:
     )
 
 
+@dataclass(eq=False)
 class ThreadStream(Generic[R_co]):
     """A stream of results for plain code: ``with ... as stream: for item in stream: ...``.
 
@@ -102,20 +104,14 @@ class ThreadStream(Generic[R_co]):
     request.
     """
 
-    # `run` runs a function in the event loop and waits for it; `leave` leaves the stream. `block`
-    # is the code that enters the stream, for an error.
-    def __init__(
-        self,
-        open_: Callable[[], ResultIterator],
-        run: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any],
-        leave: Callable[[Any], object],
-        block: str = "with ... as stream: for item in stream: ...",
-    ) -> None:
-        self._open = open_
-        self._run = run
-        self._leave = leave
-        self._block = block
-        self._stream: ResultIterator | None = None
+    _open: Callable[[], ResultIterator]
+    # Runs a function in the event loop, and waits for it.
+    _run: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]
+    # Leaves the stream.
+    _leave: Callable[[Any], object]
+    # The code that enters the stream, for an error.
+    _block: str = "with ... as stream: for item in stream: ..."
+    _stream: ResultIterator | None = None
 
     def __enter__(self) -> Self:
         if self._stream is None:

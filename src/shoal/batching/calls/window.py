@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -106,15 +107,13 @@ class FedSource:
         window.notify()
 
 
+@dataclass(slots=True, eq=False)
 class _Chunk:
-    __slots__ = ("deadline", "first", "items", "outcomes")
-
-    def __init__(self, first: int, items: list[Any]) -> None:
-        self.first = first
-        self.items = items
-        # That of the scope in which the items were taken.
-        self.deadline = anyio.current_effective_deadline()
-        self.outcomes: list[Any] | None = None
+    first: int
+    items: list[Any]
+    # That of the scope in which the items were taken.
+    deadline: float
+    outcomes: list[Any] | None = None
 
 
 class MapWindow:
@@ -145,7 +144,7 @@ class MapWindow:
         self._failure: BaseException | None = None
         self._changed = anyio.Event()
         self._refused: deque[anyio.Event] = deque()  # of chunks that wait to be called again
-        self._ended = anyio.Event()
+        self.ended = anyio.Event()
         self._scope = anyio.CancelScope()
         self._loop = EventLoop.here()
         self.tasks: TaskGroup
@@ -165,7 +164,7 @@ class MapWindow:
                 if is_cancellation(error):
                     raise
             finally:
-                self._ended.set()
+                self.ended.set()
                 self.notify()
 
         self._loop.start(own_tasks)
@@ -181,7 +180,7 @@ class MapWindow:
             items = self.source.take(self.chunk)
             if not items:
                 return
-            chunk = _Chunk(self._started, items)
+            chunk = _Chunk(self._started, items, anyio.current_effective_deadline())
             self._started += len(items)
             self.room -= len(items)
             if not self._as_completed:
@@ -202,9 +201,9 @@ class MapWindow:
                 raise self.source.error
             return False
         self._changed = anyio.Event()
-        if not self._ended.is_set():
+        if not self.ended.is_set():
             await self._changed.wait()
-        if self._ended.is_set():
+        if self.ended.is_set():
             raise BatcherClosed("the tasks of this map were cancelled")
         return True
 
@@ -221,9 +220,6 @@ class MapWindow:
             self._scope.cancel()
         else:
             self._loop.soon(self._scope.cancel)
-
-    async def wait_ended(self) -> None:
-        await self._ended.wait()
 
     async def _run_next(self) -> None:
         chunk = self._waiting.popleft()

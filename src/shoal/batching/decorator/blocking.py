@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
@@ -199,18 +200,12 @@ class BlockingStreamCall(BlockingFace, Generic[P, R]):
         return ThreadStream(partial(self._call, *args, **kwargs), self._run, self._run.leave)
 
 
+@dataclass(eq=False)
 class _BlockingContext:
-    def __init__(
-        self,
-        call: Any,
-        batcher: Callable[[], Batcher[Any]],
-        opened: AbstractAsyncContextManager[Any],
-        backend: str,
-    ) -> None:
-        self._call = call
-        self._batcher = batcher
-        self._opened = opened
-        self._backend = backend
+    _call: Any
+    _batcher: Callable[[], Batcher[Any]]
+    _opened: AbstractAsyncContextManager[Any]
+    _backend: str
 
     def __enter__(self) -> Any:
         if EventLoop.here().trio_run is not None:  # a trio task can't wait for a portal
@@ -264,11 +259,11 @@ class _PortalRun:
 
     def sync(self, function: Callable[[], T]) -> T:
         """Raises `BatcherClosed` after the block was left, `NotOpen` in a forked process."""
-        self._check_process()
-        try:
-            return self._portal.call(function)
-        except RuntimeError as error:
-            raise self._closed(error) from error
+
+        async def call() -> T:
+            return function()
+
+        return self(call)
 
     def leave(self, stream: ResultStream[Any] | MapCall[Any]) -> None:
         if os.getpid() != self._process:
@@ -285,7 +280,9 @@ class _PortalRun:
             with setting(calls_from_thread, True):  # a handler that calls itself would hang
                 future: Future[T] = self._portal.start_task_soon(function)
         except RuntimeError as error:
-            raise self._closed(error) from error
+            if not self._closing.is_set():
+                raise
+            raise BatcherClosed("the block of shoal.blocking() has been left") from error
         try:
             return future.result()
         except BaseException:
@@ -299,8 +296,3 @@ class _PortalRun:
                 f"{os.getpid()}, a fork of it, which has no copy of the block's thread; enter "
                 "another block here:\n    with shoal.blocking(f) as call:\n        call(item)"
             )
-
-    def _closed(self, error: RuntimeError) -> Exception:
-        if not self._closing.is_set():
-            return error
-        return BatcherClosed("the block of shoal.blocking() has been left")

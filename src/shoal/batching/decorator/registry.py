@@ -33,7 +33,6 @@ from shoal.batching.handlers.binding import signature_of, signature_of_batch
 from shoal.batching.handlers.handler import Handler
 from shoal.batching.options import checked_options
 from shoal.core.events import Observers
-from shoal.errors import NotOpen
 from shoal.loops.event_loop import EventLoop, not_open_here
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from shoal.batching.decorator.block import BatcherBlock, Face
     from shoal.batching.handlers.handler import Fill
     from shoal.core.options.options import BatchOptions, OptionKeywords
+    from shoal.errors import NotOpen
 
 logger: Final = logging.getLogger("shoal")
 
@@ -68,20 +68,18 @@ class Settings:
         """Returns a dict to change; raises a `TypeError` without weak references."""
         if receiver is None:
             return self._of_function
-        found = self._of_instances.get(id(receiver))
-        if found is None:
-            found = self._of_instances[id(receiver)] = (self._watched(receiver), {})
-        return found[1]
-
-    def _watched(self, receiver: object) -> weakref.ref[Any]:
         number, of_instances = id(receiver), self._of_instances
+        if number in of_instances:
+            return of_instances[number][1]
         try:
-            return weakref.ref(receiver, lambda _: of_instances.pop(number, None))
+            watched = weakref.ref(receiver, lambda _: of_instances.pop(number, None))
         except TypeError:
             raise TypeError(
                 f"options can't be set for one {type(receiver).__qualname__}, because it allows no "
                 'weak references; add "__weakref__" to its __slots__'
             ) from None
+        of_instances[number] = (watched, {})
+        return of_instances[number][1]
 
 
 class Opening:
@@ -334,26 +332,9 @@ class Opening:
             for (_, key), opened in list(self.table.items())
             if key == number
         ]
-        if homes:
-            return not_open_here(self.handler.name, homes)
         name = self.handler.name.rsplit(".", 1)[-1]
-        if receiver is not None:
-            name = f"instance.{name}"
-        if EventLoop.here().is_none:
-            return NotOpen(
-                f"{self.handler.name} was called in a thread that runs no event loop; plain code "
-                f"writes:\n    with shoal.blocking({name}) as call:\n"
-                f"        ...  # call(item)\n"
-                "and in a thread of a program that has it open in an event loop: "
-                f"{name}.from_thread(item)"
-            )
-        return NotOpen(
-            f"{self.handler.name} is not open in this event loop; open it around the calls:\n"
-            f"    async with shoal.open_batchers({name}):\n"
-            f"        ...  # {name}(item)\n"
-            "or open all batched functions at their first call, with one line in main:\n"
-            "    async with shoal.open_batchers():"
-        )
+        written = name if receiver is None else f"instance.{name}"
+        return not_open_here(self.handler.name, homes, written)
 
 
 def _configure(batcher: Batcher[Any], changes: Mapping[str, Any]) -> None:

@@ -98,11 +98,7 @@ class Binding:
 
     @classmethod
     def of_items(cls, signature: Signature, gives: Literal["items", "arguments"]) -> Binding:
-        for parameter in signature.parameters.values():
-            if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
-                raise TypeError(
-                    f"the parameters of a backend must be named, but it takes {signature}"
-                )
+        refuse_unnamed("a backend", signature)
         return cls(signature, signature.parameters.values(), gives)
 
     def item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -144,14 +140,17 @@ def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
         signature = read_signature(handler)
     except ValueError:  # a builtin without a signature
         return [_ONE_LIST]
-    parameters = _open_parameters(handler, signature)
-    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+    refuse_unnamed(repr(handler), signature)
+    return _open_parameters(handler, signature)
+
+
+def refuse_unnamed(what: str, signature: Signature) -> None:
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in signature.parameters.values()):
         raise TypeError(
-            f"a handler's parameters must be named, but {handler!r} takes {signature}: "
-            "each of them is batched into a list of its own. Name them; a decorator under "
-            "@shoal.batch keeps the names of the wrapped function with functools.wraps"
+            f"the parameters of {what} must be named, but it takes {signature}: each of them is "
+            "batched into a list of its own; a decorator keeps the names of the wrapped function "
+            "with functools.wraps"
         )
-    return parameters
 
 
 def _check_lists(handler: Callable[..., Any], parameters: list[Parameter]) -> None:
@@ -198,20 +197,15 @@ def _open_parameters(function: Callable[..., Any], signature: Signature) -> list
 
 
 def _per_item(handler: Callable[..., Any], parameters: list[Parameter]) -> Signature:
-    annotations = Annotations(handler)
+    lists = _evaluated(handler, parameters, Signature.empty)
     return Signature(
-        [
-            p.replace(annotation=element_of(annotations.type_of(p.name, p.annotation)))
-            for p in parameters
-        ],
-        return_annotation=_answer_of(annotations.hints.get("return", Signature.empty)),
+        [p.replace(annotation=element_of(p.annotation)) for p in lists.parameters.values()],
+        return_annotation=_answer_of(lists.return_annotation),
     )
 
 
 def signature_of(prototype: Callable[..., Any], *allowed: list[str]) -> Signature:
     """Returns the signature of a function of one item that replaces a handler's own."""
-    if not callable(prototype):
-        raise TypeError(f"signature must be a function of one item, not {prototype!r}")
     signature = _without_self(prototype)
     names = list(signature.parameters)
     if names not in allowed:
@@ -230,12 +224,11 @@ def signature_of_call(function: Callable[..., Any]) -> Signature:
 
 
 def _without_self(prototype: Callable[..., Any]) -> Signature:
-    found = [p for p in read_signature(prototype).parameters.values() if p.name != "self"]
-    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found):
-        raise TypeError(
-            f"the parameters of signature={prototype!r} must be named, but it takes "
-            f"{read_signature(prototype)}"
-        )
+    if not callable(prototype):
+        raise TypeError(f"signature must be a function of one item, not {prototype!r}")
+    signature = read_signature(prototype)
+    refuse_unnamed(f"signature={prototype!r}", signature)
+    found = [p for p in signature.parameters.values() if p.name != "self"]
     return _evaluated(prototype, found, Signature.empty)
 
 
@@ -252,8 +245,6 @@ def signature_of_batch(
 ) -> Signature:
     """Returns the signature of a call with one item for a handler of open batches."""
     # Without a prototype it has the item type of the annotation `OpenBatch[T, R]`.
-    if prototype is not None and not callable(prototype):
-        raise TypeError(f"signature must be a function of one item, not {prototype!r}")
     hints = Annotations(handler).hints
     annotations = annotations_of(handler) or [Parameter.empty]
     count = 1 if prototype is not None else len(_parameters(handler))

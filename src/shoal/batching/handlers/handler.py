@@ -26,6 +26,7 @@ import traceback
 import weakref
 from contextlib import aclosing
 from contextvars import Context, copy_context
+from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, Signature
 from time import perf_counter
@@ -35,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, get_a
 import anyio
 
 from shoal.batching.handlers.annotations import read_signature
-from shoal.batching.handlers.binding import Binding, signature_of_call
+from shoal.batching.handlers.binding import Binding, refuse_unnamed, signature_of_call
 from shoal.core.options.option import one_of, yes_or_no
 from shoal.errors import WrongResultType
 from shoal.loops.unlimited import in_thread
@@ -249,14 +250,8 @@ def _method(model: object, name: str) -> Callable[..., Any]:
 
 def _names(run: Callable[..., Any]) -> list[str]:
     signature = _signature(run)
-    parameters = signature.parameters.values()
-    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
-        raise TypeError(
-            f"{_name(run)}() must name its parameters, but takes {signature}: each becomes a list "
-            "for run_batch(), and its default is used where a call omits it; a wrapper declares "
-            "them with functools.wraps(inner.run)"
-        )
-    if not parameters:
+    refuse_unnamed(f"{_name(run)}()", signature)
+    if not signature.parameters:
         raise TypeError(f"{_name(run)}() takes no argument, so there is nothing to batch")
     return list(signature.parameters)
 
@@ -277,17 +272,15 @@ LOGGED_EACH_S: Final = 60.0
 """The shortest time between two such log lines about the same code, in seconds."""
 
 
+@dataclass(eq=False)
 class HoldLog:
     """Logs that some code held up its event loop, at most once a minute."""
 
     # The time is measured when the code returns control, so nothing wakes up while no code runs.
 
-    def __init__(
-        self, code: str, advice: str = "declare it with def, or await the slow part"
-    ) -> None:
-        self._code = code
-        self._advice = advice
-        self._logged_at = -math.inf
+    _code: str
+    _advice: str = "declare it with def, or await the slow part"
+    _logged_at: float = -math.inf
 
     def held(self, since: float, until: float) -> None:
         """The times are of `perf_counter`, in seconds."""
@@ -300,14 +293,6 @@ class HoldLog:
             until - since,
             self._advice,
         )
-
-
-class HoldLogs(dict[str, HoldLog]):
-    """The `HoldLog` of each code, by its description; made on first use."""
-
-    def __missing__(self, code: str) -> HoldLog:
-        self[code] = log = HoldLog(code)
-        return log
 
 
 @coroutine

@@ -66,20 +66,16 @@ class Requeueing:
         batch.active -= 1
         asked = request.options
         try:
-            error = None
             if asked is None or asked.options_factory is not intake.options_factory:
-                error = intake.options_factory.renew(request)  # options have changed
-            if error is None:
-                intake.former.insert(request)
-        except Exception as raised:  # by a user's policy
-            error = raised
+                intake.options_factory.renew(request)  # options have changed
+            intake.former.insert(request)
+        except Exception as error:  # by a user's function or policy
+            request.state = State.FAILED
+            intake.fail_one(request, error)
+            return
         except BaseException:
             request.batch, request.state = batch, State.RUNNING  # so that it is found, and failed
             batch.active += 1
             raise
-        if error is not None:
-            request.state = State.FAILED
-            intake.fail_one(request, error)
-            return
         self._counters.retried += 1
         intake.deadlines.watch(request, again=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,22 +31,16 @@ if TYPE_CHECKING:
     from shoal.core.request import Batch, Request
 
 
+@dataclass(slots=True, eq=False)
 class Stepping:
-    __slots__ = ("_wants_more", "began", "has_room", "waits")
-
-    def __init__(
-        self,
-        began: Callable[[], object] = lambda: None,
-        wants_more: Callable[[list[Any]], bool] = lambda _: False,
-    ) -> None:
-        # Called in the event loop once the next step was given to its thread, or has begun.
-        self.began = began
-        # Whether the last step waited for more than half of its time, for a device or a program.
-        self.waits = False
-        # Whether each reader has room for two more steps. The event loop sets it after each step;
-        # it permits one step to begin before the one in front of it was handed out.
-        self.has_room = False
-        self._wants_more = wants_more
+    # Called in the event loop once the next step was given to its thread, or has begun.
+    began: Callable[[], object] = lambda: None
+    wants_more: Callable[[list[Any]], bool] = lambda _: False
+    # Whether the last step waited for more than half of its time, for a device or a program.
+    waits: bool = False
+    # Whether each reader has room for two more steps. The event loop sets it after each step; it
+    # permits one step to begin before the one in front of it was handed out.
+    has_room: bool = False
 
     def take(self, step: Callable[[], Any]) -> tuple[Any, bool]:
         """Runs a step in its thread; returns its value, and whether the next may begin early."""
@@ -61,7 +56,7 @@ class Stepping:
             self.has_room = False
             if type(slots) in (list, tuple):
                 slots = list(slots)  # the generator may change its own in the next step
-                may_go_on = self._wants_more(slots)
+                may_go_on = self.wants_more(slots)
         return slots, may_go_on
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, cast
 
-from shoal.core.options.names import unknown_option
+from shoal.core.options.names import refuse_unknown
 from shoal.core.options.option import seconds, whole, yes_or_no
 from shoal.core.policies.factory import distinguishes_requests
 from shoal.core.request import NOTHING, RequestOptions
@@ -46,9 +46,7 @@ class CallOptions(NamedTuple):
 
     def with_changes(self, given: Mapping[str, Any]) -> CallOptions:
         """Checks options (`TypeError`, `ValueError`), and applies those that are not None."""
-        for name in given:
-            if name not in _CHECKS:
-                raise unknown_option("a call", name, _CHECKS)
+        refuse_unknown("a call", given, _CHECKS)
         return self._replace(
             **{
                 name: _CHECKS[name](name, value)
@@ -71,8 +69,8 @@ _new = RequestOptions.__new__
 
 class RequestOptionsFactory:
     def __init__(self, name: str, options: BatchOptions) -> None:
-        self._name = name
-        self._options = options
+        self.name = name
+        self.options = options
         self._cost_of = options.batch_size_fn
         self.has_costs = self._cost_of is not None
         self._bucket_by = options.bucket_by
@@ -81,10 +79,10 @@ class RequestOptionsFactory:
         self._model_names = None if names is None else frozenset(names)
         self._priority = options.usual_priority
         # An item that is split may be larger; its parts may not.
-        self._limit_cost = options.batch_limit.cost
+        self.limit_cost = options.batch_limit.cost
         has_own = options.max_batch_cost is not None
         self._limit_name = "max_batch_cost" if has_own else "max_batch_size"
-        self._most_cost = math.inf if options.split is not None else self._limit_cost
+        self._most_cost = math.inf if options.split is not None else self.limit_cost
         limit_s = options.request_timeout_s
         self._limit_s = math.inf if limit_s is None else limit_s
         # Whether each request needs its own record, whatever its call options are.
@@ -108,7 +106,7 @@ class RequestOptionsFactory:
         asked.priority = (
             self._priority
             if asked_priority is None
-            else self._options.checked_priority("priority", asked_priority)
+            else self.options.checked_priority("priority", asked_priority)
         )
         asked.cost = 1
         if self._cost_of is not None:
@@ -142,23 +140,20 @@ class RequestOptionsFactory:
         return asked
 
     def refusal(self, cost: float) -> ItemTooLarge:
-        most = self._limit_cost
+        most = self.limit_cost
         error = ItemTooLarge(
-            f"an item for {self._name} costs {cost!s:.20}, which is more than a batch "
+            f"an item for {self.name} costs {cost!s:.20}, which is more than a batch "
             f"may: {self._limit_name}={most}"
         )
         error.limit_exceeded = f"It costs {cost!s:.20}, and a batch may cost {most}."
         return error
 
-    def renew(self, request: Request) -> Exception | None:
-        """Replaces the record of a waiting request; returns why it can't be served, if so."""
+    def renew(self, request: Request) -> None:
+        """Replaces the record of a waiting request; raises why it can't be served, like `of`."""
         before = request.options
         if before is None and not self.of_each:
-            return None
-        try:
-            asked = self.of(request.item, NO_CALL_OPTIONS, request.arrived_at)
-        except Exception as error:
-            return error
+            return
+        asked = self.of(request.item, NO_CALL_OPTIONS, request.arrived_at)
         asked.deadline = asked.due = None
         if before is not None:
             asked.metadata = before.metadata
@@ -166,14 +161,15 @@ class RequestOptionsFactory:
                 asked.model = self._model(request.item, asked.metadata)
             if before.asked_priority is not None:
                 asked.asked_priority = before.asked_priority
-                asked.priority = min(before.asked_priority, self._options.priority_levels)
+                asked.priority = min(before.asked_priority, self.options.priority_levels)
             asked.deadline, asked.due = before.deadline, before.due
             asked.queue_timeout_s = before.queue_timeout_s
             asked.waits_for_room = before.waits_for_room
             asked.timer, asked.queue_timer = before.timer, before.queue_timer
             asked.delayed_at = before.delayed_at
         request.options = asked
-        return self.refusal(asked.cost) if asked.cost > self._limit_cost else None
+        if asked.cost > self.limit_cost:
+            raise self.refusal(asked.cost)
 
     def _model(self, item: Any, metadata: Mapping[str, Any]) -> str | None:
         assert self._models is not None
@@ -186,10 +182,10 @@ class RequestOptionsFactory:
             else:
                 model = getattr(item, name, None)
         if model is not None and not isinstance(model, str):
-            raise TypeError(f"the model for {self._name} must be text, not {model!r:.80}")
+            raise TypeError(f"the model for {self.name} must be text, not {model!r:.80}")
         known = self._model_names
         if known is not None and model is not None and model not in known:
-            raise NoSuchModel(f"{self._name} has no model {model!r:.80}")
+            raise NoSuchModel(f"{self.name} has no model {model!r:.80}")
         return model
 
     def _check_is_of_one(self, item: Any, error: Exception) -> None:
@@ -200,23 +196,23 @@ class RequestOptionsFactory:
         except Exception:
             return
         raise TypeError(
-            f"batch_size_fn of {self._name} raised {type(error).__name__} for one item, and takes "
+            f"batch_size_fn of {self.name} raised {type(error).__name__} for one item, and takes "
             "a list of items; write batch_size_fn=shoal.of_list(function)"
         ) from error
 
     def _checked_cost(self, given: Any) -> float:
         # Other number types are accepted, such as those of numpy.
         if not hasattr(given, "__float__"):
-            raise TypeError(f"batch_size_fn of {self._name} must return a number, not {given!r}")
+            raise TypeError(f"batch_size_fn of {self.name} must return a number, not {given!r}")
         cost: float = given if isinstance(given, int) else float(given)
         if not 0 <= cost < math.inf:
             raise ValueError(
-                f"batch_size_fn of {self._name} must return a number that is at least 0 and "
+                f"batch_size_fn of {self.name} must return a number that is at least 0 and "
                 f"finite, not {given!r}"
             )
         return cost
 
     def _not_a_key(self, key: object) -> TypeError:
         return TypeError(
-            f"bucket_by of {self._name} must return a hashable key, such as a tuple, not {key!r}"
+            f"bucket_by of {self.name} must return a hashable key, such as a tuple, not {key!r}"
         )

@@ -298,7 +298,7 @@ class Former:
         self.unchecked_below = self.bound if self.takes_anyone and not is_pending else -math.inf
 
     def change(
-        self, options: BatchOptions, describe: Callable[[Request], Exception | None]
+        self, options: BatchOptions, describe: Callable[[Request], object]
     ) -> list[tuple[Request, BaseException]]:
         """Applies new options; returns waiting requests that don't fit them, and their errors."""
         # The errors may be any that a user's function or policy raises. These requests have left.
@@ -414,16 +414,16 @@ class Former:
         return woken
 
     def _refiled(
-        self, request: Request, describe: Callable[[Request], Exception | None]
+        self, request: Request, describe: Callable[[Request], object]
     ) -> BaseException | None:
         """Adds a waiting request again under new options; returns its error if that fails."""
         try:
-            refusal = describe(request)
-            if refusal is None and request.state is QUEUED:
+            describe(request)
+            if request.state is QUEUED:
                 self.add(request)
         except BaseException as error:  # the requests after it must still be added
             return error
-        return refusal
+        return None
 
     def _drop(self, request: Request, state: State) -> None:
         was, request.state = request.state, state

@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
 _ALIKE: Final = 0.75
 """The least similarity of two names for one to be a misspelling of the other: one letter of six."""
@@ -25,6 +25,12 @@ def suggested(name: object, known: Collection[str]) -> str | None:
         return "write timeout_s, in seconds"
     near = nearest(name, known)
     return None if near is None else f"did you mean {near!r}?"
+
+
+def refuse_unknown(owner: str, given: Iterable[str], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise unknown_option(owner, name, known)
 
 
 def unknown_option(owner: str, name: object, known: Collection[str]) -> TypeError:

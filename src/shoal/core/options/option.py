@@ -271,10 +271,7 @@ def record_of(cls: type[DataclassInstance], name: str, value: Any) -> Any:
 def plain_record(value: DataclassInstance) -> dict[str, Any]:
     values = {one.name: getattr(value, one.name) for one in fields(value)}
     plain = {name: one for name, one in values.items() if not isinstance(one, Same)}
-    return {
-        name: list(cast("Any", one)) if isinstance(one, tuple) else one
-        for name, one in plain.items()
-    }
+    return {name: _without_tuples(one) for name, one in plain.items()}
 
 
 def _records_by_level(cls: type[DataclassInstance], name: str, value: Any) -> Any:

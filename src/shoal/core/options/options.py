@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, Literal, Self, TypedDict, cast
 
 from shoal.core.options.mixes import refused_mix
-from shoal.core.options.names import unknown_option
+from shoal.core.options.names import refuse_unknown
 from shoal.core.options.option import (
     Check,
     above_0,
@@ -23,6 +23,7 @@ from shoal.core.options.option import (
     choice,
     factor,
     function,
+    mapping,
     option,
     options_of,
     record,
@@ -93,30 +94,23 @@ class OptionKeywords(ValueKeywords, total=False):
 
 
 def _by_level(name: str, value: Any) -> dict[int, QueuePolicy]:
-    if not isinstance(value, Mapping):
-        raise TypeError(
-            f"{name} must map levels to QueuePolicy records, not {value!r}; "
-            f"write {name}={{2: QueuePolicy(timeout_s=1)}}"
-        )
-    by_level: Mapping[Any, Any] = cast("Any", value)
-    return {level: _queue_policy(name, policy) for level, policy in by_level.items()}
-
-
-def _queue_policy(_: str, value: Any) -> QueuePolicy:
-    if not isinstance(value, QueuePolicy):
-        raise TypeError(f"a queue policy must be a QueuePolicy record, not {value!r}")
-    return value
+    by_level = mapping(name, value, f"{name}={{2: QueuePolicy(timeout_s=1)}}")
+    return {level: _queue_policy(f"{name}[{level}]", policy) for level, policy in by_level.items()}
 
 
 def _made_by(cls: type[Any], example: str) -> Check:
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, cls):
+            or_none = "" if value is None else " or None"
             raise TypeError(
-                f"{name} must be a {cls.__name__} or None, not {value!r}; write {name}={example}"
+                f"{name} must be a {cls.__name__}{or_none}, not {value!r}; write {name}={example}"
             )
         return value
 
     return check
+
+
+_queue_policy = _made_by(QueuePolicy, "shoal.QueuePolicy(timeout_s=1)")
 
 
 def _opens(name: str, value: Any) -> Opens:
@@ -369,7 +363,7 @@ class BatchOptions:
             TypeError: A name is not an option, or a value has the wrong type.
             ValueError: A value is out of range, or two options can't be combined.
         """
-        _refuse_unknown(given)
+        refuse_unknown("a batcher", given, OPTIONS)
         return cls(**given)
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
@@ -385,7 +379,7 @@ class BatchOptions:
             TypeError: A name is not an option, or a value has the wrong type.
             ValueError: A value is out of range, or two options can't be combined.
         """
-        _refuse_unknown(changes)
+        refuse_unknown("a batcher", changes, OPTIONS)
         return replace(self, **changes)
 
     def oddity(self) -> str | None:
@@ -404,9 +398,3 @@ class BatchOptions:
 
 OPTIONS: Final = options_of(BatchOptions)
 """All options of a batcher, by their names."""
-
-
-def _refuse_unknown(given: Mapping[str, Any]) -> None:
-    for name in given:
-        if name not in OPTIONS:
-            raise unknown_option("a batcher", name, OPTIONS)

@@ -21,6 +21,7 @@ from shoal.core.options.option import (
     option,
     required,
     seconds,
+    text,
     whole,
 )
 
@@ -34,12 +35,6 @@ TimeoutAction = Literal["reject", "delay"]
 
 def _same_or_seconds(name: str, value: Any) -> float | Same:
     return value if isinstance(value, Same) else seconds(name, value)
-
-
-def _field(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f'{name} must be the name of a field, such as "model", not {value!r}')
-    return value
 
 
 def _names(name: str, value: Any) -> tuple[str, ...]:
@@ -122,7 +117,7 @@ class Models:
     most: int = option(1, partial(whole, least=1))
     max_switch_wait_s: float = option(1.0, seconds)
     load_timeout_s: float | None = option(60.0, seconds, may_be_none=True)
-    field: str | None = option(None, _field)
+    field: str | None = option(None, text)
     names: Sequence[str] | None = option(None, _names)
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.core.policies.ranked import NOBODY_WAITS
@@ -40,17 +41,15 @@ if TYPE_CHECKING:
 _OLD_ENTRIES_WORTH_A_SWEEP: Final = 64
 
 
+@dataclass(slots=True, eq=False)
 class _Bucket:
-    __slots__ = ("due_at", "head", "key", "rule", "timer")
-
-    def __init__(self, key: Hashable, rule: Ranked) -> None:
-        self.key = key
-        self.rule = rule
-        # Its entry in the agenda, and the time of that; infinity for none.
-        self.timer: Timer | None = None
-        self.due_at = math.inf
-        # The sort key of its valid entry in `ready`; None for none.
-        self.head: Any = None
+    key: Hashable
+    rule: Ranked
+    # Its entry in the agenda, and the time of that; infinity for none.
+    timer: Timer | None = None
+    due_at: float = math.inf
+    # The sort key of its valid entry in `ready`; None for none.
+    head: Any = None
 
 
 class Buckets(Rule):

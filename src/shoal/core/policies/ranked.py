@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.core.policies.rule import Rule
 from shoal.core.policy import Dispatch, Wait
 from shoal.core.queue import Amount, ArrivalQueue, RankedQueue, cost_of, is_worth_a_sweep, take_from
-from shoal.core.request import DispatchReason, State
+from shoal.core.request import DispatchReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     Rank = Callable[[Request], Any]
 
-QUEUED = State.QUEUED
 NOBODY_WAITS = -math.inf
 
 

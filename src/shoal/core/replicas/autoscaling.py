@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Final, Self
 
-from shoal.core.options.names import unknown_option
+from shoal.core.options.names import refuse_unknown
 from shoal.core.options.option import above_0, check_options, option, seconds, whole
 
 # Rounding errors of the quotients below; they must not cost a replica.
@@ -97,10 +97,7 @@ class AutoscalingOptions:
         if "smoothing_factor" in options:
             both = _factor("smoothing_factor", options.pop("smoothing_factor"))
             options = {"upscaling_factor": both, "downscaling_factor": both} | options
-        known = [field.name for field in fields(cls)]
-        for name in options:
-            if name not in known:
-                raise unknown_option("autoscaling", name, known)
+        refuse_unknown("autoscaling", options, [field.name for field in fields(cls)])
         return cls(**options)
 
     def bounded(self, replicas: int) -> int:

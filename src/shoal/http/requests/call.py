@@ -345,7 +345,7 @@ class EndpointCall:
                     left_s = max(0.0, limit_s - (anyio.current_time() - began_at))
                     options = options._replace(timeout_s=left_s)
             turn = items[at : at + most] if len(items) > most else items
-            made = await self._entry.begin_all(turn, options, return_exceptions=return_exceptions)
+            made = await self._entry.call_all(turn, options, return_exceptions=return_exceptions)
             if not at and all(isinstance(one, Overloaded) for one in made):
                 raise made[0]  # none was queued
             results += made

@@ -125,7 +125,7 @@ class Exchange:
 
     def item_clock(self, endpoint: str) -> Callable[[], None]:
         """Starts the clock of a stream of an endpoint; the returned function counts an item."""
-        return self._shared.streams.of(endpoint).clock(self._shared.now)
+        return self._shared.streams[endpoint].clock(self._shared.now)
 
     @property
     def tells_of_disconnect(self) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections import Counter
+from collections import Counter, defaultdict
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from shoal.core.histogram import NO_ENDPOINT, RequestTimes, StreamTimes
+from shoal.core.histogram import NO_ENDPOINT, ItemTimes, RequestTimes
 from shoal.http.requests.departures import Departures
 from shoal.http.requests.problem import Refused, retry_after
 from shoal.loops.this_loop import parking_of_this_loop
@@ -24,7 +24,8 @@ class SharedParts:
         # The event loop's clock once it has begun, unless that is coarse.
         self.now: Callable[[], float] = perf_counter
         self.times = RequestTimes()
-        self.streams = StreamTimes()
+        # By endpoint.
+        self.streams: defaultdict[str, ItemTimes] = defaultdict(ItemTimes)
         self.settings = settings
         self.departures = Departures()
         self.incomplete = IncompleteBodies(settings)
@@ -40,7 +41,8 @@ class SharedParts:
     def keep_counts_of(self, endpoints: Iterable[str]) -> None:
         names = {*endpoints, NO_ENDPOINT}
         self.times.keep(names)
-        self.streams.keep(names)
+        for name in self.streams.keys() - names:
+            del self.streams[name]
 
 
 class IncompleteBodies:

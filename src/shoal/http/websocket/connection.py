@@ -240,7 +240,7 @@ class SocketConnection:
         return codec.item(exchange, new.body)
 
     async def _relay(self, request: SocketRequest, stream: ItemStream) -> None:
-        tick = self._shared.streams.of(self._calls.endpoint.name).clock(self._shared.now)
+        tick = self._shared.streams[self._calls.endpoint.name].clock(self._shared.now)
         async with stream:
             if isinstance(stream, ResultStream):
                 take = partial(self._send_at_once, request, tick)

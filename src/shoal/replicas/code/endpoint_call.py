@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final, TypedDict, cast
 
 from shoal.batching.current import trace_headers
-from shoal.core.options.names import unknown_option
+from shoal.core.options.names import refuse_unknown
 from shoal.core.options.option import Option, option, options_of, seconds, text, whole
 
 
@@ -48,12 +48,12 @@ class HandleOptions:
             TypeError: A name is unknown, or a value has the wrong type.
             ValueError: A value is out of its range.
         """
-        changes: dict[str, Any] = {}
-        for name, value in given.items():
-            if name not in HANDLE_OPTIONS:
-                raise unknown_option("a handle", name, HANDLE_OPTIONS)
-            if value is not None:
-                changes[name] = HANDLE_OPTIONS[name].check(name, value)
+        refuse_unknown("a handle", given, HANDLE_OPTIONS)
+        changes = {
+            name: HANDLE_OPTIONS[name].check(name, value)
+            for name, value in given.items()
+            if value is not None
+        }
         return HandleOptions(**{**vars(self), **changes})
 
     def changed(self) -> dict[str, Any]:

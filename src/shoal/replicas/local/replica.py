@@ -13,7 +13,7 @@ import logging
 from abc import abstractmethod
 from contextvars import Context, copy_context
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -22,7 +22,7 @@ import anyio.lowlevel
 from shoal.batching.current import running_replica, setting
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.handlers.batch_results import advice_on
-from shoal.batching.handlers.handler import Handler, HoldLog, HoldLogs, in_own_context
+from shoal.batching.handlers.handler import Handler, HoldLog, in_own_context
 from shoal.batching.running.stream import Stepping, running_steps
 from shoal.errors import ReplicaNotStarted
 from shoal.failures.exceptions import ungrouped
@@ -60,7 +60,7 @@ class LocalReplica(Replica):
         self._closing = anyio.CancelScope()
         self._has_threads = False
         self._threads: set[JobThread] = set()
-        self._hold_logs = HoldLogs()
+        self._hold_logs = cache(HoldLog)
 
     @property
     def takes_work(self) -> bool:
@@ -274,7 +274,7 @@ class LocalReplica(Replica):
             await self._in_thread(Job(partial(hook, *args), name), shield=False)
 
     async def _awaited(self, name: str, hook: Callable[..., Any], *args: Any) -> Any:
-        return await in_own_context(hook(*args), self._hold_logs[f"{name} of {self.tag}"])
+        return await in_own_context(hook(*args), self._hold_logs(f"{name} of {self.tag}"))
 
     async def _reconfigured(self, job: Job) -> None:
         try:

@@ -285,7 +285,7 @@ class ReplicaFailures:
 
     def ready(self, took_s: float | None) -> None:
         if took_s is not None:
-            self.start_s.observe(took_s)
+            self.start_s.gather((took_s,))
         self._restarts.started(anyio.current_time())
         self.last = None
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import aclosing, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
 
 from shoal.batching.current import running_replica
-from shoal.batching.handlers.handler import HoldLog, HoldLogs, in_own_context
+from shoal.batching.handlers.handler import HoldLog, in_own_context
 from shoal.batching.open_batch import OpenBatch
 from shoal.failures.exceptions import goes_on, own_copy
 from shoal.loops.event_loop import EventLoop
@@ -73,7 +73,7 @@ class AsyncWork:
         self._calls: dict[int, _Call] = {}
         self._parking = parking_of_this_loop()
         self._tag = running_replica.get().replica
-        self._hold_logs = HoldLogs()
+        self._hold_logs = cache(HoldLog)
         self._soon = EventLoop.here().soon
         self._checks: deque[int] = deque()  # ids of pending health checks
         self._has_checks = anyio.Event()
@@ -107,7 +107,7 @@ class AsyncWork:
     async def call_hook(self, hook: Callable[..., Any], *args: Any) -> Any:
         if is_async(hook):
             name = getattr(hook, "__name__", "a hook")
-            return await in_own_context(hook(*args), self._hold_logs[f"{name}() of {self._tag}"])
+            return await in_own_context(hook(*args), self._hold_logs(f"{name}() of {self._tag}"))
         return await in_thread(partial(hook, *args))
 
     def _handle(self, frame: Frame) -> None:
@@ -194,7 +194,7 @@ class AsyncWork:
         return self._answers.packed(work, results)
 
     def _hold_log_of(self, work: Work) -> HoldLog:
-        return self._hold_logs[f"the handler {work.handler.name} of {self._tag}"]
+        return self._hold_logs(f"the handler {work.handler.name} of {self._tag}")
 
     async def _run_open(self, work: Work, joins: OpenWork) -> None:
         with work.is_running():
