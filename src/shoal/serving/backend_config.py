@@ -38,7 +38,6 @@ from shoal.replicas.placements import (
     BUILT_IN,
     check_placement_options,
     checked_placement,
-    has_effect,
     takes_open_batches,
 )
 from shoal.serving.backend_options import (
@@ -219,19 +218,6 @@ class BackendConfig:
         if isinstance(given, BackendConfig):
             return given
         return cls(**_keywords({} if given is None else given))
-
-    @classmethod
-    def restored(cls, stored: Mapping[str, Any]) -> BackendConfig:
-        """Makes a config from what `durable` returned, also in an earlier version."""
-        # Earlier versions accepted some options where they have no effect; these are left out.
-        placement = stored.get("placement", BackendConfig.placement)
-        return cls.of(
-            {
-                name: one
-                for name, one in stored.items()
-                if name not in _PLACED or has_effect(placement, name)
-            }
-        )
 
     def changed(self, changes: BackendConfig | Mapping[str, Any]) -> BackendConfig:
         """Returns a copy with the given options of `changes`, checked as a whole.

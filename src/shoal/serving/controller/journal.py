@@ -135,7 +135,7 @@ class Journal:
         definition = Definition(
             path, tuple(one.init_args), tuple(one.init_kwargs.items()), refusal=refusal
         )
-        return definition, BackendConfig.restored(config)
+        return definition, BackendConfig.of(config)
 
     def _compared(self, endpoint: EndpointRecord) -> EndpointRecord:
         """Returns an endpoint without the comparisons that may not be imported."""
