@@ -197,8 +197,13 @@ _UNDO_S: Final = 30.0
 
 
 @asynccontextmanager
-async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[None]:
-    """Applies another config, and restores the old one if the block fails."""
+async def changed(
+    backend: Backend, config: BackendConfig, *, restarts: bool = False
+) -> AsyncGenerator[None]:
+    """Applies another config, and restores the old one if the block fails.
+
+    It replaces the replicas if `restarts` is True, or if only new ones can apply the config.
+    """
     # Leaving the block waits until the replicas that are no longer needed have ended. The errors
     # are those of `Client.update_backend_config`. Cancellation in the block or before undoes the
     # change, once a running ``reconfigure`` has ended; after the block, the change stays.
@@ -214,7 +219,11 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
             "reconfigure(user_config) that would take it"
         )
     # If no replica takes work, only a new one can show whether the new user config works.
-    is_replaced = config.needs_new_replicas(before) or (is_reconfigured and not supervisor.ready())
+    is_replaced = (
+        restarts
+        or config.needs_new_replicas(before)
+        or (is_reconfigured and not supervisor.ready())
+    )
     is_moved = config.is_remote is not before.is_remote
     is_scaled = not is_moved and (config.num_replicas, config.autoscaling) != (
         before.num_replicas,
@@ -258,24 +267,6 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
     backend.forget_results()  # of replicas that ran until now
     if is_replaced or is_scaled:
         await supervisor.wait_drained()
-
-
-async def restart(backend: Backend) -> None:
-    """Replaces the replicas of a backend; if a new one can't be started, the old ones stay."""
-    supervisor = backend.supervisor
-    count = len(supervisor.ready())
-    try:
-        with supervisor.changing():
-            supervisor.replace(backend.config, supervisor.wanted)
-            await supervisor.settle()
-            await backend.mend_batchers()
-    except Exception:
-        with anyio.move_on_after(_UNDO_S):
-            await supervisor.wait_restored(count)
-        raise
-    finally:
-        backend.forget_results()  # of replicas that ran until now
-    await supervisor.wait_drained()
 
 
 async def _reconfigure(

@@ -22,7 +22,7 @@ from shoal.replicas.placements import placement_of
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.clients.handles import running_controller
 from shoal.serving.clients.protocol import BlockingClient, Client
-from shoal.serving.controller.backends import Backends, Deletion, Turn, changed, restart
+from shoal.serving.controller.backends import Backends, Deletion, Turn, changed
 from shoal.serving.controller.endpoints import EndpointHandle, Endpoints
 from shoal.serving.controller.journal import Declared, Journal, Program, declared
 from shoal.serving.controller.lifetime import Lifetime
@@ -146,8 +146,11 @@ class Controller(Client):
         await self.update_backend_config(tag, {"num_replicas": num_replicas})
 
     async def restart_backend(self, tag: str) -> None:
-        async with self._backends.changing(tag) as backend:
-            await restart(backend)
+        async with (
+            self._backends.changing(tag) as backend,
+            changed(backend, backend.config, restarts=True),
+        ):
+            pass
 
     def statistics(self) -> Iterator[tuple[str, str, BatcherStatistics]]:
         """Yields the backend, the method and the statistics of each batcher."""
