@@ -8,7 +8,6 @@ holds up to `MOST_HELD` requests, in the order of arrival.
 from __future__ import annotations
 
 import random
-from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -53,15 +52,16 @@ class Endpoint:
         self._backends: Mapping[str, Backend] = {}
         self.only: Backend | None = None  # the one to which all requests go
         self._start_task = start_task
-        # Woken one by one, to keep their order: tasks that are woken together run in any order.
-        self._waiting: deque[anyio.Event] = deque()
+        # The first request that waits for traffic holds it, so that all go on in their order.
+        self._turn = anyio.Lock()
+        self._changed = anyio.Event()
         self._gone: Exception | None = None
 
     def set_traffic(self, traffic: Traffic, backends: Mapping[str, Backend]) -> None:
         self.traffic = traffic
         self._backends = backends
         self.only = None if traffic.only is None else backends[traffic.only]
-        self._wake_next()
+        self._changed.set()
 
     def backends(self) -> list[Backend]:
         return list(self._backends.values())
@@ -75,7 +75,7 @@ class Endpoint:
         self._gone = gone
         self.only = None
         self._backends = {}
-        self._wake_next()
+        self._changed.set()
 
     @property
     def is_gone(self) -> bool:
@@ -144,24 +144,11 @@ class Endpoint:
         return answer
 
     async def _hold(self, shard_key: str | None) -> Backend:
-        turn = anyio.Event()
-        self._waiting.append(turn)
-        try:
-            while True:
-                await turn.wait()
-                if (backend := self._chosen(shard_key)) is not None:
-                    return backend
-                turn = self._waiting[0] = anyio.Event()
-        finally:
-            was_first = self._waiting[0] is turn
-            self._waiting.remove(turn)
-            if was_first:
-                self._wake_next()
-
-    def _wake_next(self) -> None:
-        """Wakes the first waiting request, if it may be able to go on."""
-        if self._waiting and (self.traffic is not None or self._gone is not None):
-            self._waiting[0].set()
+        async with self._turn:
+            while (backend := self._chosen(shard_key)) is None:
+                self._changed = anyio.Event()
+                await self._changed.wait()
+            return backend
 
     def uses(self, tag: str) -> bool:
         """Whether its traffic (of any weight) or its shadows name a backend."""
