@@ -132,6 +132,8 @@ class Backend:
         self._scaling = Scaling(self)
         self._ended = anyio.Event()
         self._closing = anyio.Event()
+        self._draining = anyio.CancelScope()
+        self.gone = anyio.Event()  # set when it was deleted, and its tag is free again
 
     async def run(self, *, task_status: TaskStatus[None]) -> None:
         try:
@@ -199,7 +201,7 @@ class Backend:
         self.supervisor.drain()
 
     async def close(self, *, at_once: bool = False) -> None:
-        # Cancellation ends the backend at once; `wait_ended` waits for that.
+        # Cancellation ends the backend at once, and does not wait until it has ended.
         self.is_closing = True
         for notify in tuple(self.on_closing):
             notify()
@@ -207,18 +209,20 @@ class Backend:
         self._scaling.configure(None)
         self.membership.end()
         try:
-            async with self._opening:
-                pass  # a batcher that was being opened is in the dict now
-            async with anyio.create_task_group() as tasks:
-                for method_batcher in self.method_batchers.values():
-                    tasks.start_soon(partial(method_batcher.close, at_once=at_once))
-            await self.supervisor.end(at_once=at_once)
+            with self._draining:
+                async with self._opening:
+                    pass  # a batcher that was being opened is in the dict now
+                async with anyio.create_task_group() as tasks:
+                    for method_batcher in self.method_batchers.values():
+                        tasks.start_soon(partial(method_batcher.close, at_once=at_once))
+                await self.supervisor.end(at_once=at_once)
         finally:
             self._closing.set()
-        await self.wait_ended()
-
-    async def wait_ended(self) -> None:
         await self._ended.wait()
+
+    def end_at_once(self) -> None:
+        """Lets `close` stop waiting for queued requests."""
+        self._draining.cancel()
 
     def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
         self._tasks.start_soon(function, *args)

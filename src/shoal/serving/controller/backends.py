@@ -45,22 +45,6 @@ Turn: TypeAlias = "Callable[[], Awaitable[object]]"
 logger: Final = logging.getLogger("shoal.serving")
 
 
-class Deletion:
-    def __init__(self, backend: Backend) -> None:
-        self.done = anyio.Event()  # set when the backend's tag is free again
-        self._backend = backend
-        self._draining = anyio.CancelScope()
-
-    async def run(self, *, at_once: bool) -> None:
-        with self._draining:
-            await self._backend.close(at_once=at_once)
-        await self._backend.wait_ended()
-
-    def end_at_once(self) -> None:
-        """Stops waiting for the backend's queued requests, and ends it."""
-        self._draining.cancel()
-
-
 class Backends:
     """Starts backends, runs them while the controller is open, and drains them."""
 
@@ -80,7 +64,7 @@ class Backends:
         self._devices = devices
         # A tag is taken from the moment its backend begins to start until it has drained.
         self._reserved: set[str] = set()
-        self._deletions: dict[str, Deletion] = {}
+        self._leaving: dict[str, Backend] = {}  # deleted ones that drain
 
     def find(self, tag: str) -> Backend:
         return found("backend", tag, self.by_tag)
@@ -137,17 +121,14 @@ class Backends:
             self._lifetime.check_open()  # raises ShutDown if that is the reason
             raise
 
-    def remove(self, tag: str, *, at_once: bool) -> Deletion:
+    def remove(self, tag: str, *, at_once: bool) -> None:
         """Removes a backend and begins to drain it; its tag is free when that has ended."""
-        deletion = self._deletions[tag] = Deletion(self.by_tag.pop(tag))
-        self._lifetime.start_soon(self._finish_deletion, tag, deletion, at_once)
-        return deletion
+        self._leaving[tag] = backend = self.by_tag.pop(tag)
+        self._lifetime.start_soon(self._finish, backend, at_once)
 
-    def deletion(self, tag: str) -> Deletion | None:
-        try:
-            return self._deletions.get(tag)
-        except TypeError:  # an unhashable value is not a tag
-            return None
+    def leaving(self, tag: object) -> Backend | None:
+        """Returns the deleted backend of a tag while it drains."""
+        return next((one for one in self._leaving.values() if one.tag == tag), None)
 
     def drain(self) -> None:
         for backend in self.by_tag.values():
@@ -155,8 +136,8 @@ class Backends:
 
     async def close(self) -> None:
         """Drains all backends. Cancellation ends the draining one at once, and no others."""
-        for deletion in [*self._deletions.values()]:
-            await deletion.done.wait()
+        for backend in [*self._leaving.values()]:
+            await backend.gone.wait()
         # In reverse order: code may call endpoints of backends that were added earlier.
         closed: list[Backend] = []
         while remaining := [one for one in self.by_tag.values() if one not in closed]:
@@ -164,7 +145,7 @@ class Backends:
             await remaining[-1].close()
 
     def _reserve(self, tag: str) -> None:
-        if tag in self.by_tag or tag in self._reserved or tag in self._deletions:
+        if tag in self.by_tag or tag in self._reserved or tag in self._leaving:
             raise NameTaken(
                 f"there is a backend {tag!r} already; change its config, or choose "
                 "another tag and set the traffic of its endpoints to that"
@@ -185,12 +166,12 @@ class Backends:
             logger.exception("the backend %s broke", backend.tag)
             backend.pool.fail(error)
 
-    async def _finish_deletion(self, tag: str, deletion: Deletion, at_once: bool) -> None:
+    async def _finish(self, backend: Backend, at_once: bool) -> None:
         try:
-            await deletion.run(at_once=at_once)
+            await backend.close(at_once=at_once)
         finally:
-            del self._deletions[tag]
-            deletion.done.set()
+            del self._leaving[backend.tag]
+            backend.gone.set()
 
 
 _UNDO_S: Final = 30.0

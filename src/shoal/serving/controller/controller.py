@@ -22,7 +22,7 @@ from shoal.replicas.placements import placement_of
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.clients.handles import running_controller
 from shoal.serving.clients.protocol import BlockingClient, Client
-from shoal.serving.controller.backends import Backends, Deletion, Turn, changed
+from shoal.serving.controller.backends import Backends, Turn, changed
 from shoal.serving.controller.endpoints import EndpointHandle, Endpoints
 from shoal.serving.controller.journal import Declared, Journal, Program, declared
 from shoal.serving.controller.lifetime import Lifetime
@@ -169,23 +169,20 @@ class Controller(Client):
     async def delete_backend(self, tag: str, *, force: bool = False) -> None:
         self.check_open()
         at_once = yes_or_no("force", force)
-        deletion = self._backends.deletion(tag)
-        if deletion is None:
-            deletion = await self._begin_deletion(tag, at_once=at_once)
+        backend = self._backends.leaving(tag)
+        if backend is None:
+            async with self._backends.changing(tag) as backend, self._declaring:
+                self.check_open()
+                if users := self.registry.users_of(tag):
+                    raise InUse(
+                        f"the backend {tag!r} gets traffic of {', '.join(users)}; send that "
+                        "elsewhere first, or delete the endpoint"
+                    )
+                await self._declarations.delete("backend", tag)
+                self._backends.remove(tag, at_once=at_once)
         elif at_once:
-            deletion.end_at_once()
-        await deletion.done.wait()
-
-    async def _begin_deletion(self, tag: str, *, at_once: bool) -> Deletion:
-        async with self._backends.changing(tag), self._declaring:
-            self.check_open()
-            if users := self.registry.users_of(tag):
-                raise InUse(
-                    f"the backend {tag!r} gets traffic of {', '.join(users)}; send that "
-                    "elsewhere first, or delete the endpoint"
-                )
-            await self._declarations.delete("backend", tag)
-            return self._backends.remove(tag, at_once=at_once)
+            backend.end_at_once()
+        await backend.gone.wait()
 
     async def create_endpoint(
         self,
