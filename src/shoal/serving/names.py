@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar, cast
 
-from shoal.errors import NoSuchName
+from shoal.errors import NameTaken, NoSuchName
 
 T = TypeVar("T")
 
@@ -104,6 +104,21 @@ def _is_text(path: str) -> bool:
 def without_names(path: str) -> str:
     # Paths that differ only in names of parameters match the same requests.
     return _NAME.sub("{", path)
+
+
+def check_free(
+    route: str | None,
+    methods: Iterable[str],
+    others: Iterable[tuple[str, str | None, Iterable[str]]],
+) -> None:
+    """Raises `NameTaken` if another endpoint, given by name, route and methods, has the route."""
+    for name, other, theirs in others:
+        if route is not None and other is not None and without_names(other) == without_names(route):
+            for method in methods:
+                if method in theirs:
+                    raise NameTaken(
+                        f"{method} {route} is answered by the endpoint {name!r} already"
+                    )
 
 
 def checked_methods(methods: Any) -> tuple[str, ...]:

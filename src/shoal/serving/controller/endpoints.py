@@ -15,7 +15,7 @@ from shoal.core.forming.call_options import CallOptions
 from shoal.core.histogram import LEFT, RequestTimes, status_of
 from shoal.errors import NameTaken, NoSuchName, ShutDown
 from shoal.serving.clients.handles import BridgedHandle, Handle, unpickled_handle
-from shoal.serving.names import found, without_names
+from shoal.serving.names import check_free, found
 from shoal.serving.query import item_without_data, takes_query
 from shoal.serving.shadow import ComparedStream, PrimaryAnswer
 
@@ -34,7 +34,6 @@ class Endpoints:
     def __init__(self) -> None:
         self.by_name: dict[str, Endpoint] = {}
         self.times = RequestTimes()
-        self._by_route: dict[str, dict[str, Endpoint]] = {}
         self.version = 0  # changes whenever an endpoint is added or removed
         # names of endpoints to come once a program's backends have started
         self.coming: Sequence[str] = ()
@@ -63,32 +62,17 @@ class Endpoints:
                 f"methods={list(there.methods)!r}"
                 + ("; set its traffic to send it to another backend" if same else "")
             )
-        there_too = self._by_route.get(without_names(endpoint.route or ""), {})
-        for method in endpoint.methods:
-            taken = there_too.get(method)
-            if taken is not None:
-                raise NameTaken(
-                    f"{method} {endpoint.route} is answered by the endpoint {taken.name!r} already"
-                )
+        others = [(one.name, one.route, one.methods) for one in self.by_name.values()]
+        check_free(endpoint.route, endpoint.methods, others)
 
     def add(self, endpoint: Endpoint) -> None:
         self.version += 1
         self.by_name[endpoint.name] = endpoint
-        if endpoint.route is not None:
-            by_method = dict.fromkeys(endpoint.methods, endpoint)
-            self._by_route.setdefault(without_names(endpoint.route), {}).update(by_method)
 
     def remove(self, endpoint: Endpoint) -> None:
         """Removes an endpoint, and fails the requests that wait for its traffic."""
         self.version += 1
         del self.by_name[endpoint.name]
-        if endpoint.route is not None:
-            path = without_names(endpoint.route)
-            methods = self._by_route[path]
-            for method in endpoint.methods:
-                del methods[method]
-            if not methods:
-                del self._by_route[path]
         endpoint.close(NoSuchName(f"the endpoint {endpoint.name!r} was deleted"))
 
     def drain(self) -> None:
