@@ -24,7 +24,7 @@ from shoal.http_client.connection import SILENCE_S, Connection, StreamingAnswer,
 from shoal.http_client.stream import HttpStream
 from shoal.replicas.portal import PortalThread
 from shoal.serving.clients.handles import BridgedHandle, Handle
-from shoal.serving.clients.protocol import VERBS, BlockingClient, Client
+from shoal.serving.clients.protocol import BlockingClient, Client
 from shoal.serving.clients.verbs import ENDPOINT, Verb
 from shoal.serving.clients.wire import WireError, error_from_wire, from_json, written
 from shoal.serving.names import checked_tag
@@ -169,7 +169,7 @@ class RemoteClient(Client):
         return self.sync.handle(handle.endpoint, handle.handle_options)
 
 
-class BlockingRemoteClient:
+class BlockingRemoteClient(BlockingClient):
     """A remote client for threads and notebooks, with an event loop in its own thread.
 
     The thread starts with the first verb, and does not keep the program from ending.
@@ -177,18 +177,9 @@ class BlockingRemoteClient:
 
     def __init__(self, client: RemoteClient, shut_down: Callable[[str], None]) -> None:
         self._thread = PortalThread("shoal-client")
-        self._verbs = BlockingClient(client, self._thread)
+        super().__init__(client, self._thread)
         self._remote = client
         self._shut_down = shut_down  # called with the reason after `shutdown`
-
-    def __getattr__(self, verb: str) -> Callable[..., Any]:
-        if verb == "_verbs":  # not set yet in an object that is being copied
-            raise AttributeError(verb)
-        found: Callable[..., Any] = getattr(self._verbs, verb)
-        return found
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *VERBS})
 
     def __enter__(self) -> Self:
         return self
@@ -206,7 +197,7 @@ class BlockingRemoteClient:
         return self
 
     def shutdown(self) -> None:
-        self._thread.run(self._remote.shutdown, "await client.shutdown()")
+        super().shutdown()
         self._shut_down(_SHUT_DOWN)
 
     def close(self) -> None:
@@ -248,7 +239,8 @@ class RemoteHandle(Handle):
         timeout_s, deadline = await self._time()
         body = self._body(args, kwargs, timeout_s)
         try:
-            return await self.connection.call(self._path, body, timeout_s)
+            patience_s = None if timeout_s is None else timeout_s + _MARGIN_S
+            return await self.connection.ask_within(patience_s, "POST", self._path, body)
         except DeadlineExceeded:
             # If the deadline was a scope's, let the scope cancel: the server's clock may be ahead.
             await anyio.sleep_until(deadline)
@@ -341,11 +333,7 @@ class AdminConnection:
         return self.pool.url
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
-        return await self._ask(method, path, body, self._timeout_s)
-
-    async def call(self, path: str, body: Any, timeout_s: float | None) -> Any:
-        patience_s = None if timeout_s is None else timeout_s + _MARGIN_S
-        return await self._ask("POST", path, body, patience_s)
+        return await self.ask_within(self._timeout_s, method, path, body)
 
     async def open_stream(self, path: str, body: Any) -> StreamingAnswer:
         """Makes a call that returns a stream; the caller must close the answer."""
@@ -370,7 +358,9 @@ class AdminConnection:
             )
         return RuntimeError(f"{self.url} answered {status}: {text}")
 
-    async def _ask(self, method: str, path: str, body: Any, patience_s: float | None) -> Any:
+    async def ask_within(
+        self, patience_s: float | None, method: str, path: str, body: Any = None
+    ) -> Any:
         # httpx limits only the time in which nothing comes.
         with anyio.move_on_after(patience_s):
             answer = await self._open(method, path, body, patience_s, {})
