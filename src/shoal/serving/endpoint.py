@@ -49,7 +49,7 @@ class Endpoint:
         self.requests = 0  # received
         self.errors = 0
         self.held = 0  # requests that wait for traffic or a replica
-        self._backends: Mapping[str, Backend] = {}
+        self.backends: Mapping[str, Backend] = {}
         self.only: Backend | None = None  # the one to which all requests go
         self._start_task = start_task
         # The first request that waits for traffic holds it, so that all go on in their order.
@@ -59,22 +59,19 @@ class Endpoint:
 
     def set_traffic(self, traffic: Traffic, backends: Mapping[str, Backend]) -> None:
         self.traffic = traffic
-        self._backends = backends
+        self.backends = backends
         self.only = None if traffic.only is None else backends[traffic.only]
         self._changed.set()
 
-    def backends(self) -> list[Backend]:
-        return list(self._backends.values())
-
     def known(self) -> tuple[Backend, MethodBatcher] | None:
         """Returns the first backend whose code is known, and the batcher of its calls."""
-        return next(known_among(self.backends()), None)
+        return next(known_among(self.backends.values()), None)
 
     def close(self, gone: Exception) -> None:
         """Fails waiting and further requests with copies of `gone`."""
         self._gone = gone
         self.only = None
-        self._backends = {}
+        self.backends = {}
         self._changed.set()
 
     @property
@@ -85,7 +82,7 @@ class Endpoint:
         """Chooses the backend of a request; None while there is no traffic."""
         # Requests with equal shard keys go to the same backend. A `tag` asks for a backend by name.
         if tag is not None:
-            return found("backend", tag, self._backends)
+            return found("backend", tag, self.backends)
         return self._chosen(shard_key)
 
     def _chosen(self, shard_key: str | None) -> Backend | None:
@@ -94,8 +91,8 @@ class Endpoint:
         if self.traffic is None:
             return None
         if shard_key is not None:
-            return self._backends[self.traffic.choose_for(shard_key)]
-        return self._backends[self.traffic.choose(random.random())]  # noqa: S311 - no secret
+            return self.backends[self.traffic.choose_for(shard_key)]
+        return self.backends[self.traffic.choose(random.random())]  # noqa: S311 - no secret
 
     async def routed(
         self, method: str, shard_key: str | None, timeout_s: float | None, tag: str | None = None

@@ -292,7 +292,7 @@ def _takes(endpoint: ServedEndpoint) -> str | None:
 
 
 def _state(endpoint: Endpoint, *, debug: bool) -> dict[str, Any]:
-    backends = {backend.tag: backend for backend in endpoint.backends()}
+    backends = endpoint.backends
     words = {tag: backend.state for tag, backend in backends.items()}
     alive = all(word in ("ready", "degraded") for word in words.values())
     state: dict[str, Any] = {

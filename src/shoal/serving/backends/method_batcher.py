@@ -133,7 +133,10 @@ class MethodBatcher:
                 raise
             self._log_failure(error)
         except BaseExceptionGroup as group:
-            passed_on, broken = group.split(ends_the_server)
+            # Some errors must also end the tasks around the batcher.
+            passed_on, broken = group.split(
+                (KeyboardInterrupt, SystemExit, anyio.get_cancelled_exc_class())
+            )
             if broken is not None:
                 self._log_failure(broken)
             if passed_on is not None:
@@ -146,14 +149,6 @@ class MethodBatcher:
 
     def _log_failure(self, error: BaseException) -> None:
         logger.error("the batcher of %s broke", self.batcher.name, exc_info=error)
-
-
-def ends_the_server(error: BaseException) -> bool:
-    """Whether an error must also end the tasks around the batcher that raised it."""
-    if isinstance(error, BaseExceptionGroup):
-        return False  # its members are checked one by one
-    wanted = (KeyboardInterrupt, SystemExit, anyio.get_cancelled_exc_class())
-    return isinstance(error, wanted)
 
 
 class BatchDispatcher:
