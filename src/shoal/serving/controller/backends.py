@@ -26,7 +26,7 @@ from shoal.serving.backend_config import BackendConfig, same_user_config
 from shoal.serving.names import found
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from anyio.abc import TaskStatus
 
@@ -68,9 +68,6 @@ class Backends:
 
     def find(self, tag: str) -> Backend:
         return found("backend", tag, self.by_tag)
-
-    def among(self, tags: Iterable[str]) -> dict[str, Backend]:
-        return {tag: self.by_tag[tag] for tag in tags}
 
     async def start(self, tag: str, code: Definition, config: BackendConfig) -> Backend:
         """Starts a backend, without waiting until it is ready."""

@@ -215,7 +215,7 @@ class Controller(Client):
             self.registry.check_free(endpoint)
             if weights is not None:
                 traffic = Traffic.checked(weights, self.backends)
-                endpoint.set_traffic(traffic, self._backends.among(traffic.weights))
+                endpoint.set_traffic(traffic, self.backends)
             for tag, proportion, compare in shadows:
                 flow = ShadowFlow(self._backends.find(tag), proportion, compare)
                 endpoint.shadows.pop(tag, None)
@@ -249,7 +249,7 @@ class Controller(Client):
             found = self.endpoint(endpoint)
             traffic = Traffic.checked(weights, self.backends)
             await self._declarations.put_endpoint(found, traffic=traffic)
-            found.set_traffic(traffic, self._backends.among(traffic.weights))
+            found.set_traffic(traffic, self.backends)
 
     async def shadow_traffic(
         self,
@@ -350,7 +350,7 @@ class Controller(Client):
             endpoint = Endpoint(one.name, one.route, one.methods, self._lifetime.start_soon)
             if one.traffic:
                 traffic = Traffic.checked(one.traffic, self.backends)
-                endpoint.set_traffic(traffic, self._backends.among(traffic.weights))
+                endpoint.set_traffic(traffic, self.backends)
             for tag, shadow in one.shadows.items():
                 endpoint.shadows[tag] = ShadowFlow.restored(
                     self.backends[tag], shadow.proportion, shadow.compare

@@ -14,7 +14,7 @@ from shoal.batching.current import running_batch, time_left
 from shoal.core.forming.call_options import CallOptions
 from shoal.core.histogram import LEFT, RequestTimes, status_of
 from shoal.errors import NameTaken, NoSuchName, ShutDown
-from shoal.serving.clients.handles import BridgedHandle, Handle, unpickled_handle
+from shoal.serving.clients.handles import BridgedHandle, Handle
 from shoal.serving.names import check_free, found
 from shoal.serving.query import item_without_data, takes_query
 from shoal.serving.shadow import ComparedStream, PrimaryAnswer
@@ -202,10 +202,6 @@ class EndpointHandle(Handle):
             own_s = max(0.0, self.handle_options.timeout_s - spent_s)
             timeout_s = own_s if timeout_s is None else min(own_s, timeout_s)
         return CallOptions(timeout_s, self._metadata, priority)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Unpickled in a replica's process, it makes its calls through this process.
-        return unpickled_handle, (self.endpoint, self.handle_options)
 
 
 class EndpointStream:
