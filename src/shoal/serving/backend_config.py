@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
@@ -330,7 +331,15 @@ class BackendConfig:
         Raises:
             NotDurable: The value of an option can't be written as JSON.
         """
-        return durable_options(self._given)
+        return {name: _durable(name, value) for name, value in self._given.items()}
+
+    def durable_part(self) -> dict[str, Any]:
+        """Returns the given options that can be written as JSON, in that form."""
+        found: dict[str, Any] = {}
+        for name, value in self._given.items():
+            with suppress(NotDurable):
+                found[name] = _durable(name, value)
+        return found
 
     def _takes_lists(self, batched: bool) -> bool:
         return batched or self.fill != "closed"
@@ -381,11 +390,6 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     }
     values |= checked_batching(given, values.get("fill", BackendConfig.fill))
     return {name: values[name] for name in given}
-
-
-def durable_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns checked options as JSON, from which the same options can be made."""
-    return {name: _durable(name, value) for name, value in given.items()}
 
 
 def _durable(name: str, value: Any) -> Any:
