@@ -17,7 +17,6 @@ from shoal.errors import NameTaken, NoSuchName, ShutDown
 from shoal.serving.clients.handles import BridgedHandle, Handle
 from shoal.serving.names import check_free, found
 from shoal.serving.query import item_without_data, takes_query
-from shoal.serving.shadow import ComparedStream, PrimaryAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.lifetime import Lifetime
     from shoal.serving.endpoint import Endpoint
+    from shoal.serving.shadow import PrimaryAnswer
 
 
 class Endpoints:
@@ -137,12 +137,12 @@ class EndpointHandle(Handle):
 
     async def _begin_stream(
         self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> ResultStream[Any] | ComparedStream:
+    ) -> ResultStream[Any]:
         method_batcher, entry, item, call_options = await self._routed(endpoint, args, kwargs, True)
-        metadata = self._metadata
         stream = entry.begin_stream_of(item, call_options)
-        answer = endpoint.copied(method_batcher, item, metadata) if endpoint.shadows else None
-        return stream if answer is None else ComparedStream(stream, answer)
+        if endpoint.shadows and (answer := endpoint.copied(method_batcher, item, self._metadata)):
+            answer.end()  # streams are not compared
+        return stream
 
     def _found(self) -> Endpoint:
         # After the controller was shut down, only code of running batches may make calls.
@@ -212,14 +212,14 @@ class EndpointStream:
     def __init__(
         self,
         endpoint: Endpoint,
-        begin: Callable[[], Awaitable[ResultStream[Any] | ComparedStream]],
+        begin: Callable[[], Awaitable[ResultStream[Any]]],
         times: RequestTimes,
     ) -> None:
         self._endpoint = endpoint
         self._begin = begin
         self._times = times
         self._began_at: float | None = None  # until it is counted
-        self._stream: ResultStream[Any] | ComparedStream | None = None
+        self._stream: ResultStream[Any] | None = None
         self._is_entered = self._is_over = False
 
     async def __aenter__(self) -> Self:
@@ -284,7 +284,7 @@ class EndpointStream:
             took_s = perf_counter() - began_at
             self._times.count(self._endpoint.name, "python", status, took_s)
 
-    async def _begun(self) -> ResultStream[Any] | ComparedStream:
+    async def _begun(self) -> ResultStream[Any]:
         self._endpoint.requests += 1
         self._began_at = perf_counter()
         try:
