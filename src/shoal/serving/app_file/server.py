@@ -37,7 +37,7 @@ def checked_server(flaws: Flaws, value: Any) -> dict[str, Any]:
     for name, one in flaws.table(("server",), value, _OPTIONS).items():
         given = None if one == "none" else one
         found[name] = flaws.checked(("server", name), _OPTIONS[name].checked, name, given)
-    schemes = found.get("security_schemes") or {}
+    schemes: Any = found.get("security_schemes") or {}
     flaws.checked(("server", "security"), check_known, found.get("security") or (), schemes)
     return found
 
