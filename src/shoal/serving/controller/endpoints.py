@@ -224,16 +224,8 @@ class EndpointStream:
 
     async def __aenter__(self) -> Self:
         if not self._is_over:
-            stream = self._stream or await self._begun()
+            await self._step(enters=True)
             self._is_entered = True
-            try:
-                await stream.__aenter__()
-            except Exception as error:
-                self._fail(error)
-                raise
-            except BaseException:
-                self._leave()  # since __aexit__ will not be called
-                raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -245,20 +237,7 @@ class EndpointStream:
     async def __anext__(self) -> Any:
         if self._is_over:
             raise StopAsyncIteration
-        stream = self._stream or await self._begun()
-        try:
-            return await stream.__anext__()
-        except StopAsyncIteration:
-            self._is_over = True
-            self._count(200)
-            raise
-        except Exception as error:
-            self._fail(error)
-            raise
-        except BaseException:
-            if not self._is_entered:
-                self._leave()
-            raise
+        return await self._step()
 
     def ready(self) -> list[Any]:
         return [] if self._stream is None else self._stream.ready()
@@ -267,32 +246,32 @@ class EndpointStream:
         self._leave()
         await anyio.lowlevel.checkpoint()
 
+    async def _step(self, *, enters: bool = False) -> Any:
+        try:
+            if self._stream is None:
+                self._endpoint.requests += 1
+                self._began_at = perf_counter()
+                self._stream = await self._begin()
+            return await (self._stream.__aenter__() if enters else self._stream.__anext__())
+        except StopAsyncIteration:
+            self._end(200)
+            raise
+        except Exception as error:
+            self._endpoint.errors += 1
+            self._end(status_of(error))
+            raise
+        except BaseException:
+            if not self._is_entered:  # `__aexit__` will not be called
+                self._leave()
+            raise
+
     def _leave(self) -> None:
-        self._is_over = True
-        self._count(LEFT)
+        self._end(LEFT)
         if self._stream is not None:
             self._stream.leave()
 
-    def _fail(self, error: Exception) -> None:
-        self._endpoint.errors += 1
+    def _end(self, status: int) -> None:
         self._is_over = True
-        self._count(status_of(error))
-
-    def _count(self, status: int) -> None:
-        began_at, self._began_at = self._began_at, None
-        if began_at is not None:
-            took_s = perf_counter() - began_at
+        if self._began_at is not None:
+            took_s, self._began_at = perf_counter() - self._began_at, None
             self._times.count(self._endpoint.name, "python", status, took_s)
-
-    async def _begun(self) -> ResultStream[Any]:
-        self._endpoint.requests += 1
-        self._began_at = perf_counter()
-        try:
-            self._stream = await self._begin()
-            return self._stream
-        except Exception as error:
-            self._fail(error)
-            raise
-        except BaseException:
-            self._count(LEFT)
-            raise
