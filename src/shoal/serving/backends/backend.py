@@ -28,7 +28,7 @@ from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.placements import placement_name, placement_of
 from shoal.serving.backend_options import loaded_converters, unset_batch_options
 from shoal.serving.backends.membership import Membership
-from shoal.serving.backends.method_batcher import BatchDispatcher, MethodBatcher, open_handler
+from shoal.serving.backends.method_batcher import MethodBatcher, closed_handler, open_handler
 from shoal.serving.backends.models import LOAD, UNLOAD, ModelLoader, model_states
 from shoal.serving.backends.pool import Pool
 from shoal.serving.backends.supervisor import Supervisor
@@ -238,9 +238,7 @@ class Backend:
                 raise NoSuchName(f"{method} of {self.tag} is called by the server only")
             if self.config.fill == "closed":
                 retries = lambda: self.config.retries  # noqa: E731 - as it is at each death
-                handler = BatchDispatcher(
-                    self.tag, described, self.pool, retries, self.models
-                ).handler
+                handler = closed_handler(self.tag, described, self.pool, retries, self.models)
             else:
                 if self.config.fill == "continuous":
                     self._check_continuous(await self.supervisor.described())

@@ -151,76 +151,71 @@ class MethodBatcher:
         logger.error("the batcher of %s broke", self.batcher.name, exc_info=error)
 
 
-class BatchDispatcher:
-    def __init__(
-        self,
-        name: str,
-        method: Method,
-        pool: Pool,
-        retries: Callable[[], int],
-        models: ModelLoader,
-    ) -> None:
-        self._method = method.name
-        self._pool = pool
-        self._retries = retries  # read at each death: it may change
-        self._models = models
-        binding = Binding.of_items(method.signature, "items")
-        self.handler = Handler(self._steps if method.streams else self._run, binding=binding)
-        self.handler.name = name
-        self.handler.has_replicas = True
+def closed_handler(
+    name: str, method: Method, pool: Pool, retries: Callable[[], int], models: ModelLoader
+) -> Handler:
+    """Makes the handler of batches that are whole when they run.
 
-    async def _run(self, items: list[Any]) -> Any:
+    `retries` is called at each death of a replica, since it may change.
+    """
+
+    async def run(items: list[Any]) -> Any:
         batch = running_batch.get()
         size = batch.size  # with padding there are more items
         home, model = home_and_model_of(batch)
-        member = self._pool.choose(size, home, model) or await self._pool.wait(size)
-        self._pool.begin(member, size)
+        member = pool.choose(size, home, model) or await pool.wait(size)
+        pool.begin(member, size)
         used: LoadedModel | None = None
         try:
             if model is not None:
-                used = await self._models.loaded(member, model)
-            results = await member.replica.run(self._method, items)
+                used = await models.loaded(member, model)
+            results = await member.replica.run(method.name, items)
             if not member.replica.takes_work and issubclass(type(results), list):
-                self._mark_deaths(member, results, size)
+                mark_deaths(member, results, size)
             return results
         except ReplicaDied as death:
-            if note_death(self._pool, member, death):
-                raise RunsAgain(death, self._retries()) from None
+            if note_death(pool, member, death):
+                raise RunsAgain(death, retries()) from None
             raise
         finally:
             if used is not None:
                 used.batches -= 1
-            self._pool.end(member, size)
+            pool.end(member, size)
 
-    async def _steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
+    async def steps(items: list[Any]) -> AsyncGenerator[Any, None]:
         batch = running_batch.get()
         size = batch.size
         home, model = home_and_model_of(batch)
-        member = self._pool.choose(size, home, model) or await self._pool.wait(size)
-        self._pool.begin(member, size)
+        member = pool.choose(size, home, model) or await pool.wait(size)
+        pool.begin(member, size)
         used: LoadedModel | None = None
         try:
             if model is not None:
-                used = await self._models.loaded(member, model)
-            steps = member.replica.run_stream(self._method, items)
-            async with aclosing(steps):
+                used = await models.loaded(member, model)
+            async with aclosing(member.replica.run_stream(method.name, items)) as steps:
                 async for step in steps:
                     yield step
         except ReplicaDied as death:
-            if note_death(self._pool, member, death):
-                raise RunsAgain(death, self._retries()) from None
+            if note_death(pool, member, death):
+                raise RunsAgain(death, retries()) from None
             raise
         finally:
             if used is not None:
                 used.batches -= 1
-            self._pool.end(member, size)
+            pool.end(member, size)
 
-    def _mark_deaths(self, member: PoolMember, results: list[Any], size: int) -> None:
+    def mark_deaths(member: PoolMember, results: list[Any], size: int) -> None:
         # A model server that has ended may have served some of its calls. The others run again.
         for place, one in enumerate(results[:size]):
             if issubclass(type(one), ReplicaDied) and one.replica == member.replica.tag:
-                note_death(self._pool, member, one)
-                results[place] = RunsAgain(one, self._retries())
+                note_death(pool, member, one)
+                results[place] = RunsAgain(one, retries())
+
+    binding = Binding.of_items(method.signature, "items")
+    handler = Handler(steps if method.streams else run, binding=binding)
+    handler.name = name
+    handler.has_replicas = True
+    return handler
 
 
 def note_death(pool: Pool, member: PoolMember, death: ReplicaDied) -> bool:
