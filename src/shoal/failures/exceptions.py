@@ -162,7 +162,7 @@ def rebuilt(
     cls: type[Any], args: tuple[Any, ...], attributes: dict[str, Any], slots: dict[str, Any]
 ) -> Any:
     """Makes an exception without calling its ``__init__``."""
-    error = cls.__new__(cls, *args)
+    error: Any = cls.__new__(cls, *args)
     set_plainly(error, "args", args)
     for name, value in slots.items():
         set_plainly(error, name, value)
