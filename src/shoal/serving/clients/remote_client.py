@@ -24,7 +24,7 @@ from shoal.http_client.connection import SILENCE_S, Connection, StreamingAnswer,
 from shoal.http_client.stream import HttpStream
 from shoal.replicas.portal import PortalThread
 from shoal.serving.clients.handles import BridgedHandle, Handle
-from shoal.serving.clients.protocol import BlockingClient, Client
+from shoal.serving.clients.protocol import VERBS, BlockingClient, Client
 from shoal.serving.clients.verbs import ENDPOINT, Verb
 from shoal.serving.clients.wire import WireError, error_from_wire, from_json, written
 from shoal.serving.names import checked_tag
@@ -169,7 +169,7 @@ class RemoteClient(Client):
         return self.sync.handle(handle.endpoint, handle.handle_options)
 
 
-class BlockingRemoteClient(BlockingClient):
+class BlockingRemoteClient:
     """A remote client for threads and notebooks, with an event loop in its own thread.
 
     The thread starts with the first verb, and does not keep the program from ending.
@@ -177,9 +177,18 @@ class BlockingRemoteClient(BlockingClient):
 
     def __init__(self, client: RemoteClient, shut_down: Callable[[str], None]) -> None:
         self._thread = PortalThread("shoal-client")
-        super().__init__(client, self._thread)
+        self._verbs = BlockingClient(client, self._thread)
         self._remote = client
         self._shut_down = shut_down  # called with the reason after `shutdown`
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        if verb == "_verbs":  # not set yet in an object that is being copied
+            raise AttributeError(verb)
+        found: Callable[..., Any] = getattr(self._verbs, verb)
+        return found
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *VERBS})
 
     def __enter__(self) -> Self:
         return self
@@ -197,7 +206,7 @@ class BlockingRemoteClient(BlockingClient):
         return self
 
     def shutdown(self) -> None:
-        super().shutdown()
+        self._verbs.shutdown()
         self._shut_down(_SHUT_DOWN)
 
     def close(self) -> None:
