@@ -11,7 +11,7 @@ from serving.scenes import Stage, echo, serving, serving_tasks, under_way
 from shoal.errors import InUse, NoSuchName
 from shoal.serving.controller.controller import Controller
 from shoal.serving.shadow import MOST_COPIES
-from shoal.serving.status import ShadowStatus
+from shoal.status import ShadowStatus
 
 
 async def shadowed(

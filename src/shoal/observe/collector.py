@@ -24,7 +24,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from shoal.core.counters import REQUEST_OUTCOMES, BatcherStatistics, OccupancyStatistics
-from shoal.serving.status import (
+from shoal.status import (
     BackendStatus,
     EndpointStatus,
     GpuStatus,

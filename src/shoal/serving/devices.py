@@ -26,7 +26,7 @@ from shoal.replicas.gpus import (
     count_without_nvml,
     listed_devices,
 )
-from shoal.serving.status import GpuStatus
+from shoal.status import GpuStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Iterable, Mapping

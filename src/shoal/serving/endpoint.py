@@ -17,7 +17,7 @@ from shoal.errors import DeadlineExceeded, Overloaded
 from shoal.failures.exceptions import own_copy
 from shoal.serving.names import found
 from shoal.serving.shadow import PrimaryAnswer, ShadowFlow
-from shoal.serving.status import EndpointStatus
+from shoal.status import EndpointStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

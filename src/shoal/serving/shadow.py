@@ -19,7 +19,7 @@ from shoal.core.traffic import Shadow
 from shoal.failures.held import held, holding
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.code.definition import imported, qualified_name
-from shoal.serving.status import ShadowStatus
+from shoal.status import ShadowStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from shoal.serving.backends.managed import ReplicaFailures
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoint import Endpoint
-    from shoal.serving.status import Status
+    from shoal.status import Status
 
 # The pages that middleware does not wrap: probes send no credentials.
 OUTSIDE: Final = frozenset(

@@ -32,7 +32,7 @@ from shoal.serving.backends.method_batcher import MethodBatcher, closed_handler,
 from shoal.serving.backends.models import LOAD, UNLOAD, ModelLoader, model_states
 from shoal.serving.backends.pool import Pool
 from shoal.serving.backends.supervisor import Supervisor
-from shoal.serving.status import BackendState, BackendStatus, ReplicaStatus
+from shoal.status import BackendState, BackendStatus, ReplicaStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator

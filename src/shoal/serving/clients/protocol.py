@@ -21,7 +21,7 @@ from shoal.serving.clients import verbs
 from shoal.serving.clients.handles import BridgedHandle, Handle
 from shoal.serving.clients.verbs import Verb, verb
 from shoal.serving.names import DEFAULT_METHODS
-from shoal.serving.status import Status
+from shoal.status import Status
 
 if TYPE_CHECKING:
     from shoal.replicas.portal import Bridge

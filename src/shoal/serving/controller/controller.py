@@ -30,7 +30,7 @@ from shoal.serving.devices import Devices
 from shoal.serving.endpoint import Endpoint
 from shoal.serving.names import DEFAULT_METHODS, checked_methods, checked_route, checked_tag
 from shoal.serving.shadow import ShadowFlow
-from shoal.serving.status import ModelServerStatus, Status
+from shoal.status import ModelServerStatus, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

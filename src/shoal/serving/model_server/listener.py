@@ -15,7 +15,7 @@ from shoal.failures.exceptions import ungrouped
 from shoal.replicas.remote.handshake import HANDSHAKE_S, HandshakeRefused, token_in
 from shoal.replicas.remote.sockets import authenticated
 from shoal.serving.model_server.ingress import Ingress
-from shoal.serving.status import ModelServerStatus
+from shoal.status import ModelServerStatus
 
 if TYPE_CHECKING:
     import socket
