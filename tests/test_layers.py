@@ -20,10 +20,12 @@ LONGEST_FILE = 450
 
 _BELOW = frozenset({"errors", "core", "loops", "failures"})
 _ENGINE = _BELOW | {"batching", "replicas"}
-_SERVED = _ENGINE | {"asgi", "http_client", "serving"}
+_SERVED = _ENGINE | {"asgi", "http_client", "serving", "status"}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
+    # the status of a controller, as plain values
+    "status": frozenset(),
     "core": frozenset({"errors"}),
     "loops": frozenset({"errors", "core"}),
     "failures": frozenset({"errors", "loops"}),
@@ -35,8 +37,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # of batching: what adapts the user's functions, and the batch that is running
     "replicas": _BELOW | {"batching", "version"},
     "http_client": _ENGINE | {"asgi"},
-    "serving": _ENGINE | {"asgi", "http_client"},
-    "observe": _BELOW | {"asgi", "version"},
+    "serving": _ENGINE | {"asgi", "http_client", "status"},
+    "observe": _BELOW | {"asgi", "status", "version"},
     "planning": _BELOW | {"batching"},
     # nothing of the server: any server runs it
     "http": _SERVED - {"http_client"} | {"observe", "version"},
@@ -52,16 +54,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # public names of the folders below
     "policies": frozenset({"core"}),
     "statistics": frozenset({"core"}),
-    "status": frozenset({"serving"}),
     "version": frozenset(),
     "cli": frozenset({"commands", "version"}),
     "__main__": frozenset({"cli"}),
-    "top": _SERVED | {"observe", "http", "starting", "policies", "statistics", "status"},
+    "top": _SERVED | {"observe", "http", "starting", "policies", "statistics"},
 }
 # Metrics read the frozen snapshots that a batcher hands out, and nothing else of the engine.
 ALSO_ALLOWED = {
     ("observe", "shoal.batching.statistics"),
-    ("observe", "shoal.serving.status"),
 }
 
 # What few need.

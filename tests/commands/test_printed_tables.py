@@ -5,7 +5,7 @@ import re
 import pytest
 
 from shoal.commands.support.output import config_listed, facts, status_listed, table, weights
-from shoal.serving.status import BackendStatus, EndpointStatus, ReplicaStatus, Status
+from shoal.status import BackendStatus, EndpointStatus, ReplicaStatus, Status
 
 
 def test_figures_are_to_the_right_and_words_to_the_left():

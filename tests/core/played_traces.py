@@ -17,7 +17,7 @@ from shoal.core.events import BatchObserver
 from shoal.core.simulation_results import Arrival, Outcome
 from shoal.errors import ItemTooLarge
 from shoal.replicas.code.instance import Method
-from shoal.serving.backends.method_batcher import BatchDispatcher
+from shoal.serving.backends.method_batcher import closed_handler
 from shoal.serving.backends.models import LOAD, ModelLoader
 from shoal.serving.backends.pool import Pool, PoolCapacity
 
@@ -96,7 +96,7 @@ def on_replicas(
     method = Method("__call__", inspect.Signature([ITEM]), streams=False, batched=True)
     models = ModelLoader(pool, start_task, lambda: False, lambda: options.get("models"))
     return shoal.Batcher(
-        BatchDispatcher("b", method, pool, lambda: 0, models).handler,
+        closed_handler("b", method, pool, lambda: 0, models),
         capacity=PoolCapacity(pool, options["max_batch_size"]),
         **{**options, "max_concurrent_batches": slots * replicas},
     )

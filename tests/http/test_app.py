@@ -358,7 +358,7 @@ async def test_the_options_of_a_batched_function_hold_under_those_of_its_endpoin
         (lambda app: app.endpoint("/x", name="a b")(double), ValueError, "can't name"),
         (lambda app: app.endpoint("/x", name=3)(double), ValueError, "can't name"),
         (lambda app: app.endpoint("/x")(lambda items: items), ValueError, 'name="..."'),
-        (lambda app: app.endpoint("/taken", name="n")(double), ValueError, "declared already"),
+        (lambda app: app.endpoint("/taken", name="n")(double), ValueError, "is answered by"),
         (lambda app: app.endpoint("/x", name="taken")(double), ValueError, "is named 'taken'"),
         (lambda app: app.endpoint("/x")(3), TypeError, "must be a function of a list"),
         (

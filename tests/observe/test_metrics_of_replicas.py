@@ -19,7 +19,7 @@ from shoal.http.app.app import App
 from shoal.observe.collector import ShoalCollector
 from shoal.serving.backends.managed import ReplicaFailures
 from shoal.serving.controller.controller import Controller
-from shoal.serving.status import Status
+from shoal.status import Status
 from shoal.testing import settle
 from shoal.testing.asgi import ask
 

@@ -10,7 +10,7 @@ import anyio.lowlevel
 from shoal.errors import InUse, NameTaken, NoSuchName, ShutDown
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.names import DEFAULT_METHODS
-from shoal.serving.status import BackendStatus, EndpointStatus, ReplicaStatus, ShadowStatus, Status
+from shoal.status import BackendStatus, EndpointStatus, ReplicaStatus, ShadowStatus, Status
 
 
 class FakeStream:

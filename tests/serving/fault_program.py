@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 
     from shoal.replicas.contract import Replica
-    from shoal.serving.status import BackendStatus
+    from shoal.status import BackendStatus
 
 LANES = 2
 """How many faults there are at a time, of different backends."""

@@ -15,7 +15,7 @@ from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.clients.verbs import verb
 from shoal.serving.controller.controller import Controller
 from shoal.serving.imports import ImportRule
-from shoal.serving.status import Status
+from shoal.status import Status
 
 REQUESTS = {name: one for name, one in VERBS.items() if one is not None}
 EACH_REQUEST = pytest.mark.parametrize("name", REQUESTS)

@@ -414,7 +414,7 @@ async def test_the_log_says_that_streams_run_again_if_some_do(
     code = Streams([["zero", second]])
     async with serving(code, num_replicas=2, retries=1, **PAIRS) as (_, handle, stage):
         await read_until_a_death(stage, handle)
-    assert len(code.runs) == 1 + caplog.text.count("a batch runs again")
+    assert len(code.runs) == 1 + caplog.text.count("calls run again")
     assert len(code.runs) == (2 if second is shoal.SKIP else 1)
 
 

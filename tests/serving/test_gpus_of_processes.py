@@ -13,7 +13,7 @@ from serving.scenes import deployed
 from shoal.commands.support.output import status_listed
 from shoal.serving.clients.wire import from_json, written
 from shoal.serving.controller.controller import Controller
-from shoal.serving.status import Status
+from shoal.status import Status
 from shoal.testing.asgi import ask
 
 pytestmark = [pytest.mark.real_time, pytest.mark.one_loop, pytest.mark.slow]

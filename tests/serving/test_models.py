@@ -385,7 +385,7 @@ def test_names_are_a_list_of_text() -> None:
         with pytest.raises(TypeError, match="names must be names of models, such as"):
             shoal.Models(names=wrong)
     stored = shoal.BackendConfig(models={"names": ["a"]}).durable()
-    assert shoal.BackendConfig.restored(stored).batching["models"].names == ("a",)
+    assert shoal.BackendConfig.of(stored).batching["models"].names == ("a",)
 
 
 async def test_a_model_is_not_wanted_any_more_after_a_batch_that_came_back() -> None:

@@ -1,7 +1,6 @@
 """A controller that keeps state: what comes back, after a stop, a kill, or a change of the code."""
 
 import sys
-from contextlib import closing
 
 import anyio
 import anyio.lowlevel
@@ -13,8 +12,6 @@ from handlers import double
 from serving.scenes import Stage, deployed
 from shoal import errors
 from shoal.http.app.app import App
-from shoal.serving.state_file import StateFile
-from shoal.serving.state_records import BackendRecord
 from shoal.testing.asgi import ask
 from time_limits import HANG_S
 
@@ -92,15 +89,6 @@ async def test_the_options_of_a_placement_of_ones_own_come_back(path):
     async with shoal.start(state=path) as client:
         assert await (await client.get_handle("e")).call(2) == 10
         assert await client.get_backend_config("s") == shoal.BackendConfig.of(own)
-
-
-async def test_an_option_without_effect_in_the_file_of_an_earlier_version_is_dropped(path):
-    with closing(StateFile.open(path)) as state:
-        kept = {"placement": "thread", "log_lines": 5, "shared_memory_bytes": 0, "retries": 2}
-        state.apply(BackendRecord(tag="s", import_path=f"{CODE}:double", config=kept))
-    async with shoal.start(state=path) as client:
-        config = await client.get_backend_config("s")
-        assert config.durable() == {"placement": "thread", "retries": 2}
 
 
 async def test_what_was_deleted_or_refused_does_not_come_back(path):

@@ -10,8 +10,8 @@ from batching.scenes import Held, line_up, outcome, outcomes, settle
 from serving.scenes import Stage, echo, serving, serving_tasks, under_way
 from shoal.errors import InUse, NoSuchName
 from shoal.serving.controller.controller import Controller
-from shoal.serving.shadow import MOST_COPIES, PrimaryAnswer
-from shoal.serving.status import ShadowStatus
+from shoal.serving.shadow import MOST_COPIES
+from shoal.status import ShadowStatus
 
 
 async def shadowed(
@@ -215,6 +215,7 @@ async def test_copies_of_streams_end_and_leave_nothing() -> None:
         before = await read()
         assert [await read() for _ in range(5)] == [before] * 5
         assert len(stage.calls) == 6
+        assert (counts(controller).agreed, counts(controller).disagreed) == (0, 0)
 
 
 async def test_methods_are_copied_to_the_same_method() -> None:
@@ -355,36 +356,3 @@ async def test_a_compare_is_given_by_its_import_path() -> None:
         await handle.call(1)
         await settle()
         assert (counts(controller).agreed, counts(controller).compare) == (1, "operator:eq")
-
-
-@pytest.mark.parametrize("entered", [True, False])
-async def test_no_copy_waits_for_a_stream_whose_caller_left_as_it_began(
-    entered: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waiting = 0
-    wait = PrimaryAnswer.wait
-
-    async def counted(answer: PrimaryAnswer) -> bool:
-        nonlocal waiting
-        waiting += 1
-        try:
-            return await wait(answer)
-        finally:
-            waiting -= 1
-
-    monkeypatch.setattr(PrimaryAnswer, "wait", counted)
-
-    async def code(items: list[int]) -> AsyncGenerator[list[int], None]:
-        await anyio.sleep(1)
-        yield items
-
-    async with serving(code) as (controller, handle, _):
-        await shadowed(controller, code, compare=equal)
-        stream = handle.stream(1)
-        with anyio.move_on_after(0.5):
-            if entered:
-                async with stream:
-                    await anext(stream)
-            await anext(stream)
-        await anyio.sleep(2)
-        assert (waiting, counts(controller).sent) == (0, 1)

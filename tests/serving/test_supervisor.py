@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from serving.scenes import ScriptedReplica
-    from shoal.serving.status import BackendStatus
+    from shoal.status import BackendStatus
 
 
 def status_of(controller: Controller) -> BackendStatus:

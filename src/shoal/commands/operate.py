@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping
 
     from shoal.serving.clients.remote_client import RemoteClient
-    from shoal.serving.status import EndpointStatus
+    from shoal.status import EndpointStatus
 
 
 _BACKENDS_EXAMPLE: Final = """\

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from shoal.serving.clients.remote_client import RemoteClient
-    from shoal.serving.status import Status
+    from shoal.status import Status
 
 _TRACE_DESCRIPTION: Final = """\
 Record when requests arrive at a running server, with their costs, priorities and deadlines, and how

@@ -24,7 +24,7 @@ from shoal.errors import HandlerFailed
 from shoal.loops.event_loop import cancellations, holds_ctrl_c
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
     from anyio.abc import TaskGroup
 
@@ -141,22 +141,33 @@ def _copied(error: Exception) -> Exception:
         twin = copy.copy(error)
     else:
         # A user-defined constructor could have any effect, so it is not called again.
-        twin = cls.__new__(cls, *error.args)
-        set_plainly(twin, "args", error.args)
-        for name in slots_of(cls):
-            if hasattr(error, name):
-                set_plainly(twin, name, getattr(error, name))
-        twin.__dict__.update(error.__dict__)
+        twin = rebuilt(cls, error.args, error.__dict__, slots_of(error))
     notes = getattr(error, "__notes__", None)
     if notes is not None:
         set_plainly(twin, "__notes__", list(notes))
     return twin
 
 
-def slots_of(cls: type) -> Iterable[str]:
-    for base in cls.__mro__:
+def slots_of(error: BaseException) -> dict[str, Any]:
+    """Returns the values of an exception's slots."""
+    found: dict[str, Any] = {}
+    for base in type(error).__mro__:
         slots: Any = base.__dict__.get("__slots__", ())
-        yield from (slots,) if isinstance(slots, str) else slots
+        names = (slots,) if isinstance(slots, str) else slots
+        found |= {name: getattr(error, name) for name in names if hasattr(error, name)}
+    return found
+
+
+def rebuilt(
+    cls: type[Any], args: tuple[Any, ...], attributes: dict[str, Any], slots: dict[str, Any]
+) -> Any:
+    """Makes an exception without calling its ``__init__``."""
+    error: Any = cls.__new__(cls, *args)
+    set_plainly(error, "args", args)
+    for name, value in slots.items():
+        set_plainly(error, name, value)
+    error.__dict__.update(attributes)
+    return error
 
 
 def users_part(whole: TracebackType | None) -> TracebackType | None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack, cast
 import orjson
 from anyio.lowlevel import RunVar
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.websockets import WebSocket, WebSocketState
 
@@ -221,7 +221,7 @@ def operator_pages() -> Router:
 
 
 async def _answer_alive(_request: Request) -> Response:
-    return _json(200, {"status": "alive"})
+    return JSONResponse({"status": "alive"}, headers=_FRESH)
 
 
 async def _answer_ready(_request: Request) -> Response:
@@ -234,7 +234,8 @@ async def _answer_ready(_request: Request) -> Response:
         name: {"state": now.state, "queued": now.queued, "running": now.running}
         for name, _method, now in _statistics()
     }
-    return _json(200 if status == "ready" else 503, {"status": status, "batchers": states})
+    ready = 200 if status == "ready" else 503
+    return JSONResponse({"status": status, "batchers": states}, ready, _FRESH)
 
 
 async def _answer_metrics(request: Request) -> Response:
@@ -248,10 +249,6 @@ async def _answer_metrics(request: Request) -> Response:
     ProcessCollector(registry=registry)
     encode, media_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(registry), headers={"content-type": media_type, **_FRESH})
-
-
-def _json(status: int, value: Mapping[str, Any]) -> Response:
-    return Response(orjson.dumps(value), status, _FRESH, "application/json")
 
 
 def _statistics() -> Iterator[tuple[str, str, BatcherStatistics]]:

@@ -24,7 +24,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from shoal.core.counters import REQUEST_OUTCOMES, BatcherStatistics, OccupancyStatistics
-from shoal.serving.status import (
+from shoal.status import (
     BackendStatus,
     EndpointStatus,
     GpuStatus,
@@ -224,7 +224,7 @@ _OF_BATCHERS: Final[Rows[BatcherStatistics]] = (
     (COUNTER, "split_calls", "Calls split into several requests.", lambda s: s.split_calls),
     (COUNTER, "split_requests", "Requests that calls were split into.", lambda s: s.split_requests),
     (COUNTER, "isolating_runs", "Runs with a part of a failed batch.", lambda s: s.isolating_runs),
-    (COUNTER, "retried_requests", "Requests put back by RetryLater.", lambda s: s.retried),
+    (COUNTER, "retried_requests", "Requests that were queued again.", lambda s: s.retried),
     (COUNTER, "batch_padding", "Requests or cost that padding has added.", lambda s: s.padding),
     (COUNTER, "batch_cost", "The cost of batches, with padding.", lambda s: s.load),
     (

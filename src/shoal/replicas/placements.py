@@ -216,8 +216,9 @@ def check_placement_options(
         return
     if placement not in BUILT_IN:
         return
+    taken = options_of(BUILT_IN[placement].options)
     for name in by_name:
-        if not has_effect(placement, name):
+        if name not in taken:
             places = [place for place, one in BUILT_IN.items() if name in options_of(one.options)]
             raise ValueError(
                 f"{as_given[name]} is for placement={' or '.join(map(repr, places))}, and has no "
@@ -225,17 +226,11 @@ def check_placement_options(
             )
     BUILT_IN[placement].options(**by_name)  # checks that they fit together
     if own:
-        taken = options_of(BUILT_IN[placement].options)
         names = f": {', '.join(taken)}" if taken else ""
         raise ValueError(
             "placement_options is for a placement of your own; write the options of "
             f"placement={placement!r} by name{names}"
         )
-
-
-def has_effect(placement: str | Placement, name: str) -> bool:
-    known = BUILT_IN.get(placement) if isinstance(placement, str) else None
-    return known is None or name in options_of(known.options)
 
 
 def placement_of(placement: Any, options: Mapping[str, Any] | None = None) -> Placement:

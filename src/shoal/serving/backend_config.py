@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
@@ -38,7 +39,6 @@ from shoal.replicas.placements import (
     BUILT_IN,
     check_placement_options,
     checked_placement,
-    has_effect,
     takes_open_batches,
 )
 from shoal.serving.backend_options import (
@@ -220,19 +220,6 @@ class BackendConfig:
             return given
         return cls(**_keywords({} if given is None else given))
 
-    @classmethod
-    def restored(cls, stored: Mapping[str, Any]) -> BackendConfig:
-        """Makes a config from what `durable` returned, also in an earlier version."""
-        # Earlier versions accepted some options where they have no effect; these are left out.
-        placement = stored.get("placement", BackendConfig.placement)
-        return cls.of(
-            {
-                name: one
-                for name, one in stored.items()
-                if name not in _PLACED or has_effect(placement, name)
-            }
-        )
-
     def changed(self, changes: BackendConfig | Mapping[str, Any]) -> BackendConfig:
         """Returns a copy with the given options of `changes`, checked as a whole.
 
@@ -344,7 +331,15 @@ class BackendConfig:
         Raises:
             NotDurable: The value of an option can't be written as JSON.
         """
-        return durable_options(self._given)
+        return {name: _durable(name, value) for name, value in self._given.items()}
+
+    def durable_part(self) -> dict[str, Any]:
+        """Returns the given options that can be written as JSON, in that form."""
+        found: dict[str, Any] = {}
+        for name, value in self._given.items():
+            with suppress(NotDurable):
+                found[name] = _durable(name, value)
+        return found
 
     def _takes_lists(self, batched: bool) -> bool:
         return batched or self.fill != "closed"
@@ -395,11 +390,6 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     }
     values |= checked_batching(given, values.get("fill", BackendConfig.fill))
     return {name: values[name] for name in given}
-
-
-def durable_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns checked options as JSON, from which the same options can be made."""
-    return {name: _durable(name, value) for name, value in given.items()}
 
 
 def _durable(name: str, value: Any) -> Any:

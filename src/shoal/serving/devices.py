@@ -26,7 +26,7 @@ from shoal.replicas.gpus import (
     count_without_nvml,
     listed_devices,
 )
-from shoal.serving.status import GpuStatus
+from shoal.status import GpuStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
@@ -96,13 +96,14 @@ class DeviceLedger:
 class Devices:
     def __init__(self) -> None:
         self.meter = GpuMeter()
-        self._found: DeviceLedger | None = None
+        self._ledger = DeviceLedger(())
+        self._is_found = False
         self._source = ""  # of the GPUs, for messages
         self._giving = anyio.Lock()
 
     async def find(self, config: BackendConfig) -> None:
         """Looks up the GPUs, if replicas with this config need some."""
-        if self._found is not None or _wanted(config) is None:
+        if self._is_found or _wanted(config) is None:
             return
         ours = listed_devices()
         if ours is not None:
@@ -113,8 +114,8 @@ class Devices:
             number = counting.result if has_ended else count_without_nvml()
             ours = tuple(map(str, range(number or 0)))
             source = "this machine has"
-        if self._found is None:
-            self._found, self._source = DeviceLedger(ours), source
+        if not self._is_found:
+            self._is_found, self._ledger, self._source = True, DeviceLedger(ours), source
 
     @asynccontextmanager
     async def checked(self, backend: str, config: BackendConfig) -> AsyncGenerator[None]:
@@ -152,28 +153,20 @@ class Devices:
         return devices
 
     def release(self, replica: str) -> None:
-        if self._found is not None:
-            self._ledger.release(replica)
+        self._ledger.release(replica)
 
     def status(self, readings: Mapping[str, GpuReading] | None = None) -> dict[str, GpuStatus]:
-        found: dict[str, GpuStatus] = {}
-        if self._found is not None:
-            for name, parts in self._ledger.parts().items():
-                found[name] = GpuStatus(replicas=parts)
+        parts = self._ledger.parts()
+        found = {name: GpuStatus(replicas=held) for name, held in parts.items()}
         for name, reading in (readings or {}).items():
             found[name] = GpuStatus(
                 name=reading.name,
-                replicas=found[name].replicas if name in found else {},
+                replicas=parts.get(name, {}),
                 memory_used_bytes=reading.memory_used,
                 memory_total_bytes=reading.memory_total,
                 utilization=reading.utilization,
             )
         return found
-
-    @property
-    def _ledger(self) -> DeviceLedger:
-        assert self._found is not None, "`find` comes first"
-        return self._found
 
     def _refusal(self, asked: str) -> NotEnoughGpus:
         devices = self._ledger.devices

@@ -8,7 +8,6 @@ holds up to `MOST_HELD` requests, in the order of arrival.
 from __future__ import annotations
 
 import random
-from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -18,7 +17,7 @@ from shoal.errors import DeadlineExceeded, Overloaded
 from shoal.failures.exceptions import own_copy
 from shoal.serving.names import found
 from shoal.serving.shadow import PrimaryAnswer, ShadowFlow
-from shoal.serving.status import EndpointStatus
+from shoal.status import EndpointStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,32 +49,30 @@ class Endpoint:
         self.requests = 0  # received
         self.errors = 0
         self.held = 0  # requests that wait for traffic or a replica
-        self._backends: Mapping[str, Backend] = {}
+        self.backends: Mapping[str, Backend] = {}
         self.only: Backend | None = None  # the one to which all requests go
         self._start_task = start_task
-        # Woken one by one, to keep their order: tasks that are woken together run in any order.
-        self._waiting: deque[anyio.Event] = deque()
+        # The first request that waits for traffic holds it, so that all go on in their order.
+        self._turn = anyio.Lock()
+        self._changed = anyio.Event()
         self._gone: Exception | None = None
 
     def set_traffic(self, traffic: Traffic, backends: Mapping[str, Backend]) -> None:
         self.traffic = traffic
-        self._backends = backends
+        self.backends = {tag: backends[tag] for tag in traffic.weights}
         self.only = None if traffic.only is None else backends[traffic.only]
-        self._wake_next()
-
-    def backends(self) -> list[Backend]:
-        return list(self._backends.values())
+        self._changed.set()
 
     def known(self) -> tuple[Backend, MethodBatcher] | None:
         """Returns the first backend whose code is known, and the batcher of its calls."""
-        return next(known_among(self.backends()), None)
+        return next(known_among(self.backends.values()), None)
 
     def close(self, gone: Exception) -> None:
         """Fails waiting and further requests with copies of `gone`."""
         self._gone = gone
         self.only = None
-        self._backends = {}
-        self._wake_next()
+        self.backends = {}
+        self._changed.set()
 
     @property
     def is_gone(self) -> bool:
@@ -85,7 +82,7 @@ class Endpoint:
         """Chooses the backend of a request; None while there is no traffic."""
         # Requests with equal shard keys go to the same backend. A `tag` asks for a backend by name.
         if tag is not None:
-            return found("backend", tag, self._backends)
+            return found("backend", tag, self.backends)
         return self._chosen(shard_key)
 
     def _chosen(self, shard_key: str | None) -> Backend | None:
@@ -94,8 +91,8 @@ class Endpoint:
         if self.traffic is None:
             return None
         if shard_key is not None:
-            return self._backends[self.traffic.choose_for(shard_key)]
-        return self._backends[self.traffic.choose(random.random())]  # noqa: S311 - no secret
+            return self.backends[self.traffic.choose_for(shard_key)]
+        return self.backends[self.traffic.choose(random.random())]  # noqa: S311 - no secret
 
     async def routed(
         self, method: str, shard_key: str | None, timeout_s: float | None, tag: str | None = None
@@ -144,24 +141,11 @@ class Endpoint:
         return answer
 
     async def _hold(self, shard_key: str | None) -> Backend:
-        turn = anyio.Event()
-        self._waiting.append(turn)
-        try:
-            while True:
-                await turn.wait()
-                if (backend := self._chosen(shard_key)) is not None:
-                    return backend
-                turn = self._waiting[0] = anyio.Event()
-        finally:
-            was_first = self._waiting[0] is turn
-            self._waiting.remove(turn)
-            if was_first:
-                self._wake_next()
-
-    def _wake_next(self) -> None:
-        """Wakes the first waiting request, if it may be able to go on."""
-        if self._waiting and (self.traffic is not None or self._gone is not None):
-            self._waiting[0].set()
+        async with self._turn:
+            while (backend := self._chosen(shard_key)) is None:
+                self._changed = anyio.Event()
+                await self._changed.wait()
+            return backend
 
     def uses(self, tag: str) -> bool:
         """Whether its traffic (of any weight) or its shadows name a backend."""

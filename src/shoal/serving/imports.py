@@ -78,14 +78,11 @@ class ImportRule:
 
 
 def _refuse_code(name: str, value: Any) -> None:
-    if name in _CODE_OPTIONS and value:
-        raise _chooses_code(name)
     if name in _RAY_OPTIONS and isinstance(value, Mapping) and _RAY_CODE_OPTION in value:
-        raise _chooses_code(f"{name}[{_RAY_CODE_OPTION!r}]")
-
-
-def _chooses_code(name: str) -> NotAllowed:
-    return NotAllowed(
+        name = f"{name}[{_RAY_CODE_OPTION!r}]"
+    elif name not in _CODE_OPTIONS or not value:
+        return
+    raise NotAllowed(
         f"{name} chooses what code runs, so it can be set only if the operator allowed all modules"
     )
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar, cast
 
-from shoal.errors import NoSuchName
+from shoal.errors import NameTaken, NoSuchName
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ PARAMETER_FORMS: Final = "{name}, {name:int}, {name:float}, {name:uuid} or {name
 
 _PARAMETER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(?::(?:str|path|int|float|uuid))?\}")
 _NAME: Final = re.compile(r"\{[A-Za-z0-9_]+(?::str)?")
-_UNREACHABLE: Final = re.compile(r"%[0-9A-Fa-f]{2}|/\.\.?(?=/|\Z)")
+_UNREACHABLE: Final = re.compile(r"\A//|%[0-9A-Fa-f]{2}|/\.\.?(?=/|\Z)|[\ud800-\udfff]")
 _TAG: Final = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -85,7 +85,7 @@ def checked_path(path: Any, line: str, *, may_have_parameters: bool = True) -> s
         raise ValueError(f"{path!r}: two parameters of a path can't have one name")
     if path == RESERVED or path.startswith(f"{RESERVED}/"):
         raise ValueError(f"{path!r}: the paths under {RESERVED}/ are the application's own")
-    if path.startswith("//") or _UNREACHABLE.search(path) or not _is_text(path):
+    if _UNREACHABLE.search(path):
         raise ValueError(
             f"no request can reach {path!r}: clients and servers resolve '//', '.', '..' and "
             "escapes such as %20 before a path is looked up; write the characters themselves"
@@ -93,17 +93,24 @@ def checked_path(path: Any, line: str, *, may_have_parameters: bool = True) -> s
     return path
 
 
-def _is_text(path: str) -> bool:
-    try:
-        path.encode("utf-8")
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
-    return True
-
-
 def without_names(path: str) -> str:
     # Paths that differ only in names of parameters match the same requests.
     return _NAME.sub("{", path)
+
+
+def check_free(
+    route: str | None,
+    methods: Iterable[str],
+    others: Iterable[tuple[str, str | None, Iterable[str]]],
+) -> None:
+    """Raises `NameTaken` if another endpoint, given by name, route and methods, has the route."""
+    for name, other, theirs in others:
+        if route is not None and other is not None and without_names(other) == without_names(route):
+            for method in methods:
+                if method in theirs:
+                    raise NameTaken(
+                        f"{method} {route} is answered by the endpoint {name!r} already"
+                    )
 
 
 def checked_methods(methods: Any) -> tuple[str, ...]:

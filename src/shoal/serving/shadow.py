@@ -19,12 +19,11 @@ from shoal.core.traffic import Shadow
 from shoal.failures.held import held, holding
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.code.definition import imported, qualified_name
-from shoal.serving.status import ShadowStatus
+from shoal.status import ShadowStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shoal.batching.calls.stream import ResultStream
     from shoal.serving.backends.backend import Backend
 
 
@@ -183,45 +182,3 @@ class ShadowFlow:
 
 def _are_alike(compare: Callable[[Any, Any], object], first: Any, second: Any) -> bool:
     return bool(compare(first, second))
-
-
-class ComparedStream:
-    def __init__(self, stream: ResultStream[Any], answer: PrimaryAnswer) -> None:
-        self._stream = stream
-        self._answer = answer  # ended without a value if the stream does not complete
-        self._items: list[Any] = []
-
-    async def __aenter__(self) -> Self:
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self.leave()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        try:
-            item = await self._stream.__anext__()
-        except StopAsyncIteration:
-            self._answer.set(self._items)
-            raise
-        except Exception:
-            self._answer.end()
-            raise
-        self._items.append(item)
-        return item
-
-    def ready(self) -> list[Any]:
-        items = self._stream.ready()
-        self._items += items
-        return items
-
-    async def aclose(self) -> None:
-        self.leave()
-        await self._stream.aclose()
-
-    def leave(self) -> None:
-        self._stream.leave()
-        self._answer.end()

@@ -33,9 +33,6 @@ class BackendRecord:
         put(self, "init_kwargs", exact_json(f"init_kwargs {owner}", dict(self.init_kwargs)))
         put(self, "config", exact_json(f"the config {owner}", dict(self.config)))
 
-    def body(self) -> dict[str, Any]:
-        return _without(asdict(self), "tag")
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowRecord:
@@ -64,15 +61,6 @@ class EndpointRecord:
         put(self, "traffic", exact_json(f"the traffic {owner}", dict(self.traffic)))
         put(self, "shadows", dict(self.shadows))
 
-    def body(self) -> dict[str, Any]:
-        return _without(asdict(self), "name")
-
-    @classmethod
-    def of(cls, name: str, body: Any) -> EndpointRecord:
-        shadows = {backend: ShadowRecord(**one) for backend, one in body["shadows"].items()}
-        values: dict[str, Any] = {**body, "shadows": shadows}
-        return cls(name=name, **values)
-
 
 @dataclass(frozen=True)
 class Deleted:
@@ -96,17 +84,16 @@ class DeclaredState:
     @classmethod
     def of(cls, data: Any) -> DeclaredState:
         """Makes it of what `as_data` has returned."""
-        backends, endpoints = data["backends"], data["endpoints"]
         return cls(
-            backends={tag: BackendRecord(tag=tag, **body) for tag, body in backends.items()},
-            endpoints={name: EndpointRecord.of(name, body) for name, body in endpoints.items()},
+            backends={one["tag"]: BackendRecord(**one) for one in data["backends"]},
+            endpoints={one["name"]: _endpoint(one) for one in data["endpoints"]},
             gone=frozenset((kind, name) for kind, name in data["gone"]),
         )
 
     def as_data(self) -> dict[str, Any]:
         return {
-            "backends": {tag: one.body() for tag, one in self.backends.items()},
-            "endpoints": {name: one.body() for name, one in self.endpoints.items()},
+            "backends": [asdict(one) for one in self.backends.values()],
+            "endpoints": [asdict(one) for one in self.endpoints.values()],
             "gone": sorted(self.gone),
         }
 
@@ -127,8 +114,10 @@ class DeclaredState:
         return DeclaredState(backends=backends, endpoints=endpoints, gone=frozenset(gone))
 
 
-def _without(record: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name != key}
+def _endpoint(values: Any) -> EndpointRecord:
+    shadows = {tag: ShadowRecord(**one) for tag, one in values["shadows"].items()}
+    every: dict[str, Any] = {**values, "shadows": shadows}
+    return EndpointRecord(**every)
 
 
 def _check_path(what: str, path: object) -> None:

@@ -104,7 +104,7 @@ async def test_other_methods_and_a_closed_application_are_told():
 async def test_a_path_that_differs_only_in_names_is_taken():
     app = shoal.App()
     app.endpoint("/users/{id}", methods=("GET",))(told)
-    with pytest.raises(NameTaken, match="is declared already"):
+    with pytest.raises(NameTaken, match="is answered by"):
         app.endpoint("/users/{name:str}")(told_by_request)
     app.endpoint("/users/{name:int}")(told_by_request)
     async with Controller() as controller, app.answering(controller):

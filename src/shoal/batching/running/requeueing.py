@@ -4,7 +4,7 @@ They are queued in front, in the order in which they arrived, and no batch start
 the error names. Their callers do not notice; a request that is out of time fails as any other.
 
 Requests of an open batch are also put back if its handler, in another process, has ended before it
-got them; and those of a closed one if their replica died, but has answered others.
+got them; and those of a closed one if their replica died, as often as ``retries`` allows it.
 """
 
 from __future__ import annotations

@@ -56,11 +56,14 @@ logger: Final = logging.getLogger("shoal")
 
 
 class RunsAgain(Exception):
-    # In the place of a result: the replica died, and the request runs again.
+    """A replica died: its requests without an item run again, up to `retries` times."""
 
-    def __init__(self, death: BaseException) -> None:
+    # A handler that forwards batches raises it, or puts it in the place of a result.
+
+    def __init__(self, death: Exception, retries: int) -> None:
         super().__init__(death)
         self.death = death
+        self.retries = retries
 
 
 class ScopesMixedUp(Exception):
@@ -180,6 +183,11 @@ class Run(ABC):
         self, batch: Batch, requests: Sequence[Request], scope: Scope, failure: BaseException
     ) -> None:
         """Fails the requests for which the handler raised, or runs them again."""
+        if isinstance(failure, RunsAgain):
+            self._queue_again(requests, failure)
+            requests, failure = still_running(requests), failure.death
+            if not requests:
+                return
         if (retry := retry_of(failure)) is not None:
             back = [r for r in still_running(requests) if self._may_run_again(r)]
             self.requeueing.put_back(batch, back, retry)
@@ -210,6 +218,17 @@ class Run(ABC):
                 finally:
                     batch.on_overdue = None
                     part_batch.members = []
+
+    def _queue_again(self, requests: Sequence[Request], failure: RunsAgain) -> None:
+        """Queues the requests that may run again after the death of their replica."""
+        back = [
+            r
+            for r in still_running(requests)
+            if self._may_run_again(r) and deaths_of(r) < failure.retries
+        ]
+        if back:
+            logger.warning("%s: %d calls run again, since %s", self.name, len(back), failure.death)
+            self.requeueing.queue_again(cast("Batch", back[0].batch), back, deaths=1)
 
     def _may_run_again(self, request: Request) -> bool:
         """Returns whether a request can be answered by another run of the handler."""
@@ -358,9 +377,9 @@ class UnaryRun(Run):
 
     def _fail_places(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
         paired = [*zip(requests, values, strict=True)]
-        again = [r for r, v in paired if type(v) is RunsAgain and r.state is RUNNING]
+        again = {r: v for r, v in paired if type(v) is RunsAgain}
         if again:
-            self.requeueing.queue_again(cast("Batch", again[0].batch), again, deaths=1)
+            self._queue_again([*again], next(iter(again.values())))
         for request, value in paired:
             if issubclass(type(value), BaseException) and request.state is RUNNING:
                 self._fail(request, own_copy(value.death if type(value) is RunsAgain else value))
@@ -372,6 +391,11 @@ def kinds_of(values: Iterable[Any]) -> Iterable[type]:
         return set(map(type, values))
     except Exception:  # of a metaclass that can't be hashed
         return list(map(type, values))
+
+
+def deaths_of(request: Request) -> int:
+    """Returns how often a request was queued again because its replica had died."""
+    return request.returned.deaths if hasattr(request, "returned") else 0
 
 
 def still_running(requests: Sequence[Request]) -> list[Request]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shoal.http.app.declarations import EndpointDeclaration
-    from shoal.serving.status import BackendStatus, EndpointStatus, GpuStatus, Status
+    from shoal.status import BackendStatus, EndpointStatus, GpuStatus, Status
 
 
 # The errors of a pipe or a terminal without a reader.

@@ -21,7 +21,7 @@ from shoal.replicas.code.definition import Definition, handle_names
 from shoal.replicas.code.instance import call_of
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.controller.journal import Program
-from shoal.serving.names import TAG_FORM, found, is_tag, without_names
+from shoal.serving.names import TAG_FORM, check_free, found, is_tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -100,12 +100,8 @@ class Declarations:
         self.endpoints[endpoint.name] = endpoint
 
     def check_free(self, path: str | None, methods: tuple[str, ...]) -> None:
-        for method in methods if path is not None else ():
-            for there in self.endpoints.values():
-                if there.path is None or method not in there.methods:
-                    continue
-                if without_names(there.path) == without_names(path or ""):
-                    raise NameTaken(f"{method} {path} is declared already, as {there.name!r}")
+        others = [(one.name, one.path, one.methods) for one in self.endpoints.values()]
+        check_free(path, methods, others)
 
     def checked_name(self, name: Any, path: str) -> str:
         if not isinstance(name, str) or not is_tag(name):

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from shoal.serving.backends.managed import ReplicaFailures
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoint import Endpoint
-    from shoal.serving.status import Status
+    from shoal.status import Status
 
 # The pages that middleware does not wrap: probes send no credentials.
 OUTSIDE: Final = frozenset(
@@ -292,7 +292,7 @@ def _takes(endpoint: ServedEndpoint) -> str | None:
 
 
 def _state(endpoint: Endpoint, *, debug: bool) -> dict[str, Any]:
-    backends = {backend.tag: backend for backend in endpoint.backends()}
+    backends = endpoint.backends
     words = {tag: backend.state for tag, backend in backends.items()}
     alive = all(word in ("ready", "degraded") for word in words.values())
     state: dict[str, Any] = {

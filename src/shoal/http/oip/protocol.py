@@ -40,7 +40,7 @@ from shoal.serving.endpoint import Endpoint, known_among
 from shoal.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from inspect import Signature
 
     from shoal.asgi.http_options import HttpOptions
@@ -91,7 +91,7 @@ class MetadataPage(ProtocolRoute):
 
 
 def version_of(endpoint: Endpoint, version: str) -> Backend:
-    backends = {one.tag: one for one in endpoint.backends()}
+    backends = endpoint.backends
     if version not in backends:
         there = f"its versions are {', '.join(backends)}" if backends else "it has none yet"
         detail = f"The model {endpoint.name!r} has no version {version!r}; {there}."
@@ -176,7 +176,7 @@ class _Routes(ProtocolRoutes):
 
     def _ready(self, _: Exchange) -> tuple[int, dict[str, Any]]:
         endpoints = self._controller.endpoints.values()
-        ready = all(_are_ready(endpoint.backends()) for endpoint in endpoints)
+        ready = all(_are_ready(endpoint.backends.values()) for endpoint in endpoints)
         return 200 if ready else 503, {"ready": ready}
 
     def _model_ready(self, endpoint: Endpoint, exchange: Exchange) -> tuple[int, dict[str, Any]]:
@@ -188,7 +188,7 @@ class _Routes(ProtocolRoutes):
             model = model_of(method_batcher)
             return 200, {
                 "name": endpoint.name,
-                "versions": [one.tag for one in endpoint.backends()],
+                "versions": [*endpoint.backends],
                 "platform": "shoal",
                 "inputs": model.inputs.metadata(),
                 "outputs": model.outputs.metadata(),
@@ -212,10 +212,10 @@ _NOT_THERE: Final = Problem.of(
 )
 
 
-def _backends(endpoint: Endpoint, exchange: Exchange) -> list[Backend]:
+def _backends(endpoint: Endpoint, exchange: Exchange) -> Collection[Backend]:
     version: str | None = exchange.scope.get("path_params", {}).get("version")
-    return endpoint.backends() if version is None else [version_of(endpoint, version)]
+    return endpoint.backends.values() if version is None else [version_of(endpoint, version)]
 
 
-def _are_ready(backends: list[Backend]) -> bool:
+def _are_ready(backends: Collection[Backend]) -> bool:
     return bool(backends) and all(one.state in ("ready", "degraded") for one in backends)

@@ -39,7 +39,6 @@ from shoal.http.requests.problem import (
     not_open,
 )
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.serving.shadow import ComparedStream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -355,12 +354,11 @@ class EndpointCall:
         """Makes the call wait for room in a full queue, where it would be refused."""
         self._options = self._options._replace(waits_for_room=True)
 
-    def stream(self, item: Any) -> ResultStream[Any] | ComparedStream:
+    def stream(self, item: Any) -> ResultStream[Any]:
         """Makes a call when the stream is entered."""
         if self._calls.endpoint.shadows:
             self._begin_copies(item)
-        stream = self._entry.begin_stream_of(item, self._options)
-        return stream if self._copies is None else ComparedStream(stream, self._copies)
+        return self._entry.begin_stream_of(item, self._options)
 
     def explained(self, error: Exception) -> Problem:
         """Counts and logs an error after the response has begun; returns its problem."""

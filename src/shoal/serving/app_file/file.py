@@ -36,7 +36,7 @@ from shoal.serving.names import (
     checked_methods,
     checked_route,
     checked_tag,
-    not_there,
+    found,
     without_names,
 )
 from shoal.serving.state_records import BackendRecord, EndpointRecord, ShadowRecord
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 
 
 _TABLES: Final = ("server", "backends", "endpoints")
-_OF_BACKEND: Final = ("code", "init_args", "init_kwargs")  # beside the options
-_OF_ENDPOINT: Final = ("route", "methods", "backend", "traffic", "shadows")
-_OF_SHADOW: Final = ("backend", "proportion", "compare")
 _SHADOW_FORM: Final = 'write backend = "TAG" and proportion = 0.1'
 _ANY_TEXT: Final = ("user_config",)
 _PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
@@ -76,7 +73,7 @@ def read_app_file(path: str | os.PathLike[str]) -> AppFile:
     server = checked_server(flaws, given.get("server", {}))
     named = flaws.table(("backends",), given.get("backends", {}))
     backends = {tag: _backend(flaws, tag, one) for tag, one in named.items()}
-    checks = _EndpointChecks(flaws, named.keys())
+    checks = _EndpointChecks(flaws, named)
     paths = flaws.table(("endpoints",), given.get("endpoints", {}))
     endpoints = {name: checks.checked(name, one) for name, one in paths.items()}
     flaws.refuse()
@@ -109,52 +106,50 @@ def _backend(flaws: Flaws, tag: str, value: Any) -> BackendRecord | None:
     path = ("backends", tag)
     before = len(flaws.found)
     flaws.checked(path, checked_tag, "a backend's tag", tag)
-    given = flaws.table(path, value, (*_OF_BACKEND, *NAMES, *RENAMED))
+    given = flaws.fields(path, value, _BACKEND)
     if not isinstance(value, dict):
         return None
-    code = _checked_code(flaws, path, given)
-    init_args, init_kwargs = _checked_arguments(flaws, path, given)
-    options = {name: one for name, one in given.items() if name not in _OF_BACKEND}
+    if "code" not in given:
+        flaws.add(path, 'has no code; write code = "package.module:Name"')
+    options = {name: one for name, one in given.items() if name not in _OF_CODE}
     config = _checked_options(flaws, path, options)
-    if len(flaws.found) > before or code is None:
+    if len(flaws.found) > before:
         return None
     return BackendRecord(
         tag=tag,
-        import_path=code,
-        init_args=tuple(init_args),
-        init_kwargs=init_kwargs,
+        import_path=given["code"],
+        init_args=tuple(given.get("init_args", ())),
+        init_kwargs=given.get("init_kwargs", {}),
         config=config,
     )
 
 
-def _checked_code(flaws: Flaws, path: Keys, given: Mapping[str, Any]) -> str | None:
-    if "code" in given:
-        return _checked_path(flaws, (*path, "code"), given["code"])
-    flaws.add(path, 'has no code; write code = "package.module:Name"')
-    return None
-
-
-def _checked_path(flaws: Flaws, path: Keys, value: Any) -> str | None:
+def _import_path(value: Any) -> str:
     if not isinstance(value, str):
-        flaws.add(path, f'must be text, as "package.module:Name", not {value!r}')
-        return None
-    return value if flaws.checked(path, split_import_path, value) else None
+        raise TypeError(f'must be text, as "package.module:Name", not {value!r}')
+    split_import_path(value)
+    return value
 
 
-def _checked_arguments(
-    flaws: Flaws, path: Keys, given: Mapping[str, Any]
-) -> tuple[list[Any], dict[str, Any]]:
-    args, kwargs = given.get("init_args", []), given.get("init_kwargs", {})
-    if not isinstance(args, list):
-        flaws.add((*path, "init_args"), f'must be an array, as ["small", 2], not {args!r}')
-    elif not isinstance(kwargs, dict):
-        flaws.add((*path, "init_kwargs"), f'must be a table, as {{size = "small"}}, not {kwargs!r}')
-    else:
-        found: tuple[list[Any], dict[str, Any]] = cast("Any", (args, kwargs))
-        for name, one in zip(("init_args", "init_kwargs"), found, strict=True):
-            flaws.checked((*path, name), exact_json, name, one)
-        return found
-    return [], {}
+def _init_args(value: Any) -> Any:
+    if not isinstance(value, list):
+        raise TypeError(f'must be an array, as ["small", 2], not {value!r}')
+    return exact_json("init_args", value)
+
+
+def _init_kwargs(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise TypeError(f'must be a table, as {{size = "small"}}, not {value!r}')
+    return exact_json("init_kwargs", value)
+
+
+def _later(value: Any) -> Any:
+    """Returns a value that is checked together with others."""
+    return value
+
+
+_OF_CODE: Final = {"code": _import_path, "init_args": _init_args, "init_kwargs": _init_kwargs}
+_BACKEND: Final = {**_OF_CODE, **dict.fromkeys((*NAMES, *RENAMED), _later)}
 
 
 def _checked_options(flaws: Flaws, path: Keys, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,7 +217,7 @@ def _of_toml(name: str, value: Any) -> Any:
 
 
 class _EndpointChecks:
-    def __init__(self, flaws: Flaws, backends: Collection[str]) -> None:
+    def __init__(self, flaws: Flaws, backends: Mapping[str, Any]) -> None:
         self._flaws = flaws
         self._backends = backends
         self._routes: dict[tuple[str, str], Keys] = {}
@@ -230,21 +225,28 @@ class _EndpointChecks:
     def checked(self, name: str, value: Any) -> EndpointRecord | None:
         flaws, path = self._flaws, ("endpoints", name)
         before = len(flaws.found)
-        self._flaws.checked(path, checked_tag, "an endpoint's name", name)
-        given = flaws.table(path, value, _OF_ENDPOINT)
+        flaws.checked(path, checked_tag, "an endpoint's name", name)
+        given = flaws.fields(
+            path,
+            value,
+            {
+                "route": checked_route,
+                "methods": checked_methods,
+                "backend": self._tag,
+                "traffic": _later,
+                "shadows": _later,
+            },
+        )
         if not isinstance(value, dict):
             return None
-        route = self._flaws.checked((*path, "route"), checked_route, given.get("route"))
-        methods = self._flaws.checked(
-            (*path, "methods"), checked_methods, given.get("methods", DEFAULT_METHODS)
-        )
+        route, methods = given.get("route"), given.get("methods", DEFAULT_METHODS)
         traffic = self._traffic(path, given)
         shadows = self._shadows((*path, "shadows"), given.get("shadows", []))
         self._check_free(path, route, methods or ())
         if len(flaws.found) > before:
             return None
         return EndpointRecord(
-            name=name, route=route, methods=methods or (), traffic=traffic, shadows=shadows
+            name=name, route=route, methods=methods, traffic=traffic, shadows=shadows
         )
 
     def _traffic(self, path: Keys, given: dict[str, Any]) -> dict[str, float]:
@@ -255,14 +257,12 @@ class _EndpointChecks:
                 "traffic = {} to hold its requests until traffic is set"
             )
             self._flaws.add(path, both if "backend" in given else none)
-            return {}
-        if "backend" in given:
-            tag = given["backend"]
-            return {tag: 1.0} if self._is_backend((*path, "backend"), tag) else {}
+        if "traffic" not in given:
+            return {given.get("backend", ""): 1.0}
         path = (*path, "traffic")
         weights = self._flaws.table(path, given["traffic"])
-        known = [tag for tag in weights if self._is_backend((*path, tag), tag)]
-        if not weights or len(known) < len(weights):
+        known = [self._flaws.checked((*path, tag), self._tag, tag) for tag in weights]
+        if not weights or None in known:
             return {}
         checked = self._flaws.checked(path, Traffic.checked, weights, known)
         return {} if checked is None else dict(checked.weights)
@@ -271,28 +271,23 @@ class _EndpointChecks:
         if not isinstance(value, list):
             self._flaws.add(path, f"must be an array of tables, as [[{'.'.join(map(str, path))}]]")
             return {}
-        found: dict[str, ShadowRecord] = {}
+        shadows: dict[str, ShadowRecord] = {}
         for place, one in enumerate(cast("Any", value)):
             at = (*path, place)
-            given = self._flaws.table(at, one, _OF_SHADOW)
-            for missing in [key for key in _OF_SHADOW[:2] if isinstance(one, dict)]:
-                if missing not in given:
-                    self._flaws.add(at, f"has no {missing}; {_SHADOW_FORM}")
-            tag: Any = given.get("backend")
-            proportion: Any = given.get("proportion")
-            if tag is not None and not self._is_backend((*at, "backend"), tag):
-                tag = None
-            if tag in found:
-                self._flaws.add((*at, "backend"), f"{tag!r} has a shadow of this endpoint already")
-            shadow = proportion is not None and self._flaws.checked(
-                (*at, "proportion"), Shadow, "a backend", proportion
+            given = self._flaws.fields(
+                at,
+                one,
+                {"backend": self._tag, "proportion": _proportion, "compare": _import_path},
             )
-            compare = given.get("compare")
-            if compare is not None:
-                compare = _checked_path(self._flaws, (*at, "compare"), compare)
-            if tag is not None and shadow:
-                found[tag] = ShadowRecord(proportion=shadow.proportion, compare=compare)
-        return found
+            for missing in ("backend", "proportion"):
+                if isinstance(one, dict) and missing not in given:
+                    self._flaws.add(at, f"has no {missing}; {_SHADOW_FORM}")
+            tag, proportion = given.get("backend"), given.get("proportion")
+            if tag in shadows:
+                self._flaws.add((*at, "backend"), f"{tag!r} has a shadow of this endpoint already")
+            if tag is not None and proportion is not None:
+                shadows[tag] = ShadowRecord(proportion=proportion, compare=given.get("compare"))
+        return shadows
 
     def _check_free(self, path: Keys, route: str | None, methods: Collection[str]) -> None:
         for method in methods if route is not None else ():
@@ -305,8 +300,10 @@ class _EndpointChecks:
                 )
                 break
 
-    def _is_backend(self, path: Keys, tag: Any) -> bool:
-        if isinstance(tag, str) and tag in self._backends:
-            return True
-        self._flaws.add(path, not_there("backend", tag, self._backends))
-        return False
+    def _tag(self, tag: Any) -> Any:
+        found("backend", tag, self._backends)
+        return tag
+
+
+def _proportion(value: Any) -> float:
+    return Shadow("a backend", value).proportion

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from shoal.core.options.names import suggested
-from shoal.errors import NotDurable
+from shoal.errors import NoSuchName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -52,7 +52,7 @@ class Flaws:
         """Returns the result of a check; if that raises, adds a flaw and returns None."""
         try:
             return check(*arguments)
-        except (TypeError, ValueError, NotDurable) as error:
+        except (TypeError, ValueError, NoSuchName) as error:
             self.add(path, str(error))
             return None
 
@@ -72,6 +72,13 @@ class Flaws:
         for name in given.keys() - known:
             self.add((*path, name), unknown(known, name))
         return {name: one for name, one in given.items() if name in known}
+
+    def fields(
+        self, path: Path, value: Any, checks: Mapping[str, Callable[[Any], Any]]
+    ) -> dict[str, Any]:
+        """Checks the values of a table, each by the check of its key; refused ones become None."""
+        given = self.table(path, value, checks)
+        return {name: self.checked((*path, name), checks[name], one) for name, one in given.items()}
 
     def refuse(self) -> None:
         if self.found:

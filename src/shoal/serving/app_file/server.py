@@ -32,18 +32,13 @@ Workers = int | Literal["auto"]
 
 
 def checked_server(flaws: Flaws, value: Any) -> dict[str, Any]:
-    """Returns the given settings, without those that have errors."""
+    """Returns the given settings; those that have errors are None."""
     found: dict[str, Any] = {}
     for name, one in flaws.table(("server",), value, _OPTIONS).items():
-        try:
-            found[name] = _OPTIONS[name].checked(name, None if one == "none" else one)
-        except (TypeError, ValueError) as error:
-            flaws.add(("server", name), str(error))
-    try:
-        check_known(found.get("security", ()), found.get("security_schemes", {}))
-    except ValueError as error:
-        flaws.add(("server", "security"), str(error))
-        del found["security"]
+        given = None if one == "none" else one
+        found[name] = flaws.checked(("server", name), _OPTIONS[name].checked, name, given)
+    schemes: Any = found.get("security_schemes") or {}
+    flaws.checked(("server", "security"), check_known, found.get("security") or (), schemes)
     return found
 
 

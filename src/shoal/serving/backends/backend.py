@@ -28,11 +28,11 @@ from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.placements import placement_name, placement_of
 from shoal.serving.backend_options import loaded_converters, unset_batch_options
 from shoal.serving.backends.membership import Membership
-from shoal.serving.backends.method_batcher import BatchDispatcher, MethodBatcher, open_handler
+from shoal.serving.backends.method_batcher import MethodBatcher, closed_handler, open_handler
 from shoal.serving.backends.models import LOAD, UNLOAD, ModelLoader, model_states
 from shoal.serving.backends.pool import Pool
 from shoal.serving.backends.supervisor import Supervisor
-from shoal.serving.status import BackendState, BackendStatus, ReplicaStatus
+from shoal.status import BackendState, BackendStatus, ReplicaStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -132,6 +132,8 @@ class Backend:
         self._scaling = Scaling(self)
         self._ended = anyio.Event()
         self._closing = anyio.Event()
+        self._draining = anyio.CancelScope()
+        self.gone = anyio.Event()  # set when it was deleted, and its tag is free again
 
     async def run(self, *, task_status: TaskStatus[None]) -> None:
         try:
@@ -199,7 +201,7 @@ class Backend:
         self.supervisor.drain()
 
     async def close(self, *, at_once: bool = False) -> None:
-        # Cancellation ends the backend at once; `wait_ended` waits for that.
+        # Cancellation ends the backend at once, and does not wait until it has ended.
         self.is_closing = True
         for notify in tuple(self.on_closing):
             notify()
@@ -207,18 +209,20 @@ class Backend:
         self._scaling.configure(None)
         self.membership.end()
         try:
-            async with self._opening:
-                pass  # a batcher that was being opened is in the dict now
-            async with anyio.create_task_group() as tasks:
-                for method_batcher in self.method_batchers.values():
-                    tasks.start_soon(partial(method_batcher.close, at_once=at_once))
-            await self.supervisor.end(at_once=at_once)
+            with self._draining:
+                async with self._opening:
+                    pass  # a batcher that was being opened is in the dict now
+                async with anyio.create_task_group() as tasks:
+                    for method_batcher in self.method_batchers.values():
+                        tasks.start_soon(partial(method_batcher.close, at_once=at_once))
+                await self.supervisor.end(at_once=at_once)
         finally:
             self._closing.set()
-        await self.wait_ended()
-
-    async def wait_ended(self) -> None:
         await self._ended.wait()
+
+    def end_at_once(self) -> None:
+        """Lets `close` stop waiting for queued requests."""
+        self._draining.cancel()
 
     def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
         self._tasks.start_soon(function, *args)
@@ -234,9 +238,7 @@ class Backend:
                 raise NoSuchName(f"{method} of {self.tag} is called by the server only")
             if self.config.fill == "closed":
                 retries = lambda: self.config.retries  # noqa: E731 - as it is at each death
-                handler = BatchDispatcher(
-                    self.tag, described, self.pool, retries, self.models
-                ).handler
+                handler = closed_handler(self.tag, described, self.pool, retries, self.models)
             else:
                 if self.config.fill == "continuous":
                     self._check_continuous(await self.supervisor.described())

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shoal.batching.current import Identity
     from shoal.replicas.code.instance import Description
     from shoal.serving.backend_config import BackendConfig
-    from shoal.serving.status import ReplicaState
+    from shoal.status import ReplicaState
 
 
 logger: Final = logging.getLogger("shoal.serving")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.core.options.records import Models
     from shoal.core.replicas.members import LoadedModel
     from shoal.serving.backends.pool import Pool, PoolMember
-    from shoal.serving.status import ModelState
+    from shoal.status import ModelState
 
 LOAD: Final = "load_model"
 UNLOAD: Final = "unload_model"

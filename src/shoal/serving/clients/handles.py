@@ -194,6 +194,10 @@ class Handle(_Hinting, ABC):
     def __repr__(self) -> str:
         return f"<Handle of the endpoint {self.endpoint!r}>"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Unpickled in a replica's process, it makes its calls through this process.
+        return unpickled_handle, (self.endpoint, self.handle_options)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SyncHandle(_Hinting, ABC):
@@ -305,9 +309,6 @@ class ChildHandle(Handle):
         if left_s is not None and (options.timeout_s is None or options.timeout_s > left_s):
             options = replace(options, timeout_s=left_s)
         return CallOut(self.endpoint, args, kwargs, stream, options)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return unpickled_handle, (self.endpoint, self.handle_options)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

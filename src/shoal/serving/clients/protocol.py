@@ -21,7 +21,7 @@ from shoal.serving.clients import verbs
 from shoal.serving.clients.handles import BridgedHandle, Handle
 from shoal.serving.clients.verbs import Verb, verb
 from shoal.serving.names import DEFAULT_METHODS
-from shoal.serving.status import Status
+from shoal.status import Status
 
 if TYPE_CHECKING:
     from shoal.replicas.portal import Bridge
@@ -51,7 +51,6 @@ class Client:
     @verb(
         "POST",
         "backends",
-        tag=verbs.NEW_BACKEND,
         definition=verbs.DEFINITION,
         init_args=verbs.INIT_ARGS,
         config=verbs.CONFIG,
@@ -162,7 +161,7 @@ class Client:
         waits for that too, and one with `force` ends it.
         """
 
-    @verb("POST", "endpoints", name=verbs.NEW_ENDPOINT, route=verbs.ROUTE, methods=verbs.METHODS)
+    @verb("POST", "endpoints", methods=verbs.METHODS)
     async def create_endpoint(
         self,
         name: str,
@@ -214,12 +213,7 @@ class Client:
             ValueError: A weight is negative, or the weights don't sum to 1.
         """
 
-    @verb(
-        "PUT",
-        "endpoints/{endpoint}/shadows/{backend}",
-        proportion=verbs.PROPORTION,
-        compare=verbs.COMPARE,
-    )
+    @verb("PUT", "endpoints/{endpoint}/shadows/{backend}", compare=verbs.COMPARE)
     async def shadow_traffic(
         self,
         endpoint: str,

@@ -206,7 +206,7 @@ class BlockingRemoteClient:
         return self
 
     def shutdown(self) -> None:
-        self._thread.run(self._remote.shutdown, "await client.shutdown()")
+        self._verbs.shutdown()
         self._shut_down(_SHUT_DOWN)
 
     def close(self) -> None:
@@ -248,7 +248,8 @@ class RemoteHandle(Handle):
         timeout_s, deadline = await self._time()
         body = self._body(args, kwargs, timeout_s)
         try:
-            return await self.connection.call(self._path, body, timeout_s)
+            patience_s = None if timeout_s is None else timeout_s + _MARGIN_S
+            return await self.connection.ask_within(patience_s, "POST", self._path, body)
         except DeadlineExceeded:
             # If the deadline was a scope's, let the scope cancel: the server's clock may be ahead.
             await anyio.sleep_until(deadline)
@@ -341,11 +342,7 @@ class AdminConnection:
         return self.pool.url
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
-        return await self._ask(method, path, body, self._timeout_s)
-
-    async def call(self, path: str, body: Any, timeout_s: float | None) -> Any:
-        patience_s = None if timeout_s is None else timeout_s + _MARGIN_S
-        return await self._ask("POST", path, body, patience_s)
+        return await self.ask_within(self._timeout_s, method, path, body)
 
     async def open_stream(self, path: str, body: Any) -> StreamingAnswer:
         """Makes a call that returns a stream; the caller must close the answer."""
@@ -370,7 +367,9 @@ class AdminConnection:
             )
         return RuntimeError(f"{self.url} answered {status}: {text}")
 
-    async def _ask(self, method: str, path: str, body: Any, patience_s: float | None) -> Any:
+    async def ask_within(
+        self, patience_s: float | None, method: str, path: str, body: Any = None
+    ) -> Any:
         # httpx limits only the time in which nothing comes.
         with anyio.move_on_after(patience_s):
             answer = await self._open(method, path, body, patience_s, {})

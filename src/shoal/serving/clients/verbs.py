@@ -5,8 +5,8 @@ the forms of its arguments: how each is converted to JSON and back. The controll
 method. A remote client inherits it, and sends the request. The admin API answers the requests of
 all verbs of the table.
 
-Before it sends a request, a remote client checks the arguments that need no server, with the
-functions that the controller uses. So the errors are the same. The controller checks the rest.
+The controller checks the arguments. Before it sends a request, a remote client checks only those
+that a path or JSON might change, with the functions that the controller uses.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_type_hints
 
 from shoal.core.json_text import check_keys
 from shoal.core.options.option import yes_or_no
-from shoal.core.traffic import Shadow, Traffic
+from shoal.core.traffic import Traffic
 from shoal.errors import NoSuchName
 from shoal.replicas.code.definition import named_arguments
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.clients.wire import without_hidden
-from shoal.serving.names import checked_methods, checked_route, checked_tag, is_tag
+from shoal.serving.names import checked_methods, is_tag
 
 if TYPE_CHECKING:
     from shoal.serving.imports import ImportRule
@@ -115,19 +115,10 @@ def _weights(weights: Any) -> Any:
     return weights
 
 
-def _proportion(proportion: Any) -> Any:
-    Shadow("", proportion)
-    return proportion
-
-
 BACKEND: Final = ArgumentForm(partial(_existing, "backend"))
 ENDPOINT: Final = ArgumentForm(partial(_existing, "endpoint"))
-NEW_BACKEND: Final = ArgumentForm(partial(checked_tag, "a backend's tag"))
-NEW_ENDPOINT: Final = ArgumentForm(partial(checked_tag, "an endpoint's name"))
-ROUTE: Final = ArgumentForm(checked_route)
 METHODS: Final = ArgumentForm(checked_methods)
 WEIGHTS: Final = ArgumentForm(_weights)
-PROPORTION: Final = ArgumentForm(_proportion)
 DEFINITION: Final = ArgumentForm(received=partial(_path, "definition"))
 COMPARE: Final = ArgumentForm(received=_compare)
 INIT_ARGS: Final = ArgumentForm(_init_args, lambda _, values: array("init_args", values))

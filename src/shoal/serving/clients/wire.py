@@ -21,7 +21,7 @@ from shoal import errors
 from shoal.core.json_text import json_bytes
 from shoal.core.options.option import Same
 from shoal.failures.exceptions import class_name
-from shoal.serving.backend_config import BackendConfig, durable_options
+from shoal.serving.backend_config import BackendConfig
 
 
 def written(value: Any) -> bytes:
@@ -37,11 +37,9 @@ def config_shown(config: BackendConfig) -> dict[str, Any]:
     """Returns the given options as JSON for display."""
     # A function is shown as an import path made from its name, which may not resolve. The values of
     # environment variables may be secrets, so only their names are shown.
-    shown: dict[str, Any] = {}
+    shown = config.durable_part()
     for name, value in config.given().items():
-        try:
-            shown.update(durable_options({name: value}))
-        except errors.NotDurable:
+        if name not in shown:
             shown[name] = _path_of(value) if callable(value) else _text_of(value)
     if "env" in shown:
         shown["env"] = dict.fromkeys(shown["env"], HIDDEN)

@@ -26,7 +26,7 @@ from shoal.serving.backend_config import BackendConfig, same_user_config
 from shoal.serving.names import found
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from anyio.abc import TaskStatus
 
@@ -43,22 +43,6 @@ Turn: TypeAlias = "Callable[[], Awaitable[object]]"
 """Called when a backend is ready; its result is awaited before the backend gets traffic."""
 
 logger: Final = logging.getLogger("shoal.serving")
-
-
-class Deletion:
-    def __init__(self, backend: Backend) -> None:
-        self.done = anyio.Event()  # set when the backend's tag is free again
-        self._backend = backend
-        self._draining = anyio.CancelScope()
-
-    async def run(self, *, at_once: bool) -> None:
-        with self._draining:
-            await self._backend.close(at_once=at_once)
-        await self._backend.wait_ended()
-
-    def end_at_once(self) -> None:
-        """Stops waiting for the backend's queued requests, and ends it."""
-        self._draining.cancel()
 
 
 class Backends:
@@ -80,13 +64,10 @@ class Backends:
         self._devices = devices
         # A tag is taken from the moment its backend begins to start until it has drained.
         self._reserved: set[str] = set()
-        self._deletions: dict[str, Deletion] = {}
+        self._leaving: dict[str, Backend] = {}  # deleted ones that drain
 
     def find(self, tag: str) -> Backend:
         return found("backend", tag, self.by_tag)
-
-    def among(self, tags: Iterable[str]) -> dict[str, Backend]:
-        return {tag: self.by_tag[tag] for tag in tags}
 
     async def start(self, tag: str, code: Definition, config: BackendConfig) -> Backend:
         """Starts a backend, without waiting until it is ready."""
@@ -137,17 +118,14 @@ class Backends:
             self._lifetime.check_open()  # raises ShutDown if that is the reason
             raise
 
-    def remove(self, tag: str, *, at_once: bool) -> Deletion:
+    def remove(self, tag: str, *, at_once: bool) -> None:
         """Removes a backend and begins to drain it; its tag is free when that has ended."""
-        deletion = self._deletions[tag] = Deletion(self.by_tag.pop(tag))
-        self._lifetime.start_soon(self._finish_deletion, tag, deletion, at_once)
-        return deletion
+        self._leaving[tag] = backend = self.by_tag.pop(tag)
+        self._lifetime.start_soon(self._finish, backend, at_once)
 
-    def deletion(self, tag: str) -> Deletion | None:
-        try:
-            return self._deletions.get(tag)
-        except TypeError:  # an unhashable value is not a tag
-            return None
+    def leaving(self, tag: object) -> Backend | None:
+        """Returns the deleted backend of a tag while it drains."""
+        return next((one for one in self._leaving.values() if one.tag == tag), None)
 
     def drain(self) -> None:
         for backend in self.by_tag.values():
@@ -155,8 +133,8 @@ class Backends:
 
     async def close(self) -> None:
         """Drains all backends. Cancellation ends the draining one at once, and no others."""
-        for deletion in [*self._deletions.values()]:
-            await deletion.done.wait()
+        for backend in [*self._leaving.values()]:
+            await backend.gone.wait()
         # In reverse order: code may call endpoints of backends that were added earlier.
         closed: list[Backend] = []
         while remaining := [one for one in self.by_tag.values() if one not in closed]:
@@ -164,7 +142,7 @@ class Backends:
             await remaining[-1].close()
 
     def _reserve(self, tag: str) -> None:
-        if tag in self.by_tag or tag in self._reserved or tag in self._deletions:
+        if tag in self.by_tag or tag in self._reserved or tag in self._leaving:
             raise NameTaken(
                 f"there is a backend {tag!r} already; change its config, or choose "
                 "another tag and set the traffic of its endpoints to that"
@@ -185,20 +163,25 @@ class Backends:
             logger.exception("the backend %s broke", backend.tag)
             backend.pool.fail(error)
 
-    async def _finish_deletion(self, tag: str, deletion: Deletion, at_once: bool) -> None:
+    async def _finish(self, backend: Backend, at_once: bool) -> None:
         try:
-            await deletion.run(at_once=at_once)
+            await backend.close(at_once=at_once)
         finally:
-            del self._deletions[tag]
-            deletion.done.set()
+            del self._leaving[backend.tag]
+            backend.gone.set()
 
 
 _UNDO_S: Final = 30.0
 
 
 @asynccontextmanager
-async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[None]:
-    """Applies another config, and restores the old one if the block fails."""
+async def changed(
+    backend: Backend, config: BackendConfig, *, restarts: bool = False
+) -> AsyncGenerator[None]:
+    """Applies another config, and restores the old one if the block fails.
+
+    It replaces the replicas if `restarts` is True, or if only new ones can apply the config.
+    """
     # Leaving the block waits until the replicas that are no longer needed have ended. The errors
     # are those of `Client.update_backend_config`. Cancellation in the block or before undoes the
     # change, once a running ``reconfigure`` has ended; after the block, the change stays.
@@ -214,7 +197,11 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
             "reconfigure(user_config) that would take it"
         )
     # If no replica takes work, only a new one can show whether the new user config works.
-    is_replaced = config.needs_new_replicas(before) or (is_reconfigured and not supervisor.ready())
+    is_replaced = (
+        restarts
+        or config.needs_new_replicas(before)
+        or (is_reconfigured and not supervisor.ready())
+    )
     is_moved = config.is_remote is not before.is_remote
     is_scaled = not is_moved and (config.num_replicas, config.autoscaling) != (
         before.num_replicas,
@@ -258,24 +245,6 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
     backend.forget_results()  # of replicas that ran until now
     if is_replaced or is_scaled:
         await supervisor.wait_drained()
-
-
-async def restart(backend: Backend) -> None:
-    """Replaces the replicas of a backend; if a new one can't be started, the old ones stay."""
-    supervisor = backend.supervisor
-    count = len(supervisor.ready())
-    try:
-        with supervisor.changing():
-            supervisor.replace(backend.config, supervisor.wanted)
-            await supervisor.settle()
-            await backend.mend_batchers()
-    except Exception:
-        with anyio.move_on_after(_UNDO_S):
-            await supervisor.wait_restored(count)
-        raise
-    finally:
-        backend.forget_results()  # of replicas that ran until now
-    await supervisor.wait_drained()
 
 
 async def _reconfigure(

@@ -22,7 +22,7 @@ from shoal.replicas.placements import placement_of
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.clients.handles import running_controller
 from shoal.serving.clients.protocol import BlockingClient, Client
-from shoal.serving.controller.backends import Backends, Deletion, Turn, changed, restart
+from shoal.serving.controller.backends import Backends, Turn, changed
 from shoal.serving.controller.endpoints import EndpointHandle, Endpoints
 from shoal.serving.controller.journal import Declared, Journal, Program, declared
 from shoal.serving.controller.lifetime import Lifetime
@@ -30,7 +30,7 @@ from shoal.serving.devices import Devices
 from shoal.serving.endpoint import Endpoint
 from shoal.serving.names import DEFAULT_METHODS, checked_methods, checked_route, checked_tag
 from shoal.serving.shadow import ShadowFlow
-from shoal.serving.status import ModelServerStatus, Status
+from shoal.status import ModelServerStatus, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -146,8 +146,11 @@ class Controller(Client):
         await self.update_backend_config(tag, {"num_replicas": num_replicas})
 
     async def restart_backend(self, tag: str) -> None:
-        async with self._backends.changing(tag) as backend:
-            await restart(backend)
+        async with (
+            self._backends.changing(tag) as backend,
+            changed(backend, backend.config, restarts=True),
+        ):
+            pass
 
     def statistics(self) -> Iterator[tuple[str, str, BatcherStatistics]]:
         """Yields the backend, the method and the statistics of each batcher."""
@@ -166,23 +169,20 @@ class Controller(Client):
     async def delete_backend(self, tag: str, *, force: bool = False) -> None:
         self.check_open()
         at_once = yes_or_no("force", force)
-        deletion = self._backends.deletion(tag)
-        if deletion is None:
-            deletion = await self._begin_deletion(tag, at_once=at_once)
+        backend = self._backends.leaving(tag)
+        if backend is None:
+            async with self._backends.changing(tag) as backend, self._declaring:
+                self.check_open()
+                if users := self.registry.users_of(tag):
+                    raise InUse(
+                        f"the backend {tag!r} gets traffic of {', '.join(users)}; send that "
+                        "elsewhere first, or delete the endpoint"
+                    )
+                await self._declarations.delete("backend", tag)
+                self._backends.remove(tag, at_once=at_once)
         elif at_once:
-            deletion.end_at_once()
-        await deletion.done.wait()
-
-    async def _begin_deletion(self, tag: str, *, at_once: bool) -> Deletion:
-        async with self._backends.changing(tag), self._declaring:
-            self.check_open()
-            if users := self.registry.users_of(tag):
-                raise InUse(
-                    f"the backend {tag!r} gets traffic of {', '.join(users)}; send that "
-                    "elsewhere first, or delete the endpoint"
-                )
-            await self._declarations.delete("backend", tag)
-            return self._backends.remove(tag, at_once=at_once)
+            backend.end_at_once()
+        await backend.gone.wait()
 
     async def create_endpoint(
         self,
@@ -215,7 +215,7 @@ class Controller(Client):
             self.registry.check_free(endpoint)
             if weights is not None:
                 traffic = Traffic.checked(weights, self.backends)
-                endpoint.set_traffic(traffic, self._backends.among(traffic.weights))
+                endpoint.set_traffic(traffic, self.backends)
             for tag, proportion, compare in shadows:
                 flow = ShadowFlow(self._backends.find(tag), proportion, compare)
                 endpoint.shadows.pop(tag, None)
@@ -249,7 +249,7 @@ class Controller(Client):
             found = self.endpoint(endpoint)
             traffic = Traffic.checked(weights, self.backends)
             await self._declarations.put_endpoint(found, traffic=traffic)
-            found.set_traffic(traffic, self._backends.among(traffic.weights))
+            found.set_traffic(traffic, self.backends)
 
     async def shadow_traffic(
         self,
@@ -350,7 +350,7 @@ class Controller(Client):
             endpoint = Endpoint(one.name, one.route, one.methods, self._lifetime.start_soon)
             if one.traffic:
                 traffic = Traffic.checked(one.traffic, self.backends)
-                endpoint.set_traffic(traffic, self._backends.among(traffic.weights))
+                endpoint.set_traffic(traffic, self.backends)
             for tag, shadow in one.shadows.items():
                 endpoint.shadows[tag] = ShadowFlow.restored(
                     self.backends[tag], shadow.proportion, shadow.compare

@@ -14,10 +14,9 @@ from shoal.batching.current import running_batch, time_left
 from shoal.core.forming.call_options import CallOptions
 from shoal.core.histogram import LEFT, RequestTimes, status_of
 from shoal.errors import NameTaken, NoSuchName, ShutDown
-from shoal.serving.clients.handles import BridgedHandle, Handle, unpickled_handle
-from shoal.serving.names import found, without_names
+from shoal.serving.clients.handles import BridgedHandle, Handle
+from shoal.serving.names import check_free, found
 from shoal.serving.query import item_without_data, takes_query
-from shoal.serving.shadow import ComparedStream, PrimaryAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -28,13 +27,13 @@ if TYPE_CHECKING:
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.lifetime import Lifetime
     from shoal.serving.endpoint import Endpoint
+    from shoal.serving.shadow import PrimaryAnswer
 
 
 class Endpoints:
     def __init__(self) -> None:
         self.by_name: dict[str, Endpoint] = {}
         self.times = RequestTimes()
-        self._by_route: dict[str, dict[str, Endpoint]] = {}
         self.version = 0  # changes whenever an endpoint is added or removed
         # names of endpoints to come once a program's backends have started
         self.coming: Sequence[str] = ()
@@ -63,32 +62,17 @@ class Endpoints:
                 f"methods={list(there.methods)!r}"
                 + ("; set its traffic to send it to another backend" if same else "")
             )
-        there_too = self._by_route.get(without_names(endpoint.route or ""), {})
-        for method in endpoint.methods:
-            taken = there_too.get(method)
-            if taken is not None:
-                raise NameTaken(
-                    f"{method} {endpoint.route} is answered by the endpoint {taken.name!r} already"
-                )
+        others = [(one.name, one.route, one.methods) for one in self.by_name.values()]
+        check_free(endpoint.route, endpoint.methods, others)
 
     def add(self, endpoint: Endpoint) -> None:
         self.version += 1
         self.by_name[endpoint.name] = endpoint
-        if endpoint.route is not None:
-            by_method = dict.fromkeys(endpoint.methods, endpoint)
-            self._by_route.setdefault(without_names(endpoint.route), {}).update(by_method)
 
     def remove(self, endpoint: Endpoint) -> None:
         """Removes an endpoint, and fails the requests that wait for its traffic."""
         self.version += 1
         del self.by_name[endpoint.name]
-        if endpoint.route is not None:
-            path = without_names(endpoint.route)
-            methods = self._by_route[path]
-            for method in endpoint.methods:
-                del methods[method]
-            if not methods:
-                del self._by_route[path]
         endpoint.close(NoSuchName(f"the endpoint {endpoint.name!r} was deleted"))
 
     def drain(self) -> None:
@@ -153,12 +137,12 @@ class EndpointHandle(Handle):
 
     async def _begin_stream(
         self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> ResultStream[Any] | ComparedStream:
+    ) -> ResultStream[Any]:
         method_batcher, entry, item, call_options = await self._routed(endpoint, args, kwargs, True)
-        metadata = self._metadata
         stream = entry.begin_stream_of(item, call_options)
-        answer = endpoint.copied(method_batcher, item, metadata) if endpoint.shadows else None
-        return stream if answer is None else ComparedStream(stream, answer)
+        if endpoint.shadows and (answer := endpoint.copied(method_batcher, item, self._metadata)):
+            answer.end()  # streams are not compared
+        return stream
 
     def _found(self) -> Endpoint:
         # After the controller was shut down, only code of running batches may make calls.
@@ -219,10 +203,6 @@ class EndpointHandle(Handle):
             timeout_s = own_s if timeout_s is None else min(own_s, timeout_s)
         return CallOptions(timeout_s, self._metadata, priority)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Unpickled in a replica's process, it makes its calls through this process.
-        return unpickled_handle, (self.endpoint, self.handle_options)
-
 
 class EndpointStream:
     """The results of one call; it is routed and made on entry, or with the first item."""
@@ -232,28 +212,20 @@ class EndpointStream:
     def __init__(
         self,
         endpoint: Endpoint,
-        begin: Callable[[], Awaitable[ResultStream[Any] | ComparedStream]],
+        begin: Callable[[], Awaitable[ResultStream[Any]]],
         times: RequestTimes,
     ) -> None:
         self._endpoint = endpoint
         self._begin = begin
         self._times = times
         self._began_at: float | None = None  # until it is counted
-        self._stream: ResultStream[Any] | ComparedStream | None = None
+        self._stream: ResultStream[Any] | None = None
         self._is_entered = self._is_over = False
 
     async def __aenter__(self) -> Self:
         if not self._is_over:
-            stream = self._stream or await self._begun()
+            await self._step(enters=True)
             self._is_entered = True
-            try:
-                await stream.__aenter__()
-            except Exception as error:
-                self._fail(error)
-                raise
-            except BaseException:
-                self._leave()  # since __aexit__ will not be called
-                raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -265,20 +237,7 @@ class EndpointStream:
     async def __anext__(self) -> Any:
         if self._is_over:
             raise StopAsyncIteration
-        stream = self._stream or await self._begun()
-        try:
-            return await stream.__anext__()
-        except StopAsyncIteration:
-            self._is_over = True
-            self._count(200)
-            raise
-        except Exception as error:
-            self._fail(error)
-            raise
-        except BaseException:
-            if not self._is_entered:
-                self._leave()
-            raise
+        return await self._step()
 
     def ready(self) -> list[Any]:
         return [] if self._stream is None else self._stream.ready()
@@ -287,32 +246,32 @@ class EndpointStream:
         self._leave()
         await anyio.lowlevel.checkpoint()
 
+    async def _step(self, *, enters: bool = False) -> Any:
+        try:
+            if self._stream is None:
+                self._endpoint.requests += 1
+                self._began_at = perf_counter()
+                self._stream = await self._begin()
+            return await (self._stream.__aenter__() if enters else self._stream.__anext__())
+        except StopAsyncIteration:
+            self._end(200)
+            raise
+        except Exception as error:
+            self._endpoint.errors += 1
+            self._end(status_of(error))
+            raise
+        except BaseException:
+            if not self._is_entered:  # `__aexit__` will not be called
+                self._leave()
+            raise
+
     def _leave(self) -> None:
-        self._is_over = True
-        self._count(LEFT)
+        self._end(LEFT)
         if self._stream is not None:
             self._stream.leave()
 
-    def _fail(self, error: Exception) -> None:
-        self._endpoint.errors += 1
+    def _end(self, status: int) -> None:
         self._is_over = True
-        self._count(status_of(error))
-
-    def _count(self, status: int) -> None:
-        began_at, self._began_at = self._began_at, None
-        if began_at is not None:
-            took_s = perf_counter() - began_at
+        if self._began_at is not None:
+            took_s, self._began_at = perf_counter() - self._began_at, None
             self._times.count(self._endpoint.name, "python", status, took_s)
-
-    async def _begun(self) -> ResultStream[Any] | ComparedStream:
-        self._endpoint.requests += 1
-        self._began_at = perf_counter()
-        try:
-            self._stream = await self._begin()
-            return self._stream
-        except Exception as error:
-            self._fail(error)
-            raise
-        except BaseException:
-            self._count(LEFT)
-            raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, ca
 import anyio.lowlevel
 import anyio.to_thread
 
-from shoal.errors import NotAllowed, NotDurable, ShutDown
+from shoal.errors import NotAllowed, ShutDown
 from shoal.replicas.code.definition import Definition
-from shoal.serving.backend_config import BackendConfig, durable_options
+from shoal.serving.backend_config import BackendConfig
 from shoal.serving.state_records import (
     BackendRecord,
     Change,
@@ -124,7 +123,7 @@ class Journal:
         path, config, refusal = one.import_path, dict(one.config), None
         code, own_config = self._program.backends.get(one.tag, (None, BackendConfig()))
         if self._imports is not None:
-            own = _durable(own_config)
+            own = own_config.durable_part()
             try:
                 if code is None or path != code.import_path:
                     path = self._imports.checked(path)
@@ -135,7 +134,7 @@ class Journal:
         definition = Definition(
             path, tuple(one.init_args), tuple(one.init_kwargs.items()), refusal=refusal
         )
-        return definition, BackendConfig.restored(config)
+        return definition, BackendConfig.of(config)
 
     def _compared(self, endpoint: EndpointRecord) -> EndpointRecord:
         """Returns an endpoint without the comparisons that may not be imported."""
@@ -170,15 +169,6 @@ class Journal:
             if self._is_closed:
                 raise ShutDown("the controller was shut down before the change could be recorded")
             state.apply(change)
-
-
-def _durable(config: BackendConfig) -> dict[str, Any]:
-    """Returns the options of a config that a state file can store."""
-    found: dict[str, Any] = {}
-    for name, value in config.given().items():
-        with suppress(NotDurable):
-            found |= durable_options({name: value})
-    return found
 
 
 def declared(backends: Iterable[str], endpoints: Iterable[str]) -> set[Declared]:

@@ -8,10 +8,10 @@ end when the connection does, and never the other way round: models stay loaded.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -65,15 +65,6 @@ _WORK: Final = frozenset(
 )
 
 
-class IngressTraffic(NamedTuple):
-    """What a connection has received and sent; messages with requests only."""
-
-    messages: int = 0
-    requests: int = 0
-    received_bytes: int = 0
-    sent_bytes: int = 0
-
-
 class _Call(AnsweredCall):
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +98,7 @@ class Ingress:
         self._backend: Backend | None = None
         self._tag = ""
         self._defaults: dict[str, Defaults] = {}
-        self._messages = self._requests = 0
+        self._traffic = Counter[str]()
         self._is_started = self._is_draining = False
         self._ended = anyio.Event()
         self._tasks: TaskGroup
@@ -128,10 +119,10 @@ class Ingress:
             for backend in self._controller.backends.values():
                 backend.on_closing.discard(self.drain)
 
-    def traffic(self) -> IngressTraffic:
-        return IngressTraffic(
-            self._messages, self._requests, self._reader.total, self._connection.sent_bytes
-        )
+    def traffic(self) -> Counter[str]:
+        """Counts what it has received and sent; messages with requests only."""
+        received, sent = self._reader.total, self._connection.sent_bytes
+        return self._traffic + Counter(received_bytes=received, sent_bytes=sent)
 
     def drain(self, why: str | None = None) -> None:
         """Notifies the ingress that it should send no more, and why if that was not planned."""
@@ -301,8 +292,8 @@ class Ingress:
             raise TypeError(f"the items can't be unpickled in the model server: {error}") from error
         if len(calls.items) > MOST_REMOTE:
             raise ValueError(f"a message has {len(calls.items)} calls, more than {MOST_REMOTE}")
-        self._messages += 1
-        self._requests += len(calls.items)
+        self._traffic["messages"] += 1
+        self._traffic["requests"] += len(calls.items)
         batcher = backend.method_batchers.get(calls.method)
         if batcher is None:
             try:

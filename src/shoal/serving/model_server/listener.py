@@ -14,8 +14,8 @@ from shoal.core.addresses import model_server_address
 from shoal.failures.exceptions import ungrouped
 from shoal.replicas.remote.handshake import HANDSHAKE_S, HandshakeRefused, token_in
 from shoal.replicas.remote.sockets import authenticated
-from shoal.serving.model_server.ingress import Ingress, IngressTraffic
-from shoal.serving.status import ModelServerStatus
+from shoal.serving.model_server.ingress import Ingress
+from shoal.status import ModelServerStatus
 
 if TYPE_CHECKING:
     import socket
@@ -109,7 +109,7 @@ class ModelServerListener:
         # When a host was last logged, by its name and the reason.
         self._logged_at: dict[tuple[str, str], float] = {}
         # What connections that have ended had received and sent.
-        self._past = IngressTraffic()
+        self._past = Counter[str]()
         self._is_draining = False
         self._accepting = anyio.CancelScope()
         self.ingresses: set[Ingress] = set()
@@ -134,16 +134,15 @@ class ModelServerListener:
             await self.wait_alone()
 
     def status(self) -> ModelServerStatus:
-        traffic = [self._past, *(ingress.traffic() for ingress in self.ingresses)]
-        messages, requests, received, sent = map(sum, zip(*traffic, strict=True))
+        traffic = sum([one.traffic() for one in self.ingresses], self._past)
         return ModelServerStatus(
             connections=len(self.ingresses),
             accepted=self._accepted,
             refused=dict(self._refused),
-            messages=messages,
-            requests=requests,
-            received_bytes=received,
-            sent_bytes=sent,
+            messages=traffic["messages"],
+            requests=traffic["requests"],
+            received_bytes=traffic["received_bytes"],
+            sent_bytes=traffic["sent_bytes"],
         )
 
     async def run(self, controller: Controller) -> None:
@@ -216,8 +215,7 @@ class ModelServerListener:
             logger.exception("%s: its connection broke", name)
         finally:
             self.ingresses.discard(ingress)
-            past = zip(self._past, ingress.traffic(), strict=True)
-            self._past = IngressTraffic(*map(sum, past))
+            self._past += ingress.traffic()
             if self._is_draining and not self.ingresses:
                 self._is_alone.set()
             logger.info("%s is disconnected", name)

@@ -23,7 +23,6 @@ from shoal.http.requests.call import EndpointCall, call_headers, unwatched
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.problem import Problem, explained
 from shoal.http.requests.streaming import ItemStream, answer_with_stream
-from shoal.serving.shadow import ComparedStream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -71,7 +70,6 @@ class TextCall:
         output = self.output
         texts, end = output.texts, output.end
         stream = self.call.stream(self.item)
-        results = None if isinstance(stream, ComparedStream) else stream
         tick = self.job.clock()
 
         def take(piece: Any) -> bool:
@@ -80,13 +78,13 @@ class TextCall:
                 return False
             texts.append(end.take(piece))
             tick()
-            if end.reason is not None and results is not None:
-                results.leave()
+            if end.reason is not None:
+                stream.leave()
             return True
 
         async with stream:
-            if results is not None and not end.counts:
-                results.pass_on(take)
+            if not end.counts:
+                stream.pass_on(take)
             async for piece in stream:
                 for one in (piece, *stream.ready()):
                     if isinstance(one, str):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal.batching.running.run import kinds_of
 from shoal.errors import HandlerFailed
-from shoal.failures.exceptions import class_name, set_plainly, slots_of, users_part
+from shoal.failures.exceptions import class_name, rebuilt, set_plainly, slots_of, users_part
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.code import jobs
 from shoal.replicas.process.wire.messages import Dumps, unpickled
@@ -156,11 +156,11 @@ class _Rebuilt:
     def __reduce__(self) -> Any:
         error, cls = self._error, type(self._error)
         args: Any = error.args
-        slots = {name: getattr(error, name) for name in slots_of(cls) if hasattr(error, name)}
+        slots = slots_of(error)
         if isinstance(error, BaseExceptionGroup):
             group = cast("BaseExceptionGroup[BaseException]", error)
             args = group.message, [_Member(member, self._dumps) for member in group.exceptions]
-        return _made_again, (cls, args, error.__dict__, slots)
+        return rebuilt, (cls, args, error.__dict__, slots)
 
 
 class _Member:
@@ -174,20 +174,6 @@ class _Member:
         if self._data is not None:
             return unpickled, (self._data,)
         return _failed, (jobs.HANDLER, class_name(self._error), _text(self._error))
-
-
-def _made_again(
-    cls: type[BaseException],
-    args: tuple[Any, ...],
-    attributes: dict[str, Any],
-    slots: dict[str, Any],
-) -> BaseException:
-    error = cls.__new__(cls, *args)
-    set_plainly(error, "args", args)
-    error.__dict__.update(attributes)
-    for name, value in slots.items():
-        set_plainly(error, name, value)
-    return error
 
 
 def _failed(name: str, type_name: str, text: str) -> HandlerFailed:
