@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
 # The version of the protocol; both ends must have the same one.
-PROTOCOL: Final = 10
+PROTOCOL: Final = 11
 Buffer: TypeAlias = bytes | bytearray | memoryview
 # Kind, blocks given back, whether the last place is the pickle's, places, id, bytes of pickle.
 _HEADER: Final = struct.Struct("<BB?xIQQ")
