@@ -26,7 +26,7 @@ from typing_extensions import TypeVar
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
 # The version of the protocol; both ends must have the same one.
 PROTOCOL: Final = 11
@@ -226,19 +226,6 @@ class FrameReader(Generic[K]):
                 yield None
             self._target = None
         return taken
-
-
-def frames_in(reader: FrameReader[K], data: Buffer) -> Iterator[Frame[K]]:
-    """Decodes frames that were received without a socket."""
-    rest = memoryview(data)
-    while rest:
-        space = reader.space()
-        count = min(len(space), len(rest))
-        space[:count] = rest[:count]
-        reader.received(count)
-        rest = rest[count:]
-        while (frame := reader.next()) is not None:
-            yield frame
 
 
 def _check_from_afar(places: Sequence[int], given_back: int, size: int, most: int) -> None:
