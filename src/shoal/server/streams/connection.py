@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
-from shoal.failures.exceptions import goes_on
 from shoal.server.listeners import address_text, host_and_port
+from shoal.server.served_call import run_contained
 from shoal.server.shared import Change
 from shoal.server.timeouts import Timeout, time_to_send_s
 from shoal.server.transport import Receiver
@@ -229,33 +229,28 @@ class StreamConnection(Receiver):
     # The reading task.
 
     def _start_task(self) -> None:
-        self.shared.context.run(self.shared.tasks.start_soon, self._run)
+        shared = self.shared
+        shared.context.run(shared.tasks.start_soon, run_contained, self, shared.parking)
 
-    async def _run(self) -> None:
-        try:
-            with self.shared.faults.contained(address_text(self.peer or "")):
-                async with anyio.create_task_group() as self._tasks:
-                    try:
-                        if not self._closed:
-                            self._begin()
-                        self._request_turn()
-                        await self._read()
-                    except BaseException:
-                        # Before the calls are cancelled, so that they don't answer.
-                        self.close()
-                        raise
-                    finally:
-                        if self.shared.parking.leave_scopes_in(self._tasks.cancel_scope):
-                            _log.warning("the application has left a cancel scope open")
-        except BaseException as error:
-            if goes_on(error, self.shared.parking):
-                raise
-            # For example a cancellation that nobody has requested.
-            _log.error("the application has ended a connection", exc_info=error)
-        finally:
-            self.close()
-            self._tasks = None
-            self._released()
+    async def run(self) -> bool:
+        with self.shared.faults.contained(address_text(self.peer or "")):
+            async with anyio.create_task_group() as self._tasks:
+                try:
+                    if not self._closed:
+                        self._begin()
+                    self._request_turn()
+                    await self._read()
+                except BaseException:
+                    # Before the calls are cancelled, so that they don't answer.
+                    self.close()
+                    raise
+        return True
+
+    def ended(self, *, is_reusable: bool) -> None:
+        del is_reusable  # it has closed
+        self.close()
+        self._tasks = None
+        self._released()
 
     async def _read(self) -> None:
         while not self._closed:
