@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -217,31 +218,23 @@ class RemoteFrontEnd:
 _ENDS_WITHIN_S: Final = 1.0
 
 
+@dataclass(eq=False)
 class FrontEnds:
-    def __init__(
-        self,
-        count: int,
-        command: Sequence[str],
-        start: bytes,
-        bound: LimitedListener,
-        shared: Shared,
-        started: Callable[[str], object],
-        url: str,
-        failed: Callable[[], object],
-    ) -> None:
-        self.bound = bound
-        self.shared = shared
-        self.started = started
-        self.url = url
-        self.connections = FrontEndConnections(shared.options.max_connections)
+    count: int
+    command: Sequence[str]  # file descriptors are appended
+    start: bytes  # the content of the first frame
+    bound: LimitedListener
+    shared: Shared
+    started: Callable[[str], object]
+    url: str
+    # Called if no front end can serve any more, or one fails to start before the server has
+    # served, unless it was killed.
+    failed: Callable[[], object]
+
+    def __post_init__(self) -> None:
+        self.connections = FrontEndConnections(self.shared.options.max_connections)
         self.failure: str | None = None
         self.ended = anyio.Event()
-        self._count = count
-        self._command = command  # file descriptors are appended
-        self._start = start  # the content of the first frame
-        # Called if no front end can serve any more, or one fails to start before the server has
-        # served, unless it was killed.
-        self._failed = failed
         self._restarts = Restarts()
         self._front_ends: set[RemoteFrontEnd] = set()
         self._may_serve = False
@@ -255,7 +248,7 @@ class FrontEnds:
             kills = anyio.CancelScope()
             tasks.start_soon(self._kill_late, kills)
             async with anyio.create_task_group() as keepers:
-                for number in range(1, self._count + 1):
+                for number in range(1, self.count + 1):
                     keepers.start_soon(self._keep_one, number)
             kills.cancel()
         self.ended.set()
@@ -306,9 +299,9 @@ class FrontEnds:
                 front_end = RemoteFrontEnd(
                     number,
                     self.shared,
-                    self._command,
+                    self.command,
                     self.bound.bound_socket.socket.fileno(),
-                    self._start,
+                    self.start,
                 )
             except OSError as error:
                 how = f"can't be started: {error.strerror or error}"
@@ -343,7 +336,7 @@ class FrontEnds:
         self._restarts.started(anyio.current_time())
         if self._may_serve:
             front_end.serve()
-        elif sum(one.was_ready for one in self._front_ends) == self._count:
+        elif sum(one.was_ready for one in self._front_ends) == self.count:
             self._is_up.set()
 
     async def _handle_end(
@@ -363,7 +356,7 @@ class FrontEnds:
             ends = self._restarts.is_open or not (was_ready or was_killed)
         if ends:
             self.failure = f"a worker {how}"
-            self._failed()
+            self.failed()
             return
         _log.error("a worker %s; another one is started in its place", how)
         with anyio.CancelScope(deadline=next_at):
