@@ -187,7 +187,6 @@ class WebSocketCall(AppCall):
         if self.is_full or self._connection.is_blocked:  # the client may have sent more
             self._timeout.resume()
         else:
-            self._connection.request_timed_out()
             self._refuse_message(CloseReason.POLICY_VIOLATION, "a message was not sent in time")
 
     def _refuse_message(self, code: CloseReason, reason: str = "") -> None:
