@@ -72,7 +72,7 @@ class RemoteFrontEnd:
         self._shared = shared
         self.is_ready = anyio.Event()  # it can serve, or has ended
         self.was_ready = False  # it could serve
-        self.connections = ConnectionTotals(0, 0, 0, None, None)
+        self.connections = ConnectionTotals(0, 0, 0)
         self._asked: anyio.Event | None = None
         self._is_draining = False
         self._heads: dict[int, Head] = {}
@@ -376,7 +376,7 @@ class FrontEndConnections:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._running: set[RemoteFrontEnd] = set()
-        self._ended = ConnectionTotals(0, 0, 0, None, None)
+        self._accepted = 0  # by those that have ended
 
     def began(self, front_end: RemoteFrontEnd) -> None:
         self._running.add(front_end)
@@ -385,8 +385,7 @@ class FrontEndConnections:
         """Keeps the last counts of a front end, so that no count ever falls. Idempotent."""
         if front_end in self._running:
             self._running.discard(front_end)
-            last = front_end.connections
-            self._ended = _sum(self._ended, last._replace(open=0))
+            self._accepted += front_end.connections.accepted
 
     async def refresh(self) -> None:
         """Asks all front ends, and waits a moment for those that can serve."""
@@ -398,17 +397,9 @@ class FrontEndConnections:
         return {one.number: one.pid for one in self._running}
 
     def totals(self) -> ConnectionTotals:
-        totals = self._ended
-        for one in self._running:
-            totals = _sum(totals, one.connections)
-        return totals._replace(limit=self._limit)
-
-
-def _sum(one: ConnectionTotals, other: ConnectionTotals) -> ConnectionTotals:
-    pairs = zip(one, other, strict=True)
-    # The bytes may be unknown.
-    sums: Any = [None if a is None and b is None else (a or 0) + (b or 0) for a, b in pairs]
-    return ConnectionTotals(*sums)
+        now = [one.connections for one in self._running]
+        accepted = self._accepted + sum([one.accepted for one in now])
+        return ConnectionTotals(self._limit, sum([one.open for one in now]), accepted)
 
 
 # The server's process ends requests that take too long. A worker does so later, if that fails.
