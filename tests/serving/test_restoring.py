@@ -96,7 +96,12 @@ async def test_the_options_of_a_placement_of_ones_own_come_back(path):
 
 async def test_an_option_without_effect_in_the_file_of_an_earlier_version_is_dropped(path):
     with closing(StateFile.open(path)) as state:
-        kept = {"placement": "thread", "log_lines": 5, "shared_memory_bytes": 0, "retries": 2}
+        kept = {
+            "placement": "thread",
+            "max_memory_bytes": 5,
+            "shared_memory_bytes": 0,
+            "retries": 2,
+        }
         state.apply(BackendRecord(tag="s", import_path=f"{CODE}:double", config=kept))
     async with shoal.start(state=path) as client:
         config = await client.get_backend_config("s")
